@@ -175,6 +175,9 @@ def make_factory(
             "model and returns the function to call. For a class use map or map_batches"
         )
     _refuse_other_than_function(where, target)
+    if isinstance(target, functools.partial):  # its arguments count as such, also with `version=`
+        args, kwargs = (*target.args, *args), {**target.keywords, **(kwargs or {})}
+        target = target.func
     udf = Udf(
         target=target,
         stateful=True,

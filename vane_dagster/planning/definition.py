@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from dataclasses import dataclass
 
+from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.identity import call_arguments, constructor_arguments, environment
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -66,8 +69,9 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
     """Compute the identity of a stage's workers.
 
     A function's arguments count too: the function may cache the content of a file that an argument
-    names, and must not reuse it once the file has changed. Subprocesses beside a cluster have an
-    identity of their own.
+    names, and must not reuse it once the file has changed. With `version=`, which replaces content
+    in keys, what the workers are constructed from counts as it is pickled for them: two stages with
+    equal versions may differ in it. Subprocesses beside a cluster have an identity of their own.
 
     Args:
         pipeline: The pipeline.
@@ -83,5 +87,19 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
     model = digest(constructed.digest, *constructor_arguments(pipeline, spec))
     variables = [sorted(spec.env_vars), *environment(pipeline, spec)]
     place = ["driver"] if spec.on_driver else []
-    identity = digest(model, arguments, bundle, spec.slots, *variables, *place)[:16]
+    given = [] if udf.version is None else [_pickled_arguments(spec)]
+    identity = digest(model, arguments, bundle, spec.slots, *variables, *place, *given)[:16]
     return PoolIdentity(identity, constructed.shares_state)
+
+
+def _pickled_arguments(spec: MapBatchesSpec) -> str:
+    """Return the digest of the arguments of the constructor, and of a partial, as workers get them.
+
+    Raises:
+        CodeIdentityError: If they cannot be pickled, or a local file cannot be read.
+    """
+    udf = spec.udf
+    target = udf.target
+    bound = (target.args, target.keywords) if isinstance(target, functools.partial) else ()
+    given = (bound, udf.constructor_args, dict(udf.constructor_kwargs))
+    return hashlib.sha256(pack((), given, spec.local_files()).payload).hexdigest()

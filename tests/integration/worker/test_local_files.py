@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import shutil
@@ -280,3 +281,58 @@ def test_what_a_killed_process_has_copied_is_deleted_by_the_next(root, copies, t
     following = shipped(root, file(tmp_path / following / "model.pt", following))
     local_copy(following, root, copies)
     assert [path.name for path in copies.iterdir() if path.is_dir()] == [following]
+
+
+VERSIONED = """
+from pathlib import Path
+
+class Reads:
+    def __init__(self, weights):
+        self.text = Path(weights).read_text()
+
+    def __call__(self, batch):
+        return {"text": [self.text for _ in batch["id"]]}
+
+def factory(weights, mark):
+    text = Path(weights).read_text() + mark
+    return lambda ids: [{"text": text} for _ in ids]
+
+def read(batch, weights):
+    return {"text": [Path(weights).read_text() for _ in batch["id"]]}
+"""
+
+
+def test_stages_of_one_version_have_their_own_files_and_arguments(
+    local, tmp_path, materialize, monkeypatch
+):
+    write_source(tmp_path / "src", {"id": [1, 2]})
+    (tmp_path / "versioned_reads.py").write_text(VERSIONED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = importlib.import_module("versioned_reads")
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    given: dict[str, Any] = {"version": "1", "concurrency": 1}
+    for folder in ("a", "b"):
+        file(tmp_path / folder / "model.pt", folder)
+        weights = {"weights": vd.local_file(tmp_path / folder / "model.pt")}
+        docs.map_batches(
+            f"class_{folder}", code.Reads, schema={"text": "VARCHAR"},
+            fn_constructor_kwargs=weights, **given,
+        )  # fmt: skip
+        docs.map_batches(
+            f"partial_{folder}", functools.partial(code.read, **weights),
+            schema={"text": "VARCHAR"}, **given,
+        )  # fmt: skip
+        docs.predict_batch(
+            f"factory_{folder}", functools.partial(code.factory, mark=folder, **weights),
+            inputs=["id"], return_type="struct<text: string>", **given,
+        )  # fmt: skip
+    materialize(docs, local)
+    found = {
+        stage.name: read_stage(tmp_path / "store", "docs", stage.name)["text"].to_pylist()[0]
+        for stage in docs
+    }
+    sys.modules.pop("versioned_reads")
+    assert found == {
+        "class_a": "a", "class_b": "b", "partial_a": "a", "partial_b": "b",
+        "factory_a": "aa", "factory_b": "bb",
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import re
@@ -676,3 +677,35 @@ def test_a_local_file_that_is_edited_while_a_run_is_planned_is_noticed(
     plan = plan_run(docs, ["same"], [None], store)
     (found,) = edited(plan, ["same"])
     assert "model.pt') was edited while the run began" in found.problem
+
+
+def reads(weights: Any, scale: int = 1) -> Any:
+    return lambda ids: ids
+
+
+class Opaque:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def test_the_arguments_of_equal_versions_have_workers_of_their_own(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model.pt").write_text(folder)
+
+    def identities(weights: Any, scale: int) -> tuple[str, str]:
+        docs = vd.Pipeline("docs", source=vd.parquet("/data"), id="id")
+        factory = functools.partial(reads, weights, scale=scale)
+        given = {"inputs": ["id"], "return_type": "bigint", "version": "1"}
+        spec = docs.predict_batch("n", factory, **given).spec
+        return stage_definition(docs, spec), pool_identity(docs, spec).digest
+
+    files = [vd.local_file(tmp_path / folder / "model.pt") for folder in ("a", "b")]
+    (key, pool), (other, other_pool) = (identities(file, 1) for file in files)
+    assert key == other, "their contents do not count with a version"
+    assert pool != other_pool
+    assert len({identities(files[0], scale)[0] for scale in (1, 2)}) == 2
+    assert identities(files[0], 1) == (key, pool)
+    opaque = [identities(Opaque(number), 1) for number in (1, 2)]
+    assert opaque[0][0] == opaque[1][0], "objects count by their type"
+    assert opaque[0][1] != opaque[1][1]
