@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -184,7 +185,7 @@ def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) 
 
 
 def local_files_in(value: Any) -> Iterator[LocalFile]:
-    """Yield the local files among arguments, in containers, dataclasses and partials too."""
+    """Yield the local files among arguments, in containers, records and partials too."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:
@@ -198,11 +199,18 @@ def local_files_in(value: Any) -> Iterator[LocalFile]:
 
 def _inside(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, (list, tuple, set, frozenset)):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         return list(value)
     if isinstance(value, functools.partial):
-        return [*value.args, *value.keywords.values()]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, type):
+        return []
+    if dataclasses.is_dataclass(value):
         return [getattr(value, each.name, None) for each in dataclasses.fields(value)]
+    kind = type(value)
+    if hasattr(kind, "model_fields"):  # pydantic
+        return list(vars(value).values())
+    if attributes := getattr(kind, "__attrs_attrs__", ()):
+        return [getattr(value, each.name, None) for each in attributes]
     return []

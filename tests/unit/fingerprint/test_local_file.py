@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 
 import vane_dagster as vd
@@ -131,6 +132,10 @@ def test_links_are_followed(tmp_path, weights):
     assert (blob.name, blob.digest, blob.size) == ("model.pt", same.digest, same.size)
 
 
+class Validated(pydantic.BaseModel):
+    inner: Any
+
+
 @dataclass
 class Settings:
     weights: Any
@@ -143,6 +148,8 @@ def test_files_are_found_in_arguments(weights):
     cycle.append(cycle)
     given = {"a": [file], "b": Settings(1, (file, cycle)), "c": functools.partial(print, x=other)}
     assert set(local_files_in(given)) == {file, other}
+    assert list(local_files_in([{file: 1}])) == [file]
+    assert list(local_files_in(Validated(inner={"weights": file}))) == [file]
     assert list(local_files_in(["model.pt", Settings])) == []
 
 
