@@ -6,7 +6,10 @@ import dagster as dg
 import numpy as np
 import pytest
 import torch
+from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from transformers import BertConfig, BertModel
 
 import vane_dagster as vd
@@ -23,7 +26,9 @@ bert = BertModel(
         intermediate_size=8,
     )
 )
-logistic = LogisticRegression()
+logistic = LogisticRegression().fit([[0], [1]], [0, 1])
+hashing = HashingVectorizer(n_features=8)
+unfitted = make_pipeline(StandardScaler(), LogisticRegression())
 
 
 activation = torch.nn.Sigmoid()
@@ -31,6 +36,10 @@ activation = torch.nn.Sigmoid()
 
 def by_activation(batch):
     return {"y": activation(torch.as_tensor(batch["id"], dtype=torch.float32))}
+
+
+def by_estimators(batch):
+    return {"y": hashing.transform(batch["text"]), "z": unfitted.get_params()}
 
 
 def by_torch(batch):
@@ -76,6 +85,7 @@ def run_log(tmp_path, compute, materialize, fn, **given) -> str:
 )
 def test_real_models_are_known(fn, name, kind):
     assert loaded_models(by_activation) == [], "it has no weights"
+    assert loaded_models(by_estimators) == [], "they are not fitted, or need no fit"
     (found,) = loaded_models(fn)
     assert (found.name, found.kind, found.module) == (name, kind, __name__)
 
