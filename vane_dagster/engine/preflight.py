@@ -205,7 +205,8 @@ def models_on_import(pipeline: Pipeline, stages: Sequence[str]) -> Iterator[str]
         spec = pipeline[stage].spec
         if spec.runs_udf:
             for model in loaded_models(spec.udf.target):
-                yield f"stage '{pipeline.name}/{stage}': {advice(spec.udf.target, model)}"
+                text = advice(spec.udf.target, model, spec.udf.is_factory)
+                yield f"stage '{pipeline.name}/{stage}': {text}"
 
 
 def too_large(

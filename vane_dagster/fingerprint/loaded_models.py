@@ -7,7 +7,10 @@ constructed once in each worker of its own pool.
 
 from __future__ import annotations
 
+import ast
 import dis
+import inspect
+import textwrap
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,12 +58,13 @@ def loaded_models(target: Callable[..., Any]) -> list[LoadedModel]:
     return list(found)
 
 
-def advice(target: Callable[..., Any], model: LoadedModel) -> str:
+def advice(target: Callable[..., Any], model: LoadedModel, is_factory: bool = False) -> str:
     """Say why a loaded model should be constructed in a class, with the class to write.
 
     Args:
         target: The function or class that uses it.
         model: The model.
+        is_factory: Whether the target is a function that a worker calls to load its model.
     """
     code = unwrapped(target)
     name, is_class = code.__name__, isinstance(code, type)
@@ -70,16 +74,39 @@ def advice(target: Callable[..., Any], model: LoadedModel) -> str:
     before += "the module loads it: the code location, each run, and workers of other stages. "
     if is_class:
         return f"{before}Load it in {name}.__init__, once in each worker: self.{attribute} = ..."
+    if is_factory:
+        return f"{before}Load it in {name}, once in each worker: {attribute} = ..."
     written = "".join(part.capitalize() for part in name.strip("<>_").split("_")) or "Model"
     return (
         f"{before}Load it in a class, once in each worker, where it stays warm between runs:\n"
         f"class {written}:\n"
         "    def __init__(self):\n"
         f"        self.{attribute} = ...  # load the {model.kind} here\n\n"
-        "    def __call__(self, batch):\n"
+        f"    {_call(code, attribute)}:\n"
         f"        ...  # use self.{attribute}\n"
         f"and pass {written} in place of {name}."
     )
+
+
+def _call(function: Any, model: str) -> str:
+    """Return the first line of the method to write, with the parameters of a function.
+
+    Args:
+        function: The function.
+        model: The name of its model, which is no parameter of the method.
+    """
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, SyntaxError, ValueError):  # it has no source of its own
+        node = ast.Pass()
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return "def __call__(self, batch)"
+    given = [*node.args.posonlyargs, *node.args.args]
+    required = given[: len(given) - len(node.args.defaults)]
+    kept = [ast.unparse(each) for each in required if each.arg != model]
+    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    is_async = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
+    return f"{is_async}def __call__({', '.join(['self', *kept])}){returned}"
 
 
 def _package(value: Any) -> str:

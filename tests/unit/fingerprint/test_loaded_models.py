@@ -152,3 +152,29 @@ def test_a_loaded_model_among_values_is_refused_with_the_fix():
     encoder = ValueEncoder(lambda value, path: "", LocalFiles())
     with pytest.raises(CodeIdentityError, match=r"fn_kwargs\['model'\] is a loaded model"):
         encoder.digest(model, "fn_kwargs['model']")
+
+
+async def embeds(text: str, *, encoder: Any = model) -> list[float]:
+    return encoder(text)
+
+
+def shouts(text: str, model: Any = model) -> str:
+    return model(text)
+
+
+@pytest.mark.parametrize(
+    ("function", "found", "line"),
+    [
+        (embeds, "encoder", "async def __call__(self, text: str) -> list[float]:"),
+        (shouts, "model", "def __call__(self, text: str) -> str:"),
+        (lambda batch: model(batch), "model", "def __call__(self, batch):"),
+    ],
+)
+def test_the_class_to_write_is_called_as_the_function_is(function, found, line):
+    assert f"    {line}\n" in advice(function, LoadedModel(found, "SentenceTransformer", ""))
+
+
+def test_a_factory_stays_one():
+    assert advice(uses_it, HERE, is_factory=True).endswith(
+        "Load it in uses_it, once in each worker: model = ..."
+    )
