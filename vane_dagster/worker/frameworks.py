@@ -29,8 +29,11 @@ _OUT_OF_MEMORY: Mapping[str, tuple[str, ...]] = {
 _DEAD = frozenset({"EngineDeadError", "AcceleratorError", "DeviceLostError", "BrokenProcessPool"})
 _OTHER_GPU_USERS = frozenset(
     {"vllm", "sglang", "tensorflow", "jax", "onnxruntime", "ctranslate2", "llama_cpp", "cupy",
-     "tensorrt", "tensorrt_llm", "paddle", "mxnet", "numba.cuda", "pycuda", "cudf", "xgboost"}
+     "tensorrt", "tensorrt_llm", "paddle", "mxnet", "numba.cuda", "pycuda", "cudf", "xgboost",
+     "cuml", "faiss", "lightgbm", "catboost", "lmdeploy", "nvidia.dali", "warp"}
 )  # fmt: skip
+_UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+"""The variable with which torch does not count the memory that it uses."""
 _DEAD_TEXTS = ("CUDA error:", "HIP error:", "device-side assert", "NCCL error")
 _DEAD_OTHERS = frozenset({"InternalError", "Fail", "RuntimeException", "XGBoostError"})
 """Errors of TensorFlow, ONNX Runtime and XGBoost that mean a dead device by their text alone."""
@@ -102,6 +105,8 @@ def unused_gpu() -> str:
     """
     torch = sys.modules.get("torch")
     if torch is None or any(name in sys.modules for name in _OTHER_GPU_USERS):
+        return ""
+    if os.environ.get(_UNCACHED) or torch.xpu.is_available():  # GPUs of Intel
         return ""
     if not torch.cuda.is_available():
         return (

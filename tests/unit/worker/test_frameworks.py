@@ -117,6 +117,7 @@ def torch_alone(torch, monkeypatch):
     torch.__version__ = "2.13.0"
     torch.cuda.device_count = lambda: 2
     torch.cuda.max_memory_reserved = lambda device: 0
+    torch.xpu = SimpleNamespace(is_available=lambda: False)
     return torch
 
 
@@ -134,6 +135,17 @@ def test_torch_without_cuda_is_reported(torch_alone):
 @pytest.mark.parametrize("other", ["vllm", "tensorflow", "onnxruntime", "jax"])
 def test_other_users_of_a_gpu_leave_its_use_unknown(torch_alone, other, monkeypatch):
     monkeypatch.setitem(sys.modules, other, SimpleNamespace())
+    assert frameworks.unused_gpu() == ""
+
+
+def test_memory_that_torch_does_not_count_is_unknown(torch_alone, monkeypatch):
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    assert frameworks.unused_gpu() == ""
+
+
+def test_a_gpu_that_has_no_cuda_is_one(torch_alone):
+    torch_alone.cuda.is_available = lambda: False
+    torch_alone.xpu.is_available = lambda: True
     assert frameworks.unused_gpu() == ""
 
 
