@@ -151,8 +151,20 @@ def local_file(path: str | os.PathLike[str]) -> Any:
 
     Args:
         path: A file or folder on this machine, absolute or relative to the current folder.
+
+    Raises:
+        DefinitionError: It is empty, or a URL.
     """
-    return LocalFile(os.path.abspath(os.path.expanduser(os.fspath(path))))
+    text = os.fsdecode(path)
+    if not text:
+        raise DefinitionError("vd.local_file was given an empty path: name the file or folder")
+    scheme, found, _ = text.partition("://")
+    if found and not os.path.lexists(text):
+        write = "the path alone" if scheme == "file" else "the URL, and open it in the worker"
+        raise DefinitionError(
+            f"vd.local_file was given a URL, {scheme}://..., in place of a path. Pass {write}"
+        )
+    return LocalFile(os.path.abspath(os.path.expanduser(text)))
 
 
 def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) -> None:

@@ -184,3 +184,21 @@ def test_a_file_that_is_no_argument_is_refused(weights):
 def test_code_that_takes_it_for_a_path_is_told_where_it_is_one(weights):
     with pytest.raises(TypeError, match=r"only in a worker .* fn_constructor_kwargs"):
         Path(vd.local_file(weights))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "empty path"),
+        ("s3://key:secret@lake/model.pt", r"a URL, s3://\.\.\., .* Pass the URL, and open it"),
+        ("file:///model.pt", "Pass the path alone"),
+    ],
+)
+def test_what_is_no_path_is_refused(path, message):
+    with pytest.raises(vd.DefinitionError, match=message) as found:
+        vd.local_file(path)
+    assert "secret" not in str(found.value)
+
+
+def test_a_path_may_be_bytes(weights):
+    assert vd.local_file(os.fsencode(weights)) == vd.local_file(weights)
