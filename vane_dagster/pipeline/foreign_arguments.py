@@ -24,6 +24,8 @@ from vane_dagster.types.schema import sql_name
 
 _NEAREST = 3
 _SIMILARITY = 0.6
+_MISSPELT = 0.85
+"""The similarity from which a name is taken for one of another system."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,12 @@ def _correction(call: StageCall, name: str, value: Any, others: Collection[str])
             return f': write {option}={{"{name}": {_shown(value)}}}'
     if (written := _advice(call, name, value)) is not None:
         return f", known from {_FOREIGN[name].system}: {written}"
-    if found := _similar(name, [*call.options, *others]):
+    known = [*call.options, *others]
+    nearest = difflib.get_close_matches(name.lower(), [*known, *_FOREIGN], 1, _MISSPELT)
+    if nearest and nearest[0] not in known:
+        written = _advice(call, nearest[0], value)
+        return f". Did you mean {nearest[0]!r} of {_FOREIGN[nearest[0]].system}: {written}"
+    if found := _similar(name, known):
         return f". {found}"
     own = f"its options are {names(call.options, 50)}" if call.options else "it has no options"
     return f": {own}; those of its Dagster asset are {names(others, 20)}"

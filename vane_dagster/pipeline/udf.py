@@ -13,6 +13,7 @@ from vane_dagster._arguments import mapping, positional
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.local_file import LocalFile, local_files_in
+from vane_dagster.fingerprint.modules import Finder
 from vane_dagster.fingerprint.values import model_class
 from vane_dagster.pipeline.contracts import CALL, BatchCall, CallStyle, Contract
 from vane_dagster.types.callables import qualname, signature_of, unwrapped
@@ -235,6 +236,12 @@ def _refusal(target: Any) -> str:
         if not callable(target):
             return f"{target!r} cannot be called; pass a function or a class"
         return f"an object of {name} was given. Call it in a function of your own, and pass that"
+    if (module := Finder().find(kind.__module__)) is not None and module.kind != "own":
+        return (
+            f"an object of {name}, from an installed package, was given. Write a class that makes "
+            "it in __init__, once in each worker, and calls it in __call__(self, batch), and pass "
+            "the class"
+        )
     given, passed = f"an instance of {name}", f"the class, {_with_constructor(kind)}"
     if is_method:
         method = target.__name__
@@ -258,9 +265,17 @@ def _with_constructor(
     if signature is not None and given is not None:
         with contextlib.suppress(TypeError):  # arguments that the class does not take
             names = list(signature.bind_partial(*given.args, **given.keywords).arguments)
-    written = f"{qualname(cls)}.{method}" if method else qualname(cls)
-    entries = ", ".join(f'"{name}": ...' for name in names)
-    return f"{written}, fn_constructor_kwargs={{{entries}}}" if entries else written
+    placed: list[str] = []
+    named: list[str] = []
+    for each in (signature.parameters[name] for name in names) if signature else ():
+        if each.kind is each.POSITIONAL_ONLY:
+            placed.append("...")
+        elif each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            named.append(f'"{each.name}": ...')
+    written = [f"{qualname(cls)}.{method}" if method else qualname(cls)]
+    written += [f"fn_constructor_args=[{', '.join(placed)}]"] if placed else []
+    written += [f"fn_constructor_kwargs={{{', '.join(named)}}}"] if named else []
+    return ", ".join(written)
 
 
 def _members(cls: type) -> dict[str, Any]:

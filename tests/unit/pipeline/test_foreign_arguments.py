@@ -284,3 +284,10 @@ def test_predict_batch_knows_its_columns_and_types(name):
         pipeline.predict_batch(
             "stage", lambda: len, inputs=["text"], return_type="int", **{name: ["text"]}
         )
+
+
+def test_a_misspelt_argument_of_another_system_has_the_line_to_write():
+    with pytest.raises(vd.DefinitionError, match=r"'num_gpus' of Ray Data: write gpus=1$"):
+        mapped(num_gpu=1)
+    with pytest.raises(vd.DefinitionError, match=r"Did you mean 'batch_size'\?$"):
+        mapped(batchsize=1)

@@ -29,6 +29,13 @@ class Model:
         return batch
 
 
+class Kinds:
+    def __init__(self, a: int, /, b: int, *rest: int, c: int = 0, **others: int) -> None: ...
+
+    def __call__(self, batch: Any) -> Any:
+        return batch
+
+
 class NotCallable:
     pass
 
@@ -209,6 +216,14 @@ REFUSED = {
     "object of a library": (
         lambda: mapped(operator.itemgetter("x")),
         ["an object of itemgetter", "Call it in a function of your own"],
+    ),
+    "object of an installed package": (
+        lambda: mapped(pa.array([1])),
+        ["an object of Int64Array, from an installed package", "in __init__"],
+    ),
+    "instance with many kinds of arguments": (
+        lambda: mapped(Kinds(1, 2)),
+        ['the class, Kinds, fn_constructor_args=[...], fn_constructor_kwargs={"b": ..., "c": ...}'],
     ),
     "no __call__": (lambda: mapped(NotCallable), ["class NotCallable has no __call__", "define"]),
     "not callable": (lambda: mapped("plain"), ["'plain' cannot be called", "or a class"]),
