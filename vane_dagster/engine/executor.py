@@ -18,6 +18,7 @@ from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import WaveScheduler
 from vane_dagster.engine.slicing import DEFAULT_BATCH
 from vane_dagster.engine.tasks import WorkBuilder
+from vane_dagster.errors import StoreError
 from vane_dagster.events import (
     Committed,
     Event,
@@ -257,7 +258,11 @@ def _ship_files(
             size = sum(sizes[digest] for digest in missing)
             emit(Noticed(f"copying {file} into the store ({size / 1e6:,.1f} MB)"))
             paths = {blob.digest: blob.path for blob in content.blobs}
-            upload(store.root, {digest: paths[digest] for digest in missing})
+            try:
+                upload(store.root, {digest: paths[digest] for digest in missing})
+            except StoreError:
+                if file.content() == content:
+                    raise
             if file.content() != content:
                 discard(store.root, missing)
                 found.append(_edited_file(plan, stage, file))

@@ -171,6 +171,19 @@ def test_an_edit_while_a_run_begins_is_not_stored_under_the_former_key(
     assert labels == ["three", "two", "one"]
 
 
+def test_a_file_that_is_gone_before_it_is_copied_is_named(local, models, materialize, monkeypatch):
+    step: Callable[..., Any] = executor.upload
+
+    def gone(*given: Any) -> Any:
+        (models / "weights.txt").unlink()
+        return step(*given)
+
+    monkeypatch.setattr(executor, "upload", gone)
+    done = materialize(declared(monkeypatch), local, raises=False)
+    assert "weights.txt') cannot be read" in failure(done)
+    assert "Restore it, or correct the path" in failure(done)
+
+
 def test_contents_travel_through_an_object_store(s3, tmp_path):
     (tmp_path / "tokenizer" / "inner").mkdir(parents=True)
     (tmp_path / "tokenizer" / "vocab.txt").write_text("vocab")
