@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import stat
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -197,7 +198,7 @@ def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) 
 
 
 def local_files_in(value: Any) -> Iterator[LocalFile]:
-    """Yield the local files among arguments, in containers, records and partials too."""
+    """Yield the local files among arguments, in containers, records, partials and closures too."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:
@@ -216,6 +217,8 @@ def _inside(value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, types.FunctionType):
+        return [cell.cell_contents for cell in value.__closure__ or () if _is_assigned(cell)]
     if isinstance(value, type):
         return []
     if dataclasses.is_dataclass(value):
@@ -226,3 +229,11 @@ def _inside(value: Any) -> list[Any]:
     if attributes := getattr(kind, "__attrs_attrs__", ()):
         return [getattr(value, each.name, None) for each in attributes]
     return []
+
+
+def _is_assigned(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  # reading it is the only way to find out
+    except ValueError:
+        return False
+    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -87,19 +86,17 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
     model = digest(constructed.digest, *constructor_arguments(pipeline, spec))
     variables = [sorted(spec.env_vars), *environment(pipeline, spec)]
     place = ["driver"] if spec.on_driver else []
-    given = [] if udf.version is None else [_pickled_arguments(spec)]
+    given = [] if udf.version is None else [_pickled(spec)]
     identity = digest(model, arguments, bundle, spec.slots, *variables, *place, *given)[:16]
     return PoolIdentity(identity, constructed.shares_state)
 
 
-def _pickled_arguments(spec: MapBatchesSpec) -> str:
-    """Return the digest of the arguments of the constructor, and of a partial, as workers get them.
+def _pickled(spec: MapBatchesSpec) -> str:
+    """Return the digest of what the workers construct, as they get it.
 
     Raises:
-        CodeIdentityError: If they cannot be pickled, or a local file cannot be read.
+        CodeIdentityError: If it cannot be pickled, or a local file cannot be read.
     """
     udf = spec.udf
-    target = udf.target
-    bound = (target.args, target.keywords) if isinstance(target, functools.partial) else ()
-    given = (bound, udf.constructor_args, dict(udf.constructor_kwargs))
+    given = (udf.target, udf.constructor_args, dict(udf.constructor_kwargs))
     return hashlib.sha256(pack((), given, spec.local_files()).payload).hexdigest()

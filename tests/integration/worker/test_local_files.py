@@ -312,6 +312,12 @@ def factory(weights, mark):
 
 def read(batch, weights):
     return {"text": [Path(weights).read_text() for _ in batch["id"]]}
+
+def closure(weights):
+    return lambda batch: read(batch, weights)
+
+def call(batch, function):
+    return function(batch)
 """
 
 
@@ -335,6 +341,13 @@ def test_stages_of_one_version_have_their_own_files_and_arguments(
             f"partial_{folder}", functools.partial(code.read, **weights),
             schema={"text": "VARCHAR"}, **given,
         )  # fmt: skip
+        docs.map_batches(
+            f"closure_{folder}", code.closure(**weights), schema={"text": "VARCHAR"}, **given
+        )
+        docs.map_batches(
+            f"argument_{folder}", code.call, schema={"text": "VARCHAR"},
+            fn_kwargs={"function": code.closure(**weights)}, **given,
+        )  # fmt: skip
         docs.predict_batch(
             f"factory_{folder}", functools.partial(code.factory, mark=folder, **weights),
             inputs=["id"], return_type="struct<text: string>", **given,
@@ -347,5 +360,6 @@ def test_stages_of_one_version_have_their_own_files_and_arguments(
     sys.modules.pop("versioned_reads")
     assert found == {
         "class_a": "a", "class_b": "b", "partial_a": "a", "partial_b": "b",
+        "closure_a": "a", "closure_b": "b", "argument_a": "a", "argument_b": "b",
         "factory_a": "aa", "factory_b": "bb",
     }  # fmt: skip

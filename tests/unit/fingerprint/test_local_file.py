@@ -149,6 +149,8 @@ def test_files_are_found_in_arguments(weights):
     given = {"a": [file], "b": Settings(1, (file, cycle)), "c": functools.partial(print, x=other)}
     assert set(local_files_in(given)) == {file, other}
     assert list(local_files_in([{file: 1}])) == [file]
+    assert list(local_files_in([lambda: (file, later)])) == [file]
+    later = None
     assert list(local_files_in(Validated(inner={"weights": file}))) == [file]
     assert list(local_files_in(["model.pt", Settings])) == []
 
