@@ -59,7 +59,7 @@ def preprocess(row: dict[str, Any]) -> dict[str, Any]:
             {"role": "system", "content": "You are a bot that responds with haikus."},
             {"role": "user", "content": row["text"]},
         ],
-        sampling_params=dict(temperature=0.3, max_tokens=row["id"] + 1),  # noqa: C408
+        sampling_params=dict(temperature=0.3, max_tokens=row["id"] + 1),  # noqa: C408  # as in Ray's guide
     )
 
 
