@@ -27,7 +27,7 @@ from vane_dagster.orchestration.run import run_pipeline
 
 PARTITIONS = 5
 ELEMENTS = 64
-SHARE = {"text": 1, "flat": 4}
+SHARE = {"text": 1, "flat": 4, "tensor": 4}
 """By how much the rows of each kind of data are fewer."""
 
 
@@ -116,13 +116,16 @@ def _flat_lists(rows: vd.Pipeline) -> vd.Stage:
     return rows.map_batches("out", DoubleFlat, schema={"out": f"FLOAT[{ELEMENTS}]"}, **given)
 
 
-PAIRS: dict[str, tuple[str, Callable[..., vd.Stage], Callable[..., vd.Stage]]] = {
-    "map, by name": ("text", _by_row, _by_row_in_batches),
-    "map, a dict": ("text", _dict, _dict_in_batches),
-    "predict_batch": ("flat", _predict, _predict_in_batches),
-    "tensors of 8 x 8": ("flat", _tensors, _flat_lists),
+Measured = tuple[str, Callable[..., vd.Stage]]
+"""The data that a stage reads, and the function that adds the stage."""
+
+PAIRS: dict[str, tuple[Measured, Measured]] = {
+    "map, by name": (("text", _by_row), ("text", _by_row_in_batches)),
+    "map, a dict": (("text", _dict), ("text", _dict_in_batches)),
+    "predict_batch": (("flat", _predict), ("flat", _predict_in_batches)),
+    "tensors of 8 x 8": (("tensor", _tensors), ("flat", _flat_lists)),
 }
-"""For each contract its data, the stage, and the stage with the same function in `map_batches`."""
+"""For each contract its stage, and the stage with the same function in `map_batches`."""
 
 
 def main() -> None:
@@ -139,34 +142,47 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         _write(root, given.rows)
-        for name, (data, contract, batches) in PAIRS.items():
+        for name, (contract, batches) in PAIRS.items():
             repeats = []
             for repeat in range(given.repeat):  # in turns, so noise affects both
                 pair = (contract, batches)[:: 1 if repeat % 2 else -1]
                 seconds = {
-                    each: _seconds(root, data, each, f"{name}-{repeat}-{i}")
+                    each: _seconds(root, *each, f"{name}-{repeat}-{i}")
                     for i, each in enumerate(pair)
                 }
                 repeats.append((seconds[contract], seconds[batches]))
-            total = given.rows // SHARE[data] * (PARTITIONS - 1)
+            total = given.rows // SHARE[contract[0]] * (PARTITIONS - 1)
             own, other = (statistics.median(column) for column in zip(*repeats))
             ratio = statistics.median(other / own for own, other in repeats)
             print(f"| {name} | {total / own:,.0f} | {total / other:,.0f} | {ratio:.2f} |")
 
 
-def _write(root: Path, rows: int) -> None:
+def tables(rows: int) -> dict[str, pa.Table]:
+    """Return the rows of a partition, by the name of the data.
+
+    Args:
+        rows: The number of texts; there are fewer vectors, by `SHARE`.
+    """
     random = np.random.default_rng(0)
     few = rows // SHARE["flat"]
     vectors = pa.FixedSizeListArray.from_arrays(
         random.integers(0, 1000, few * ELEMENTS).astype(np.float32), ELEMENTS
     )
-    tables = {
-        "text": pa.table(
-            {"id": range(rows), "text": [f"the text of row {i}" for i in range(rows)]}
-        ),
+    texts = [f"the text of row {i}" for i in range(rows)]
+    return {
+        "text": pa.table({"id": range(rows), "text": texts}),
         "flat": pa.table({"id": range(few), "vector": vectors}),
+        "tensor": pa.table(
+            {
+                "id": range(few),
+                "vector": pa.ExtensionArray.from_storage(vd.tensor("float32", (8, 8)), vectors),
+            }
+        ),
     }
-    for name, table in tables.items():
+
+
+def _write(root: Path, rows: int) -> None:
+    for name, table in tables(rows).items():
         for key in range(PARTITIONS):
             path = root / name / str(key) / "rows.parquet"
             path.parent.mkdir(parents=True)

@@ -8,14 +8,17 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import harness
+import vane_dagster as vd
+from benchmarks import contracts, harness
 from benchmarks.__main__ import main
 from benchmarks.harness import measure, prepare
 from benchmarks.workloads import workload
 from support.benchmark_runs import measures_the_bare_loop, skipping
 from support.paths import REPOSITORY
+from support.udf_calls import run_stage
 
 
 def test_the_bare_loop_is_measured_verified_and_printed(tmp_path: Path) -> None:
@@ -76,3 +79,14 @@ def test_a_cluster_that_does_not_start_is_named(tmp_path: Path) -> None:
         bench = prepare(workload("b", quick=True), True, Path(folder))
         broken = harness.Contender("raydata", "no_such_module", "pyarrow", serves=True)
         assert "Ray Data: its cluster did not start" in measure(bench, broken, 0).error
+
+
+@pytest.mark.parametrize("name", contracts.PAIRS)
+def test_a_contract_and_batches_compute_the_same(name: str) -> None:
+    found = []
+    for data, add in contracts.PAIRS[name]:
+        rows = vd.Pipeline("rows", source=vd.parquet("rows.parquet"), id="id")
+        output = run_stage(add(rows), contracts.tables(40)[data])
+        found.append([np.asarray(value).ravel().tolist() for value in output["out"].to_pylist()])
+        assert len(found[-1]) == 40 // contracts.SHARE[data]
+    assert found[0] == found[1]
