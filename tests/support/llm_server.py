@@ -159,7 +159,7 @@ class Server:
 
 _MALFORMED = {
     "page": (b"<html>Log in</html>", "text/html"),
-    "text": (b"<html>Log in</html>", "application/json"),
+    "login": (b"<html>Log in</html>", "application/json"),
     "half": (b'{"id": "x", "cho', "application/json"),
     "null": (b"null", "application/json"),
     "error": (b'{"error": {"message": "upstream is down"}}', "application/json"),

@@ -183,7 +183,7 @@ def test_an_endpoint_answers(tmp_path, local, server, endpoint, materialize):
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_responses_in_another_form_are_retried(api, tmp_path, local, server, endpoint, materialize):
-    texts = ["page a", "text b", "half c", "null d", "error e"]
+    texts = ["page a", "login b", "half c", "null d", "error e"]
     pipeline = docs(tmp_path, texts)
     asked(pipeline, endpoint[1], provider_options={"api": api})
 
