@@ -27,7 +27,7 @@ class LoadedModel:
     Attributes:
         name: The name by which the code refers to it.
         kind: The name of its class.
-        module: The module that holds it; empty if the code itself does, by a default or a closure.
+        module: The module with the model; empty if it is a default or in a closure.
     """
 
     name: str

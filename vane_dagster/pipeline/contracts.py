@@ -123,7 +123,7 @@ class RowCall:
 
 @dataclass(frozen=True)
 class TypesCall:
-    """A call of another contract, of which only the types of the results are kept.
+    """A call of another contract that keeps only the types of the results.
 
     Each input row gets one row, with the types of the columns that its call returned.
 

@@ -1,6 +1,6 @@
 """Plans that compute a stage for the first rows of its input, without committing anything.
 
-A preview is cut from the plan of a run: one fragment of one partition, of which each stage computes
+A preview is part of the plan of a run: one fragment of one partition. Each stage computes
 the first rows. Stored parts of upstream stages are read, missing ones are computed. It is executed
 like any other plan; see `PartitionPlan.preview`.
 """
@@ -172,7 +172,7 @@ def _needed(
 
 
 def _matched(planned: RunPlan, computed: Collection[str]) -> set[str]:
-    """Return the nodes of which only rows with the ids of others are read, by joins.
+    """Return the nodes that joins match by id, so that only some of their rows are needed.
 
     Those rows may be anywhere in a fragment, so it is read as a whole.
     """

@@ -29,8 +29,7 @@ def column_arguments(
         location: Stage and fragment, for messages.
 
     Raises:
-        UdfError: If a column does not have its declared shape, or the number of columns does not
-            fit the function.
+        UdfError: If a column does not have its declared shape.
     """
     given = given_batch(batch.select(list(dict.fromkeys(contract.columns))), contract.format)
     columns = [given[name] for name in contract.columns]

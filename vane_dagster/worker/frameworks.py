@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from vane_dagster.storage.transient_errors import class_names
 
-# The texts of which one must be in the message; none for a class that means nothing else.
+# An error counts if its message has one of these texts; always if there are none.
 _OUT_OF_MEMORY: Mapping[str, tuple[str, ...]] = {
     "OutOfMemoryError": (),  # torch, CuPy
     "CUDAOutOfMemoryError": (),

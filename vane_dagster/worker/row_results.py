@@ -231,9 +231,9 @@ class RowResults:
                 self._columns([value], [place])
             except (UdfError, TypeError) as error:
                 self._errors[place] = error
-        kept = [i for i, place in enumerate(self._places) if place not in self._errors]
-        self._places = [self._places[index] for index in kept]
-        self._values = [self._values[index] for index in kept]
+        fit = [i for i, place in enumerate(self._places) if place not in self._errors]
+        self._places = [self._places[index] for index in fit]
+        self._values = [self._values[index] for index in fit]
 
 
 _IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
