@@ -93,7 +93,7 @@ def _check(where: str, function: Any) -> None:
     kinds = (inspect.isfunction(plain), inspect.isbuiltin(plain), inspect.ismethod(plain))
     if not any(kinds) or (inspect.ismethod(plain) and not inspect.isclass(plain.__self__)):
         raise DefinitionError(
-            f"{where} is {function!r}; expected a function of a row. For a class with state, use a "
+            f"{where} is {function!r}; expected a function of a row. A class that holds state is a "
             "stage of its own, before or after this one"
         )
     called = (
