@@ -29,7 +29,7 @@ def printed(framework: str, program: str) -> Any:
 def test_tensors_of_tensorflow_are_results():
     program = """
 import pyarrow as pa, tensorflow as tf
-from vane_dagster.worker.batch_formats import from_result, put_together
+from vane_dagster.worker.results import from_result, put_together
 
 result = {
     "id": tf.constant([1, 2], tf.int64),

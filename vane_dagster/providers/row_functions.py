@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from vane_dagster.errors import CostlyError, StageError, names
 from vane_dagster.providers.base import Answer
 from vane_dagster.providers.usage import counted
 from vane_dagster.types.records import fields_of
-from vane_dagster.types.row_values import as_found
-from vane_dagster.types.tensors import from_ndarray, is_tensor
+from vane_dagster.types.to_arrow import to_arrow
 
 ANSWER = "generated_text"
 """The field of a row that has the text of its answer, as in `ray.data.llm`."""
@@ -122,27 +120,13 @@ def processed(
 
 def _value(value: Any, field: pa.Field, answer: Answer) -> pa.Array:
     try:
-        return _converted(value, field.type)
+        return to_arrow([value], field.type)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise PostprocessError(
             f"postprocess returned a {type(value).__name__} as {field.name!r}, which schema "
             f"declares as {field.type}: {error}",
             answer,
         ) from error
-
-
-def _converted(value: Any, kind: pa.DataType) -> pa.Array:
-    """Convert a value; unlike Arrow alone, cut no fractions off and reshape no arrays."""
-    if is_tensor(kind) and hasattr(value, "__array__"):
-        return from_ndarray(np.asarray(value)[None], kind)
-    array = pa.array([value], kind)
-    if is_tensor(kind):
-        return array
-    try:
-        found = as_found(kind, pa.infer_type([value]))
-    except pa.ArrowException:  # such as a map
-        return array
-    return array if found == kind else pa.array([value], found).cast(kind)
 
 
 def _described(error: BaseException) -> str:

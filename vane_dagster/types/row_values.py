@@ -1,4 +1,4 @@
-"""Values of single rows: of a column for Python code, and the types of what it returns."""
+"""The values of rows, for Python code."""
 
 from __future__ import annotations
 
@@ -43,23 +43,3 @@ def _where_valid(values: Sequence[Any], column: pa.ChunkedArray) -> list[Any]:
 def _holds_arrays(kind: pa.DataType) -> bool:
     inner = [kind.field(index).type for index in range(kind.num_fields)]
     return is_multidimensional(kind) or any(map(_holds_arrays, inner))
-
-
-def as_found(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
-    """Return a type with floats and bools in place of integers where such were found.
-
-    Arrow cuts the fractions off floats that it converts to integers; a later cast does not.
-
-    Args:
-        kind: The type.
-        found: The inferred type of the values.
-    """
-    if pa.types.is_integer(kind):
-        return found if pa.types.is_floating(found) or pa.types.is_boolean(found) else kind
-    if pa.types.is_struct(kind) and pa.types.is_struct(found):
-        types = {field.name: field.type for field in found}
-        return pa.struct([f.with_type(as_found(f.type, types.get(f.name, f.type))) for f in kind])
-    if is_list(kind) and is_list(found):
-        value = kind.value_field.with_type(as_found(kind.value_type, found.value_type))
-        return pa.list_(value, kind.list_size if pa.types.is_fixed_size_list(kind) else -1)
-    return kind

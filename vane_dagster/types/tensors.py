@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vane_dagster.errors import SchemaError
+from vane_dagster.types.casts import cast, checked_cast
 from vane_dagster.types.kinds import is_list
 
 _MAX_ELEMENTS = 2**31 - 1
@@ -244,10 +245,10 @@ def _listed(values: pa.Array, count: int, size: int) -> pa.Array:
 def _cast(elements: pa.Array, wanted: pa.DataType) -> pa.Array:
     found = elements.type
     if not is_element(wanted) or pa.types.is_null(found):
-        return elements.cast(wanted)
+        return cast(elements, wanted)
     _check_elements(found, wanted)
     try:
-        return elements.cast(wanted)
+        return checked_cast(elements, wanted)
     except pa.ArrowInvalid as error:
         raise ValueError(f"{error}. Return {astype(found, wanted)}") from error
 
@@ -420,14 +421,15 @@ def from_lists(array: pa.Array, kind: pa.DataType) -> pa.Array:
         value, depth = value.value_type, depth + 1
     _check_elements(value, wanted.value_type)
     if depth == 1:  # Arrow's own storage of a tensor
-        flat = array.cast(storage_type(kind))
+        flat = checked_cast(array, storage_type(kind))
         return pa.ExtensionArray.from_storage(kind, flat)
     lists = wanted.value_type
     for size in reversed(wanted.shape):
         lists = pa.list_(lists, size)
     if depth != len(wanted.shape):
         raise ValueError(f"lists have {depth} dimensions, not {len(wanted.shape)}")
-    values = pa.concat_arrays([array]).drop_null().cast(lists)  # see unsliced
+    values = pa.concat_arrays([array]).drop_null()  # see unsliced
+    values = checked_cast(values, lists)
     while pa.types.is_fixed_size_list(values.type):
         if values.null_count:
             raise ValueError("a list inside a row is null; a tensor has all of its elements")

@@ -12,9 +12,9 @@ from vane_dagster.errors import UdfError
 from vane_dagster.pipeline.contracts import ColumnsCall
 from vane_dagster.types.callables import signature_of
 from vane_dagster.types.records import fields_of
-from vane_dagster.worker.batch_formats import fitted, given_batch
+from vane_dagster.worker.batch_formats import given_batch
+from vane_dagster.worker.conversion import fitted
 from vane_dagster.worker.protocol import Work
-from vane_dagster.worker.row_results import plain
 
 
 def column_arguments(
@@ -97,8 +97,6 @@ def as_columns(contract: ColumnsCall, result: Any, work: Work) -> Any:
         if len(set(lengths.values())) > 1:
             raise UdfError(f"{work.location}: the fields returned differ in length: {lengths}")
         return {field.name: pa.StructArray.from_arrays(arrays, fields=list(field.type))}
-    if isinstance(result, (list, tuple)):
-        return {field.name: [plain(row, field.type) for row in _mappings(result, work)]}
     return {field.name: result}
 
 

@@ -7,7 +7,8 @@ classes, so none is imported.
 from __future__ import annotations
 
 import dataclasses
-import enum
+import datetime as dt
+import decimal
 import pathlib
 import re
 import uuid
@@ -17,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.types.kinds import is_list, is_text
+from vane_dagster.types.kinds import is_text
 from vane_dagster.types.schema import sql_name
 from vane_dagster.types.tensors import astype, is_element
 
@@ -42,24 +43,45 @@ def explained(error: BaseException, values: Any, kind: pa.DataType) -> str:
 
 
 def mismatch(found: pa.DataType, kind: pa.DataType, column: str) -> str:
-    """Say what to do about a column of another type.
+    """Say what to do about values of another type.
 
     Args:
         found: The type that the function returned.
         kind: The declared type.
-        column: The column's name.
+        column: The column's name; empty if they are inside of a struct or map.
     """
-    declared = sql_name(found)
-    schema = f"declare { ({column: declared})!r}" if declared else "declare that type"
     convert = "Convert it in the function"
     if is_element(kind) and (is_element(found) or is_text(found)):
         convert = f"Return {astype(found, kind)}"
-    if is_text(kind):
-        binary = pa.types.is_binary(found) or pa.types.is_large_binary(found)
-        text = "value.decode()" if binary else "str(value)"
-        text = "json.dumps(value)" if pa.types.is_nested(found) else text
-        convert = f"Return {text} for each row"
+    elif expression := _expression(found, kind):
+        convert = f"Return {expression} for each row"
+    if not column:
+        return convert
+    declared = sql_name(found)
+    schema = f"declare { ({column: declared})!r}" if declared else "declare that type"
     return f"{convert}, or {schema} in the schema"
+
+
+def _expression(found: pa.DataType, kind: pa.DataType) -> str:
+    """Return the Python expression that converts a value; empty if none is known."""
+    is_bytes = pa.types.is_binary(found) or pa.types.is_large_binary(found)
+    if is_text(kind):
+        text = "json.dumps(value)" if pa.types.is_nested(found) else "str(value)"
+        return "value.decode()" if is_bytes else text
+    if pa.types.is_decimal(kind) and pa.types.is_floating(found):
+        return f"round(value, {kind.scale})"
+    if pa.types.is_binary(kind) and is_text(found):
+        return "value.encode()"
+    if pa.types.is_date(kind) and pa.types.is_timestamp(found):
+        return "value.date()"
+    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(found) and kind.tz != found.tz:
+        zone = "datetime.timezone.utc"
+        if found.tz is None:
+            return f"value.replace(tzinfo={zone}), if its values are in UTC,"
+        return f"value.astimezone({zone}).replace(tzinfo=None)"
+    if pa.types.is_timestamp(kind) and is_text(found):
+        return "datetime.datetime.fromisoformat(value)"
+    return ""
 
 
 def _about_column(values: Any) -> str | None:
@@ -99,8 +121,6 @@ def _about_rows(values: Any, kind: pa.DataType) -> str | None:
             if applies(value):
                 return text(value, kind)
     plain = {type(value) for value in rows}
-    if rows and plain <= {dict} and is_list(kind):
-        return f"rows are dicts. Declare a STRUCT, or return a list for each row, for {kind}"
     if rows and plain <= {str} and pa.types.is_struct(kind):
         return "rows are texts. Return json.loads(value) for each row"
     if len(plain) > 1 and plain <= {bool, int, float, str, bytes, dict, list}:
@@ -131,7 +151,10 @@ def _root(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-_PLAIN = (bool, int, float, str, bytes, dict, list, tuple)
+_PLAIN = (
+    *(bool, int, float, str, bytes, dict, list, tuple),
+    *(dt.date, dt.time, dt.timedelta, decimal.Decimal),
+)
 _Text = Callable[[Any, pa.DataType], str]
 
 
@@ -187,7 +210,6 @@ _OBJECTS: Sequence[tuple[Callable[[Any], bool], _Text]] = (
         lambda value: isinstance(value, tuple) and hasattr(value, "_asdict"),
         _record("value._asdict()", "json.dumps(value._asdict())"),
     ),
-    (_is_kind(enum.Enum), _simple("members of an Enum", "value.value or value.name")),
     (_is_kind(pathlib.PurePath), _simple("paths", "str(value)")),
     (_is_kind(uuid.UUID), _simple("UUIDs", "str(value)")),
     (_is_kind(set, frozenset), _simple("sets", "sorted(value)")),

@@ -51,16 +51,6 @@ _GROW = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "
 """Variables by which TensorFlow and JAX take memory of a GPU as needed, not all of it at once."""
 
 
-def without_tensor(value: Any) -> Any:
-    """Convert a tensor to an array in host memory; return any other value unchanged."""
-    if hasattr(value, "detach"):
-        return value.detach().cpu().numpy()
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is not None and tensorflow.is_tensor(value) and hasattr(value, "numpy"):
-        return value.numpy()
-    return value
-
-
 def tensor_version(value: Any) -> int | None:
     """Return a number that grows with each in-place change of a tensor; None for other values."""
     torch = sys.modules.get("torch")

@@ -14,13 +14,9 @@ from vane_dagster.pipeline.contracts import TYPES, RowCall, TypesCall
 from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.schema import merged_types, plain_type, schema_record
 from vane_dagster.types.tensors import is_element, stacked, tensor
-from vane_dagster.worker.batch_formats import (
-    exports_stream,
-    host_array,
-    plain_rows,
-    result_columns,
-)
+from vane_dagster.types.to_arrow import as_column
 from vane_dagster.worker.protocol import CallUdf, Work
+from vane_dagster.worker.results import result_columns
 from vane_dagster.worker.row_results import RowResults
 
 _MAX_DIGITS = 38
@@ -118,31 +114,18 @@ def column_type(values: Any) -> pa.DataType:
         TypeError: If it is no column, or its values have no type in Arrow.
         pyarrow.ArrowException: If its values have no type in common.
     """
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return values.type
-    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__"):
-        raise TypeError("it is a single value, not one for each row")
-    if hasattr(values, "columns") and (hasattr(values, "ndim") or exports_stream(values)):
-        raise TypeError("it is a data frame. Return one of its columns")
-    if exports_stream(values):
-        return pa.chunked_array(values).type
-    values = host_array(np.asarray(values) if isinstance(values, memoryview) else values)
-    if not hasattr(values, "__len__"):
-        raise TypeError("it is a single value, not one for each row")
-    dtype = getattr(values, "dtype", None)
-    fields = getattr(dtype, "names", None)
-    if fields:  # a structured array
-        values = [dict(zip(fields, row)) for row in values.tolist()]
-    elif getattr(dtype, "kind", "O") != "O":
-        return _array_type(values)
-    rows = plain_rows(values)
-    given = [row for row in rows if row is not None]
+    column = as_column(values)
+    if isinstance(column, (pa.Array, pa.ChunkedArray)):
+        return column.type
+    if not isinstance(column, list):
+        return plain_type(_array_type(column))
+    given = [row for row in column if row is not None]
     if given and all(isinstance(row, np.ndarray) and row.ndim > 1 for row in given):
         if (array := stacked(given)) is None:
             shapes = names(dict.fromkeys(row.shape for row in given))
             raise TypeError(f"its arrays have the shapes {shapes}; expected one shape")
         return _array_type(array)
-    return _with_room(pa.array([_without_objects(row) for row in rows]).type)
+    return _with_room(pa.array([_without_objects(row) for row in column]).type)
 
 
 def _array_type(values: Any) -> pa.DataType:

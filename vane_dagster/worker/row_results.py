@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import enum
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,12 +18,9 @@ from vane_dagster.types.kinds import is_list
 from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.row_values import row_values
 from vane_dagster.types.tensors import unsliced
-from vane_dagster.worker.batch_formats import (
-    changed_input,
-    fitted,
-    given_batch,
-    is_equal,
-)
+from vane_dagster.worker.batch_formats import given_batch
+from vane_dagster.worker.conversion import fitted
+from vane_dagster.worker.output_ids import changed_input, is_equal
 from vane_dagster.worker.protocol import CallUdf, Work
 
 
@@ -191,7 +187,7 @@ class RowResults:
             return {}
         if self._contract.output is not None:
             field = schema.field(self._contract.output)
-            return {field.name: _fitted(values, field, location)}
+            return {field.name: fitted(values, field, location)}
         first = self._op.made[0]
         rows = [v if type(v) is dict and first in v else self._fields(v) for v in values]
         own_ids = {self._work.id, *self._op.ids, self._op.parent}
@@ -199,7 +195,7 @@ class RowResults:
         for name in self._op.made:
             if name in own_ids and not all(name in row for row in rows):
                 continue  # the id is added for all rows
-            found[name] = _fitted([_item(row, name) for row in rows], schema.field(name), location)
+            found[name] = fitted([_item(row, name) for row in rows], schema.field(name), location)
         self._check_passed_on(rows, places)
         return found
 
@@ -212,10 +208,10 @@ class RowResults:
             field = self._work.schema.field(name)
             column = unsliced(self._batch.select([name])).take(pa.array(places, pa.int64()))
             try:
-                given = _fitted(row_values(column.column(name)), field, location)
+                given = fitted(row_values(column.column(name)), field, location)
             except UdfError:  # a form that does not hold all values of the type
                 continue
-            if not is_equal(_fitted([row[name] for row in rows], field, location), given):
+            if not is_equal(fitted([row[name] for row in rows], field, location), given):
                 raise changed_input(name, location)
 
     def _fields(self, value: Any) -> Mapping[str, Any]:
@@ -290,53 +286,3 @@ def _item(row: Mapping[str, Any], name: str) -> Any:
         raise TypeError(
             f"column {name!r} is declared and was not returned; returned: {names(row, 20)}"
         ) from None
-
-
-def _fitted(values: Sequence[Any], field: pa.Field, location: str) -> pa.ChunkedArray:
-    """Convert one value of each row to the type of a column; see `fitted`."""
-    if _has_structs(field.type):
-        return fitted([plain(value, field.type) for value in values], field, location)
-    try:
-        return fitted(values, field, location)
-    except UdfError:
-        if not any(map(_holds_enum, values)):
-            raise
-    return fitted([plain(value, field.type) for value in values], field, location)
-
-
-def plain(value: Any, kind: pa.DataType) -> Any:
-    """Return a value that Arrow reads as `kind`, with the fields of objects as dicts.
-
-    Args:
-        value: A value of a row.
-        kind: The type of its column.
-    """
-    if value is None:
-        return None
-    if isinstance(value, enum.Enum):
-        return value.value
-    if pa.types.is_struct(kind):
-        given = fields_of(value)
-        return {field.name: plain(_item(given, field.name), field.type) for field in kind}
-    if not (_has_structs(kind) or _holds_enum(value)):
-        return value
-    if is_list(kind):
-        return [plain(item, kind.value_type) for item in value]
-    if pa.types.is_map(kind) and isinstance(value, Mapping):
-        return [(plain(k, kind.key_type), plain(v, kind.item_type)) for k, v in value.items()]
-    return value
-
-
-def _has_structs(kind: pa.DataType) -> bool:
-    if pa.types.is_map(kind):
-        return _has_structs(kind.item_type)
-    return pa.types.is_struct(kind) or (is_list(kind) and _has_structs(kind.value_type))
-
-
-def _holds_enum(value: Any) -> bool:
-    """Return whether a value, or the first item of a list or dict, is a member of an enum."""
-    if isinstance(value, Mapping):
-        return any(map(_holds_enum, next(iter(value.items()), ())))
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return _holds_enum(next((item for item in value if item is not None), None))
-    return isinstance(value, enum.Enum)

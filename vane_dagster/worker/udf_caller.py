@@ -21,18 +21,14 @@ from vane_dagster.storage.packages import installed
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker import contracts
-from vane_dagster.worker.batch_formats import (
-    Result,
-    from_result,
-    put_together,
-    with_ids,
-)
 from vane_dagster.worker.batch_size import BatchSizer
 from vane_dagster.worker.contracts import Revoked, UserCode, within
 from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.health import Health, check_alive, worst
 from vane_dagster.worker.isolation import one_process
+from vane_dagster.worker.output_ids import with_ids
 from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work
+from vane_dagster.worker.results import Result, from_result, put_together
 from vane_dagster.worker.retry import Answer, BatchOutcome, Partial, Step, Wait, attempt
 from vane_dagster.worker.row_errors import describe_fault, fault_table, null_row
 from vane_dagster.worker.user_code import load

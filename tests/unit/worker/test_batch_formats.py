@@ -19,7 +19,8 @@ from support.udf_calls import call, refused, row_stage, run_stage
 from vane_dagster.sources import SourceReader
 from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.types.row_values import row_values
-from vane_dagster.worker.batch_formats import copied, fitted, given_batch, to_format
+from vane_dagster.worker.batch_formats import copied, given_batch, to_format
+from vane_dagster.worker.conversion import fitted
 from vane_dagster.worker.operators import project, resolve
 from vane_dagster.worker.protocol import Project, SampledRows, SourceRows, TableRows, Work
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from vane_dagster.types.host_arrays import without_tensor
 from vane_dagster.worker import frameworks
 
 
@@ -97,7 +98,7 @@ def test_an_imported_framework_is_used(torch, monkeypatch):
     assert frameworks.device() == "A100"
     assert frameworks.tensor_version(Tensor()) == 3
     assert frameworks.tensor_version(Tensor(inference=True)) is None
-    assert frameworks.without_tensor(Tensor()).tolist() == [0, 1]
+    assert without_tensor(Tensor()).tolist() == [0, 1]
 
 
 def test_memory_of_gpus_is_taken_as_needed_unless_a_variable_says_otherwise(monkeypatch):
@@ -167,5 +168,5 @@ def test_no_framework_is_imported(monkeypatch):
     assert frameworks.device() == "gpu 1"
     assert frameworks.unused_gpu() == ""
     assert frameworks.tensor_version(object()) is None
-    assert frameworks.without_tensor([1]) == [1]
+    assert without_tensor([1]) == [1]
     assert "torch" not in sys.modules

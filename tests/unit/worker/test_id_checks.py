@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from vane_dagster.errors import UdfError
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.keys import JoinShape, JoinSide
-from vane_dagster.worker.batch_formats import with_ids
 from vane_dagster.worker.id_checks import are_distinct_and_among, repeated_or_null
 from vane_dagster.worker.operators import join
+from vane_dagster.worker.output_ids import with_ids
 from vane_dagster.worker.protocol import CallUdf, Join, Work
 
 # Properties of the rules themselves

@@ -18,7 +18,7 @@ import pytest
 
 import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
-from vane_dagster.worker.batch_formats import is_equal
+from vane_dagster.worker.output_ids import is_equal
 
 TEXTS = pa.table(
     {

@@ -226,13 +226,13 @@ REFUSED = {
         "DOUBLE", np.ones((3, 2)), ["expected double, found ndarray of float64, shape (3, 2)"],
     ),
     "list of vectors for numbers": ("DOUBLE", [np.ones(2)] * 3, ["expected double", "ndarray"]),
-    "numbers for vectors": ("FLOAT[2]", [1.0, 2.0, 3.0], ["found list of float"]),
+    "numbers for vectors": ("FLOAT[2]", [1.0, 2.0, 3.0], ["found double. "]),
     "array of numbers for vectors": (
         "FLOAT[2]", np.ones(3), ["expected fixed_size_list<item: float>[2], found double"],
     ),
     "short vectors": ("FLOAT[3]", np.ones((3, 2)), ["vectors have 2 elements, not 3"]),
     "a short vector": ("FLOAT[2]", [[1.0, 2.0], [1.0], [1.0, 2.0]], ["found list of list"]),
-    "lists of text for numbers": ("FLOAT[]", [["a"]] * 3, ["found list of list"]),
+    "lists of text for numbers": ("FLOAT[]", [["a"]] * 3, ["found list<item: string>"]),
     "arrow lists of text": ("FLOAT[]", pa.array([["a"]] * 3), ["found list<item: string>"]),
     "other fields": (
         STRUCT, pa.array([{"a": 1, "c": "x"}] * 3), ["found struct<a: int64, c: string>"],

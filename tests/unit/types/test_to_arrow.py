@@ -1,0 +1,169 @@
+"""Values of users' code as columns of a type: what is converted, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import uuid
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pydantic
+import pytest
+
+from vane_dagster.types.casts import Mismatch
+from vane_dagster.types.to_arrow import to_arrow
+
+UTC, CET = dt.timezone.utc, dt.timezone(dt.timedelta(hours=1))
+NOON = dt.datetime(2026, 1, 2, 12)
+DAY, MIDNIGHT = NOON.date(), dt.datetime(2026, 1, 2)
+MICROS, ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
+NANOS = pd.Timestamp("2026-01-02T12:00:00.123456789")
+PRICE = pa.decimal128(10, 2)
+STRUCT = pa.struct([("x", pa.int64()), ("y", pa.string())])
+COUNTS = pa.map_(pa.string(), pa.int64())
+Decimal = decimal.Decimal
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Record:
+    x: int
+    y: Any = None
+
+
+class Model(pydantic.BaseModel):
+    x: int
+    y: str
+
+
+Point = namedtuple("Point", ["x", "y"])
+
+CONVERTED: dict[str, tuple[Any, pa.DataType, list[Any]]] = {
+    "naive to naive": ([NOON, None], MICROS, [NOON, None]),
+    "another zone": ([NOON.replace(tzinfo=CET)], ZONED, [dt.datetime(2026, 1, 2, 11, tzinfo=UTC)]),
+    "numpy in UTC": (np.array([NOON], "M8[ms]"), ZONED, [NOON.replace(tzinfo=UTC)]),
+    "numpy hours": (np.array([NOON], "M8[h]"), MICROS, [NOON]),
+    "numpy days": (np.array([DAY], "M8[D]"), MICROS, [MIDNIGHT]),
+    "numpy days as dates": (np.array([DAY], "M8[D]"), pa.date32(), [DAY]),
+    "numpy scalars": ([np.datetime64(NOON)], MICROS, [NOON]),
+    "missing time": ([pd.Timestamp(NOON), pd.NaT], MICROS, [NOON, None]),
+    "missing in pandas": (pd.Series([NOON, pd.NaT]), MICROS, [NOON, None]),
+    "dates as times": ([DAY], MICROS, [MIDNIGHT]),
+    "midnights as dates": ([MIDNIGHT], pa.date32(), [DAY]),
+    "nanoseconds": ([NANOS], pa.timestamp("ns"), [NANOS]),
+    "whole seconds": ([dt.time(1, 2, 3)], pa.time32("s"), [dt.time(1, 2, 3)]),
+    "integers as decimals": ([7, None], PRICE, [Decimal("7.00"), None]),
+    "array as decimals": (np.array([7]), PRICE, [Decimal("7.00")]),
+    "decimals of several sizes": ([Decimal("1.2"), 100], PRICE, [Decimal("1.20"), Decimal(100)]),
+    "float that is a decimal": ([19.99], PRICE, [Decimal("19.99")]),
+    "float32 that is a decimal": (np.array([19.99], "f4"), PRICE, [Decimal("19.99")]),
+    "decimals as floats": ([Decimal("1.5")], pa.float64(), [1.5]),
+    "large unsigned": ([2**64 - 1], pa.uint64(), [2**64 - 1]),
+    "infinity stays": ([float("inf")], pa.float32(), [float("inf")]),
+    "bytes of one size": ([b"ab"], pa.binary(2), [b"ab"]),
+    "UUIDs as bytes": ([uuid.UUID(int=1)], pa.binary(16), [uuid.UUID(int=1).bytes]),
+    "UUID column": (pa.array([uuid.UUID(int=1)]), pa.binary(16), [uuid.UUID(int=1).bytes]),
+    "map": ([{"a": 1}, None, {}], COUNTS, [[("a", 1)], None, []]),
+    "map of pairs": ([[("a", 1)]], COUNTS, [[("a", 1)]]),
+    "map of Arrow": (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int8())), COUNTS, [[("a", 1)]]),
+    "dataclass": ([Record(1, "a"), None], STRUCT, [{"x": 1, "y": "a"}, None]),
+    "pydantic": ([Model(x=1, y="a")], STRUCT, [{"x": 1, "y": "a"}]),
+    "named tuple": ([Point(1, "a")], STRUCT, [{"x": 1, "y": "a"}]),
+    "records in lists": ([[Record(1)], None], pa.list_(STRUCT), [[{"x": 1, "y": None}], None]),
+    "records in maps": (
+        [{"k": Record(1)}], pa.map_(pa.string(), STRUCT), [[("k", {"x": 1, "y": None})]],
+    ),
+    "a field left out": ([{"x": 1}], STRUCT, [{"x": 1, "y": None}]),
+    "a field more": ([{"x": 1, "y": "a", "z": 2}], STRUCT, [{"x": 1, "y": "a"}]),
+    "enum": ([Colour.RED, None], pa.string(), ["red", None]),
+    "enum in lists": ([[Colour.RED]], pa.list_(pa.string()), [["red"]]),
+    "enum in structs": ([{"x": 1, "y": Colour.RED}], STRUCT, [{"x": 1, "y": "red"}]),
+    "arrays and lists": ([np.array([1.5]), [1]], pa.list_(pa.float32()), [[1.5], [1.0]]),
+    "arrays of records": (
+        [np.array([{"x": 1}], object)], pa.list_(STRUCT), [[{"x": 1, "y": None}]],
+    ),
+    "masked inside": (
+        [{"v": np.ma.array([1, 2], mask=[0, 1])}],
+        pa.struct([("v", pa.list_(pa.int64()))]),
+        [{"v": [1, None]}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "kind", "expected"), CONVERTED.values(), ids=CONVERTED)
+def test_what_is_converted(values, kind, expected):
+    found = to_arrow(values, kind)
+    assert found.type == kind
+    assert found.to_pylist() == expected
+    found.validate(full=True)
+
+
+REFUSED: dict[str, tuple[Any, pa.DataType, str]] = {
+    "zone dropped": ([NOON.replace(tzinfo=UTC)], MICROS, r"timestamp\[us, tz=UTC\], not"),
+    "zone guessed": ([NOON], ZONED, r"timestamp\[us\], not timestamp\[us, tz=UTC\]"),
+    "zone guessed of pandas": (pd.Series([NOON]), ZONED, r"timestamp\[us\], not"),
+    "zone of dates": ([DAY], ZONED, "date32"),
+    "dates of zoned": ([NOON.replace(tzinfo=UTC)], pa.date32(), "tz=UTC"),
+    "some zones": ([NOON.replace(tzinfo=UTC), NOON], ZONED, "a part of the values has a time zone"),
+    "some zones in lists": (
+        [[NOON.replace(tzinfo=UTC)], [NOON]], pa.list_(ZONED), "a part of the values has",
+    ),
+    "zone in a struct": ([{"t": NOON}], pa.struct([("t", ZONED)]), "not timestamp"),
+    "time of day": ([NOON], pa.date32(), "a value has a time of day"),
+    "time of day of Arrow": (pa.array([NOON]), pa.date32(), "a value has a time of day"),
+    "date of a time": (pa.array([NOON]), pa.time64("us"), "not time64"),
+    "integers as times": ([5], MICROS, "int64, not timestamp"),
+    "integers as durations": ([5], pa.duration("us"), "int64, not duration"),
+    "integers among times": ([NOON, 5], MICROS, "different types: datetime, int"),
+    "dates among times": ([NOON, DAY], MICROS, "different types: date, datetime"),
+    "microseconds": ([NOON.replace(microsecond=1)], pa.timestamp("ms"), "lose data"),
+    "nanoseconds": ([NANOS], MICROS, "lose data"),
+    "short durations": ([dt.timedelta(microseconds=5)], pa.duration("ms"), "lose data"),
+    "fractions of seconds": ([dt.time(1, 2, 3, 4)], pa.time32("s"), "lose data"),
+    "text as times": (["2026-01-02"], MICROS, "string, not timestamp"),
+    "text as bytes": (["a"], pa.binary(), "string, not binary"),
+    "bytes among text": (["a", b"b"], pa.string(), "binary, not string"),
+    "rounded": ([1.239], PRICE, "more than 2 digits"),
+    "rounded array": (np.array([1.239]), PRICE, "more than 2 digits"),
+    "rounded decimal": ([Decimal("1.239")], PRICE, "data loss"),
+    "too many digits": ([10**10], PRICE, "precision"),
+    "too large": ([1e300], pa.float32(), "too large for float"),
+    "too large in arrays": (np.array([[7e4]]), pa.list_(pa.float16(), 1), "too large for"),
+    "too large in lists": ([[7e4]], pa.list_(pa.float16()), "too large for halffloat"),
+    "too large in Arrow": (pa.array([[7e4]]), pa.list_(pa.float16()), "too large for halffloat"),
+    "fractions in maps": ([{"a": 1.5}], COUNTS, "truncated"),
+    "fractions in maps of Arrow": (
+        pa.array([[("a", 1.239)]], pa.map_(pa.string(), pa.float64())),
+        pa.map_(pa.string(), PRICE), "more than 2 digits",
+    ),
+    "fractions in arrays in lists": (
+        [[np.array([1.5]), [1]]], pa.list_(pa.list_(pa.int64())), "truncated",
+    ),
+    "misspelt field": ([{"x": 1, "z": "a"}], STRUCT, "lacks 'y' and has 'z'"),
+    "text for a struct": (["{}"], STRUCT, "a value is of type str, not a dict"),
+    "text for a list": (["ab"], pa.list_(STRUCT), "a value is of type str, not a list"),
+    "number for a map": ([5], COUNTS, "a value is of type int, not a list"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "kind", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(values, kind, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        to_arrow(values, kind)
+
+
+def test_a_mismatch_inside_of_structs_has_its_path():
+    kind = pa.struct([("a", pa.list_(pa.struct([("b", pa.int64())])))])
+    with pytest.raises(Mismatch) as caught:
+        to_arrow([{"a": [{"b": 1.5}]}], kind)
+    assert caught.value.path == ["a", "b"]
+    assert caught.value.found == pa.float64()

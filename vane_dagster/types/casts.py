@@ -1,0 +1,150 @@
+"""Casts that keep every value. Arrow's own also round, cut, and drop time zones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster.types.kinds import as_lists, is_list, is_list_view, is_number, is_text
+
+_UINT64_DIGITS = 20
+_ROUNDING = 4
+"""Units in the last place by which Arrow's casts of decimals to floats may be wrong, doubled."""
+
+
+class Mismatch(TypeError):
+    """Values are not of the declared type.
+
+    Attributes:
+        found: Their type.
+        wanted: The declared type.
+        reason: Why they do not fit; empty if the types are of different kinds.
+        path: The fields of structs that lead to them.
+    """
+
+    def __init__(self, found: pa.DataType, wanted: pa.DataType, reason: str = "") -> None:
+        super().__init__(f"values are {found}, not {wanted}{reason and f': {reason}'}")
+        self.found, self.wanted, self.reason = found, wanted, reason
+        self.path: list[str] = []
+
+
+def cast(values: Any, kind: pa.DataType) -> Any:
+    """Cast an array to a type of the same kind: number to number, text to text, list to list.
+
+    Args:
+        values: The array or chunked array.
+        kind: The type.
+
+    Raises:
+        Mismatch: If the types are of different kinds, or a value would change, other than by the
+            precision of floating-point numbers.
+    """
+    if not _are_alike(values.type, kind):
+        raise Mismatch(values.type, kind)
+    try:
+        if is_list_view(values.type):
+            values = as_lists(values)
+        elif _has_view_values(values.type):  # polars' categories; Arrow can't decode them
+            values = values.cast(pa.dictionary(values.type.index_type, pa.string()))
+        return checked_cast(values, kind)
+    except pa.ArrowException as error:
+        raise Mismatch(values.type, kind, str(error)) from error
+
+
+def checked_cast(values: Any, kind: pa.DataType) -> Any:
+    """Cast an array as Arrow does, but raise an error where Arrow changes a value silently.
+
+    Args:
+        values: The array or chunked array.
+        kind: The type.
+
+    Raises:
+        pyarrow.ArrowException: If a value does not fit.
+    """
+    if pa.types.is_integer(values.type) and pa.types.is_decimal(kind):
+        values = values.cast(pa.decimal128(_UINT64_DIGITS, 0))  # as wide as the type, else refused
+    result = values.cast(kind)
+    _check_kept(values, result)
+    return result
+
+
+def _are_alike(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether a cast keeps the meaning of values."""
+    if pa.types.is_null(found):
+        return True
+    if pa.types.is_dictionary(found):
+        return _are_alike(found.value_type, wanted)
+    if (is_list(found) or is_list_view(found)) and is_list(wanted):
+        return _are_alike(found.value_type, wanted.value_type)
+    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
+        fields = {field.name: field.type for field in found}
+        return fields.keys() == set(wanted.names) and all(
+            _are_alike(fields[field.name], field.type) for field in wanted
+        )
+    if pa.types.is_map(found) and pa.types.is_map(wanted):
+        keys = _are_alike(found.key_type, wanted.key_type)
+        return keys and _are_alike(found.item_type, wanted.item_type)
+    if _is_moment(found) and _is_moment(wanted):
+        return _is_zoned(found) == _is_zoned(wanted)
+    families = (is_number, is_text, pa.types.is_boolean, pa.types.is_time, pa.types.is_duration)
+    return any(family(found) and family(wanted) for family in (*families, _is_binary))
+
+
+def _is_moment(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def _is_zoned(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) and kind.tz is not None
+
+
+def _has_view_values(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _check_kept(before: Any, after: Any) -> None:
+    """Raise ArrowInvalid if a cast has changed a value that Arrow itself does not check."""
+    found, wanted = before.type, after.type
+    if found == wanted:
+        return
+    if is_list(found) and is_list(wanted):
+        _check_kept(pc.list_flatten(before), pc.list_flatten(after))
+    elif pa.types.is_struct(found):
+        for field in wanted:
+            _check_kept(pc.struct_field(before, field.name), pc.struct_field(after, field.name))
+    elif pa.types.is_map(found):
+        for some, other in zip(_arrays(before), _arrays(after)):
+            _check_kept(some.keys, other.keys)
+            _check_kept(some.items, other.items)
+    elif pa.types.is_floating(found) and pa.types.is_decimal(wanted):
+        given = before.drop_null().to_numpy()
+        error = np.abs(given - after.drop_null().cast(found).to_numpy())
+        if (error > _ROUNDING * np.finfo(given.dtype).eps * np.abs(given)).any():
+            raise pa.ArrowInvalid(f"a value has more than {wanted.scale} digits after the point")
+    elif pa.types.is_floating(found) and pa.types.is_floating(wanted):
+        narrower = wanted.bit_width < found.bit_width
+        if narrower and (infinite := _infinite(after)) and infinite > _infinite(before):
+            raise pa.ArrowInvalid(f"a value is too large for {wanted}")
+    elif pa.types.is_date(wanted) and not after.cast(found).equals(before):
+        raise pa.ArrowInvalid("a value has a time of day")
+
+
+def _arrays(column: Any) -> list[pa.Array]:
+    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+
+
+def _infinite(numbers: Any) -> int:
+    found = (np.isinf(each.drop_null().to_numpy()) for each in _arrays(numbers))
+    return sum(map(np.count_nonzero, found))

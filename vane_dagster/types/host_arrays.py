@@ -1,0 +1,66 @@
+"""Values of users' code in host memory: arrays for tensors and images, lists for rows."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+_PLAIN = frozenset({str, int, float, bool, bytes, list, dict, type(None)})
+"""Types of values that are no arrays."""
+
+
+def without_tensor(value: Any) -> Any:
+    """Convert a tensor to an array in host memory; return any other value unchanged.
+
+    A framework is used only if the process has already imported it.
+    """
+    if hasattr(value, "detach"):
+        return value.detach().cpu().numpy()
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and tensorflow.is_tensor(value) and hasattr(value, "numpy"):
+        return value.numpy()
+    return value
+
+
+def host_array(value: Any) -> Any:
+    """Convert a tensor or image to an array in host memory; return other values unchanged.
+
+    An array without dimensions, such as a loss, becomes a scalar, and a masked one None.
+
+    Raises:
+        TypeError: If numpy has no such numbers.
+    """
+    value = without_tensor(value)
+    if isinstance(value, np.ndarray):
+        return value if value.ndim else None if value is np.ma.masked else value[()]
+    if isinstance(value, np.generic) or not hasattr(value, "__array__") or is_pandas(value):
+        return value
+    return host_array(np.asarray(value))
+
+
+def plain_rows(values: Any) -> list[Any]:
+    """Return the values of rows, with None for masked and missing ones, arrays as numpy's."""
+    missing = values.isna() if is_pandas(values) else ()
+    rows = [value if type(value) in _PLAIN else host_array(value) for value in values]
+    for place in np.flatnonzero(missing):
+        rows[place] = None
+    return rows
+
+
+def is_pandas(values: Any) -> bool:
+    """Return whether values are a column, index or data frame of pandas."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None:
+        return False
+    arrays = (pandas.Series, pandas.Index, pandas.api.extensions.ExtensionArray)
+    return isinstance(values, (*arrays, pandas.DataFrame))
+
+
+def exports_stream(values: Any) -> bool:
+    """Return whether a column is read as an Arrow stream. A pandas Series is not.
+
+    pandas exports NaN as a number, and cannot export columns of objects.
+    """
+    return hasattr(values, "__arrow_c_stream__") and not is_pandas(values)

@@ -1,0 +1,353 @@
+"""Columns that users' code returns, as Arrow arrays of their declared types."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from vane_dagster.errors import names
+from vane_dagster.types.casts import Mismatch, cast
+from vane_dagster.types.host_arrays import exports_stream, host_array, is_pandas, plain_rows
+from vane_dagster.types.kinds import as_lists, is_list, is_list_view
+from vane_dagster.types.records import fields_of, has_fields
+from vane_dagster.types.tensors import (
+    from_lists,
+    from_ndarray,
+    holds_tensors,
+    is_multidimensional,
+    is_tensor,
+    nested,
+    row_shape,
+    stacked,
+    storage_type,
+    with_null_rows,
+)
+
+_SINGLE = "a single value, not one for each row"
+_ARROW_UNITS = ("s", "ms", "us", "ns")
+
+
+def to_arrow(values: Any, kind: pa.DataType) -> Any:
+    """Convert a column to a type.
+
+    The type of the values is inferred, and then cast: to a type of the same kind, if no value
+    changes but for the precision of floating-point numbers. None and masked values become null. NaN
+    stays a number, except in pandas, where it stands for a missing value. An array of shape (n, 1)
+    is a column of scalars. Dataclasses, pydantic models and named tuples are structs, members of an
+    enum their values.
+
+    Args:
+        values: A sequence, array, tensor or Series with a value for each row, or an Arrow array.
+        kind: The type.
+
+    Returns:
+        An array or chunked array, which may share the memory of `values`.
+
+    Raises:
+        Mismatch: If the values have another type, or do not fit.
+        TypeError: If they are no column, or Arrow has no type for them.
+        ValueError: If arrays have another shape, or values have several types; also as
+            `pyarrow.ArrowInvalid`.
+        OverflowError: If an integer has more than 64 bits.
+    """
+    column = as_column(values)
+    if isinstance(column, list):
+        array = _from_rows(column, kind)
+    elif isinstance(column, (pa.Array, pa.ChunkedArray)):
+        array = column
+    elif column.ndim > 1:
+        array = _from_array(column, kind)
+    elif column.dtype.kind == "M" and not is_pandas(column):
+        array = _from_datetimes(column, kind)
+    else:
+        array = pa.array(column)
+    if is_tensor(kind):
+        array = _each_chunk(array, lambda chunk: _as_tensors(chunk, kind))
+    elif is_multidimensional(kind) and is_tensor(array.type):
+        array = _each_chunk(array, nested)
+    elif isinstance(array.type, pa.BaseExtensionType):
+        array = _each_chunk(array, lambda chunk: chunk.storage)
+    return array if array.type == kind else cast(array, kind)
+
+
+def as_column(values: Any) -> Any:
+    """Return a column as an Arrow array, an array or Series with a type, or a list of rows.
+
+    Args:
+        values: A sequence, array, tensor or Series with a value for each row, or an Arrow array.
+
+    Raises:
+        TypeError: If it is no column.
+    """
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    if isinstance(values, (str, bytes, Mapping)):
+        raise TypeError(_SINGLE)
+    if hasattr(values, "columns") and (hasattr(values, "ndim") or exports_stream(values)):
+        raise TypeError("a data frame. Return one of its columns, or its values by to_numpy()")
+    if exports_stream(values):
+        return pa.chunked_array(values)
+    if hasattr(values, "__arrow_c_array__"):
+        return pa.array(values)
+    if not is_pandas(values):
+        values = host_array(values)
+    if isinstance(values, memoryview):
+        values = np.asarray(values)
+    if getattr(getattr(values, "dtype", None), "names", None):  # a structured array
+        return [dict(zip(values.dtype.names, row)) for row in values.tolist()]
+    if getattr(values, "ndim", 0) and values.dtype != object:
+        return values
+    if not hasattr(values, "__len__") and not isinstance(values, Iterable):
+        raise TypeError(_SINGLE)
+    return plain_rows(values)
+
+
+def _each_chunk(array: Any, convert: Callable[[pa.Array], pa.Array]) -> Any:
+    if isinstance(array, pa.ChunkedArray):
+        if not array.num_chunks:
+            return pa.chunked_array([convert(array.combine_chunks())])
+        return pa.chunked_array([convert(chunk) for chunk in array.chunks])
+    return convert(array)
+
+
+def _as_tensors(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if array.type == kind:
+        return array
+    if pa.types.is_null(array.type):
+        return array.cast(kind)
+    if is_list_view(array.type):
+        array = as_lists(array).combine_chunks()
+    if not is_list(array.type) and not is_tensor(array.type):
+        raise TypeError(f"values are {array.type}, one for each row")
+    return from_lists(array, kind)
+
+
+def _from_datetimes(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Convert dates and times. Those of columns with a time zone are given to users in UTC."""
+    unit = np.datetime_data(values.dtype)[0]
+    timed = pa.types.is_timestamp(kind)
+    if unit not in _ARROW_UNITS and not (unit == "D" and not timed):
+        values, unit = values.astype("datetime64[s]"), "s"
+    array = pa.array(values)
+    return array.cast(pa.timestamp(unit, kind.tz)) if timed else array
+
+
+def _from_array(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Convert an array of several dimensions; a scalar's dimension of 1 is squeezed."""
+    if is_list(kind) or is_tensor(kind):
+        return from_ndarray(values, kind)
+    if set(values.shape[1:]) == {1}:
+        return pa.array(values.reshape(-1))
+    one = "a vector" if values.ndim == 2 else "an array"
+    name = f'vd.tensor("{values.dtype.name}", {tuple(int(n) for n in values.shape[1:])})'
+    raise TypeError(f"an array of shape {values.shape} has {one} a row. Declare {name}")
+
+
+_LISTS = (list, tuple, set, frozenset, np.ndarray)
+
+
+def _from_rows(rows: list[Any], kind: pa.DataType) -> pa.Array:
+    first = next((row for row in rows if row is not None), None)
+    ndim = first.ndim if isinstance(first, np.ndarray) else None
+    if ndim is not None and all(isinstance(row, (np.ndarray, type(None))) for row in rows):
+        if row_shape(kind) is not None or ndim > 1 or not pa.types.is_nested(kind):
+            return _from_arrays(rows, kind)
+        rows = [row.tolist() if isinstance(row, np.ma.MaskedArray) else row for row in rows]
+    if is_tensor(kind):
+        return _tensors_from_lists(rows, kind)
+    if pa.types.is_struct(kind) or pa.types.is_map(kind) or _holds_records(kind):
+        return _nested_rows(rows, kind)
+    return _inferred(rows, kind)
+
+
+def _holds_records(kind: pa.DataType) -> bool:
+    """Return whether a type is a list with structs, maps or tensors inside."""
+    if not is_list(kind):
+        return False
+    inner = kind.value_type
+    return (
+        pa.types.is_struct(inner)
+        or pa.types.is_map(inner)
+        or holds_tensors(inner)
+        or _holds_records(inner)
+    )
+
+
+def _inferred(rows: list[Any], kind: pa.DataType) -> pa.Array:
+    """Convert scalars, or lists of them, to the type that they have themselves."""
+    try:
+        found = pa.infer_type(rows)
+    except (pa.ArrowException, TypeError):
+        plain = [_without_enums(row) for row in rows]
+        if all(some is other for some, other in zip(plain, rows)):
+            raise
+        rows, found = plain, pa.infer_type(plain)
+    exact = _exact(kind, found)
+    if moments := _moments(found):
+        return pa.array(rows, _checked_moments(rows, exact, moments), from_pandas=True)  # NaT
+    return pa.array(rows) if exact == found else pa.array(rows, exact)
+
+
+def _without_enums(value: Any) -> Any:
+    """Return a value, or a list of values, with the values of members of an enum; and no arrays."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_without_enums(each) for each in value]
+    return value
+
+
+def _exact(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
+    """Return the type to which Arrow converts Python values without a change that it conceals.
+
+    It cuts fractions off for integers, drops time zones, and reads numbers as times, for example.
+
+    Args:
+        kind: The declared type.
+        found: The type that is inferred from the values.
+
+    Returns:
+        The declared type where the conversion is exact, or else the inferred one.
+    """
+    if is_list(kind) and is_list(found):
+        value = kind.value_field.with_type(_exact(kind.value_type, found.value_type))
+        return pa.list_(value, kind.list_size if pa.types.is_fixed_size_list(kind) else -1)
+    exact = (
+        pa.types.is_null(found)
+        or (pa.types.is_integer(found) and (pa.types.is_decimal(kind) or kind == pa.uint64()))
+        or (pa.types.is_binary(found) and pa.types.is_fixed_size_binary(kind))
+    )
+    if pa.types.is_decimal128(found):  # with as many digits as the first values have
+        return pa.decimal128(_MAX_DIGITS, found.scale)
+    return kind if exact else found
+
+
+_MAX_DIGITS = 38
+_CLASSES: Sequence[tuple[Callable[[pa.DataType], bool], tuple[type, ...]]] = (
+    (pa.types.is_timestamp, (dt.datetime, np.datetime64)),
+    (pa.types.is_date, (dt.date, np.datetime64)),
+    (pa.types.is_time, (dt.time,)),
+    (pa.types.is_duration, (dt.timedelta, np.timedelta64)),
+)
+
+
+def _moments(found: pa.DataType) -> tuple[type, ...]:
+    """Return the classes of dates and times, if a type is of them or of lists of them."""
+    while is_list(found):
+        found = found.value_type
+    return next((classes for is_kind, classes in _CLASSES if is_kind(found)), ())
+
+
+def _checked_moments(
+    rows: Iterable[Any], found: pa.DataType, classes: tuple[type, ...]
+) -> pa.DataType:
+    """Return the type of dates or times, after checks that Arrow does not make.
+
+    Raises:
+        ValueError: If values have different types, or a part of them has a time zone.
+    """
+    if is_list(found):
+        inner = chain.from_iterable(row for row in rows if row is not None)
+        value = _checked_moments(inner, found.value_type, classes)
+        return pa.list_(value)
+    values = [value for value in rows if value is not None and value == value]  # not NaT
+    if odd := {type(value) for value in values if not isinstance(value, classes)}:
+        kinds = sorted({type(values[0]).__name__, *(kind.__name__ for kind in odd)})
+        listed = ", ".join(kinds)
+        raise ValueError(f"rows have different types: {listed}. Return one type in all rows")
+    if not pa.types.is_timestamp(found) and not pa.types.is_duration(found):
+        return found
+    if len({getattr(value, "tzinfo", None) is None for value in values}) > 1:
+        raise ValueError(
+            "a part of the values has a time zone. Return all with one, as by "
+            "value.replace(tzinfo=datetime.timezone.utc) for values in UTC"
+        )
+    if any(getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0) for value in values):
+        timed = pa.types.is_timestamp(found)  # of pandas, which Arrow infers to be microseconds
+        return pa.timestamp("ns", found.tz) if timed else pa.duration("ns")
+    return found
+
+
+def _from_arrays(rows: list[Any], kind: pa.DataType) -> pa.Array:
+    """Convert an array a row: one array of all if they have one shape."""
+    array = stacked(rows)
+    if array is not None:
+        valid = pa.array(array) if array.ndim == 1 else _from_array(array, kind)
+        return with_null_rows(valid, [row is None for row in rows])
+    if not pa.types.is_nested(kind) and not is_tensor(kind):
+        raise TypeError("values are arrays")
+    if row_shape(kind) is not None:
+        shapes = list(dict.fromkeys(row.shape for row in rows if row is not None))
+        raise ValueError(f"rows have the shapes {names(shapes)}; expected one shape")
+    return _inferred([None if row is None else row.tolist() for row in rows], kind)
+
+
+def _tensors_from_lists(rows: list[Any], kind: pa.DataType) -> pa.Array:
+    """Convert nested lists to tensors, or flat lists, which are Arrow's values of a tensor."""
+    row, depth = next((row for row in rows if row is not None), ()), 0
+    while isinstance(row, (list, tuple, np.ndarray)):
+        depth += 1
+        row = row[0] if len(row) else None
+    lists = kind.value_type
+    for size in reversed(kind.shape):
+        lists = pa.list_(lists, size)
+    return _inferred(rows, storage_type(kind) if depth == 1 else lists)
+
+
+def _nested_rows(rows: list[Any], kind: pa.DataType) -> pa.Array:
+    """Convert structs, maps, and lists of them, by their inner values."""
+    given = [row for row in rows if row is not None]
+    is_null = [row is None for row in rows]
+    if pa.types.is_struct(kind):
+        records = [row if type(row) is dict else _record(row) for row in given]
+        columns = [_field(_of_field(records, field.name, kind), field) for field in kind]
+        return with_null_rows(pa.StructArray.from_arrays(columns, fields=list(kind)), is_null)
+    if pa.types.is_map(kind):
+        given = [list(row.items()) if isinstance(row, Mapping) else row for row in given]
+    if odd := next((row for row in given if not isinstance(row, _LISTS)), None):
+        raise TypeError(f"a value is of type {type(odd).__name__}, not a list")
+    offsets = pa.array(np.cumsum([0, *map(len, given)], dtype=np.int32))
+    inner = list(chain.from_iterable(given))
+    if pa.types.is_map(kind):
+        keys = _field([key for key, _ in inner], kind.key_field)
+        items = _field([item for _, item in inner], kind.item_field)
+        return with_null_rows(pa.MapArray.from_arrays(offsets, keys, items, kind), is_null)
+    lists = pa.ListArray.from_arrays(offsets, to_arrow(inner, kind.value_type))
+    return with_null_rows(lists, is_null)
+
+
+def _record(value: Any) -> Mapping[str, Any]:
+    if not has_fields(value):
+        raise TypeError(f"a value is of type {type(value).__name__}, not a dict")
+    return fields_of(value)
+
+
+def _of_field(records: list[Mapping[str, Any]], name: str, kind: pa.DataType) -> list[Any]:
+    """Return the values of a field. It may be left out, and others are ignored, but not both."""
+    try:
+        return [record[name] for record in records]
+    except KeyError:
+        for record in records:
+            others = [other for other in record if other not in kind.names]
+            if name not in record and others:
+                raise TypeError(
+                    f"a dict lacks {name!r} and has {names(others)}, which the type does not have"
+                ) from None
+        return [record.get(name) for record in records]
+
+
+def _field(values: list[Any], field: pa.Field) -> pa.Array:
+    try:
+        return to_arrow(values, field.type)
+    except Mismatch as error:
+        error.path.insert(0, field.name)
+        raise

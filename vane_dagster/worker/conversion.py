@@ -1,0 +1,67 @@
+"""Columns that a user's function returns, as columns of the declared schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.errors import UdfError
+from vane_dagster.types.casts import Mismatch
+from vane_dagster.types.schema import type_name
+from vane_dagster.types.tensors import is_tensor
+from vane_dagster.types.to_arrow import to_arrow
+from vane_dagster.worker.batch_formats import copied
+from vane_dagster.worker.conversion_advice import explained, mismatch
+
+
+def fitted(values: Any, field: pa.Field, location: str) -> pa.ChunkedArray:
+    """Convert one column of results to the type of its field, by the rules of `to_arrow`.
+
+    Args:
+        values: The values of the rows: a sequence, an array, a tensor, a Series or an Arrow array.
+        field: The declared column.
+        location: Stage and fragment, for messages.
+
+    Returns:
+        The column, in memory that nothing else shares.
+
+    Raises:
+        UdfError: If they do not fit; it names the column, the expected and the found type, and the
+            conversion that would help.
+    """
+    kind = field.type
+    wanted = type_name(kind) if is_tensor(kind) else str(kind)
+    expected = f"{location}: column {field.name!r}: expected {wanted}, found"
+    try:
+        array = to_arrow(values, kind)
+    except Mismatch as error:
+        raise UdfError(f"{expected} {_described(error, field.name)}") from error
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        text = f"{_kind_of(values)}: {explained(error, values, kind)}"
+        raise UdfError(f"{expected} {text}") from error
+    column = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+    shared = isinstance(values, (pa.Array, pa.ChunkedArray)) or any(
+        hasattr(values, name) for name in ("dtype", "__arrow_c_stream__")
+    )
+    return copied(column) if shared else column
+
+
+def _described(error: Mismatch, column: str) -> str:
+    """Describe the values of a wrong type, and what to do about them."""
+    place = f" in field {'.'.join(error.path)!r}" if error.path else ""
+    advice = mismatch(error.found, error.wanted, "" if place else column)
+    if not error.reason:
+        return f"{error.found}{place}. {advice}"
+    text = f"{error.found}{place} with values that do not fit: {error.reason}"
+    return f"{text}. {advice}"
+
+
+def _kind_of(values: Any) -> str:
+    shape = getattr(values, "shape", None)
+    if shape is not None:
+        return f"{type(values).__name__} of {getattr(values, 'dtype', '?')}, shape {tuple(shape)}"
+    if isinstance(values, Sequence) and not isinstance(values, str) and values:
+        return f"{type(values).__name__} of {type(values[0]).__name__}"
+    return type(values).__name__

@@ -1,0 +1,246 @@
+"""Results of calls with batches, as tables of the declared schema."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from vane_dagster.errors import UdfError, names
+from vane_dagster.types.host_arrays import host_array
+from vane_dagster.types.schema import empty_table
+from vane_dagster.worker.conversion import fitted
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one call, or one of the results that a call yielded.
+
+    Attributes:
+        rows: The rows as a table of the declared schema, without the ids that the user left out.
+        index: For a pandas data frame without the id, the row positions in the batch that its index
+            holds, -1 for an entry that is no position; None if the rows have no index.
+    """
+
+    rows: pa.Table
+    index: npt.NDArray[np.int64] | None = None
+
+
+def from_result(
+    result: Any,
+    schema: pa.Schema,
+    ids: Collection[str],
+    id: str,
+    location: str,
+    passed_on: Collection[str] = (),
+) -> Result:
+    """Convert a user's result to a table of `schema`, without the ids that it leaves out.
+
+    The table is a copy, because a function may keep its arrays and refill them for the next batch.
+
+    Args:
+        result: A table in any form that exports Arrow streams (`__arrow_c_stream__`): pyarrow,
+            polars, DuckDB, nanoarrow; a pandas data frame; or a dict of column to array.
+        schema: The declared columns with the ids.
+        ids: The ids, which may be left out.
+        id: The id among them that matches output rows to input rows.
+        location: Stage and fragment, for messages.
+        passed_on: Columns that are taken from the input. They may be left out, or be in a form that
+            does not hold all values of their type.
+
+    Raises:
+        UdfError: If the result has another form, a column is missing, or a type does not fit.
+    """
+    columns, rows, index = result_columns(result, schema, id, location)
+    optional = {*ids, *passed_on}
+    missing = [name for name in schema.names if name not in columns and name not in optional]
+    if missing:
+        raise UdfError(
+            f"{location}: {names(missing)} is declared in the schema and was not returned; "
+            f"returned: {names(columns, 20)}. Return it, or take it out of the schema"
+        )
+    fields, arrays = [], []
+    for field in schema:
+        if field.name in columns:
+            try:
+                array = fitted(columns[field.name], field, location)
+            except UdfError:
+                if field.name in passed_on:
+                    continue
+                raise
+            fields.append(field)
+            arrays.append(array)
+    lengths = {field.name: len(array) for field, array in zip(fields, arrays)}
+    if len(set(lengths.values())) > 1:
+        raise UdfError(f"{location}: the columns returned differ in length: {lengths}")
+    if not arrays:
+        return Result(pa.table({"rows": pa.nulls(rows)}).select([]), index)
+    return Result(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), index)
+
+
+def result_columns(
+    result: Any, schema: pa.Schema, id: str, location: str
+) -> tuple[Mapping[str, Any], int, npt.NDArray[np.int64] | None]:
+    """Return the columns of a result, its number of rows if it is a table, and its index.
+
+    Args:
+        result: See `from_result`.
+        schema: The columns whose index counts.
+        id: The id that matches output rows to input rows.
+        location: Stage and fragment, for messages.
+
+    Raises:
+        UdfError: If the result has another form.
+    """
+    if isinstance(result, (pa.Table, pa.RecordBatch)):
+        return dict(zip(result.schema.names, result.columns)), result.num_rows, None
+    pandas = sys.modules.get("pandas")
+    if isinstance(result, Mapping):
+        index = None if pandas is None else _series_index(result, schema, id, pandas, location)
+        columns, rows = dict(result), 0
+    elif pandas is not None and isinstance(result, pandas.DataFrame):
+        index = result.index
+        others = [name for name in result.columns if not _is_plain(result[name], str(name), schema)]
+        table = pa.Table.from_pandas(result.drop(columns=others), preserve_index=False)
+        columns, rows = dict(zip(table.column_names, table.columns)), len(result)
+        columns |= {str(name): result[name] for name in others}
+    elif hasattr(result, "__arrow_c_stream__"):
+        table = _streamed(result, location)
+        return dict(zip(table.column_names, table.columns)), table.num_rows, None
+    else:
+        raise UdfError(
+            f"{location}: returned {_qualified(result)}; expected a table (pyarrow, pandas, "
+            "polars, a DuckDB relation or any other object with __arrow_c_stream__) or a dict of "
+            "column to array"
+        )
+    if index is None or id in columns:
+        return columns, rows, None
+    if id in index.names:
+        return {**columns, id: index.get_level_values(id)}, rows, None
+    return columns, rows, _places(index)
+
+
+def _is_plain(series: Any, name: str, schema: pa.Schema) -> bool:
+    """Return whether Arrow itself converts a column of a data frame, without its declared type."""
+    if name not in schema.names or pa.types.is_nested(schema.field(name).type):
+        return False
+    return not _holds_ndarrays(series)
+
+
+def _holds_ndarrays(series: Any) -> bool:
+    """Return whether a column of a data frame has arrays of several dimensions as values."""
+    if getattr(series, "ndim", 0) != 1 or series.dtype != object:
+        return False
+    first = next((value for value in series if value is not None), None)
+    return getattr(host_array(first), "ndim", 0) > 1
+
+
+def _streamed(result: Any, location: str) -> pa.Table:
+    """Read the table that a result exports. Errors of the user's reader propagate."""
+    try:
+        reader = pa.RecordBatchReader.from_stream(result)
+    except pa.ArrowInvalid as error:  # a stream of single values, as of a polars Series
+        raise UdfError(
+            f"{location}: returned {_qualified(result)}, which is not a table: {error}. Return a "
+            "dict of column to array"
+        ) from error
+    return reader.read_all()
+
+
+def _qualified(value: Any) -> str:
+    """Return a class name with its package, because several packages have a DataFrame."""
+    kind = type(value)
+    package = kind.__module__.split(".")[0]
+    return kind.__name__ if package == "builtins" else f"{package}.{kind.__name__}"
+
+
+def _places(index: Any) -> npt.NDArray[np.int64]:
+    """Return the row positions that a pandas index holds, -1 for an entry that is no position.
+
+    A named index holds values of a column, as after `set_index` and `groupby`.
+    """
+    if index.inferred_type != "integer" or index.hasnans or index.name is not None:
+        return np.full(len(index), -1, np.int64)
+    places: npt.NDArray[np.int64] = index.to_numpy(np.int64)
+    return places
+
+
+def _counts_up(places: npt.NDArray[np.int64]) -> bool:
+    """Return whether positions are 0, 1, 2 and so on, as in a default index."""
+    return bool(np.array_equal(places, np.arange(len(places))))
+
+
+def _series_index(
+    result: Mapping[str, Any], schema: pa.Schema, id: str, pandas: Any, location: str
+) -> Any:
+    """Return the index that the pandas series of a dict share; None if it holds no series.
+
+    Arrays have no index. They are in the order of the series only if the id is one of the series.
+    """
+    declared = {name: result[name] for name in schema.names if name in result}
+    series = {name: v for name, v in declared.items() if isinstance(v, pandas.Series)}
+    moved = [
+        name
+        for name, v in series.items()
+        if not _counts_up(_places(v.index)) or id in v.index.names
+    ]
+    if not moved:
+        return next((v.index for v in series.values()), None)
+    index = series[moved[0]].index
+    for name, column in declared.items():
+        own = column.index if name in series else None
+        same = id in moved if own is None else own.equals(index) and own.names == index.names
+        if not same:
+            raise UdfError(
+                f"{location}: column {moved[0]!r} is a pandas Series whose index has a name or is "
+                f"not 0 to {len(index) - 1} in order, and column {name!r} has another or none, so "
+                "their rows cannot be matched. Return a data frame, or arrays in one order, by "
+                "Series.to_numpy()"
+            )
+    return index
+
+
+def put_together(
+    results: Sequence[Result], places: Sequence[int], schema: pa.Schema, location: str
+) -> pa.Table:
+    """Concatenate the results of a call.
+
+    Data frames without the id are sorted by their index if they have as many rows as the input. A
+    default index means input order only if all positions are expected.
+
+    Args:
+        results: The results that the call returned or yielded.
+        places: The positions in the batch of the rows that are expected.
+        schema: The schema of the empty table, if there are no results.
+        location: Stage and fragment, for messages.
+
+    Raises:
+        UdfError: If an index does not hold each of these positions once.
+    """
+    if not results:
+        return empty_table(schema)
+    rows = pa.concat_tables([result.rows for result in results])
+    if all(result.index is None for result in results) or rows.num_rows != len(places):
+        return rows
+    complete = _counts_up(np.asarray(places, np.int64))
+    if complete and all(r.index is None or _counts_up(r.index) for r in results):
+        return rows
+    index = np.concatenate(
+        [np.arange(r.rows.num_rows) if r.index is None else r.index for r in results]
+    )
+    order = np.argsort(index, kind="stable")
+    if not np.array_equal(index[order], places):
+        expected = f"0 to {len(places) - 1}" if complete else names(places)
+        ways = "reset_index(drop=True), or Series.to_numpy()" if complete else "Series.to_numpy()"
+        raise UdfError(
+            f"{location}: a data frame came back without the id, and its index is not that of the "
+            f"rows expected, {expected} in any order and without a name, so its rows cannot be "
+            "matched to those given. Return the id, or keep the batch's index; if the rows are in "
+            f"the batch's order, use {ways}"
+        )
+    return rows if np.array_equal(index, places) else rows.take(order)
