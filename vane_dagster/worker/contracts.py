@@ -11,7 +11,6 @@ import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -157,16 +156,23 @@ class RowCaller:
             RowErrors: With the results of the other rows.
             Revoked: If the lease ended.
         """
-        code, limit, call, no_deadline = self._code, self._limit, self._call, nullcontext()
+        limit, call, revoked = self._limit, self._call, self._code.revoked
         results = self._results_of(batch)
+
+        def call_row(place: int, values: tuple[Any, ...]) -> None:
+            try:
+                results.add(place, call(*values))
+            except BaseException as raised:  # an exception may run user code too
+                results.fail(place, raised)
+
         for place, values in enumerate(row_arguments(self._contract, batch)):
-            if code.revoked():
+            if revoked():
                 raise Revoked
-            with no_deadline if limit is None else deadline(limit):
-                try:
-                    results.add(place, call(*values))
-                except BaseException as raised:  # an exception may run user code too
-                    results.fail(place, raised)
+            if limit is None:
+                call_row(place, values)
+            else:
+                with deadline(limit):
+                    call_row(place, values)
         with deadline(None if limit is None else limit * batch.num_rows):
             table = results.table()
         yield table

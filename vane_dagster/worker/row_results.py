@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,8 +33,8 @@ def row_arguments(contract: RowCall, batch: pa.Table) -> Iterator[tuple[Any, ...
         batch: The rows.
     """
     if contract.inputs is None:
-        names_, columns = batch.column_names, [row_values(column) for column in batch.columns]
-        return ((dict(zip(names_, row)),) for row in zip(*columns))
+        rows = zip(*map(row_values, batch.columns))
+        return zip(map(dict, map(zip, itertools.repeat(batch.column_names), rows)))
     return zip(*(_column(contract, batch, column) for _, column in contract.inputs))
 
 
@@ -80,6 +81,7 @@ class RowResults:
     def __init__(self, contract: RowCall, batch: pa.Table, op: CallUdf, work: Work) -> None:
         self._contract, self._batch, self._op, self._work = contract, batch, op, work
         self._takes_value = contract.result == "value"
+        self._plain = _IMMUTABLE if self._takes_value else frozenset()
         self._places: list[int] = []
         self._values: list[Any] = []
         self._errors: dict[int, BaseException] = {}
@@ -94,6 +96,10 @@ class RowResults:
         Raises:
             TypeError: If it is not what the contract says.
         """
+        if type(returned) in self._plain:  # most results; the rest is slower
+            self._places.append(place)
+            self._values.append(returned)
+            return
         if type(returned) is types.CoroutineType:
             returned.close()
             raise TypeError(
