@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -425,6 +426,8 @@ class MapRows:
             batch_size: Rows per call; see `map_batches`.
             input_tensor_shapes: The shape of a row of each input, without the batch dimension, by
                 position or by index; None for a scalar column. Lists are read as flattened tensors.
+                One shape for several inputs is that of the one array of a predict function with one
+                parameter.
             output_column: The one column of the results. Default: for a single value, the stage's
                 name; a struct makes a column of each field.
             include_columns: Input columns to pass on beside the results; True for all.
@@ -784,15 +787,17 @@ def _tensor_shapes(location: str, shapes: Any, inputs: int) -> tuple[tuple[int, 
             )
         shapes = [shapes.get(index) for index in range(inputs)]
     listed = list(shapes or ())
-    if listed and len(listed) not in (1, inputs):
-        raise DefinitionError(
-            f"{location}: input_tensor_shapes has {len(listed)} shapes for {inputs} inputs; give "
-            "each input its shape, None for a scalar column"
-        )
     for shape in listed:
         if shape and not all(type(size) is int and size > 0 for size in shape):
             raise DefinitionError(
                 f"{location}: input_tensor_shapes has {shape!r}; expected a list of sizes from 1 "
                 "up, without the batch dimension"
             )
+    is_stacked = len(listed) == 1 and math.prod(listed[0] or ()) == inputs
+    if listed and len(listed) != inputs and not is_stacked:
+        raise DefinitionError(
+            f"{location}: input_tensor_shapes is {shapes!r} for {inputs} inputs; give each input "
+            f"its shape, None for a scalar column, or [[{inputs}]] for a predict function with one "
+            "parameter, which gets all inputs as one array"
+        )
     return tuple(tuple(shape) if shape else None for shape in listed)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vane_dagster.errors import UdfError
+from vane_dagster.errors import UdfError, names
 from vane_dagster.pipeline.contracts import ColumnsCall
-from vane_dagster.types.callables import signature_of
+from vane_dagster.types.callables import qualname, signature_of
 from vane_dagster.types.records import fields_of
 from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.conversion import fitted
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import CallUdf, Work
 
 
 def column_arguments(
@@ -29,15 +29,28 @@ def column_arguments(
         location: Stage and fragment, for messages.
 
     Raises:
-        UdfError: If a column does not have its declared shape.
+        UdfError: If a column does not have its declared shape, or the number of shapes is not that
+            of the arrays.
     """
     given = given_batch(batch.select(list(dict.fromkeys(contract.columns))), contract.format)
-    columns = [given[name] for name in contract.columns]
+    columns, shapes = [given[name] for name in contract.columns], contract.shapes
     if contract.stacks and len(columns) > 1 and _takes_one(call):
+        if any(shapes[1:]):
+            raise UdfError(
+                f"{location}: {qualname(call)} takes one array of all {len(columns)} inputs, but "
+                f"input_tensor_shapes has a shape for several; write "
+                f"input_tensor_shapes=[[{len(columns)}]], or give it a parameter for each input"
+            )
         stacked = np.stack([np.asarray(column) for column in columns], axis=1)
-        return [_shaped(stacked, contract.shapes[:1], "inputs", location)]
+        return [_shaped(stacked, shapes[:1], "inputs", location)]
+    if shapes and len(shapes) != len(columns):
+        raise UdfError(
+            f"{location}: {qualname(call)} takes {len(columns)} arrays, but input_tensor_shapes "
+            "has 1 shape, that of one array of all inputs; give each input its shape, None for a "
+            "scalar column"
+        )
     return [
-        _shaped(column, contract.shapes[index : index + 1], name, location)
+        _shaped(column, shapes[index : index + 1], name, location)
         for index, (name, column) in enumerate(zip(contract.columns, columns))
     ]
 
@@ -67,22 +80,26 @@ def _shaped(column: Any, shapes: Sequence[tuple[int, ...] | None], name: str, lo
     return shaped
 
 
-def as_columns(contract: ColumnsCall, result: Any, work: Work) -> Any:
+def as_columns(contract: ColumnsCall, result: Any, op: CallUdf, work: Work) -> Any:
     """Return the result of a call as a table or a dict of column to array.
 
     Args:
         contract: The contract.
         result: One column, a dict of arrays, or a list with a dict or object for each row.
+        op: The call: the columns that it returns.
         work: The task: its schema and location.
 
     Raises:
-        UdfError: If the result has another form.
+        UdfError: If the result has another form, or a row lacks a declared column.
     """
     if contract.output is None:
         if not isinstance(result, (list, tuple)):
             return result
         rows = _mappings(result, work)
-        return {name: [row.get(name) for row in rows] for name in rows[0]} if rows else {}
+        ids = {work.id, *op.ids, op.parent}
+        _check_complete(rows, [name for name in op.made if name not in ids], work.location)
+        shared = [name for name in (rows[0] if rows else ()) if all(name in row for row in rows)]
+        return {name: [row[name] for row in rows] for name in shared}
     field = work.schema.field(contract.output)
     if not pa.types.is_struct(field.type):
         return {field.name: result}
@@ -97,7 +114,21 @@ def as_columns(contract: ColumnsCall, result: Any, work: Work) -> Any:
         if len(set(lengths.values())) > 1:
             raise UdfError(f"{work.location}: the fields returned differ in length: {lengths}")
         return {field.name: pa.StructArray.from_arrays(arrays, fields=list(field.type))}
+    if isinstance(result, (list, tuple)):
+        _check_complete(_mappings(result, work), [c.name for c in field.type], work.location)
     return {field.name: result}
+
+
+def _check_complete(
+    rows: Sequence[Mapping[str, Any]], declared: Sequence[str], location: str
+) -> None:
+    """Raise UdfError for the first row that lacks a declared column."""
+    for place, row in enumerate(rows):
+        if missing := [name for name in declared if name not in row]:
+            raise UdfError(
+                f"{location}: row {place} of the {len(rows)} returned has no {missing[0]!r}, which "
+                f"is declared; it has {names(row, 20)}. Return a value or None for it in each row"
+            )
 
 
 def _mappings(rows: Sequence[Any], work: Work) -> list[Mapping[str, Any]]:

@@ -129,7 +129,7 @@ class ColumnsCaller:
 
     def as_batch(self, result: Any) -> Any:
         """See `Caller`."""
-        return as_columns(self._contract, result, self._code.work)
+        return as_columns(self._contract, result, self._code.op, self._code.work)
 
 
 class RowCaller:

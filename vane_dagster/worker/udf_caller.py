@@ -85,13 +85,19 @@ class UdfCaller:
             The output, in the order of the batches.
 
         Raises:
-            UdfError: If a result does not fit.
+            UdfError: If a result does not fit, or a factory made something that cannot be called.
             UnhealthyModelError: If the model is dead.
         """
         self.health.check(now_and_then=True)
         args, kwargs = load(op.arguments, op.files)
         keep_arguments(args, kwargs)
         call = getattr(self._target, op.method) if op.method != CALL else self._target
+        if not callable(call):
+            made = "None" if call is None else type(call).__name__
+            raise UdfError(
+                f"{work.location}: {self._label} returned {made}; expected the function to call "
+                "with the columns of a batch. End it with `return predict`"
+            )
         run = _TableCalls(self, UserCode(call, op, work, args, kwargs, revoked))
         started = time.perf_counter()
         batches = self.sizes.cut(table, op.batch_size)

@@ -132,9 +132,68 @@ def test_arguments_of_the_factory():
         (returning(None), {"return_type": "flaot"}, "flaot"),
         (returning(None), {"input_tensor_shapes": {3: [2]}}, "input_tensor_shapes has 3"),
         (returning(None), {"input_tensor_shapes": [[0]]}, "sizes from 1 up"),
+        (
+            returning(None),
+            {"inputs": ["a", "b"], "input_tensor_shapes": [[4]]},
+            r"\[\[4\]\] for 2 inputs; give each input its shape.* or \[\[2\]\]",
+        ),
     ],
 )
 def test_mistakes_are_refused_where_they_are_written(factory, options, words):
     given = {"inputs": ["a"], "return_type": "float", **options}
     with pytest.raises((vd.DefinitionError, vd.SchemaError), match=words):
         row_stage("predict_batch", factory, **given)
+
+
+@pytest.mark.parametrize(("made", "kind"), [(None, "None"), (np.zeros(1), "ndarray")])
+def test_a_factory_that_returns_no_function(made, kind):
+    found = rf"stage 'docs/out', fragment 0: m returned {kind}; expected the function.*`return pred"
+    with pytest.raises(vd.UdfError, match=found):
+        predicted(returning(made), ["a"], "float")
+
+
+def test_one_shape_of_several_inputs_is_that_of_one_array():
+    one = predicted(
+        returning(lambda x: x.reshape(len(x), -1).sum(axis=1)),
+        ["a", "b"],
+        "double",
+        input_tensor_shapes=[[2, 1]],
+    )
+    assert one["out"].to_pylist() == [11, 22, 33]
+    with pytest.raises(vd.UdfError, match=r"fragment 0: .*takes 2 arrays, but .* has 1 shape"):
+        predicted(returning(lambda a, b: a + b), ["a", "b"], "float", input_tensor_shapes=[[2]])
+
+
+def test_shapes_of_several_inputs_are_not_those_of_one_array():
+    shapes = [[1], [1]]
+    two = predicted(
+        returning(lambda a, b: (a + b).sum(axis=1)), ["a", "b"], "float", input_tensor_shapes=shapes
+    )
+    assert two["out"].to_pylist() == [11, 22, 33]
+    with pytest.raises(vd.UdfError, match=r"takes one array of all 2 inputs.*=\[\[2\]\]"):
+        predicted(returning(lambda x: x), ["a", "b"], "float", input_tensor_shapes=shapes)
+
+
+@pytest.mark.parametrize("output", [None, "preds"])
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_row_without_a_declared_field_is_named(output, place):
+    def predict(a):
+        rows = [{"label": "l", "score": score, "more": 1} for score in a]
+        del rows[place]["score"]
+        return rows
+
+    options = {"output_column": output} if output else {}
+    found = rf"fragment 0: row {place} of the 3 returned has no 'score'.*it has 'label', 'more'"
+    with pytest.raises(vd.UdfError, match=found):
+        predicted(returning(predict), ["a"], "label string, score float", **options)
+
+
+def test_fields_that_are_not_declared_may_differ():
+    rows = [{"score": 1.0, "first": 1}, {"score": None}, {"last": 3, "score": 3.0}]
+    table = (
+        predicted(returning(lambda a: rows), ["a"], "score float, label string")
+        if False
+        else predicted(returning(lambda a: rows), ["a"], "struct<score:float>")
+    )
+    assert table["score"].to_pylist() == [1, None, 3]
+    assert table.column_names == ["id", "score"]
