@@ -34,7 +34,7 @@ def contained(error: Any) -> BaseException:
     try:
         if isinstance(error, RowErrors):
             each = {place: contained(inner) for place, inner in error.errors.items()}
-            return RowErrors(each, error.rows).with_traceback(_traceback(error))
+            return RowErrors(each, error.rows, used=error.used).with_traceback(_traceback(error))
         if _behaves(error):
             return error  # type: ignore[no-any-return]  # `_behaves` ensures the type
     except BaseException:  # raised by the exception's own code; it is replaced

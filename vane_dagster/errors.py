@@ -114,12 +114,21 @@ class RowErrors(Exception):
         errors: The error of each failed row, by its position in the batch.
         rows: The results of the other rows, in the batch's order, in any form that a call may
             return. A pandas data frame keeps the batch's index or contains the id.
+        used: Resources that the failed rows used before their errors, beside those that the errors
+            themselves have; see `CostlyError`.
     """
 
-    def __init__(self, errors: Mapping[int, BaseException], rows: Any = None) -> None:
+    def __init__(
+        self,
+        errors: Mapping[int, BaseException],
+        rows: Any = None,
+        *,
+        used: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         super().__init__(f"{len(errors)} rows failed")
         self.errors = {_as_int(place): error for place, error in errors.items()}
         self.rows = rows
+        self.used = used
 
 
 def _as_int(place: Any) -> Any:

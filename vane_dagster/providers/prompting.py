@@ -6,6 +6,7 @@ import asyncio
 import functools
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +18,7 @@ from vane_dagster.providers.base import Answer, Message, Request, SamplingRefuse
 from vane_dagster.providers.format import Format, InvalidAnswer
 from vane_dagster.providers.row_functions import ANSWER, RowFunctions, processed, prompt_of
 from vane_dagster.providers.template import PrefixOrder, Template
-from vane_dagster.providers.usage import COUNTS, USAGE
+from vane_dagster.providers.usage import COUNTS, USAGE, counted
 from vane_dagster.types.callables import unwrapped
 from vane_dagster.types.row_values import row_values
 
@@ -37,6 +38,18 @@ class _Asked:
     row: dict[str, Any]
     request: Request
     own_sampling: bool
+
+
+class _FollowUpFailed(Exception):
+    """A row's request failed after the row had got an answer. The cause is the error.
+
+    Attributes:
+        answer: The answer, with the usage of the row's requests so far.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__("a follow-up request failed")
+        self.answer = answer
 
 
 @dataclass(frozen=True)
@@ -165,6 +178,7 @@ class PromptTask:
             RowErrors: With one error for each failed row, and the output of the others.
         """
         errors: dict[int, BaseException] = {}
+        used: Counter[str] = Counter()
         asked: dict[int, _Asked] = {}
         columns = [row_values(column) for column in batch.columns]
         for place, values in enumerate(zip(*columns)):
@@ -177,6 +191,9 @@ class PromptTask:
         found = dict(zip(asked, await asyncio.gather(*answering, return_exceptions=True)))
         good = {}
         for place, answer in found.items():
+            if isinstance(answer, _FollowUpFailed) and answer.__cause__ is not None:
+                used.update(counted(answer.answer))
+                answer = answer.__cause__
             if isinstance(answer, BaseException):
                 errors[place] = answer
                 continue
@@ -188,7 +205,7 @@ class PromptTask:
         taken = batch.take(pa.array(kept, pa.int64()))
         answers = _columns(taken, self, [good[place] for place in kept])
         if errors:
-            raise RowErrors(dict(sorted(errors.items())), answers if kept else None)
+            raise RowErrors(dict(sorted(errors.items())), answers if kept else None, used=used)
         return answers
 
     def _asked(self, row: dict[str, Any], id: str) -> _Asked:
@@ -238,8 +255,10 @@ class PromptTask:
                 {"role": "user", "content": again},
             ]
             request = replace(request, messages=[*request.messages, *follow_up])
-            former, answer = answer, await provider.submit(request)
-            answer = _summed(former, answer)
+            try:
+                answer = _summed(answer, await provider.submit(request))
+            except Exception as error:
+                raise _FollowUpFailed(answer) from error
         return form.value(answer), replace(answer, seconds=time.perf_counter() - began)
 
 

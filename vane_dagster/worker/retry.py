@@ -109,10 +109,12 @@ class Partial:
     Attributes:
         table: The output, in the batch's order.
         errors: The errors, by row position in the batch.
+        used: Amounts spent on the failed rows beside those of their errors; see `RowErrors`.
     """
 
     table: pa.Table
     errors: Mapping[int, BaseException]
+    used: Mapping[str, int] = field(default_factory=dict)
 
 
 Step = Union[Call, Wait]
@@ -146,6 +148,7 @@ def attempt(
             outcome.tables.append(answer.table)
             outcome.mixed = True
             errors, alone = answer.errors, True
+            outcome.wasted.update(answer.used)
             for error in errors.values():
                 if isinstance(error, CostlyError):
                     outcome.wasted.update(error.used)

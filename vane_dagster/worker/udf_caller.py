@@ -294,7 +294,8 @@ class _TableCalls:
         given = unsliced(batch).take(pa.array(others, pa.int64()))
         try:
             results = [] if error.rows is None else [self._taken(error.rows)]
-            return Partial(self._fitted(results, given, others), dict(sorted(places.items())))
+            table = self._fitted(results, given, others)
+            return Partial(table, dict(sorted(places.items())), error.used)
         except BaseException as refused:  # reading the result may run the user's code
             return contained(refused)
 

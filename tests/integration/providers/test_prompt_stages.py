@@ -338,6 +338,23 @@ def test_answers_that_do_not_fit_are_paid_for_too(
     assert facts["completion_tokens"] == facts["cost"] == 1 + 2 * 2 + 2
 
 
+@pytest.mark.parametrize(
+    ("word", "requests", "tokens"),
+    [("refused", 1 + 1, 1 + 2), ("broken", 1 + 1 + 2, 1 + 2 + 2 + 1)],  # one is not tried again
+)
+def test_answers_before_a_follow_up_that_fails_are_paid_for_too(
+    word, requests, tokens, tmp_path, local, server, endpoint, materialize
+):
+    server.answers = {"a": ["yes"], "b": ["perhaps so", "yes"]}
+    pipeline = docs(tmp_path, ["a", "b"])
+    asked(pipeline, endpoint[1], return_format=["yes", word], explain_errors=1,
+          on_error="quarantine", max_error_rate=0.5)  # fmt: skip
+
+    facts = metadata(materialize(pipeline, local), "asked")
+
+    assert (facts["requests"], facts["completion_tokens"]) == (requests, tokens)
+
+
 def test_answers_that_do_not_fit_may_be_asked_for_again(
     tmp_path, local, server, endpoint, materialize
 ):
