@@ -15,9 +15,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.decorators import OPTIONS
+from vane_dagster.pipeline.known_arguments import known_arguments
+from vane_dagster.pipeline.lazy_instances import (
+    Construction,
+    ConstructorSignature,
+    LazyInstance,
+    LazyMethod,
+)
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.options import OnError
@@ -28,7 +34,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 _ON_ERROR: Mapping[str | None, OnError | None] = {
     None: None, "raise": "raise", "log": "null", "ignore": "null",
 }  # fmt: skip
-_IMPORTS = "<frozen importlib._bootstrap>"
+_ROW_ARGUMENTS = ("return_dtype", "unnest", "max_retries", "on_error")
+_WORKER_ARGUMENTS = (
+    "cpus", "gpus", "use_process", "max_concurrency", "name_override", "ray_options",
+)  # fmt: skip
+_OURS = {"cpus": "num_cpus", "name_override": "label"}
+_OF_METHODS = {
+    **dict.fromkeys(("return_dtype", "unnest"), "the decorator of its method, @vd.method"),
+    "batch_size": "the decorator of its method, @vd.method.batch",
+}
+_OF_CLASSES = dict.fromkeys(_WORKER_ARGUMENTS, "the decorator of its class, @vd.cls")
+_MORE = ". All others are arguments of the stage"
 
 
 @dataclass(frozen=True)
@@ -119,6 +135,7 @@ def cls(
     name_override: str | None = None,
     ray_options: Mapping[str, Any] | None = None,
 ) -> Callable[[C], C]: ...
+@known_arguments("@vd.cls", elsewhere=_OF_METHODS, more=_MORE)
 def cls(
     class_: Any = None,
     *,
@@ -180,153 +197,17 @@ def cls(
             max_retries=max_retries,
             label=name_override,
         )
-        if "__new__" in vars(target) and not isinstance(vars(target)["__new__"], _Construction):
+        if "__new__" in vars(target) and not isinstance(vars(target)["__new__"], Construction):
             raise DefinitionError(
                 f"@vd.cls on class {name}, which defines __new__; the decorator needs it to delay "
                 "the construction. Move what it does to __init__"
             )
         setattr(target, OPTIONS, options)
-        setattr(target, "__new__", _Construction())  # noqa: B010  # mypy knows another type
-        setattr(target, "__signature__", _Signature())  # noqa: B010  # mypy knows no such attribute
+        setattr(target, "__new__", Construction())  # noqa: B010  # mypy knows another type
+        setattr(target, "__signature__", ConstructorSignature())  # noqa: B010  # mypy knows no such attribute
         return target
 
     return decorate if class_ is None else decorate(class_)
-
-
-class _Construction:
-    """The ``__new__`` of a decorated class."""
-
-    def __call__(self, target: type, /, *args: Any, **kwargs: Any) -> Any:
-        if OPTIONS in vars(target) and not _constructs_now():
-            return LazyInstance(target, args, kwargs)
-        new = _undecorated_new(target)
-        return new(target) if new is object.__new__ else new(target, *args, **kwargs)
-
-
-def _undecorated_new(target: type) -> Any:
-    found = (each.__new__ for each in target.__mro__ if "__new__" in vars(each))
-    return next(new for new in found if not isinstance(new, _Construction))
-
-
-class _Signature:
-    """The ``__signature__`` of a decorated class and its subclasses: that of the constructor."""
-
-    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
-        made_by: Any = inspect.getattr_static(owner, "__init__")
-        if made_by is object.__init__:
-            made_by = _undecorated_new(owner)
-            if made_by is object.__new__:
-                return inspect.Signature()
-        if inspect.isbuiltin(made_by):  # of a class such as tuple; it declares no parameters
-            return inspect.signature(_takes_anything)
-        signature = inspect.signature(made_by)
-        return signature.replace(
-            parameters=list(signature.parameters.values())[1:],
-            return_annotation=inspect.Signature.empty,
-        )
-
-
-def _takes_anything(*args: Any, **kwargs: Any) -> None:
-    """Have the signature of a constructor that is not known."""
-
-
-def construct(call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Construct a class, or call an instance, with every decorated class constructed at once.
-
-    Args:
-        call: The class, or the function that may construct it.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-    """
-    return call(*args, **kwargs)
-
-
-def _constructs_now() -> bool:
-    """Return whether a construction is part of the user's code that runs, and declares no stage.
-
-    A worker imports modules that declare pipelines, too; what they construct remains lazy.
-    """
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code is construct.__code__:
-            return True
-        if frame.f_code.co_filename == _IMPORTS:
-            return False
-    return is_worker()
-
-
-class LazyInstance:
-    """A class and the arguments of its constructor, in place of an instance.
-
-    Args:
-        target: The class.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-
-    Raises:
-        DefinitionError: If the constructor does not take the arguments.
-    """
-
-    __slots__ = ("_lazy_args", "_lazy_instance", "_lazy_kwargs", "_lazy_target")
-
-    def __init__(self, target: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        try:
-            inspect.signature(target).bind(*args, **kwargs)
-        except TypeError as error:
-            raise DefinitionError(
-                f"{target.__qualname__}{inspect.signature(target)} cannot be constructed with "
-                f"these arguments: {error}"
-            ) from None
-        self._lazy_target, self._lazy_args, self._lazy_kwargs = target, args, dict(kwargs)
-        self._lazy_instance: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_lazy_") or (name.startswith("__") and name.endswith("__")):
-            raise AttributeError(name)
-        target = self._lazy_target
-        member = inspect.getattr_static(target, name, None)
-        if isinstance(member, (staticmethod, classmethod, type)):
-            return getattr(target, name)
-        if callable(member):
-            return LazyMethod(self, name)
-        raise AttributeError(
-            f"{target.__qualname__} has no method {name!r}. It is not constructed here but in "
-            f"workers, because of @vd.cls, so only its methods can be named: "
-            f"{target.__qualname__}(...).{name} as the fn of a stage"
-        )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Construct the class in this process, once, and call the instance."""
-        return LazyMethod(self, "__call__")(*args, **kwargs)
-
-    def __reduce__(self) -> Any:
-        return LazyInstance, (self._lazy_target, self._lazy_args, self._lazy_kwargs)
-
-    def __repr__(self) -> str:
-        return f"<{self._lazy_target.__qualname__}, not constructed here>"
-
-
-class LazyMethod:
-    """A method of a lazy instance: the `fn` of a stage.
-
-    Args:
-        instance: The lazy instance.
-        name: The method's name.
-    """
-
-    def __init__(self, instance: LazyInstance, name: str) -> None:
-        self.instance, self.name = instance, name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Construct the class in this process, once, and call the method."""
-        lazy = self.instance
-        if lazy._lazy_instance is None:
-            lazy._lazy_instance = construct(lazy._lazy_target, lazy._lazy_args, lazy._lazy_kwargs)
-        return construct(getattr(lazy._lazy_instance, self.name), args, kwargs)
-
-    def __repr__(self) -> str:
-        return f"<{self.instance._lazy_target.__qualname__}.{self.name}, not constructed here>"
 
 
 # Methods and functions
@@ -357,6 +238,11 @@ class _MethodDecorator:
         max_retries: int | None = None,
         on_error: str | None = None,
     ) -> Callable[[F], F]: ...
+    @known_arguments(
+        "@vd.method",
+        elsewhere={**_OF_CLASSES, "batch_size": "the decorator @vd.method.batch"},
+        more=_MORE,
+    )
     def __call__(
         self,
         function: Any = None,
@@ -396,6 +282,7 @@ class _MethodDecorator:
 
         return decorate if function is None else decorate(function)
 
+    @known_arguments("@vd.method.batch", elsewhere=_OF_CLASSES, more=_MORE)
     def batch(
         self,
         *,
@@ -440,6 +327,12 @@ class _FuncDecorator:
     def __call__(self, function: F) -> F: ...
     @overload
     def __call__(self, **options: Any) -> Callable[[F], F]: ...
+    @known_arguments(
+        "@vd.func",
+        (*_ROW_ARGUMENTS, *_WORKER_ARGUMENTS),
+        {"batch_size": "the decorator @vd.func.batch"},
+        _MORE,
+    )
     def __call__(self, function: Any = None, **options: Any) -> Any:
         """Declare the result and the options of a function that takes the values of one row.
 
@@ -454,14 +347,16 @@ class _FuncDecorator:
         Raises:
             DefinitionError: If an argument is unknown, refused, or has a wrong value.
         """
-        names = _ROW_ARGUMENTS | _WORKER_ARGUMENTS
-        found = _known("func", names, options)
+        found = {_OURS.get(name, name): value for name, value in options.items()}
 
         def decorate(target: Any) -> Any:
             return _mark(target, "func", **found)
 
         return decorate if function is None else decorate(function)
 
+    @known_arguments(
+        "@vd.func.batch", (*_ROW_ARGUMENTS, "batch_size", *_WORKER_ARGUMENTS), more=_MORE
+    )
     def batch(self, *, return_dtype: Any, **options: Any) -> Callable[[F], F]:
         """Declare the result and the options of a function that takes columns.
 
@@ -472,29 +367,12 @@ class _FuncDecorator:
         Raises:
             DefinitionError: If an argument is unknown, refused, or has a wrong value.
         """
-        names = _ROW_ARGUMENTS | _WORKER_ARGUMENTS | {"batch_size"}
-        found = _known("func.batch", names, {"return_dtype": return_dtype, **options})
+        found = {_OURS.get(name, name): value for name, value in options.items()}
 
         def decorate(target: Any) -> Any:
-            return _mark(target, "func.batch", is_batch=True, **found)
+            return _mark(target, "func.batch", is_batch=True, return_dtype=return_dtype, **found)
 
         return decorate
-
-
-_ROW_ARGUMENTS = {"return_dtype", "unnest", "max_retries", "on_error"}
-_WORKER_ARGUMENTS = {
-    "cpus", "gpus", "use_process", "max_concurrency", "name_override", "ray_options",
-}  # fmt: skip
-_OURS = {"cpus": "num_cpus", "name_override": "label"}
-
-
-def _known(decorator: str, names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    if unknown := sorted(set(options) - names):
-        raise DefinitionError(
-            f"@vd.{decorator}: unknown argument {', '.join(unknown)}; it takes "
-            f"{', '.join(sorted(names))}"
-        )
-    return {_OURS.get(name, name): value for name, value in options.items()}
 
 
 method = _MethodDecorator()

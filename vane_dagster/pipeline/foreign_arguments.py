@@ -12,7 +12,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -36,11 +36,17 @@ class StageCall:
         method: The method's name.
         options: Its own options.
         nested: Options that go into a mapping, by the name of the option that takes it.
+        adds_stage: Whether it adds a stage. Advice about stages is only for those that do.
+        elsewhere: Options of related calls, and these calls.
+        more: What takes further options, for messages.
     """
 
     method: str
     options: tuple[str, ...]
-    nested: Mapping[str, Collection[str]]
+    nested: Mapping[str, Collection[str]] = field(default_factory=dict)
+    adds_stage: bool = True
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    more: str = ""
 
 
 def stage_call(
@@ -116,6 +122,8 @@ def _advice(call: StageCall, name: str, value: Any) -> str | None:
     """Return what to write in place of another system's argument; None if it is not known."""
     if (known := _FOREIGN.get(name)) is None:
         return None
+    if not call.adds_stage and not (isinstance(known.write, _Renamed) and known.write.of(call)):
+        return None
     return known.write(call, name, value)
 
 
@@ -129,17 +137,19 @@ def _correction(call: StageCall, name: str, value: Any, others: Collection[str])
     for option, inner in call.nested.items():
         if name in inner:
             return f': write {option}={{"{name}": {_shown(value)}}}'
+    if name in call.elsewhere:
+        return f": write {name}={_shown(value)} at {call.elsewhere[name]}"
     if (written := _advice(call, name, value)) is not None:
         return f", known from {_FOREIGN[name].system}: {written}"
     known = [*call.options, *others]
     nearest = difflib.get_close_matches(name.lower(), [*known, *_FOREIGN], 1, _MISSPELT)
-    if nearest and nearest[0] not in known:
-        written = _advice(call, nearest[0], value)
+    if nearest and nearest[0] not in known and (written := _advice(call, nearest[0], value)):
         return f". Did you mean {nearest[0]!r} of {_FOREIGN[nearest[0]].system}: {written}"
     if found := _similar(name, known):
         return f". {found}"
     own = f"its options are {names(call.options, 50)}" if call.options else "it has no options"
-    return f": {own}; those of its Dagster asset are {names(others, 20)}"
+    further = f"; those of its Dagster asset are {names(others, 20)}" if others else ""
+    return f": {own}{further}{call.more}"
 
 
 def _shown(value: Any) -> str:
@@ -164,23 +174,33 @@ def _leave_out(why: str) -> _Write:
     return lambda call, name, value: f"leave it out; {why}"
 
 
-def _renamed(*ours: str, zero: bool = False) -> _Write:
-    """Advise the first of our options that the method has.
+@dataclass(frozen=True)
+class _Renamed:
+    """Advises the first of our options that the method has.
 
-    Args:
-        *ours: Our options, the preferred one first.
+    Attributes:
+        ours: Our options, the preferred one first.
         zero: Whether 0 and None are the same as leaving the option out.
     """
 
-    def write(call: StageCall, name: str, value: Any) -> str:
-        option = next((each for each in ours if each in call.options), None)
+    ours: tuple[str, ...]
+    zero: bool
+
+    def of(self, call: StageCall) -> str | None:
+        """Return the option of a method; None if it has none of them."""
+        return next((each for each in self.ours if each in call.options), None)
+
+    def __call__(self, call: StageCall, name: str, value: Any) -> str:
+        option = self.of(call)
         if option is None:
-            return f"leave it out; {call.method} has no {' or '.join(ours)}"
-        if value is None or (zero and value == 0):
+            return f"leave it out; {call.method} has no {' or '.join(self.ours)}"
+        if value is None or (self.zero and value == 0):
             return "leave it out; that is the default"
         return f"write {option}={_shown(value)}"
 
-    return write
+
+def _renamed(*ours: str, zero: bool = False) -> _Renamed:
+    return _Renamed(ours, zero)
 
 
 def _sampling(ours: str = "") -> _Write:
@@ -302,7 +322,7 @@ _FOREIGN: Mapping[str, _Foreign] = {
     "object_store_memory": _Foreign(
         _RAY, _leave_out("LocalCluster(object_store_memory=...) sets it for the whole node")
     ),
-    "num_cpus": _Foreign(_RAY, _renamed("num_cpus", zero=True)),
+    "num_cpus": _Foreign(_RAY, _renamed("num_cpus", "cpus", zero=True)),
     "memory": _Foreign(_RAY, _renamed("memory", zero=True)),
     "concurrency": _Foreign(_RAY, _renamed("concurrency")),
     "num_workers": _Foreign(_VANE, _renamed("concurrency")),

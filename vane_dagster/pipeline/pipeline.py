@@ -23,6 +23,7 @@ from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.asset_options import asset_options
 from vane_dagster.pipeline.foreign_arguments import stage_call
 from vane_dagster.pipeline.keys import IdColumn, Keys
+from vane_dagster.pipeline.known_arguments import known_arguments
 from vane_dagster.pipeline.options import Children, JoinHow
 from vane_dagster.pipeline.specs import (
     SOURCE,
@@ -115,6 +116,7 @@ class Stage(Rows):
 class Pipeline(Rows):
     """The declared part of `vane_dagster.Pipeline`, which has the same arguments."""
 
+    @known_arguments("vd.Pipeline", more=". All others are arguments of its stages")
     def __init__(
         self,
         name: str,

@@ -20,7 +20,7 @@ from typing import Any
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments, masked
 from vane_dagster._user_errors import contained, is_shutdown
-from vane_dagster.pipeline.decorators import construct
+from vane_dagster.pipeline.lazy_instances import construct
 from vane_dagster.worker import user_code
 from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.isolation import one_process

@@ -10,7 +10,7 @@ PROCESS = """
 import copy, pickle, sys
 import defs
 from vane_dagster._worker_process import mark_worker
-from vane_dagster.pipeline.decorators import LazyInstance
+from vane_dagster.pipeline.lazy_instances import LazyInstance
 assert isinstance(defs.MODEL, LazyInstance)
 mark_worker()
 made = defs.Model(1)

@@ -24,10 +24,9 @@ from vane_dagster.errors import DefinitionError, SchemaError
 from vane_dagster.pipeline.contracts import ColumnsCall
 from vane_dagster.pipeline.decorators import (
     CallOptions,
-    LazyInstance,
-    construct,
     resolve,
 )
+from vane_dagster.pipeline.lazy_instances import LazyInstance, construct
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.worker.model_versions import view
 
@@ -342,7 +341,10 @@ WRONG = {
     "rows": (lambda: vd.method.batch(return_dtype="INT", batch_size=0)(Alone.add), "batch_size"),
     "a function": (lambda: vd.cls(lambda x: x), "use @vd.func for a function"),
     "a class": (lambda: vd.func(Alone), "no function"),
-    "an unknown one": (lambda: vd.func(gpu=1), "unknown argument gpu; it takes.*gpus"),
+    "an unknown one": (
+        lambda: vd.func(gpu=1),
+        "unknown argument 'gpu' of @vd.func. Did you mean 'gpus'",
+    ),
     "a constructor": (
         lambda: vd.cls(type("Own", (), {"__new__": lambda cls: 1})),
         "defines __new__.*Move what it does to __init__",

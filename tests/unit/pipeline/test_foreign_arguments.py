@@ -291,3 +291,36 @@ def test_a_misspelt_argument_of_another_system_has_the_line_to_write():
         mapped(num_gpu=1)
     with pytest.raises(vd.DefinitionError, match=r"Did you mean 'batch_size'\?$"):
         mapped(batchsize=1)
+
+
+def declared(**given: Any) -> vd.Pipeline:
+    return vd.Pipeline("docs", **{"source": vd.parquet("/data"), "id": "id", **given})
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "line"),
+    [
+        (declared, "fragment_row", "unknown argument 'fragment_row' of vd.Pipeline. Did you mean"),
+        (declared, "sorce", "Did you mean 'source'?"),
+        (declared, "num_gpus", "All others are arguments of its stages"),
+        (vd.cls, "gpu", "unknown argument 'gpu' of @vd.cls. Did you mean 'gpus'?"),
+        (vd.cls, "num_gpus", "known from Ray Data: write gpus=1"),
+        (vd.cls, "num_cpus", "known from Ray Data: write cpus=1"),
+        (vd.cls, "num_gpu", "Did you mean 'num_gpus' of Ray Data: write gpus=1"),
+        (vd.cls, "batch_size", "write batch_size=1 at the decorator of its method, @vd.method.b"),
+        (vd.cls, "memory", "All others are arguments of the stage"),
+        (vd.method, "gpus", "write gpus=1 at the decorator of its class, @vd.cls"),
+        (vd.method, "return_type", "Did you mean 'return_dtype'?"),
+        (vd.method.batch, "return_type", "Did you mean 'return_dtype'?"),
+        (vd.func, "gpu", "Did you mean 'gpus'?"),
+        (vd.func, "batch_size", "write batch_size=1 at the decorator @vd.func.batch"),
+        (vd.func, "options", "unknown argument 'options' of @vd.func. Did you mean"),
+        (vd.func, "zzz", "of @vd.func: its options are 'return_dtype', 'unnest', "),
+        (vd.func.batch, "return_type", "Did you mean 'return_dtype'?"),
+    ],
+)
+def test_an_unknown_argument_of_a_pipeline_or_decorator(call, name, line):
+    with pytest.raises(vd.DefinitionError) as refused:
+        call(**{name: 1})
+    assert str(refused.value).startswith(f"unknown argument {name!r} of ")
+    assert line in str(refused.value)

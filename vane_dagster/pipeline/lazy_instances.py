@@ -1,0 +1,153 @@
+"""Classes under `vd.cls` without an instance: what their constructor returns in a pipeline.
+
+Workers import this module, and construct the classes for real.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vane_dagster._worker_process import is_worker
+from vane_dagster.errors import DefinitionError
+
+_IMPORTS = "<frozen importlib._bootstrap>"
+
+
+class Construction:
+    """The ``__new__`` of a decorated class."""
+
+    def __call__(self, target: type, /, *args: Any, **kwargs: Any) -> Any:
+        is_decorated = isinstance(vars(target).get("__new__"), Construction)
+        if is_decorated and not _constructs_now():
+            return LazyInstance(target, args, kwargs)
+        new = _undecorated_new(target)
+        return new(target) if new is object.__new__ else new(target, *args, **kwargs)
+
+
+def _undecorated_new(target: type) -> Any:
+    found = (each.__new__ for each in target.__mro__ if "__new__" in vars(each))
+    return next(new for new in found if not isinstance(new, Construction))
+
+
+class ConstructorSignature:
+    """The ``__signature__`` of a decorated class and its subclasses: that of the constructor."""
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+        made_by: Any = inspect.getattr_static(owner, "__init__")
+        if made_by is object.__init__:
+            made_by = _undecorated_new(owner)
+            if made_by is object.__new__:
+                return inspect.Signature()
+        if inspect.isbuiltin(made_by):  # of a class such as tuple; it declares no parameters
+            return inspect.signature(_takes_anything)
+        signature = inspect.signature(made_by)
+        return signature.replace(
+            parameters=list(signature.parameters.values())[1:],
+            return_annotation=inspect.Signature.empty,
+        )
+
+
+def _takes_anything(*args: Any, **kwargs: Any) -> None:
+    """Have the signature of a constructor that is not known."""
+
+
+def construct(call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Construct a class, or call an instance, with every decorated class constructed at once.
+
+    Args:
+        call: The class, or the function that may construct it.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+    """
+    return call(*args, **kwargs)
+
+
+def _constructs_now() -> bool:
+    """Return whether a construction is part of the user's code that runs, and declares no stage.
+
+    A worker imports modules that declare pipelines, too; what they construct remains lazy.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is construct.__code__:
+            return True
+        if frame.f_code.co_filename == _IMPORTS:
+            return False
+    return is_worker()
+
+
+class LazyInstance:
+    """A class and the arguments of its constructor, in place of an instance.
+
+    Args:
+        target: The class.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+
+    Raises:
+        DefinitionError: If the constructor does not take the arguments.
+    """
+
+    __slots__ = ("_lazy_args", "_lazy_instance", "_lazy_kwargs", "_lazy_target")
+
+    def __init__(self, target: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        try:
+            inspect.signature(target).bind(*args, **kwargs)
+        except TypeError as error:
+            raise DefinitionError(
+                f"{target.__qualname__}{inspect.signature(target)} cannot be constructed with "
+                f"these arguments: {error}"
+            ) from None
+        self._lazy_target, self._lazy_args, self._lazy_kwargs = target, args, dict(kwargs)
+        self._lazy_instance: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_lazy_") or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        target = self._lazy_target
+        member = inspect.getattr_static(target, name, None)
+        if isinstance(member, (staticmethod, classmethod, type)):
+            return getattr(target, name)
+        if callable(member):
+            return LazyMethod(self, name)
+        raise AttributeError(
+            f"{target.__qualname__} has no method {name!r}. It is not constructed here but in "
+            f"workers, because of @vd.cls, so only its methods can be named: "
+            f"{target.__qualname__}(...).{name} as the fn of a stage"
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Construct the class in this process, once, and call the instance."""
+        return LazyMethod(self, "__call__")(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return LazyInstance, (self._lazy_target, self._lazy_args, self._lazy_kwargs)
+
+    def __repr__(self) -> str:
+        return f"<{self._lazy_target.__qualname__}, not constructed here>"
+
+
+class LazyMethod:
+    """A method of a lazy instance: the `fn` of a stage.
+
+    Args:
+        instance: The lazy instance.
+        name: The method's name.
+    """
+
+    def __init__(self, instance: LazyInstance, name: str) -> None:
+        self.instance, self.name = instance, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Construct the class in this process, once, and call the method."""
+        lazy = self.instance
+        if lazy._lazy_instance is None:
+            lazy._lazy_instance = construct(lazy._lazy_target, lazy._lazy_args, lazy._lazy_kwargs)
+        return construct(getattr(lazy._lazy_instance, self.name), args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<{self.instance._lazy_target.__qualname__}.{self.name}, not constructed here>"
