@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vane_dagster._worker_process import is_worker
@@ -151,3 +151,17 @@ class LazyMethod:
 
     def __repr__(self) -> str:
         return f"<{self.instance._lazy_target.__qualname__}.{self.name}, not constructed here>"
+
+
+def lazy_in(value: Any) -> LazyInstance | None:
+    """Return the first lazy instance that a value is or holds in lists, tuples, sets or dicts."""
+    if isinstance(value, LazyMethod):
+        return value.instance
+    if isinstance(value, LazyInstance):
+        return value
+    items: Iterable[Any] = ()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = value
+    elif isinstance(value, dict):
+        items = value.values()
+    return next((found for item in items if (found := lazy_in(item)) is not None), None)

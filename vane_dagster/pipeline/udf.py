@@ -16,6 +16,7 @@ from vane_dagster.fingerprint.local_file import LocalFile, local_files_in
 from vane_dagster.fingerprint.modules import Finder
 from vane_dagster.fingerprint.values import model_class
 from vane_dagster.pipeline.contracts import CALL, BatchCall, CallStyle, Contract
+from vane_dagster.pipeline.lazy_instances import lazy_in
 from vane_dagster.types.callables import qualname, signature_of, unwrapped
 
 
@@ -126,6 +127,7 @@ def make_udf(
         method=method,
     )
     _check_arguments(where, udf, contract or BatchCall())
+    _refuse_lazy_arguments(where, udf)
     return udf
 
 
@@ -190,6 +192,7 @@ def make_factory(
     )
     given = (udf.constructor_args, udf.constructor_kwargs)
     _bind(where, target, *given, "(*fn_constructor_args, **fn_constructor_kwargs)")
+    _refuse_lazy_arguments(where, udf)
     return udf
 
 
@@ -304,6 +307,30 @@ def _check_arguments(where: str, udf: Udf, contract: Contract) -> None:
         _bind(where, udf.target, *arguments, "(*fn_constructor_args, **fn_constructor_kwargs)")
         if callable(probe := _members(udf.target).get("check_health")):
             _bind(where, probe, (None,), {}, "check_health(self), by which a worker asks it")
+
+
+def _refuse_lazy_arguments(where: str, udf: Udf) -> None:
+    """Raise DefinitionError for an instance of a class under `vd.cls`, unless `version=` is given.
+
+    It has no identity of its own: its class may change what the stage computes.
+    """
+    if udf.version is not None:
+        return
+    arguments = [
+        *((f"fn_constructor_args[{i}]", value) for i, value in enumerate(udf.constructor_args)),
+        *((f"fn_args[{i}]", value) for i, value in enumerate(udf.args)),
+        *((repr(name), value) for name, value in udf.constructor_kwargs.items()),
+        *((repr(name), value) for name, value in udf.kwargs.items()),
+    ]
+    for name, value in arguments:
+        if (found := lazy_in(value)) is not None:
+            inner = qualname(found._lazy_target)
+            raise DefinitionError(
+                f"{where}: argument {name} of {udf.name} is {found!r}, because of @vd.cls; "
+                f"expected plain values. Call {inner}(...) in the __init__ of the class that the "
+                "stage calls: it constructs an instance there, once in each worker. Pass that "
+                f"class what {inner} needs, such as a path"
+            )
 
 
 def _bind(where: str, call: Any, args: tuple[Any, ...], kwargs: Any, shape: str) -> None:

@@ -332,6 +332,34 @@ def test_constructor_arguments_are_given_once() -> None:
         resolve("a/b", Transcriber("m").transcribe, (), {"model": "n"})
 
 
+@pytest.mark.parametrize(
+    ("fn", "given", "argument"),
+    [
+        (Transcriber(Empty()).plain, {}, r"fn_constructor_args\[0\] of Transcriber"),
+        (Transcriber([Empty().one]).plain, {}, r"fn_constructor_args\[0\] of Transcriber"),
+        (Alone.add, {"fn_constructor_kwargs": {"n": {"a": Empty()}}}, "'n' of Alone"),
+        (add, {"fn_kwargs": {"b": Empty()}}, "'b' of add"),
+        (add, {"fn_args": [(1, Empty())]}, r"fn_args\[0\] of add"),
+    ],
+)
+def test_an_instance_that_is_not_constructed_is_no_argument(
+    fn: Any, given: dict[str, Any], argument: str
+) -> None:
+    found = (
+        rf"argument {argument} is <Empty, not constructed here>.*Call Empty\(...\) in the __init"
+    )
+    with pytest.raises(DefinitionError, match=found):
+        row_stage("map", fn, inputs={"text": "t"} if not given else None, schema="INT", **given)
+
+
+def test_with_a_version_it_is_an_argument_and_constructs_where_it_is_called() -> None:
+    def use(n: int, model: Any) -> str:
+        return str(model(str(n)))
+
+    stage = row_stage("map", use, fn_kwargs={"model": Transcriber("m")}, version="1")
+    assert run_stage(stage, IDS)["out"].to_pylist() == ["10", "20", "30"]
+
+
 WRONG = {
     "a process": (lambda: vd.cls(use_process=False)(Alone), "always a process of its own"),
     "ray": (lambda: vd.cls(ray_options={"a": 1})(Alone), "resources={"),
