@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from vane_dagster.storage.manifest import (
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.publish.base import Publisher, Target
 from vane_dagster.storage.publish.parquet import FolderPublisher
+from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store, read_part_info
 
 # Folders
@@ -65,6 +67,37 @@ def test_a_reader_never_sees_half_a_file(root):
         assert set(root.names()) <= {"f"}
         reads += 1
     writer.join()
+
+
+def test_of_several_that_create_a_file_one_does(root):
+    folder = root.child("a")
+    start = threading.Barrier(8)
+
+    def create(data: bytes) -> bool:
+        start.wait()
+        return folder.create("f", data)
+
+    wholes = [bytes([n]) * 300_000 for n in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        created = list(threads.map(create, wholes))
+    assert created.count(True) == 1
+    assert folder.read("f") == wholes[created.index(True)]
+    assert not folder.create("f", b"later")
+    assert folder.names() == {"f": 300_000}
+
+
+def test_runs_that_infer_at_the_same_time_have_one_pin(store):
+    place = ("docs", "labels", "0" * 40)
+    start = threading.Barrier(8)
+
+    def infer(name: str) -> SchemaPin:
+        assert read_pin(store, *place) is None
+        start.wait()
+        return keep_pin(store, *place, SchemaPin(pa.schema([(name, pa.string())]), 16, name, 1.5))
+
+    with ThreadPoolExecutor(8) as threads:
+        kept = list(threads.map(infer, "abcdefgh"))
+    assert kept == [read_pin(store, *place)] * 8
 
 
 def test_entries_say_when_files_were_changed(root):

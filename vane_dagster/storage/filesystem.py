@@ -21,11 +21,15 @@ import fsspec
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_options, revealed, url_parts, with_options, without_secrets
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.transient_errors import advice, with_retries
+from vane_dagster.storage.transient_errors import advice, has_status, with_retries
 
 _T = TypeVar("_T")
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "r2"}
 _PUT_IS_ATOMIC = {*_OBJECT_STORES, "memory"}
+_CREATES = _PUT_IS_ATOMIC - {"adl", "oss", "r2"}
+"""File systems whose drivers write a file only if there is none."""
+_EXISTS, _NOT_IMPLEMENTED = 412, 501
+"""The HTTP statuses of such a write if there is a file, or if the server has no such writes."""
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gcs"),
@@ -170,6 +174,24 @@ class Location:
         pipe = functools.partial(self._place, name, lambda p: self.fs.pipe_file(p, bytes(data)))
         self.with_storage_errors("written", pipe, name)
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file atomically, unless there is one of that name.
+
+        Of several processes that create a file at once, one writes it. On a file system without a
+        means for that, the file of the last one stays: read it again to know.
+
+        Args:
+            name: The file's name in the folder.
+            data: Its bytes.
+
+        Returns:
+            Whether the file was written.
+
+        Raises:
+            StoreError: If the file system refuses.
+        """
+        return self.with_storage_errors("written", lambda: self._create(name, data), name)
+
     def read(self, name: str) -> bytes:
         """Read a file's bytes.
 
@@ -292,6 +314,24 @@ class Location:
                 self.fs.rm_file(temporary)
             raise
 
+    def _create(self, name: str, data: bytes) -> bool:
+        path = self.file(name)
+        if self.is_local:
+            return _create_local(path, data)
+        if _CREATES & set(protocols(self.fs)):
+            try:
+                self.fs.pipe_file(path, data, mode="create")
+                return True
+            except Exception as error:  # drivers raise their own exception classes
+                if isinstance(error, FileExistsError) or has_status(error, _EXISTS):
+                    return False
+                if not has_status(error, _NOT_IMPLEMENTED):
+                    raise
+        if name in self.names():
+            return False
+        self._place(name, lambda place: self.fs.pipe_file(place, data))
+        return True
+
     def _remove(self, path: str) -> None:
         with suppress(FileNotFoundError):
             self.fs.rm_file(path)
@@ -352,6 +392,26 @@ def _joined(url: str, *parts: str) -> str:
 
 
 def _write_local(path: str, data: Any) -> None:
+    with _written_beside(path, data) as temporary:
+        os.replace(temporary, path)
+
+
+def _create_local(path: str, data: bytes) -> bool:
+    with _written_beside(path, data) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without hard links
+            if os.path.exists(path):
+                return False
+            os.replace(temporary, path)
+    return True
+
+
+@contextmanager
+def _written_beside(path: str, data: Any) -> Iterator[str]:
+    """Write a temporary file in the folder of a path, and remove it in the end if it is there."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     temporary = os.path.join(folder, f"{TEMPORARY}{secrets.token_hex(6)}")
@@ -360,11 +420,10 @@ def _write_local(path: str, data: Any) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
+        yield temporary
+    finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
-        raise
 
 
 def files_below(

@@ -1,7 +1,8 @@
 """Pinned schemas: the columns that the first run of a stage has inferred.
 
 ``<root>/<pipeline>/<stage>/schemas/<definition>.json``, with the definition of the stage before its
-schema was known, and of all stages upstream. It is written once. Fragment keys contain the schema
+schema was known, and of all stages upstream. It is written once, as a whole: of several runs that
+infer at the same time the first one's schema is the pin of all. Fragment keys contain the schema
 itself, so even a lost pin leads to other keys at most, never to a part of other types.
 """
 
@@ -86,13 +87,20 @@ def keep_pin(store: Store, pipeline: str, stage: str, definition: str, pin: Sche
 
     Returns:
         The pinned schema.
+
+    Raises:
+        NewerFormatError: If a newer release has written the other run's pin.
+        StoreError: If the pin cannot be written, or is gone again.
     """
-    if (other := read_pin(store, pipeline, stage, definition)) is not None:
-        return other
-    _folder(store, pipeline, stage).write(
-        f"{definition}.json", json.dumps(_CODEC.record(pin)).encode()
-    )
-    return pin
+    folder, name = _folder(store, pipeline, stage), f"{definition}.json"
+    folder.create(name, json.dumps(_CODEC.record(pin)).encode())
+    kept = read_pin(store, pipeline, stage, definition)
+    if kept is None:
+        raise StoreError(
+            f"{folder.file_url(name)!r} was deleted while the run pinned its schema there. Start "
+            "the run again"
+        )
+    return kept
 
 
 def _folder(store: Store, pipeline: str, stage: str) -> Location:

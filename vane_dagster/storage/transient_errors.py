@@ -123,6 +123,16 @@ def is_transient_storage_error(error: BaseException) -> bool:
     return any(is_transient(found) for found in _causes(error))
 
 
+def has_status(error: BaseException, status: int) -> bool:
+    """Return whether an error of a file system, or one of its causes, has an HTTP status.
+
+    Args:
+        error: The error.
+        status: The status.
+    """
+    return any(http_status(found) == status for found in _causes(error))
+
+
 def with_retries(action: Callable[[], _T]) -> _T:
     """Run an operation on storage, and retry it after transient errors.
 

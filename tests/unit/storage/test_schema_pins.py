@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -52,6 +54,17 @@ def test_a_collection_leaves_pins_alone(store: Store):
     keep_pin(store, *PLACE, pin(pa.string(), "one"))
     list(collect(store, GcPolicy(keep=0, grace=0, now=1e12)))
     assert read_pin(store, *PLACE) is not None
+
+
+def test_without_hard_links_the_first_pin_wins_too(store: Store, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: str) -> None:
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    first, second = pin(pa.string(), "one"), pin(pa.int64(), "two")
+    assert keep_pin(store, *PLACE, first) == first
+    assert keep_pin(store, *PLACE, second) == first
+    assert [path.name for path in file(store).parent.iterdir()] == [file(store).name]
 
 
 def test_a_damaged_pin_is_named(store: Store):
