@@ -474,6 +474,7 @@ def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline, version: str) -> Op:
         spec.udf.style,
         _policy(spec.failures),
         version=version,
+        pinned=spec.pinned,
     )
 
 

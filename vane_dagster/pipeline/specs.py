@@ -429,7 +429,9 @@ class MapBatchesSpec(StageKind):
             set if `columns` lists the columns that are read.
         execution_backend: Where its workers run; None if the compute resource decides.
         infers: Whether the first run infers the schema. `with_schema` returns the stage with the
-            inferred one, as if it had been declared.
+            inferred one.
+        pinned: Whether the schema was inferred. Results with columns that it lacks are refused. In
+            keys it counts as if it had been declared.
     """
 
     udf: Udf
@@ -452,6 +454,7 @@ class MapBatchesSpec(StageKind):
     order: RowOrder | None = None
     execution_backend: ExecutionBackend | None = None
     infers: bool = False
+    pinned: bool = False
 
     kind = "map_batches"
     runs_udf: ClassVar[Literal[True]] = True
@@ -600,14 +603,14 @@ class MapBatchesSpec(StageKind):
         )
 
     def with_schema(self, pipeline: Pipeline, schema: pa.Schema) -> MapBatchesSpec:
-        """Return the stage with a schema, as if that had been declared.
+        """Return the stage with its inferred schema.
 
         Raises:
             DefinitionError: If the other options do not fit the schema.
             SchemaError: If it has no columns, or ones that cannot be stored.
         """
         location = pipeline._location(self.name)
-        spec = replace(self, schema=parse_schema(schema, location), infers=False)
+        spec = replace(self, schema=parse_schema(schema, location), infers=False, pinned=True)
         spec.check_schema(location)
         return spec
 

@@ -185,6 +185,7 @@ class CallUdf:
         max_faults: Rows that may fail before the whole call does.
         version: The version of the code to call, if the worker may have several; see `ModelSpec`.
         files: The store with the local files among the arguments; None without such files.
+        pinned: Whether the schema was inferred, and results with further columns are refused.
     """
 
     arguments: bytes = field(repr=False)
@@ -202,6 +203,7 @@ class CallUdf:
     max_faults: int = 0
     version: str = ""
     files: Location | None = None
+    pinned: bool = False
 
     def carried(self, work: Work) -> tuple[str, ...]:
         """Return the input columns that are passed on, besides the ids.

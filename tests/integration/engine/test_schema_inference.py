@@ -214,6 +214,35 @@ def test_another_type_than_the_pinned_one_is_refused(tmp_path, local, materializ
         assert words in message
 
 
+@pytest.mark.parametrize("method", ["map", "map_batches"])
+def test_a_column_that_comes_after_the_first_rows_is_refused(tmp_path, local, materialize, method):
+    def by_row(n: int) -> Any:
+        return {"label": n} if n < 16 else {"label": n, "score": n / 2}
+
+    def by_batch(batch: dict[str, Any]) -> dict[str, Any]:
+        found = {"label": batch["n"]}
+        return found if batch["n"].max() < 16 else {**found, "score": batch["n"] / 2}
+
+    def made(schema: Any) -> vd.Pipeline:
+        pipeline = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
+        if method == "map":
+            pipeline.map("labels", by_row, schema=schema)
+        else:
+            pipeline.map_batches("labels", by_batch, schema=schema, batch_format="numpy")
+        return pipeline
+
+    message = failure(materialize(made("infer"), local, raises=False))
+    for words in (
+        "stage 'docs/labels'",
+        "returned column 'score', which the pinned schema lacks",
+        "with None where there is no value, or declare the schema",
+    ):
+        assert words in message
+    materialize(made({"label": "BIGINT"}), local)
+    labels = read_stage(tmp_path / "store", "docs", "labels")
+    assert labels.schema.names == ["id", "label"]
+
+
 def test_rows_that_fail_do_not_keep_a_schema_from_being_inferred(tmp_path, local, materialize):
     def fails(text: str) -> Any:
         if text == "t3":

@@ -1,0 +1,172 @@
+"""Results with columns and fields that an inferred schema lacks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.udf_calls import row_stage, run_stage
+from vane_dagster.pipeline.pipeline import Stage
+
+ROWS = pa.table({"id": [1, 2, 3], "n": [10, 20, 30], "text": ["a", "b", "c"]})
+META = pa.struct([("a", pa.int64())])
+
+
+@dataclasses.dataclass
+class Answer:
+    label: str
+    score: float
+
+
+def pinned(method: str, fn: Any, columns: dict[str, Any], **options: Any) -> Stage:
+    stage = row_stage(method, fn, schema="infer", **options)
+    return stage.pipeline.with_schema("out", pa.schema(columns))["out"]
+
+
+def refused(method: str, fn: Any, columns: dict[str, Any], **options: Any) -> str:
+    with pytest.raises(vd.UdfError) as raised:
+        run_stage(pinned(method, fn, columns, **options), ROWS)
+    message = str(raised.value)
+    for words in ("stage 'docs/out', fragment 0: returned", "which the pinned schema lacks",
+                  "with None where there is no value, or declare the schema"):  # fmt: skip
+        assert words in message
+    return message
+
+
+def answer(label: str) -> Any:
+    return {"label": label, "score": 1.0} if label == "c" else {"label": label}
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda text: answer(text),
+        lambda text: Answer(text, 1.0) if text == "c" else {"label": text},
+    ],
+)
+def test_a_column_that_a_later_row_has_is_refused(fn):
+    message = refused("map", fn, {"label": pa.string()})
+    assert "returned column 'score', which the pinned schema lacks" in message
+    assert "has 'id', 'label'" in message
+
+
+def test_async_rows_and_rows_of_a_flat_map_are_refused_too():
+    async def later(text):
+        return answer(text)
+
+    for method, fn, options in (
+        ("map", later, {}),
+        ("flat_map", lambda text: [answer(text)], {"id": "new"}),
+    ):
+        assert "column 'score'" in refused(method, fn, {"label": pa.string()}, **options)
+
+
+def test_with_a_declared_schema_they_are_dropped():
+    stage = row_stage("map", lambda text: answer(text), schema={"label": "VARCHAR"})
+    assert run_stage(stage, ROWS).schema.names == ["id", "label"]
+
+
+def test_it_is_the_error_of_one_row_where_rows_are_isolated():
+    stage = pinned("map", lambda text: answer(text), {"label": pa.string()}, on_error="null")
+    table = run_stage(stage, ROWS)
+    assert table["label"].to_pylist() == ["a", "b", None]
+    assert "column 'score'" in table["error"].to_pylist()[2]
+
+
+COLUMNS = {"x": [1, 2, 3], "y": [4, 5, 6]}
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        COLUMNS,
+        pa.table(COLUMNS),
+        pa.table(COLUMNS).to_batches()[0],
+        pa.table(COLUMNS).to_reader(),
+        pd.DataFrame(COLUMNS),
+        pl.DataFrame(COLUMNS),
+    ],
+    ids=lambda result: type(result).__name__,
+)
+def test_a_column_of_any_batch_is_refused(result):
+    stage = pinned("map_batches", lambda batch: result, {"x": pa.int64(), "y": pa.int64()})
+    if not isinstance(result, pa.RecordBatchReader):  # can be read once
+        assert run_stage(stage, ROWS)["y"].to_pylist() == [4, 5, 6]
+    assert "column 'y'" in refused("map_batches", lambda batch: result, {"x": pa.int64()})
+
+
+def test_a_reader_is_read_once():
+    reader = pa.table(COLUMNS).to_reader()
+    stage = pinned("map_batches", lambda batch: reader, {"x": pa.int64(), "y": pa.int64()})
+    assert run_stage(stage, ROWS)["x"].to_pylist() == [1, 2, 3]
+
+
+def test_what_is_no_table_has_its_own_message():
+    with pytest.raises(vd.UdfError, match="which is not a table"):
+        run_stage(pinned("map_batches", lambda _: pl.Series([1]), {"x": pa.int64()}), ROWS)
+
+
+@pytest.mark.parametrize("fn", [lambda batch: batch, lambda batch: batch.to_pandas()])
+def test_ids_and_columns_that_are_passed_on_may_be_returned(fn):
+    stage = pinned("map_batches", fn, {"text": pa.string()}, include_columns=["n"])
+    assert run_stage(stage, ROWS).schema.names == ["id", "n", "text"]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "path"),
+    [
+        ({"a": 1, "b": 2}, META, "meta.b"),
+        ({"c": {"a": 1, "b": 2}}, pa.struct([("c", META)]), "meta.c.b"),
+        ([{"a": 1}, {"a": 1, "b": 2}], pa.list_(META), "meta.b"),
+        ({"key": {"a": 1, "b": 2}}, pa.map_(pa.string(), META), "meta.b"),
+        ([("key", {"a": 1, "b": 2})], pa.map_(pa.string(), META), "meta.b"),
+        (Answer("a", 1.0), pa.struct([("label", pa.string())]), "meta.score"),
+    ],
+)
+def test_a_field_that_a_later_value_has_is_refused(value, kind, path):
+    def row(text):
+        return {"meta": value if text == "c" else None}
+
+    columns = {"meta": kind}
+    assert f"returned field '{path}'" in refused("map", row, columns)
+    assert f"returned field '{path}'" in refused(
+        "map", lambda text: value, columns, output_column="meta"
+    )
+    values = [None, None, value]
+    assert f"returned field '{path}'" in refused("map_batches", lambda _: {"meta": values}, columns)
+    frame = pd.DataFrame({"meta": values})
+    assert f"returned field '{path}'" in refused("map_batches", lambda _: frame, columns)
+
+
+def test_a_field_of_a_structured_array_is_refused():
+    array = np.array([(1, 2)] * 3, [("a", "i8"), ("b", "i8")])
+    assert "field 'meta.b'" in refused("map_batches", lambda _: {"meta": array}, {"meta": META})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [{"a": 1}, None, {"a": None}],
+        np.array([{"a": 1}, None, {}], object),
+        pa.array([{"a": 1}, None, {"a": 2}]),
+        pl.Series([{"a": 1}, {"a": 2}, {"a": 3}]),
+    ],
+    ids=lambda values: type(values).__module__,
+)
+def test_the_same_fields_are_kept(values):
+    stage = pinned("map_batches", lambda _: {"meta": values}, {"meta": META})
+    assert run_stage(stage, ROWS).schema.field("meta").type == META
+
+
+def test_a_single_value_is_explained_as_with_a_declared_schema():
+    for value in (5, {"a": 1}, np.array(5)):
+        stage = pinned("map_batches", lambda _, value=value: {"meta": value}, {"meta": META})
+        with pytest.raises(vd.UdfError, match="column 'meta': expected struct"):
+            run_stage(stage, ROWS)
