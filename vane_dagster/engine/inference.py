@@ -35,16 +35,21 @@ class FirstRows:
     """The rows that a stage made of its first input rows.
 
     Attributes:
-        rows: The rows.
+        tables: The rows of each fragment.
         rows_in: The number of input rows.
         given: The schema of the input.
         error: The error of one of the rows that could not be computed; empty if there is none.
     """
 
-    rows: pa.Table
+    tables: Sequence[pa.Table]
     rows_in: int
     given: pa.Schema
     error: str = ""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return sum(table.num_rows for table in self.tables)
 
 
 @dataclass(frozen=True)
@@ -128,29 +133,34 @@ class SchemaInference:
             pipeline: The pipeline, with the schemas of the stage and those upstream of it.
             stage: The stage.
             selected: The upstream stages that may be computed for it.
-            partitions: The partitions, the first one with rows is used.
-            rows: The number of input rows; more if a filter drops these.
+            partitions: The partitions, in the order in which they are read.
+            rows: The number of input rows. There are fewer if few fragments and partitions have no
+                more.
 
         Returns:
-            The rows; those of the last attempt, if none had any; None if there is no input row.
+            The rows, which may be none; None if there is no input row.
 
         Raises:
             VaneError: If the first rows cannot be planned or computed.
         """
-        found = None
+        found: FirstRows | None = None
+        made: dict[tuple[str | None, str], Part] = {}
         planned = self._planned(pipeline, stage, selected, partitions)
-        for plan in previews(planned, stage, rows, self._kept):
+        plans = previews(planned, stage, rows, self._kept)
+        plan = next(plans, None)
+        while plan is not None:
             self._executed.append(plan)
             parts = self.execute(plan)
-            (partition,), (part,) = plan.partitions, parts[stage]
+            (partition,) = plan.partitions
             self._keep(partition, stage, parts)
-            found = FirstRows(
-                read_part(part.folder, part.info.name),
-                part.info.rows_in,
-                partition.schemas[pipeline[stage].spec.upstream[0]],
-                _first_error(part),
-            )
-            if found.rows.num_rows or found.error:
+            for fragment, part in zip(partition.fragments, parts[stage]):
+                made[partition.key, fragment.identity] = part  # in place of that of fewer rows
+            given = partition.schemas[pipeline[stage].spec.upstream[0]]
+            found = _first_rows(list(made.values()), given)
+            reached = found.rows_in if found.rows or found.error else 0
+            try:
+                plan = plans.send(reached)
+            except StopIteration:
                 break
         return found
 
@@ -158,10 +168,12 @@ class SchemaInference:
         self, partition: PartitionPlan, stage: str, parts: Mapping[str, Sequence[Part]]
     ) -> None:
         """Keep the parts that were computed upstream of a stage for other previews."""
-        fragment, rows = partition.fragments[0].identity, partition.preview
         for name, plan in partition.stages.items():
             if name != stage and plan.missing:
-                self._kept[PreviewKey(name, partition.key, fragment, rows)] = parts[name][0]
+                made = zip(partition.fragments, partition.preview, parts[name])
+                for fragment, rows, part in made:
+                    key = PreviewKey(name, partition.key, fragment.identity, rows)
+                    self._kept[key] = part
 
     def _infer(
         self,
@@ -174,7 +186,7 @@ class SchemaInference:
         assert spec.runs_udf
         probing = pipeline.with_spec(spec.probe())
         found = self.first_rows(probing, stage, selected, partitions, INFERRED_ROWS)
-        if found is None or not found.rows.num_rows:
+        if found is None or not found.rows:
             why = "there is no input row"
             if found is not None and found.rows_in:
                 why = f"none of the first {found.rows_in:,} rows could be computed"
@@ -183,7 +195,9 @@ class SchemaInference:
                 f"{location}: its schema cannot be inferred, because {why}{error}. Declare the "
                 "schema"
             )
-        records = dict.fromkeys(found.rows.column(TYPES).to_pylist())
+        records = dict.fromkeys(
+            record for table in found.tables for record in table.column(TYPES).to_pylist()
+        )
         types = merged_types(map(read_schema, records), location)
         schema = spec.inferred_schema(pipeline, types, found.given, found.rows_in)
         return SchemaPin(schema, found.rows_in, self.run_id, time.time())
@@ -208,6 +222,15 @@ class SchemaInference:
         if not found.partitions:
             raise next(iter(found.failed.values()))
         return found
+
+
+def _first_rows(parts: Sequence[Part], given: pa.Schema) -> FirstRows:
+    return FirstRows(
+        [read_part(part.folder, part.info.name) for part in parts],
+        sum(part.info.rows_in for part in parts),
+        given,
+        next((error for part in parts if (error := _first_error(part))), ""),
+    )
 
 
 def _first_error(part: Part) -> str:

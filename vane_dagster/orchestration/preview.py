@@ -62,7 +62,7 @@ def preview(
         found = inference.first_rows(resolved, stage, selected, [partition], rows)
         if found is None:
             raise DefinitionError(f"{location}: preview: the source has no rows")
-        return found.rows.slice(0, rows)
+        return pa.concat_tables(found.tables).slice(0, rows)
 
 
 def _show(event: Event) -> None:

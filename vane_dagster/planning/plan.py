@@ -80,9 +80,9 @@ class PartitionPlan:
         schemas: Output schemas of the source, the inputs and the selected stages.
         sample: For a plan that computes only some rows, to compare and not to commit: their
             positions in each fragment of the stage's base node, by fragment index.
-        preview: The number of first rows to compute, of the source or of stored parts of upstream
-            stages; 0 for a plan that computes all. The counts of the fragment and of these parts
-            are those of the first rows. Nothing is committed.
+        preview: The number of first rows to compute of each fragment, of the source or of stored
+            parts of upstream stages; empty for a plan that computes all. The counts of the
+            fragments and of these parts are those of the first rows. Nothing is committed.
     """
 
     key: str | None
@@ -94,7 +94,7 @@ class PartitionPlan:
     input_names: Mapping[str, ManifestName]
     schemas: Mapping[str, pa.Schema]
     sample: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    preview: int = 0
+    preview: tuple[int, ...] = ()
 
     @property
     def is_sample(self) -> bool:

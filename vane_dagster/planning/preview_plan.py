@@ -1,14 +1,14 @@
 """Plans that compute a stage for the first rows of its input, without committing anything.
 
-A preview is part of the plan of a run: one fragment of one partition. Each stage computes
-the first rows. Stored parts of upstream stages are read, missing ones are computed. It is executed
+A preview is part of the plan of a run: the first fragments of one partition. Each stage computes
+their first rows. Stored parts of upstream stages are read, missing ones are computed. It is executed
 like any other plan; see `PartitionPlan.preview`.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, replace
 
 from vane_dagster.pipeline.specs import SOURCE
@@ -17,9 +17,10 @@ from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
 
 MAX_FRAGMENTS = 4
-"""Fragments of a partition that previews read, at most, until one has rows for the stage."""
+"""Fragments of a partition that previews read, at most, until enough rows reach the stage; more if
+these are small."""
 MAX_PARTITIONS = 4
-"""Partitions that previews read, at most, until one has rows for the stage."""
+"""Partitions that previews read, at most, until enough rows reach the stage."""
 _GROWTH = 32
 
 
@@ -42,30 +43,80 @@ class PreviewKey:
 
 def previews(
     planned: RunPlan, stage: str, rows: int, kept: Mapping[PreviewKey, Part]
-) -> Iterator[RunPlan]:
-    """Yield plans of a stage's first rows, each of more rows or of other fragments.
+) -> Generator[RunPlan, int | None, None]:
+    """Yield plans of a stage's first rows until enough of them have reached it.
 
-    A filter upstream may drop the first rows, so the caller executes one after the other until the
-    stage has rows.
+    A plan reads the first rows of as many fragments as have so many. If too few of these reach the
+    stage, because a filter upstream drops them, the next one reads on: it repeats the fragment
+    that the last one has read in part, with more rows.
+
+    If a filter drops most of many rows, those that have reached the stage are enough. The caller
+    sends their number, over all plans and counting a repeated fragment once; None is no row.
 
     Args:
         planned: The plan of a run of the stage, and of the upstream stages that may be computed.
         stage: The stage.
-        rows: Rows of the source, or of a stored part, that the first plan reads.
+        rows: The number of rows that should reach the stage.
         kept: Parts of upstream stages that earlier previews have computed. It may grow.
     """
+    size = rows
+    whole = 0  # rows of the fragments that were read to their ends
     for partition in with_rows(planned, stage)[:MAX_PARTITIONS]:
-        for index in _fragments(planned, partition, stage)[:MAX_FRAGMENTS]:
-            available = _rows(planned, partition, stage, index)
-            size = rows
-            while True:
-                fragment = partition.fragments[index].identity
-                keys = {n: PreviewKey(n, partition.key, fragment, size) for n in planned.selected}
-                former = {name: kept[key] for name, key in keys.items() if key in kept}
-                yield _cut(planned, partition, stage, index, size, former)
-                if size >= available:
-                    break
+        left = _first_fragments(_fragments(planned, partition, stage), rows)
+        while left:
+            cuts = _window(planned, partition, stage, left, size, kept)
+            found = (yield _cut(planned, partition, stage, cuts, kept)) or 0
+            if found >= rows:
+                return
+            last, read = list(cuts.items())[-1]
+            is_cut = read < left[last]
+            done = [index for index in cuts if index != last or not is_cut]
+            whole += sum(cuts[index] for index in done)
+            left = {index: count for index, count in left.items() if index not in done}
+            again = read if is_cut else 0
+            if not found:
                 size *= _GROWTH
+            elif whole + again < _GROWTH * rows:
+                more = -(-(rows - found) * (whole + again) // found)  # as few reach the stage
+                size = again + max(more, again)
+            else:
+                return
+
+
+def _first_fragments(available: Mapping[int, int], rows: int) -> dict[int, int]:
+    """Return the fragments that previews of so many rows read at most, and the rows of each."""
+    found: dict[int, int] = {}
+    for index, count in available.items():
+        if len(found) >= MAX_FRAGMENTS and sum(found.values()) >= _GROWTH * rows:
+            break
+        found[index] = count
+    return found
+
+
+def _window(
+    planned: RunPlan,
+    partition: PartitionPlan,
+    stage: str,
+    left: Mapping[int, int],
+    size: int,
+    kept: Mapping[PreviewKey, Part],
+) -> dict[int, int]:
+    """Return the next fragments to read, with the number of first rows that are read of each.
+
+    All of them have parts of the same upstream stages.
+    """
+    cuts: dict[int, int] = {}
+    needed: tuple[set[str], set[str]] | None = None
+    for index, available in left.items():
+        if size <= 0:
+            break
+        cut = min(available, size)
+        needs = _needed(planned, partition, stage, index, cut, kept)
+        if needed is not None and needs != needed:
+            break
+        needed, cuts[index] = needs, cut
+        size -= cut
+    return cuts
 
 
 def with_rows(planned: RunPlan, stage: str) -> list[PartitionPlan]:
@@ -78,13 +129,14 @@ def with_rows(planned: RunPlan, stage: str) -> list[PartitionPlan]:
     return [each for each in planned.partitions if _fragments(planned, each, stage)]
 
 
-def _fragments(planned: RunPlan, partition: PartitionPlan, stage: str) -> list[int]:
-    """Return the fragments that may have rows for a stage: those without an empty stored part."""
-    return [
-        index
-        for index in range(len(partition.fragments))
-        if _rows(planned, partition, stage, index)
-    ]
+def _fragments(planned: RunPlan, partition: PartitionPlan, stage: str) -> dict[int, int]:
+    """Return the fragments that may have rows for a stage, and the number of rows to read of each.
+
+    Those with an empty stored part have none.
+    """
+    indexes = range(len(partition.fragments))
+    rows = {index: _rows(planned, partition, stage, index) for index in indexes}
+    return {index: count for index, count in rows.items() if count}
 
 
 def _rows(planned: RunPlan, partition: PartitionPlan, stage: str, index: int) -> int:
@@ -109,47 +161,63 @@ def _cut(
     planned: RunPlan,
     partition: PartitionPlan,
     stage: str,
-    index: int,
-    rows: int,
-    former: Mapping[str, Part],
+    cuts: Mapping[int, int],
+    kept: Mapping[PreviewKey, Part],
 ) -> RunPlan:
-    """Return the plan of the first rows of a fragment."""
-    computed, read = _needed(planned, partition, stage, index, former)
+    """Return the plan of the first rows of some fragments, so many of each."""
+    index, rows = next(iter(cuts.items()))
+    computed, read = _needed(planned, partition, stage, index, rows, kept)
     whole = _matched(planned, computed)
     stages: dict[str, StagePlan] = {}
     for name in planned.selected:
         plan = partition.stages[name]
         if name in computed:  # no other plan finds these parts
-            stages[name] = StagePlan(plan.digest, plan.generation, None, (secrets.token_hex(20),))
+            keys = tuple(secrets.token_hex(20) for _ in cuts)
+            stages[name] = StagePlan(plan.digest, plan.generation, None, keys)
         elif name in read:
-            part = former.get(name)
-            if part is None:
-                stored = plan.parts[index]
-                info = stored.info if name in whole else _first_rows(stored.info, rows)
-                part = Part(stored.folder, info)
-            keys = (part.info.key,)
-            stages[name] = StagePlan(plan.digest, plan.generation, None, keys, {0: part})
-    inputs = {name: manifest.parts[index] for name, manifest in partition.inputs.items()}
-    fragment = partition.fragments[index]
+            parts = {}
+            for place, (index, rows) in enumerate(cuts.items()):
+                part = kept.get(_key(name, partition, index, rows))
+                if part is None:
+                    stored = plan.parts[index]
+                    info = stored.info if name in whole else _first_rows(stored.info, rows)
+                    part = Part(stored.folder, info)
+                parts[place] = part
+            keys = tuple(part.info.key for part in parts.values())
+            stages[name] = StagePlan(plan.digest, plan.generation, None, keys, parts)
     cut = PartitionPlan(
         key=partition.key,
         files=(),
         listed=partition.listed,
-        fragments=(fragment if SOURCE in whole else first_rows(fragment, rows),),
+        fragments=tuple(
+            partition.fragments[index]
+            if SOURCE in whole
+            else first_rows(partition.fragments[index], rows)
+            for index, rows in cuts.items()
+        ),
         stages=stages,
         inputs={
             name: replace(
-                partition.inputs[name],
-                parts=[part if name in whole else _first_rows(part, rows)],
+                manifest,
+                parts=[
+                    manifest.parts[index]
+                    if name in whole
+                    else _first_rows(manifest.parts[index], rows)
+                    for index, rows in cuts.items()
+                ],
             )
-            for name, part in inputs.items()
+            for name, manifest in partition.inputs.items()
             if name in read
         },
         input_names={},
         schemas=partition.schemas,
-        preview=rows,
+        preview=tuple(cuts.values()),
     )
     return replace(planned, selected=tuple(stages), partitions=[cut], failed={}, warnings=())
+
+
+def _key(stage: str, partition: PartitionPlan, index: int, rows: int) -> PreviewKey:
+    return PreviewKey(stage, partition.key, partition.fragments[index].identity, rows)
 
 
 def _needed(
@@ -157,13 +225,15 @@ def _needed(
     partition: PartitionPlan,
     stage: str,
     index: int,
-    former: Mapping[str, Part],
+    rows: int,
+    kept: Mapping[PreviewKey, Part],
 ) -> tuple[set[str], set[str]]:
     """Return the stages to compute for a stage, and those whose parts are read."""
     computed, read, wanted = {stage}, set[str](), [stage]
     while wanted:
         for name in stages_read(planned.pipeline, planned.pipeline[wanted.pop()].spec):
-            if name in former or _stored(partition, name, index) is not None:
+            is_kept = _key(name, partition, index, rows) in kept
+            if is_kept or _stored(partition, name, index) is not None:
                 read.add(name)
             elif name not in computed:
                 computed.add(name)

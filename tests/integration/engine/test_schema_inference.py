@@ -170,6 +170,37 @@ def test_a_filter_may_drop_the_first_rows(tmp_path, local, materialize):
     assert metadata(result, "labels")["dagster/row_count"] == 10
 
 
+def small_files(tmp_path: Path, count: int = 40) -> vd.Pipeline:
+    """Return a pipeline whose source has one row in each file, and so in each fragment."""
+    for n in range(count):
+        table = {"id": [n], "n": [n], "text": [f"t{n}"]}
+        write_source(tmp_path / "src", table, f"{n:02}.parquet")
+    return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+
+
+def test_small_fragments_are_read_until_there_are_enough_rows(tmp_path, local, materialize):
+    def later(n: int) -> Any:
+        return {"half": n if n < 5 else n / 2, "note": None if n < 9 else "late"}
+
+    made = small_files(tmp_path)
+    clean = made.project("clean", {"n": "n"}, where="n % 2 = 1 or n < 8")
+    clean.map("labels", later, schema="infer").map("more", lambda half: half, schema="infer")
+    materialize(made, local)
+    labels = read_stage(tmp_path / "store", "docs", "labels")
+    assert labels.schema.field("half").type == pa.float64()
+    assert labels.schema.field("note").type == pa.string()
+    assert labels.num_rows == 24
+    assert json.loads(pins(tmp_path, "labels")[0].read_text())["rows"] >= 16
+    parts = list((tmp_path / "store" / "docs" / "labels" / "parts").rglob("*.parquet"))
+    assert len(parts) == 40  # of previews nothing is left
+
+
+def test_a_preview_reads_small_fragments_too(tmp_path):
+    made = small_files(tmp_path)
+    made.map("labels", label, schema="infer")
+    assert made["labels"].preview(12)["id"].to_pylist() == list(range(12))
+
+
 def test_without_rows_there_is_no_schema(tmp_path, local, materialize):
     result = materialize(docs(tmp_path, where="n > 100"), local, raises=False)
     assert "'docs/labels': its schema cannot be inferred, because there is no input row" in failure(

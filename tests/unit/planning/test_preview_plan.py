@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +23,25 @@ def store(tmp_path: Path) -> Store:
     return Store(Location(str(tmp_path / "store")))
 
 
-def rows_read(plans: list[RunPlan]) -> list[tuple[str, int, int]]:
-    """Return the file and the range of rows that each plan reads."""
-    found = [each.partitions[0].fragments for each in plans]
-    return [(f.url.rpartition("/")[2], f.start, f.stop) for (f,) in found]
+def rows_read(each: RunPlan) -> list[tuple[str, int, int]]:
+    """Return the file and the range of rows that a plan reads of each fragment."""
+    found = each.partitions[0].fragments
+    return [(f.url.rpartition("/")[2], f.start, f.stop) for f in found]
+
+
+def counts(planned: RunPlan, stage: str, passes: Callable[[int], int], rows: int = 16) -> list[int]:
+    """Return how many rows each plan reads, if only some of them reach the stage."""
+    found, read = [], dict[str, int]()
+    plans = previews(planned, stage, rows, {})
+    each = next(plans)
+    try:
+        while True:
+            fragments = each.partitions[0].fragments
+            found.append(sum(f.stop - f.start for f in fragments))
+            read |= {f.identity: f.stop - f.start for f in fragments}
+            each = plans.send(passes(sum(read.values())))
+    except StopIteration:
+        return found
 
 
 def test_upstream_stages_that_are_not_stored_are_computed_for_the_first_rows(tmp_path, store):
@@ -34,7 +50,8 @@ def test_upstream_stages_that_are_not_stored_are_computed_for_the_first_rows(tmp
     first, second = previews(planned, "doubled", 16, {})
     assert first.is_sample
     assert first.needed() == ("clean", "doubled")
-    assert rows_read([first, second]) == [("a.parquet", 0, 16), ("a.parquet", 0, 100)]
+    assert rows_read(first) == [("a.parquet", 0, 16)]
+    assert rows_read(second) == [("a.parquet", 0, 100)]
     keys = [s.keys for p in (first, planned) for s in p.partitions[0].stages.values()]
     assert len(set(keys)) == 4  # what is computed is no part of any other plan
 
@@ -64,9 +81,10 @@ def test_stored_parts_are_read_and_empty_ones_are_skipped(tmp_path, store):
     planned = plan(docs(tmp_path, fragment_rows=25), store, "clean", "doubled")
     planned = stored(planned, "clean", [0, 20, 10, 0])
     found = list(previews(planned, "doubled", 16, {}))
-    assert [each.needed() for each in found] == [("doubled",)] * 3
-    parts = [each.partitions[0].stages["clean"].parts[0].info for each in found]
-    assert [(part.key[0], part.rows) for part in parts] == [("1", 16), ("1", 20), ("2", 10)]
+    assert [each.needed() for each in found] == [("doubled",)] * 2
+    parts = [each.partitions[0].stages["clean"].parts for each in found]
+    read = [[(part.info.key[0], part.info.rows) for part in each.values()] for each in parts]
+    assert read == [[("1", 16)], [("1", 20), ("2", 10)]]
 
 
 def test_rows_that_a_join_matches_are_read_from_whole_parts(tmp_path, store):
@@ -107,11 +125,50 @@ def test_what_an_earlier_preview_has_computed_is_read(tmp_path, store):
     assert second.needed() == ("clean", "doubled")
 
 
-def test_few_fragments_are_read(tmp_path, store):
+def test_small_fragments_are_read_together(tmp_path, store):
+    source(tmp_path, {f"{n:02}.parquet": 1 for n in range(40)})
+    planned = plan(docs(tmp_path, fragment_rows=10), store, "clean", "doubled")
+    found = next(previews(planned, "doubled", 16, {}))
+    assert rows_read(found) == [(f"{n:02}.parquet", 0, 1) for n in range(16)]
+    assert found.partitions[0].preview == (1,) * 16
+    keys = {key for each in found.partitions[0].stages.values() for key in each.keys}
+    assert len(keys) == 32
+    assert counts(planned, "doubled", lambda read: read) == [16]
+    assert counts(planned, "doubled", lambda read: read, 12) == [12]
+
+
+def test_fragments_with_parts_of_other_stages_are_read_apart(tmp_path, store):
+    source(tmp_path, {"a.parquet": 50})
+    planned = stored(
+        plan(docs(tmp_path, fragment_rows=10), store, "clean", "doubled"), "clean", [5]
+    )
+    first, second, *_ = previews(planned, "doubled", 16, {})
+    assert (first.needed(), second.needed()) == (("doubled",), ("clean", "doubled"))
+
+
+def test_a_filter_upstream_makes_previews_read_on(tmp_path, store):
+    source(tmp_path, {"a.parquet": 100_000})
+    planned = plan(docs(tmp_path), store, "clean")
+    assert counts(planned, "clean", lambda read: read // 2) == [16, 32]
+    assert counts(planned, "clean", lambda read: read // 8) == [16, 128]
+    assert counts(planned, "clean", lambda read: read // 1000) == [16, 512, 16384]
+    assert counts(planned, "clean", lambda read: 0) == [16, 512, 16384, 100_000]
+
+
+def test_a_fragment_that_was_read_to_its_end_is_not_read_again(tmp_path, store):
     source(tmp_path, {"a.parquet": 100})
     planned = plan(docs(tmp_path, fragment_rows=10), store, "clean")
-    found = list(previews(planned, "clean", 16, {}))
-    assert rows_read(found) == [("a.parquet", 10 * n, 10 * n + 10) for n in range(MAX_FRAGMENTS)]
+    assert counts(planned, "clean", lambda read: read // 2) == [16, 22]
+    plans = previews(planned, "clean", 16, {})
+    assert rows_read(next(plans)) == [("a.parquet", 0, 10), ("a.parquet", 10, 16)]
+    assert rows_read(plans.send(8))[0] == ("a.parquet", 10, 20)
+
+
+def test_few_fragments_are_read(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10_000})
+    planned = plan(docs(tmp_path, fragment_rows=1000), store, "clean")
+    read = {start for each in previews(planned, "clean", 16, {}) for _, start, _ in rows_read(each)}
+    assert read == {1000 * n for n in range(MAX_FRAGMENTS)}
 
 
 def test_first_rows_of_a_file():
