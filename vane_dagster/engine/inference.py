@@ -62,8 +62,9 @@ class SchemaInference:
         store: The store.
         execute: Executes previews.
         run_id: The run, for the record.
-        listen: Called with a `SchemaInferred` for each schema that was inferred.
-        pins: Whether inferred schemas are pinned.
+        listen: Called with a `SchemaInferred` for each schema that was inferred, and if none are
+            pinned, for each pinned one that was found.
+        pins: Whether inferred schemas are pinned, and all else that the first run decides is kept.
     """
 
     store: Store
@@ -115,7 +116,7 @@ class SchemaInference:
             if known is None and self.pins:
                 pin = keep_pin(*place, pin)
             pipeline = pipeline.with_schema(stage.name, pin.schema)
-            if known is None:
+            if known is None or not self.pins:
                 self.listen(SchemaInferred(stage.name, pipeline.schema_code(stage.name), pin.rows))
         return pipeline
 
@@ -214,7 +215,7 @@ class SchemaInference:
         found: RunPlan | None = None
         for start in range(0, len(partitions), MAX_PARTITIONS):
             chunk = partitions[start : start + MAX_PARTITIONS]
-            planned = plan_run(pipeline, wanted, chunk, self.store, expand=True)
+            planned = plan_run(pipeline, wanted, chunk, self.store, expand=True, keep=self.pins)
             if with_rows(planned, stage):
                 return planned
             found = planned if found is None or planned.partitions else found

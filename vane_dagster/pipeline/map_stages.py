@@ -147,7 +147,7 @@ class MapRows:
             schema: Output columns: a mapping of name to SQL type, or a `pyarrow.Schema`. If the id
                 is omitted, it has the input's type. Columns that `fn` returns beyond the schema are
                 dropped. "infer": the first run infers the schema from the first rows, pins it in
-                the store, and logs it as code to paste.
+                the store, and logs it as code to paste; columns beyond it are refused.
             columns: Input columns that `fn` reads; the id is always included. Default: all.
             include_columns: Input columns to pass on beside those that `fn` returns; True for all.
                 They keep the input's values. A column that the schema declares is the function's.

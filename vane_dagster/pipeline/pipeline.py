@@ -90,15 +90,17 @@ class Stage(Rows):
     ) -> pa.Table:
         """Compute the stage's first rows, in subprocesses of this process and without Dagster.
 
-        It and the stages upstream compute the first rows of the source. Nothing is kept. For each
-        stage with ``schema="infer"`` the schema is printed as code to paste.
+        It and the stages upstream compute the first rows of the source. Nothing is kept, and no
+        schema is pinned. For each stage with ``schema="infer"`` the schema is printed as code to
+        paste.
 
         Args:
             rows: The number of input rows, and the largest number of rows returned. More input is
                 read if a filter drops the first rows.
             partition: The partition, if the pipeline has any.
-            store: A `FragmentStore` whose stored rows are read instead of being computed. Needed if
-                the source is another asset's rows.
+            store: A `FragmentStore` whose stored rows and pinned schemas are used instead of being
+                computed. Needed if the source is another asset's rows. Of a preview only copies of
+                a `local_file` stay there, until ``vane-dagster store gc`` removes them.
 
         Returns:
             The rows.

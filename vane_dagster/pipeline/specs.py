@@ -648,8 +648,8 @@ class MapBatchesSpec(StageKind):
         if untyped := [field.name for field in made if is_untyped(field.type)]:
             raise SchemaError(
                 f"{location}: the type of {names(untyped)} cannot be inferred, because the first "
-                f"{rows:,} rows have only nulls or empty lists there. Declare the schema, as "
-                f"schema={schema_code(made)}"
+                f"{rows:,} rows have only nulls, empty lists or empty dicts there. Declare the "
+                f"schema, as schema={schema_code(made)}"
             )
         return parse_schema(pa.schema(made), location)
 

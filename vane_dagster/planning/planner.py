@@ -37,6 +37,7 @@ def plan_run(
     run_id: str | None = None,
     retry_quarantined: bool = False,
     expand: bool = False,
+    keep: bool = True,
 ) -> RunPlan:
     """Plan a run: find completed work by listings alone, and determine the remaining work.
 
@@ -50,6 +51,7 @@ def plan_run(
             again.
         retry_quarantined: Whether to compute quarantined rows again, and the stages downstream.
         expand: Whether to plan the fragments of partitions that are up to date too.
+        keep: Whether to store how files are cut into fragments, as a pipeline's first run does.
 
     Returns:
         The plan. A partition that cannot be planned is in `RunPlan.failed`.
@@ -60,7 +62,7 @@ def plan_run(
     """
     listed_at = time.monotonic()
     order = tuple(stage.name for stage in pipeline if stage.name in selected)
-    planner = _Planner(pipeline, order, store, force, run_id, retry_quarantined, expand)
+    planner = _Planner(pipeline, order, store, force, run_id, retry_quarantined, expand, keep)
     planner.look_up(partitions)
     planned: list[PartitionPlan] = []
     failed: dict[str | None, VaneError] = {}
@@ -77,18 +79,20 @@ def plan_run(
     )  # fmt: skip
 
 
-def fragment_rule(pipeline: Pipeline, store: Store) -> FragmentRule:
+def fragment_rule(pipeline: Pipeline, store: Store, keep: bool = True) -> FragmentRule:
     """Return the pipeline's own fragment rule, else the rule determined by its first run.
 
     Args:
         pipeline: The pipeline.
         store: The store, which keeps the rule of the first run.
+        keep: Whether this is a run, whose rule is kept if it is the first.
     """
     if pipeline.fragment_rows is not None:
         return FragmentRule(pipeline.fragment_rows)
     maps = [stage.spec for stage in pipeline if stage.spec.runs_udf]
     default = default_rule([spec.batch_size for spec in maps if spec.batch_size])
-    kept = store.setting(pipeline.name, "fragments", {"rows": default.rows, "bytes": default.bytes})
+    rule = {"rows": default.rows, "bytes": default.bytes}
+    kept = store.setting(pipeline.name, "fragments", rule, keep)
     return FragmentRule(int(kept["rows"]), int(kept["bytes"]))
 
 
@@ -104,6 +108,7 @@ class _Planner:
         run_id: str | None,
         retry: bool,
         expand: bool,
+        keep: bool,
     ) -> None:
         self.pipeline = pipeline
         self.retry = retry
@@ -117,7 +122,7 @@ class _Planner:
         self.code = {s: pipeline[s].spec.code_digest() for s in selected}
         self.files = {s: pipeline[s].spec.local_files() for s in selected}
         self.definitions = {s: stage_definitions(pipeline, pipeline[s].spec) for s in selected}
-        self.rule = fragment_rule(pipeline, store)
+        self.rule = fragment_rule(pipeline, store, keep)
         self.source = pipeline.source.bind(store)
         self.source_definition = source_definition(self.source)
         rules = (self.source_definition, self.source.splitting)

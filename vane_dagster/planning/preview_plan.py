@@ -1,8 +1,8 @@
 """Plans that compute a stage for the first rows of its input, without committing anything.
 
 A preview is part of the plan of a run: the first fragments of one partition. Each stage computes
-their first rows. Stored parts of upstream stages are read, missing ones are computed. It is executed
-like any other plan; see `PartitionPlan.preview`.
+their first rows. Stored parts of upstream stages are read, missing ones are computed. It is
+executed like any other plan; see `PartitionPlan.preview`.
 """
 
 from __future__ import annotations

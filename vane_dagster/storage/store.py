@@ -318,13 +318,16 @@ class Store:
             record = {"url": url} if format == "parquet" else {"url": url, "publisher": format}
             self.root.child(pipeline, stage).write(TARGET, json.dumps(record).encode())
 
-    def setting(self, pipeline: str, name: str, default: Mapping[str, Any]) -> dict[str, Any]:
+    def setting(
+        self, pipeline: str, name: str, default: Mapping[str, Any], keep: bool = True
+    ) -> dict[str, Any]:
         """Return a pipeline's stored setting; on first use, store `default` and return it.
 
         Args:
             pipeline: The pipeline's name.
             name: The setting's name.
             default: Its value on first use.
+            keep: Whether to store it.
         """
         folder = self.root.child(pipeline)
         try:
@@ -332,7 +335,8 @@ class Store:
             require_format(record, _SETTING_FORMAT, folder.file_url(f"{name}.json"))
             return record
         except FileNotFoundError:
-            folder.write(f"{name}.json", json.dumps(dict(default)).encode())
+            if keep and not folder.create(f"{name}.json", json.dumps(dict(default)).encode()):
+                return self.setting(pipeline, name, default)  # another run was first
             return dict(default)
         except ValueError as error:
             raise StoreError(

@@ -269,7 +269,7 @@ def schema_code(fields: Iterable[pa.Field]) -> str:
     """Return columns as Python code, for example ``{"label": "VARCHAR", "score": "DOUBLE"}``.
 
     Args:
-        fields: The columns. One of a null type is shown without a type, as ``...``.
+        fields: The columns. An untyped one is shown without a type, as ``...``.
     """
     pairs = (
         f"{json.dumps(field.name, ensure_ascii=False)}: "
@@ -280,12 +280,14 @@ def schema_code(fields: Iterable[pa.Field]) -> str:
 
 
 def is_untyped(kind: pa.DataType) -> bool:
-    """Return whether a type is null, or a list, struct or map of it: no value was seen.
+    """Return whether a type is null or of no values, or a list, struct or map of such a one.
 
     Args:
         kind: The type.
     """
-    if pa.types.is_null(kind):
+    if pa.types.is_null(kind) or (pa.types.is_struct(kind) and not kind.num_fields):
+        return True
+    if pa.types.is_fixed_size_list(kind) and not kind.list_size:
         return True
     return any(is_untyped(kind.field(index).type) for index in range(kind.num_fields))
 

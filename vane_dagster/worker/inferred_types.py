@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vane_dagster.errors import UdfError, names
+from vane_dagster.errors import SchemaError, UdfError, names
 from vane_dagster.pipeline.contracts import TYPES, RowCall, TypesCall
 from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.schema import merged_types, plain_type, schema_record
@@ -91,9 +91,14 @@ class RowTypes(RowResults):
 def _schema(columns: Mapping[str, Any], location: str) -> pa.Schema:
     found = {}
     for name, values in columns.items():
+        if not isinstance(name, str):
+            raise UdfError(
+                f"{location}: returned a column with the name {name!r}; expected text. Name the "
+                "columns in the function"
+            )
         try:
             found[name] = plain_type(column_type(values))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        except (pa.ArrowException, SchemaError, TypeError, ValueError, OverflowError) as error:
             raise UdfError(
                 f"{location}: the type of column {name!r} cannot be inferred: {error}. Convert it "
                 "in the function, or declare the schema"

@@ -301,11 +301,11 @@ def test_if_all_rows_fail_the_error_is_shown(tmp_path, local, materialize):
 
 def test_a_column_of_nulls_is_named(tmp_path, local, materialize):
     def empty(text: str) -> Any:
-        return {"label": text, "tags": []}
+        return {"label": text, "tags": [], "meta": {}, "note": None}
 
     message = failure(materialize(docs(tmp_path, empty), local, raises=False))
-    assert "stage 'docs/labels': the type of 'tags' cannot be inferred" in message
-    assert 'schema={"label": "VARCHAR", "tags": ...}' in message
+    assert "stage 'docs/labels': the type of 'tags', 'meta', 'note' cannot be inferred" in message
+    assert 'schema={"label": "VARCHAR", "tags": ..., "meta": ..., "note": ...}' in message
 
 
 @pytest.mark.parametrize("kind", ["map", "flat_map"])
@@ -368,7 +368,7 @@ def test_a_preview_computes_the_first_rows_and_keeps_nothing(tmp_path, capsys):
     assert not (tmp_path / "store").exists()
 
 
-def test_a_preview_reads_what_a_store_has(tmp_path, local, materialize):
+def test_a_preview_reads_what_a_store_has(tmp_path, local, materialize, capsys):
     made = docs(tmp_path)
     materialize(made, local, select=["clean", "labels"])
     before = files(tmp_path)
@@ -376,6 +376,14 @@ def test_a_preview_reads_what_a_store_has(tmp_path, local, materialize):
     table = made["twice"].preview(2, store=store)
     assert table["twice"].to_pylist() == [2.0, 2.0]
     assert files(tmp_path) == before
+    printed = capsys.readouterr().out
+    assert 'stage \'labels\': schema={"label": "VARCHAR", "score": "DOUBLE"}' in printed  # pinned
+
+
+def test_a_preview_leaves_an_empty_store_empty(tmp_path):
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    assert docs(tmp_path)["letters"].preview(4, store=store).num_rows == 4
+    assert files(tmp_path) == []  # nor has it decided how files are cut into fragments
 
 
 def test_a_preview_of_a_stage_that_is_up_to_date(tmp_path, local, materialize):

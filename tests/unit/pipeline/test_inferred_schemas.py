@@ -140,13 +140,19 @@ def test_a_new_id_that_is_returned_is_part_of_the_schema():
 
 
 def test_a_column_without_a_type_is_named():
-    found = [("a", pa.int64()), ("b", pa.null()), ("c", pa.list_(pa.null()))]
+    found = [
+        ("a", pa.int64()),
+        ("b", pa.null()),
+        ("c", pa.list_(pa.null())),
+        ("d", pa.struct([])),
+        ("e", pa.list_(pa.float32(), 0)),
+    ]
     with pytest.raises(vd.SchemaError) as raised:
         inferred(found)
     for words in (
-        "stage 'docs/out': the type of 'b', 'c' cannot be inferred",
-        "the first 16 rows have only nulls or empty lists",
-        'schema={"a": "BIGINT", "b": ..., "c": ...}',
+        "stage 'docs/out': the type of 'b', 'c', 'd', 'e' cannot be inferred",
+        "the first 16 rows have only nulls, empty lists or empty dicts there",
+        'schema={"a": "BIGINT", "b": ..., "c": ..., "d": ..., "e": ...}',
     ):
         assert words in str(raised.value)
 
