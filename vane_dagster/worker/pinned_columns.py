@@ -5,6 +5,7 @@ The first rows may lack a column that later ones have. Nobody has declared that 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Union
@@ -37,12 +38,11 @@ def with_pinned_columns(result: Any, schema: pa.Schema, location: str) -> Any:
         UdfError: If it has a column, or a field of a struct, that the schema lacks.
     """
     pandas = sys.modules.get("pandas")
+    is_frame = pandas is not None and isinstance(result, pandas.DataFrame)
     if isinstance(result, (pa.Table, pa.RecordBatch)):
         _check_names(result.schema.names, schema, location)
-    elif (is_dict := isinstance(result, Mapping)) or (
-        pandas is not None and isinstance(result, pandas.DataFrame)
-    ):
-        _check_names(result if is_dict else map(str, result.columns), schema, location)
+    elif is_frame or isinstance(result, Mapping):
+        _check_names(map(str, result.columns) if is_frame else result, schema, location)
         for name, find in _finders(schema).items():
             if name in result:
                 _check_rows(result[name], find, name, schema, location)
@@ -87,7 +87,7 @@ def _check_names(given: Iterable[Any], schema: pa.Schema, location: str) -> None
 
 
 def _check_rows(rows: Any, find: _Finder, name: str, schema: pa.Schema, location: str) -> None:
-    is_column = hasattr(rows, "__len__") and getattr(rows, "ndim", 1)
+    is_column = hasattr(rows, "__len__") and getattr(rows, "ndim", None) != 0
     if not is_column or isinstance(rows, (pa.Array, pa.ChunkedArray)):
         return
     for row in rows:
@@ -113,17 +113,17 @@ def _finder(kind: pa.DataType) -> _Finder | None:
     """Return the finder of a type; None if it holds no structs."""
     if pa.types.is_struct(kind):
         known = {field.name: _finder(field.type) for field in kind}
-        return lambda value, path: _in_struct(value, path, known)
+        return functools.partial(_in_struct, known=known)
     if is_list(kind) and (item := _finder(kind.value_type)) is not None:
-        return lambda value, path: _in_items(_items(value), path, item)
+        return functools.partial(_in_items, find=item)
     if pa.types.is_map(kind) and (item := _finder(kind.item_type)) is not None:
-        return lambda value, path: _in_items(_mapped(value), path, item)
+        return functools.partial(_in_map, find=item)
     return None
 
 
 def _in_struct(value: Any, path: str, known: Mapping[str, _Finder | None]) -> str | None:
     if isinstance(value, np.void) and value.dtype.names:  # a row of a structured array
-        value = dict(zip(value.dtype.names, value))
+        value = {name: value[name] for name in value.dtype.names}
     if not has_fields(value):
         return None
     for name, item in fields_of(value).items():
@@ -135,15 +135,15 @@ def _in_struct(value: Any, path: str, known: Mapping[str, _Finder | None]) -> st
     return None
 
 
-def _in_items(values: Iterable[Any], path: str, find: _Finder) -> str | None:
-    return next((found for value in values if (found := find(value, path)) is not None), None)
+def _in_items(value: Any, path: str, find: _Finder) -> str | None:
+    items = value if isinstance(value, (list, tuple, np.ndarray)) else ()
+    return next((found for item in items if (found := find(item, path)) is not None), None)
 
 
-def _items(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, (list, tuple, np.ndarray)) else ()
-
-
-def _mapped(value: Any) -> Iterable[Any]:
+def _in_map(value: Any, path: str, find: _Finder) -> str | None:
+    """Search a mapping, or a list of pairs."""
     if isinstance(value, Mapping):
-        return value.values()
-    return (item[1] for item in _items(value) if isinstance(item, tuple) and len(item) == 2)
+        return _in_items(list(value.values()), path, find)
+    pairs = value if isinstance(value, (list, tuple, np.ndarray)) else ()
+    items = [pair[1] for pair in pairs if isinstance(pair, tuple) and len(pair) == 2]
+    return _in_items(items, path, find)
