@@ -34,7 +34,19 @@ _SINGLE = "a single value, not one for each row"
 _ARROW_UNITS = ("s", "ms", "us", "ns")
 
 
-def to_arrow(values: Any, kind: pa.DataType) -> Any:
+class UnknownField(TypeError):
+    """A struct has a field that the type lacks.
+
+    Attributes:
+        path: The fields of structs that lead to it, and its name.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"a dict has a field {name!r}, which the type lacks")
+        self.path = [name]
+
+
+def to_arrow(values: Any, kind: pa.DataType, closed: bool = False) -> Any:
     """Convert a column to a type.
 
     The type of the values is inferred, and then cast: to a type of the same kind, if no value
@@ -46,11 +58,13 @@ def to_arrow(values: Any, kind: pa.DataType) -> Any:
     Args:
         values: A sequence, array, tensor or Series with a value for each row, or an Arrow array.
         kind: The type.
+        closed: Whether fields of dicts that the type lacks are refused; they are ignored otherwise.
 
     Returns:
         An array or chunked array, which may share the memory of `values`.
 
     Raises:
+        UnknownField: If `closed`, and there is one.
         Mismatch: If the values have another type, or do not fit.
         TypeError: If they are no column, or Arrow has no type for them.
         ValueError: If arrays have another shape, or values have several types; also as
@@ -59,7 +73,7 @@ def to_arrow(values: Any, kind: pa.DataType) -> Any:
     """
     column = as_column(values)
     if isinstance(column, list):
-        array = _from_rows(column, kind)
+        array = _from_rows(column, kind, closed)
     elif isinstance(column, (pa.Array, pa.ChunkedArray)):
         array = column
     elif column.ndim > 1:
@@ -153,7 +167,7 @@ def _from_array(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
 _LISTS = (list, tuple, set, frozenset, np.ndarray)
 
 
-def _from_rows(rows: list[Any], kind: pa.DataType) -> pa.Array:
+def _from_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:
     first = next((row for row in rows if row is not None), None)
     ndim = first.ndim if isinstance(first, np.ndarray) else None
     if ndim is not None and all(isinstance(row, (np.ndarray, type(None))) for row in rows):
@@ -163,7 +177,7 @@ def _from_rows(rows: list[Any], kind: pa.DataType) -> pa.Array:
     if is_tensor(kind):
         return _tensors_from_lists(rows, kind)
     if pa.types.is_struct(kind) or pa.types.is_map(kind) or _holds_records(kind):
-        return _nested_rows(rows, kind)
+        return _nested_rows(rows, kind, closed)
     return _inferred(rows, kind)
 
 
@@ -303,13 +317,15 @@ def _tensors_from_lists(rows: list[Any], kind: pa.DataType) -> pa.Array:
     return _inferred(rows, storage_type(kind) if depth == 1 else lists)
 
 
-def _nested_rows(rows: list[Any], kind: pa.DataType) -> pa.Array:
+def _nested_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:
     """Convert structs, maps, and lists of them, by their inner values."""
     given = [row for row in rows if row is not None]
     is_null = [row is None for row in rows]
     if pa.types.is_struct(kind):
         records = [row if type(row) is dict else _record(row) for row in given]
-        columns = [_field(_of_field(records, field.name, kind), field) for field in kind]
+        if closed:
+            _check_known(records, kind)
+        columns = [_field(_of_field(records, f.name, kind), f, closed) for f in kind]
         return with_null_rows(pa.StructArray.from_arrays(columns, fields=list(kind)), is_null)
     if pa.types.is_map(kind):
         given = [list(row.items()) if isinstance(row, Mapping) else row for row in given]
@@ -318,10 +334,10 @@ def _nested_rows(rows: list[Any], kind: pa.DataType) -> pa.Array:
     offsets = pa.array(np.cumsum([0, *map(len, given)], dtype=np.int32))
     inner = list(chain.from_iterable(given))
     if pa.types.is_map(kind):
-        keys = _field([key for key, _ in inner], kind.key_field)
-        items = _field([item for _, item in inner], kind.item_field)
+        keys = _field([key for key, _ in inner], kind.key_field, closed)
+        items = _field([item for _, item in inner], kind.item_field, closed)
         return with_null_rows(pa.MapArray.from_arrays(offsets, keys, items, kind), is_null)
-    lists = pa.ListArray.from_arrays(offsets, to_arrow(inner, kind.value_type))
+    lists = pa.ListArray.from_arrays(offsets, to_arrow(inner, kind.value_type, closed))
     return with_null_rows(lists, is_null)
 
 
@@ -345,9 +361,16 @@ def _of_field(records: list[Mapping[str, Any]], name: str, kind: pa.DataType) ->
         return [record.get(name) for record in records]
 
 
-def _field(values: list[Any], field: pa.Field) -> pa.Array:
+def _check_known(records: list[Mapping[str, Any]], kind: pa.DataType) -> None:
+    known = frozenset(kind.names)
+    for record in records:
+        if unknown := next((name for name in record if name not in known), None):
+            raise UnknownField(unknown)
+
+
+def _field(values: list[Any], field: pa.Field, closed: bool) -> pa.Array:
     try:
-        return to_arrow(values, field.type)
-    except Mismatch as error:
+        return to_arrow(values, field.type, closed)
+    except (Mismatch, UnknownField) as error:
         error.path.insert(0, field.name)
         raise

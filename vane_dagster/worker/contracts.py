@@ -22,7 +22,6 @@ from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.column_results import as_columns, column_arguments
 from vane_dagster.worker.inferred_types import RowTypes, result_types, types_table
 from vane_dagster.worker.isolation import begin_user_code
-from vane_dagster.worker.pinned_columns import PinnedRows
 from vane_dagster.worker.protocol import CallUdf, Work
 from vane_dagster.worker.row_results import RowResults, kept, row_arguments, row_function
 from vane_dagster.worker.watchdog import deadline
@@ -264,8 +263,7 @@ def caller(code: UserCode) -> Caller:
         types = functools.partial(RowTypes, contract, op=code.op, work=code.work)
         return RowCaller(contract.of, code, types)
     if isinstance(contract, RowCall):
-        pinned = functools.partial(PinnedRows, contract, op=code.op, work=code.work)
-        return RowCaller(contract, code, pinned if code.op.pinned else None)
+        return RowCaller(contract, code)
     if isinstance(contract, ColumnsCall):
         return ColumnsCaller(contract, code)
     return BatchCaller(contract, code)

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.errors import UdfError
+from vane_dagster.errors import UdfError, names
 from vane_dagster.types.casts import Mismatch
 from vane_dagster.types.schema import type_name
 from vane_dagster.types.tensors import is_tensor
-from vane_dagster.types.to_arrow import to_arrow
+from vane_dagster.types.to_arrow import UnknownField, to_arrow
 from vane_dagster.worker.batch_formats import copied
 from vane_dagster.worker.conversion_advice import explained, mismatch
 
 
-def fitted(values: Any, field: pa.Field, location: str) -> pa.ChunkedArray:
+def fitted(values: Any, field: pa.Field, location: str, pinned: bool = False) -> pa.ChunkedArray:
     """Convert one column of results to the type of its field, by the rules of `to_arrow`.
 
     Args:
         values: The values of the rows: a sequence, an array, a tensor, a Series or an Arrow array.
         field: The declared column.
         location: Stage and fragment, for messages.
+        pinned: Whether the type is inferred, so that fields which it lacks are refused.
 
     Returns:
         The column, in memory that nothing else shares.
@@ -35,7 +36,10 @@ def fitted(values: Any, field: pa.Field, location: str) -> pa.ChunkedArray:
     wanted = type_name(kind) if is_tensor(kind) else str(kind)
     expected = f"{location}: column {field.name!r}: expected {wanted}, found"
     try:
-        array = to_arrow(values, kind)
+        array = to_arrow(values, kind, closed=pinned)
+    except UnknownField as error:
+        path = ".".join((field.name, *error.path))
+        raise _beyond_pinned(f"field {path!r}", location) from error
     except Mismatch as error:
         raise UdfError(f"{expected} {_described(error, field.name)}") from error
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -46,6 +50,33 @@ def fitted(values: Any, field: pa.Field, location: str) -> pa.ChunkedArray:
         hasattr(values, name) for name in ("dtype", "__arrow_c_stream__")
     )
     return copied(column) if shared else column
+
+
+def check_pinned(given: Iterable[Any], schema: pa.Schema, location: str) -> None:
+    """Validate that results have no columns beyond an inferred schema.
+
+    The first rows may lack a column that later ones have, and nobody has declared that it may be
+    dropped.
+
+    Args:
+        given: The columns of the results.
+        schema: The inferred schema, with all columns that are passed on.
+        location: Stage and fragment, for messages.
+
+    Raises:
+        UdfError: If there is one.
+    """
+    known = frozenset(schema.names)
+    if beyond := [name for name in given if name not in known]:
+        raise _beyond_pinned(f"column {names(beyond)}", location)
+
+
+def _beyond_pinned(what: str, location: str) -> UdfError:
+    return UdfError(
+        f"{location}: returned {what}, which the pinned schema lacks: it was inferred from the "
+        "first rows. Return the same columns and fields for every row, with None where there is no "
+        "value, or declare the schema"
+    )
 
 
 def _described(error: Mismatch, column: str) -> str:

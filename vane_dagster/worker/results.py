@@ -14,7 +14,7 @@ import pyarrow as pa
 from vane_dagster.errors import UdfError, names
 from vane_dagster.types.host_arrays import host_array
 from vane_dagster.types.schema import empty_table
-from vane_dagster.worker.conversion import fitted
+from vane_dagster.worker.conversion import check_pinned, fitted
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def from_result(
     id: str,
     location: str,
     passed_on: Collection[str] = (),
+    pinned: bool = False,
 ) -> Result:
     """Convert a user's result to a table of `schema`, without the ids that it leaves out.
 
@@ -52,11 +53,14 @@ def from_result(
         location: Stage and fragment, for messages.
         passed_on: Columns that are taken from the input. They may be left out, or be in a form that
             does not hold all values of their type.
+        pinned: Whether the schema is inferred, so that columns which it lacks are refused.
 
     Raises:
         UdfError: If the result has another form, a column is missing, or a type does not fit.
     """
     columns, rows, index = result_columns(result, schema, id, location)
+    if pinned:
+        check_pinned(columns, schema, location)
     optional = {*ids, *passed_on}
     missing = [name for name in schema.names if name not in columns and name not in optional]
     if missing:
@@ -68,7 +72,7 @@ def from_result(
     for field in schema:
         if field.name in columns:
             try:
-                array = fitted(columns[field.name], field, location)
+                array = fitted(columns[field.name], field, location, pinned)
             except UdfError:
                 if field.name in passed_on:
                     continue

@@ -20,7 +20,7 @@ from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.row_values import row_values
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.batch_formats import given_batch
-from vane_dagster.worker.conversion import fitted
+from vane_dagster.worker.conversion import check_pinned, fitted
 from vane_dagster.worker.output_ids import changed_input, is_equal
 from vane_dagster.worker.protocol import CallUdf, Work
 
@@ -188,20 +188,23 @@ class RowResults:
         return pa.table(columns)
 
     def _columns(self, values: Sequence[Any], places: Sequence[int]) -> dict[str, Any]:
-        schema, location = self._work.schema, self._work.location
+        schema, location, pinned = self._work.schema, self._work.location, self._op.pinned
         if self._contract.result == "bool":
             return {}
         if self._contract.output is not None:
             field = schema.field(self._contract.output)
-            return {field.name: fitted(values, field, location)}
+            return {field.name: fitted(values, field, location, pinned)}
         first = self._op.made[0]
         rows = [v if type(v) is dict and first in v else self._fields(v) for v in values]
+        if pinned:
+            check_pinned({name for row in rows for name in row}, schema, location)
         own_ids = {self._work.id, *self._op.ids, self._op.parent}
         found = {}
         for name in self._op.made:
             if name in own_ids and not all(name in row for row in rows):
                 continue  # the id is added for all rows
-            found[name] = fitted([_item(row, name) for row in rows], schema.field(name), location)
+            column = [_item(row, name) for row in rows]
+            found[name] = fitted(column, schema.field(name), location, pinned)
         self._check_passed_on(rows, places)
         return found
 

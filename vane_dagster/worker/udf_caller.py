@@ -27,7 +27,6 @@ from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.health import Health, check_alive, worst
 from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.output_ids import with_ids
-from vane_dagster.worker.pinned_columns import with_pinned_columns
 from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work
 from vane_dagster.worker.results import Result, from_result, put_together
 from vane_dagster.worker.retry import Answer, BatchOutcome, Partial, Step, Wait, attempt
@@ -326,9 +325,8 @@ class _TableCalls:
             ids.add(ERROR_COLUMN)
         origin = op.parent or op.ids[0]
         result = self.user_code.as_batch(result)
-        if op.pinned:
-            result = with_pinned_columns(result, work.schema, work.location)
-        return from_result(result, work.schema, ids, origin, work.location, op.carried(work))
+        passed_on = op.carried(work)
+        return from_result(result, work.schema, ids, origin, work.location, passed_on, op.pinned)
 
     def _fitted(
         self, results: list[Result], batch: pa.Table, places: Sequence[int] | None = None

@@ -54,7 +54,6 @@ def answer(label: str) -> Any:
 def test_a_column_that_a_later_row_has_is_refused(fn):
     message = refused("map", fn, {"label": pa.string()})
     assert "returned column 'score', which the pinned schema lacks" in message
-    assert "has 'id', 'label'" in message
 
 
 def test_async_rows_and_rows_of_a_flat_map_are_refused_too():
@@ -125,8 +124,8 @@ def test_ids_and_columns_that_are_passed_on_may_be_returned(fn):
         ({"a": 1, "b": 2}, META, "meta.b"),
         ({"c": {"a": 1, "b": 2}}, pa.struct([("c", META)]), "meta.c.b"),
         ([{"a": 1}, {"a": 1, "b": 2}], pa.list_(META), "meta.b"),
-        ({"key": {"a": 1, "b": 2}}, pa.map_(pa.string(), META), "meta.b"),
-        ([("key", {"a": 1, "b": 2})], pa.map_(pa.string(), META), "meta.b"),
+        ({"key": {"a": 1, "b": 2}}, pa.map_(pa.string(), META), "meta.value.b"),
+        ([("key", {"a": 1, "b": 2})], pa.map_(pa.string(), META), "meta.value.b"),
         (Answer("a", 1.0), pa.struct([("label", pa.string())]), "meta.score"),
     ],
 )
