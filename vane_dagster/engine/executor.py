@@ -297,7 +297,7 @@ def _pool(
         label=udf.name,
         workers=(1, 1) if plan.is_sample else workers,  # a warm pool does not grow for a sample
         bundle=spec.resources.bundle(),
-        slots=spec.slots,
+        slots=identity.slots,
         model=ModelSpec(
             udf.name,
             udf.stateful,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vane_dagster.fingerprint.bundle import pack
+from vane_dagster.fingerprint.constructor import ConstructorIdentity
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.identity import call_arguments, constructor_arguments, environment
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -58,10 +60,12 @@ class PoolIdentity:
         digest: Digest of the object that a worker constructs, and of its resources; 16 hex digits.
             Stages with the same digest share warm workers.
         shares_state: See `ConstructorIdentity`.
+        slots: Tasks that a worker has at the same time.
     """
 
     digest: str
     shares_state: bool
+    slots: int
 
 
 def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
@@ -71,6 +75,7 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
     names, and must not reuse it once the file has changed. With `version=`, which replaces content
     in keys, what the workers are constructed from counts as it is pickled for them: two stages with
     equal versions may differ in it. Subprocesses beside a cluster have an identity of their own.
+    Stages that share workers have as many slots as the async one with the most.
 
     Args:
         pipeline: The pipeline.
@@ -79,16 +84,47 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
     Raises:
         CodeIdentityError: If its code or an argument has no stable identity.
     """
-    udf = spec.udf
-    bundle = sorted(spec.resources.bundle().items())
-    arguments = "" if udf.stateful else digest(*call_arguments(pipeline, spec))
     constructed = spec.constructed(pipeline)
-    model = digest(constructed.digest, *constructor_arguments(pipeline, spec))
-    variables = [sorted(spec.env_vars), *environment(pipeline, spec)]
-    place = ["driver"] if spec.on_driver else []
-    given = [] if udf.version is None else [_pickled(spec)]
-    identity = digest(model, arguments, bundle, spec.slots, *variables, *place, *given)[:16]
-    return PoolIdentity(identity, constructed.shares_state)
+    parts = _constructed_parts(pipeline, spec, constructed)
+    slots = max([spec.slots, *(each.slots for each in _sharing(pipeline, spec, parts))])
+    model, arguments, bundle, *further = parts
+    identity = digest(model, arguments, bundle, slots, *further)[:16]
+    return PoolIdentity(identity, constructed.shares_state, slots)
+
+
+def _constructed_parts(
+    pipeline: Pipeline, spec: MapBatchesSpec, constructed: ConstructorIdentity
+) -> list[object]:
+    """Return what identifies the workers of a stage, except for the number of their slots."""
+    udf = spec.udf
+    return [
+        digest(constructed.digest, *constructor_arguments(pipeline, spec)),
+        "" if udf.stateful else digest(*call_arguments(pipeline, spec)),
+        *_reserved(spec),
+        *environment(pipeline, spec),
+        *(["driver"] if spec.on_driver else []),
+        *([] if udf.version is None else [_pickled(spec)]),
+    ]
+
+
+def _reserved(spec: MapBatchesSpec) -> tuple[object, object]:
+    return sorted(spec.resources.bundle().items()), sorted(spec.env_vars)
+
+
+def _sharing(
+    pipeline: Pipeline, spec: MapBatchesSpec, parts: Sequence[object]
+) -> Iterator[MapBatchesSpec]:
+    """Yield the stages with more slots that call other methods of the same workers."""
+    for stage in pipeline:
+        other = stage.spec
+        if (
+            other.runs_udf
+            and other.slots > spec.slots
+            and other.udf.target is spec.udf.target
+            and (*_reserved(other), other.keyed_env_vars) == (*_reserved(spec), spec.keyed_env_vars)
+            and _constructed_parts(pipeline, other, other.constructed(pipeline)) == parts
+        ):
+            yield other
 
 
 def _pickled(spec: MapBatchesSpec) -> str:

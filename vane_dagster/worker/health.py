@@ -13,6 +13,7 @@ from vane_dagster.errors import RowErrors
 from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.frameworks import is_dead
 from vane_dagster.worker.isolation import begin_user_code, one_process
+from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.watchdog import deadline
 
 PROBE = "check_health"
@@ -55,12 +56,13 @@ class Health:
     Args:
         target: The model.
         events: The event loop that runs its coroutines.
+        thread: The thread that runs its synchronous code.
     """
 
-    def __init__(self, target: Any, events: EventLoop) -> None:
+    def __init__(self, target: Any, events: EventLoop, thread: ModelThread) -> None:
         found = getattr(target, PROBE, None)
         self._probe: Callable[[], Any] | None = found if callable(found) else None
-        self._events = events
+        self._events, self._thread = events, thread
         self._asked = time.monotonic()
 
     def check(self, now_and_then: bool = False) -> None:
@@ -77,15 +79,18 @@ class Health:
         ):
             return
         try:
-            with deadline(_ANSWER_SECONDS), one_process():
-                answer = self._probe()
-                if inspect.isawaitable(answer):
-                    self._events.run(_awaited(answer))
+            self._thread.run(self._ask, self._probe)
         except BaseException as error:
             if is_shutdown(error):
                 raise
             raise UnhealthyModelError(contained(error), rows=False) from None
         self._asked = time.monotonic()
+
+    def _ask(self, probe: Callable[[], Any]) -> None:
+        with deadline(_ANSWER_SECONDS), one_process():
+            answer = probe()
+            if inspect.isawaitable(answer):
+                self._events.run(_awaited(answer))
 
     def check_after_error(self) -> None:
         """Check the model after a call has raised.

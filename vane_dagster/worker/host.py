@@ -31,6 +31,7 @@ from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.isolation import check_descriptors
 from vane_dagster.worker.lifecycle import Startup, recycle_reason
+from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.model_versions import ModelVersions, OtherCodeError
 from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.protocol import (
@@ -59,6 +60,9 @@ from vane_dagster.worker.row_errors import rejected, user_traceback
 class Host:
     """The model of a worker process, and the tasks that run on it. One instance per process.
 
+    Args:
+        slots: Tasks that run at the same time.
+
     Attributes:
         models: The model, in each version of its code.
         startup: The state of the model's construction.
@@ -66,8 +70,9 @@ class Host:
         busy: Tasks that are running.
     """
 
-    def __init__(self) -> None:
-        self.models = ModelVersions()
+    def __init__(self, slots: int = 1) -> None:
+        self._thread = ModelThread(slots)
+        self.models = ModelVersions(self._thread)
         self._load: LoadReport | None = None
         self._revoked: set[str] = set()
         self._lock = threading.Lock()
@@ -105,13 +110,7 @@ class Host:
             started = time.perf_counter()
             fault = None
             try:
-                set_threads(threads)
-                share_gpus()
-                with self.startup.watched(lifecycle.startup_timeout_s):
-                    if model is not None:
-                        self.models.construct(model, archive, worker_folder("code"))
-                    else:
-                        connection()
+                self._thread.run(self._construct, model, archive, threads)
                 _check_size(model, lifecycle)
             except BaseException as error:  # a user's constructor may raise anything
                 if is_shutdown(error):
@@ -127,6 +126,15 @@ class Host:
                 fault=fault,
             )
             return self._load
+
+    def _construct(self, model: ModelSpec | None, archive: bytes, threads: int) -> None:
+        set_threads(threads)
+        share_gpus()
+        with self.startup.watched(self._lifecycle.startup_timeout_s):
+            if model is not None:
+                self.models.construct(model, archive, worker_folder("code"))
+            else:
+                connection()
 
     def _loaded_before(
         self, load: LoadReport, model: ModelSpec | None, archive: bytes
@@ -153,7 +161,7 @@ class Host:
     def _unhealthy_reason(self, model: ModelSpec) -> str:
         """Return why a warm model cannot be used; empty if it can."""
         try:
-            with self.models.turn(model.version) as caller:
+            with self.models.turn(model.version, is_async=True) as caller:
                 caller.health.check()
         except UnhealthyModelError as error:
             return masked(f"its model says that it is dead: {error}")
@@ -234,8 +242,10 @@ class Host:
         inputs = [operators.resolve(rows, tables, work) for rows in work.inputs]
         if isinstance(op, CallUdf):
             revoked = functools.partial(self._revoked.__contains__, work.lease)
-            with self.models.turn(op.version) as caller:
-                return caller.call(op, inputs[0], work, revoked)
+            with self.models.turn(op.version, op.is_async) as caller:
+                if op.is_async:
+                    return caller.call(op, inputs[0], work, revoked)
+                return self._thread.run(caller.call, op, inputs[0], work, revoked)
         if isinstance(op, Join):
             table, given = operators.join(op, inputs, work)
             return Computed(table, Tally(given, given - table.num_rows))

@@ -89,7 +89,7 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
         folder: The folder of the Arrow files that results are written to.
         slots: Calls that run at the same time.
     """
-    host = Host()
+    host = Host(slots)
     channel = _Channel(connection, folder)
 
     def answer(ticket: int, call: LoadCall | RunCall) -> None:

@@ -24,6 +24,7 @@ from vane_dagster.pipeline.lazy_instances import construct
 from vane_dagster.worker import user_code
 from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.isolation import one_process
+from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.protocol import ModelSpec
 from vane_dagster.worker.state_mark import state_fingerprint
 from vane_dagster.worker.udf_caller import UdfCaller
@@ -43,9 +44,14 @@ class _Version:
 
 
 class ModelVersions:
-    """The constructed model of a worker, and the versions of the code that can be called on it."""
+    """The constructed model of a worker, and the versions of the code that can be called on it.
 
-    def __init__(self) -> None:
+    Args:
+        thread: The thread that constructs the model.
+    """
+
+    def __init__(self, thread: ModelThread) -> None:
+        self._thread = thread
         self._made: ModelSpec | None = None
         self._instance: Any = None
         self._mark: object = None
@@ -83,7 +89,7 @@ class ModelVersions:
             names = [] if folder is None else [path.stem for path in folder.iterdir()]
             self._packages = frozenset(names)
             self._mark = state_fingerprint(made, self._packages)
-        self._versions[model.content] = _Version(folder, UdfCaller(model, made))
+        self._versions[model.content] = _Version(folder, UdfCaller(model, made, self._thread))
         self._turns.active = model.content
 
     def adopt(self, model: ModelSpec, archive: bytes, root: Path) -> bool:
@@ -158,15 +164,19 @@ class ModelVersions:
             self._discard(gone.folder)
 
     @contextlib.contextmanager
-    def turn(self, content: str) -> Iterator[UdfCaller]:
+    def turn(self, content: str, is_async: bool = False) -> Iterator[UdfCaller]:
         """Yield the caller of a version, with its modules active; "" means the constructed version.
+
+        Args:
+            content: The version.
+            is_async: Whether the call is async; such calls of one version run at the same time.
 
         Raises:
             UnhealthyModelError: If the worker does not have the version.
         """
         assert self._made is not None, "a worker without a model was given a call"
         content = content or self._made.content
-        with self._turns.turn(content, lambda: self._switch(content)):
+        with self._turns.turn(content, lambda: self._switch(content), is_async):
             self._keep(content)
             yield self._versions[content].caller
 
@@ -202,33 +212,41 @@ def view(cls: type, instance: Any) -> Any:
 class VersionLock:
     """A lock that runs calls of one version at a time, in the order of their arrival.
 
+    Async and synchronous calls do not run at the same time either: code between two awaits is not
+    written for other threads beside it.
+
     Attributes:
         active: The version with active modules; empty if there is none.
     """
 
     def __init__(self) -> None:
         self.active = ""
+        self._is_async = False
         self._running = 0
         self._waiting: deque[object] = deque()
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def turn(self, content: str, switch: Callable[[], None]) -> Iterator[None]:
-        """Wait until no call of another version is running, or waits ahead of this one.
+    def turn(
+        self, content: str, switch: Callable[[], None], is_async: bool = False
+    ) -> Iterator[None]:
+        """Wait until no call of another version or kind is running, or waits ahead of this one.
 
         Args:
             content: The version.
             switch: Activates the version's modules, if they are not active.
+            is_async: Whether the call is async.
         """
         ticket = object()
         with self._changed:
             self._waiting.append(ticket)
             try:
-                self._changed.wait_for(lambda: self._is_next(ticket, content))
+                self._changed.wait_for(lambda: self._is_next(ticket, content, is_async))
                 if self.active != content:
                     self.active = ""  # in case the switch fails
                     switch()
                     self.active = content
+                self._is_async = is_async
                 self._running += 1
             finally:
                 self._waiting.remove(ticket)
@@ -240,5 +258,6 @@ class VersionLock:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def _is_next(self, ticket: object, content: str) -> bool:
-        return self._waiting[0] is ticket and (not self._running or self.active == content)
+    def _is_next(self, ticket: object, content: str, is_async: bool) -> bool:
+        alike = (self.active, self._is_async) == (content, is_async)
+        return self._waiting[0] is ticket and (not self._running or alike)

@@ -205,6 +205,11 @@ class CallUdf:
     files: Location | None = None
     pinned: bool = False
 
+    @property
+    def is_async(self) -> bool:
+        """Whether several calls can run at the same time."""
+        return self.style in ("async", "async_generator")
+
     def carried(self, work: Work) -> tuple[str, ...]:
         """Return the input columns that are passed on, besides the ids.
 

@@ -36,7 +36,7 @@ class HostActor:
         mark_worker()
         self._claim = claim
         self._threads = threads
-        self._host = Host()
+        self._host = Host(claim.slots)
         self._loaded: LoadReport | None = None
 
     def load(

@@ -26,6 +26,7 @@ from vane_dagster.worker.contracts import Revoked, UserCode, within
 from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.health import Health, check_alive, worst
 from vane_dagster.worker.isolation import one_process
+from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.output_ids import with_ids
 from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work
 from vane_dagster.worker.results import Result, from_result, put_together
@@ -41,19 +42,27 @@ _REVOKED_SECONDS = 0.5
 class UdfCaller:
     """A constructed model, or a function, and what its calls share.
 
+    Args:
+        model: The model.
+        target: The constructed instance, or the function.
+        thread: The thread that runs synchronous code. Default: the caller's.
+
     Attributes:
         sizes: The batch sizes that the worker has learned.
         health: The health check of the model.
     """
 
-    def __init__(self, model: ModelSpec, target: Callable[..., Any]) -> None:
+    def __init__(
+        self, model: ModelSpec, target: Callable[..., Any], thread: ModelThread | None = None
+    ) -> None:
         self._target = target
         self._label = model.label
         self._packages = installed(model.packages)
         self.sizes = BatchSizer()
         self._events = EventLoop()
+        self._thread = thread or ModelThread(slots=1)
         self._rooms: dict[int, asyncio.Semaphore] = {}
-        self.health = Health(target, self._events)
+        self.health = Health(target, self._events, self._thread)
 
     def of_version(self, model: ModelSpec, target: Callable[..., Any]) -> UdfCaller:
         """Return a caller of another version of the code.
@@ -67,7 +76,7 @@ class UdfCaller:
         other = copy.copy(self)
         other._target, other._label = target, model.label
         other._packages = installed(model.packages)
-        other.health = Health(target, self._events)
+        other.health = Health(target, self._events, self._thread)
         return other
 
     def call(
@@ -101,8 +110,7 @@ class UdfCaller:
         run = _TableCalls(self, UserCode(call, op, work, args, kwargs, revoked))
         started = time.perf_counter()
         batches = self.sizes.cut(table, op.batch_size)
-        is_async = op.style in ("async", "async_generator")
-        outcomes = self._run_async(run, batches) if is_async else run.one_by_one(batches)
+        outcomes = self._run_async(run, batches) if op.is_async else run.one_by_one(batches)
         seconds = run.seconds or time.perf_counter() - started
         tables = [rows for outcome in outcomes for rows in run.rows(outcome)]
         rows = pa.concat_tables(tables) if tables else empty_table(work.schema)

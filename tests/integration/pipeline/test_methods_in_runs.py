@@ -19,7 +19,11 @@ from vane_dagster.compute.api import Backend
 from vane_dagster.compute.local_backend import LocalBackend
 
 MODELS = """
+import asyncio
 import os
+import sqlite3
+import threading
+import time
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -73,6 +77,38 @@ class Transcriber:
 
     async def __call__(self, text: str) -> list[str]:
         return self.tokenizer.split(text)
+
+
+@vd.cls
+class Mixed:
+    def __init__(self, log: str):
+        with open(os.path.join(log, "loads"), "a") as opened:
+            opened.write(f"{os.getpid()}\\n")
+        self.database = sqlite3.connect(":memory:")
+        self.running = {"sync": 0, "async": 0}
+
+    def check_health(self):
+        self.database.execute("SELECT 1")
+
+    def doubled(self, n: int) -> int:
+        self.running["sync"] += 1
+        time.sleep(0.002)
+        assert self.running == {"sync": 1, "async": 0}
+        (found,) = self.database.execute("SELECT 2 * ?", (n,)).fetchone()
+        self.running["sync"] -= 1
+        return found
+
+    def negated(self, n: int) -> int:
+        return self.doubled(n) // -2
+
+    async def beside(self, n: int) -> int:
+        self.running["async"] += 1
+        await asyncio.sleep(0.002)
+        assert self.running["sync"] == 0
+        found = self.running["async"]
+        await asyncio.sleep(0.002)
+        self.running["async"] -= 1
+        return found
 
 
 class Scaled:
@@ -185,6 +221,25 @@ def test_methods_of_one_class_share_its_workers(tmp_path, project, compute, mate
     project.edit("models.py", "max_concurrency=1, max_retries=1", "max_retries=2, gpus=0")
     result = materialize(declared(), compute)
     assert metadata(result, "lengths")["fragments_computed"] == 0
+
+
+@pytest.mark.parametrize("compute", ["local", "ray"], indirect=True)
+def test_async_methods_share_workers_with_synchronous_ones(tmp_path, project, compute, materialize):
+    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=2)
+    mixed = project.load("Mixed", "models")(str(tmp_path))
+    stages = [docs.map(name, getattr(mixed, name)) for name in ("doubled", "beside", "negated")]
+
+    result = materialize(docs, compute)
+
+    doubled, beside, negated = (
+        read_stage(tmp_path / "store", "docs", stage.name).sort_by("id")[stage.name].to_pylist()
+        for stage in stages
+    )
+    assert doubled == [2 * n for n in range(10)]
+    assert negated == [-n for n in range(10)]
+    assert max(beside) > 1, "calls of async methods are in flight at the same time"
+    assert len(loads(tmp_path)) == 1
+    assert sum(metadata(result, stage.name)["model_loads"] for stage in stages) == 1
 
 
 def test_methods_and_functions_with_their_options(tmp_path, project, compute, materialize):

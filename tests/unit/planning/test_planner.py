@@ -250,6 +250,14 @@ class Later:
     async def again(self, batch):
         return batch
 
+    def now(self, batch):
+        return batch
+
+
+class Now:
+    def __call__(self, batch):
+        return batch
+
 
 def test_stages_with_other_numbers_of_calls_in_flight_share_workers():
     pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
@@ -258,6 +266,28 @@ def test_stages_with_other_numbers_of_calls_in_flight_share_workers():
         pipeline.map_batches(name, fn, schema={"n": "BIGINT"}, max_concurrency=number)
     found = {pool_identity(pipeline, stage.spec).digest for stage in pipeline}
     assert len(found) == 1
+
+
+def test_a_synchronous_method_has_the_slots_of_an_async_one_that_shares_its_workers():
+    def pools(**now: Any) -> list[Any]:
+        pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+        schema = {"n": "BIGINT"}
+        stages = [
+            pipeline.map_batches("now", Later.now, schema=schema, **now),
+            pipeline.map_batches("later", Later, schema=schema),
+            pipeline.map_batches("other", Now, schema=schema),
+        ]
+        return [pool_identity(pipeline, stage.spec) for stage in stages]
+
+    now, later, other = pools()
+    assert now == later
+    assert (now.slots, other.slots) == (2, 1)
+    now, later, _ = pools(env_vars=["HOME"])
+    assert now.digest != later.digest
+    assert (now.slots, later.slots) == (1, 2)
+    alone = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+    stage = alone.map_batches("now", Later.now, schema={"n": "BIGINT"})
+    assert pool_identity(alone, stage.spec).slots == 1
 
 
 def test_the_value_of_a_keyed_variable_stands_in_no_message(tmp_path, monkeypatch):

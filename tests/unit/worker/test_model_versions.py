@@ -11,7 +11,9 @@ import queue
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -350,6 +352,27 @@ def test_turns_go_in_order_and_none_is_passed():
     for thread in threads:
         thread.join(20)
     assert order == ["to a", "to b", "b", "to a", "a", "to b", "b"]
+
+
+def test_async_and_synchronous_calls_take_turns():
+    turns, inside = VersionLock(), collections.Counter[bool]()
+    together: list[collections.Counter[bool]] = []
+    start = threading.Barrier(8)
+
+    def call(is_async: bool) -> None:
+        start.wait(20)
+        for _ in range(20):
+            with turns.turn("a", lambda: None, is_async):
+                inside[is_async] += 1
+                time.sleep(0.0005)
+                together.append(inside.copy())
+                inside[is_async] -= 1
+
+    with ThreadPoolExecutor(8) as threads:
+        for done in [threads.submit(call, number % 2 == 0) for number in range(8)]:
+            done.result(60)
+    assert not any(counts[True] and counts[False] for counts in together)
+    assert max(counts[True] for counts in together) > 1
 
 
 def test_a_switch_that_fails_leaves_the_next_to_switch_back():
