@@ -1,7 +1,7 @@
 """Contracts: how a user's callable is called with the rows of a stage, and what it returns.
 
 A contract is derived from the declaration and travels to the workers with each call;
-`worker/contracts.py` makes the calls.
+`worker/callers.py` makes the calls.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker import contracts
 from vane_dagster.worker.batch_size import BatchSizer
-from vane_dagster.worker.contracts import Revoked, UserCode, within
+from vane_dagster.worker.callers import Revoked, UserCode, within
 from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.health import Health, check_alive, worst
 from vane_dagster.worker.isolation import one_process

@@ -1,14 +1,13 @@
 """Calls of user code with the rows of a batch, as the stage's contract says.
 
 A caller turns a batch into the arguments of the user's function or method, and the results into a
-form that `batch_formats.from_result` converts. There is one for each class of
+form that `results.from_result` converts. There is one for each class of
 `pipeline.contracts`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
@@ -135,18 +134,12 @@ class ColumnsCaller:
 class RowCaller:
     """Calls ``fn(value, ...)`` for each row. The error of a row is that row's alone."""
 
-    def __init__(
-        self,
-        contract: RowCall,
-        code: UserCode,
-        results_of: Callable[[pa.Table], RowResults] | None = None,
-    ) -> None:
+    def __init__(self, contract: RowCall, code: UserCode) -> None:
         self._contract, self._code = contract, code
         self._call = row_function(contract, code.call, code.args, code.kwargs)
         self._limit = code.op.policy.timeout_s
-        self._results_of = results_of or self._row_results
 
-    def _row_results(self, batch: pa.Table) -> RowResults:
+    def _results_of(self, batch: pa.Table) -> RowResults:
         return RowResults(self._contract, batch, self._code.op, self._code.work)
 
     def results(self, batch: pa.Table) -> Iterator[Any]:
@@ -250,6 +243,17 @@ class BatchTypesCaller:
         return result
 
 
+class RowTypesCaller(RowCaller):
+    """Calls ``fn(value, ...)`` for each row, and keeps the types of its results."""
+
+    def __init__(self, contract: RowCall, types: TypesCall, code: UserCode) -> None:
+        super().__init__(contract, code)
+        self._types = types
+
+    def _results_of(self, batch: pa.Table) -> RowResults:
+        return RowTypes(self._types, batch, self._code.op, self._code.work)
+
+
 def caller(code: UserCode) -> Caller:
     """Return the caller for a contract.
 
@@ -260,8 +264,7 @@ def caller(code: UserCode) -> Caller:
     if isinstance(contract, TypesCall):
         if isinstance(contract.of, BatchCall):
             return BatchTypesCaller(contract.of, code)
-        types = functools.partial(RowTypes, contract, op=code.op, work=code.work)
-        return RowCaller(contract.of, code, types)
+        return RowTypesCaller(contract.of, contract, code)
     if isinstance(contract, RowCall):
         return RowCaller(contract, code)
     if isinstance(contract, ColumnsCall):
