@@ -20,7 +20,7 @@ from vane_dagster.pipeline.contracts import CALL
 from vane_dagster.storage.packages import installed
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.types.tensors import unsliced
-from vane_dagster.worker import contracts
+from vane_dagster.worker import callers
 from vane_dagster.worker.batch_size import BatchSizer
 from vane_dagster.worker.callers import Revoked, UserCode, within
 from vane_dagster.worker.event_loop import EventLoop
@@ -157,7 +157,7 @@ class _TableCalls:
 
     def __init__(self, caller: UdfCaller, code: UserCode) -> None:
         self.caller, self.op, self.work, self.revoked = caller, code.op, code.work, code.revoked
-        self.user_code = contracts.caller(code)
+        self.user_code = callers.caller(code)
         self.seconds = 0.0
         self.calls = 0
         self.stopped = False
