@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -49,6 +50,8 @@ def cast(values: Any, kind: pa.DataType) -> Any:
             values = as_lists(values)
         elif _has_view_values(values.type):  # polars' categories; Arrow can't decode them
             values = values.cast(pa.dictionary(values.type.index_type, pa.string()))
+        if pa.types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
         return checked_cast(values, kind)
     except pa.ArrowException as error:
         raise Mismatch(values.type, kind, str(error)) from error
@@ -117,7 +120,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 def _check_kept(before: Any, after: Any) -> None:
     """Raise ArrowInvalid if a cast has changed a value that Arrow itself does not check."""
     found, wanted = before.type, after.type
-    if found == wanted:
+    if found == wanted or pa.types.is_null(found):
         return
     if is_list(found) and is_list(wanted):
         _check_kept(pc.list_flatten(before), pc.list_flatten(after))
@@ -126,15 +129,19 @@ def _check_kept(before: Any, after: Any) -> None:
             _check_kept(pc.struct_field(before, field.name), pc.struct_field(after, field.name))
     elif pa.types.is_map(found):
         for some, other in zip(_arrays(before), _arrays(after)):
+            some, other = pa.concat_arrays([some]), pa.concat_arrays([other])  # without offsets
             _check_kept(some.keys, other.keys)
             _check_kept(some.items, other.items)
     elif pa.types.is_floating(found) and pa.types.is_decimal(wanted):
-        given = before.drop_null().to_numpy()
-        error = np.abs(given - after.drop_null().cast(found).to_numpy())
+        given = _numbers(before)
+        error = np.abs(given - _numbers(after.cast(found)))
         if (error > _ROUNDING * np.finfo(given.dtype).eps * np.abs(given)).any():
             raise pa.ArrowInvalid(f"a value has more than {wanted.scale} digits after the point")
-    elif pa.types.is_floating(found) and pa.types.is_floating(wanted):
-        narrower = wanted.bit_width < found.bit_width
+    elif pa.types.is_integer(found) and pa.types.is_float16(wanted):
+        if not np.array_equal(_numbers(before), _numbers(after).astype(np.float64)):
+            raise pa.ArrowInvalid(f"an integer is not exact as a {wanted}")
+    elif pa.types.is_floating(wanted):
+        narrower = not pa.types.is_floating(found) or wanted.bit_width < found.bit_width
         if narrower and (infinite := _infinite(after)) and infinite > _infinite(before):
             raise pa.ArrowInvalid(f"a value is too large for {wanted}")
     elif pa.types.is_date(wanted) and not after.cast(found).equals(before):
@@ -145,6 +152,13 @@ def _arrays(column: Any) -> list[pa.Array]:
     return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
 
 
-def _infinite(numbers: Any) -> int:
-    found = (np.isinf(each.drop_null().to_numpy()) for each in _arrays(numbers))
+def _numbers(column: Any) -> npt.NDArray[Any]:
+    """Return the values that are not null."""
+    return np.concatenate([each.drop_null().to_numpy() for each in _arrays(column)])
+
+
+def _infinite(column: Any) -> int:
+    if not pa.types.is_floating(column.type):
+        return 0
+    found = (np.isinf(each.drop_null().to_numpy()) for each in _arrays(column))
     return sum(map(np.count_nonzero, found))

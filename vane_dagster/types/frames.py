@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from vane_dagster.errors import SchemaError
 from vane_dagster.types.kinds import as_lists, is_list_view
+from vane_dagster.types.row_values import holds_arrays, row_values
 from vane_dagster.types.tensors import (
-    array_rows,
     as_storage,
     is_multidimensional,
     is_tensor,
@@ -31,11 +31,12 @@ def to_pandas(table: pa.Table) -> Any:
     shape.
     """
     importlib.import_module("pandas")  # pyarrow's own error does not name the package
-    arrays = [field.name for field in table.schema if is_multidimensional(field.type)]
-    frame = table.drop_columns(arrays).to_pandas()
-    for name in arrays:
-        array = to_ndarray(whole(table.column(name)))
-        rows = array_rows(table.column(name)) if array is None else list(array)
+    objects = [f.name for f in table.schema if holds_arrays(f.type) or f.type == pa.time64("ns")]
+    frame = table.drop_columns(objects).to_pandas()
+    for name in objects:
+        column = table.column(name)
+        array = to_ndarray(whole(column)) if is_multidimensional(column.type) else None
+        rows = row_values(column) if array is None else list(array)
         frame.insert(table.column_names.index(name), name, object_array(rows))
     return frame
 
@@ -59,5 +60,8 @@ def to_polars(table: pa.Table) -> Any:
             column = pa.chunked_array([nested(whole(column))])
         else:
             column = as_storage(column)
+        if pa.types.is_fixed_size_list(kind):  # of whose slices with nulls polars takes all values
+            chunks = [pa.concat_arrays([chunk]) for chunk in column.chunks]
+            column = pa.chunked_array(chunks, column.type)
         columns[name] = as_lists(column) if is_list_view(kind) else column
     return polars.from_arrow(pa.table(columns))

@@ -17,7 +17,10 @@ def without_tensor(value: Any) -> Any:
     A framework is used only if the process has already imported it.
     """
     if hasattr(value, "detach"):
-        return value.detach().cpu().numpy()
+        try:
+            return value.detach().cpu().numpy()
+        except RuntimeError as error:  # a layout of torch that numpy does not have
+            raise TypeError(str(error)) from error
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and tensorflow.is_tensor(value) and hasattr(value, "numpy"):
         return value.numpy()
@@ -38,6 +41,11 @@ def host_array(value: Any) -> Any:
     if isinstance(value, np.generic) or not hasattr(value, "__array__") or is_pandas(value):
         return value
     return host_array(np.asarray(value))
+
+
+def native(values: Any) -> Any:
+    """Return an array in the byte order of the machine, the only one that Arrow reads."""
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
 def plain_rows(values: Any) -> list[Any]:

@@ -16,7 +16,8 @@ def row_values(column: pa.ChunkedArray) -> Sequence[Any]:
     """Return the value of each row, for functions that are called row by row.
 
     Tensors and nested fixed-size lists of numbers are arrays of their shape, copied; scalars are
-    Python values, lists are lists, structs are dicts; null is None.
+    Python values, lists are lists, structs are dicts; null is None. Times of day are cut to the
+    microseconds that Python's class holds.
 
     Args:
         column: The column.
@@ -24,11 +25,11 @@ def row_values(column: pa.ChunkedArray) -> Sequence[Any]:
     kind = column.type
     if is_multidimensional(kind):
         return array_rows(column)
-    if pa.types.is_struct(kind) and _holds_arrays(kind):
+    if pa.types.is_struct(kind) and holds_arrays(kind):
         fields = [row_values(pc.struct_field(column, [i])) for i in range(kind.num_fields)]
         named = [dict(zip((field.name for field in kind), row)) for row in zip(*fields)]
         return _where_valid(named, column)
-    if is_list(kind) and _holds_arrays(kind):
+    if is_list(kind) and holds_arrays(kind):
         lengths = pc.list_value_length(column).to_pylist()
         values = iter(row_values(pc.list_flatten(column)))
         return [None if n is None else [next(values) for _ in range(n)] for n in lengths]
@@ -40,6 +41,7 @@ def _where_valid(values: Sequence[Any], column: pa.ChunkedArray) -> list[Any]:
     return [v if ok else None for v, ok in zip(values, column.is_valid().to_pylist())]
 
 
-def _holds_arrays(kind: pa.DataType) -> bool:
+def holds_arrays(kind: pa.DataType) -> bool:
+    """Return whether a type is one of arrays of several dimensions, or has one inside."""
     inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return is_multidimensional(kind) or any(map(_holds_arrays, inner))
+    return is_multidimensional(kind) or any(map(holds_arrays, inner))

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vane_dagster.errors import SchemaError
-from vane_dagster.types.casts import cast, checked_cast
+from vane_dagster.types.casts import Mismatch, cast, checked_cast
+from vane_dagster.types.host_arrays import native
 from vane_dagster.types.kinds import is_list
 
 _MAX_ELEMENTS = 2**31 - 1
@@ -42,8 +43,9 @@ def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
         [224, 224, 3]
     """
     value = _element_type(dtype)
-    sizes = shape if isinstance(shape, (tuple, list)) else ()
-    if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+    whole = (int, np.integer)
+    sizes = [s for s in shape if isinstance(s, whole)] if isinstance(shape, (tuple, list)) else []
+    if not sizes or len(sizes) < len(shape) or any(s is True or s < 1 for s in sizes):
         raise SchemaError(
             f"vd.tensor: shape is {shape!r}; expected the dimensions of a row as positive "
             "integers, without that of the batch, for example (3, 224, 224)"
@@ -53,7 +55,7 @@ def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
             f"vd.tensor: shape is {shape!r}, {math.prod(sizes)} elements a row; Arrow holds at "
             f"most {_MAX_ELEMENTS}. Divide a row into several"
         )
-    return pa.fixed_shape_tensor(value, list(sizes))
+    return pa.fixed_shape_tensor(value, [int(size) for size in sizes])
 
 
 def _element_type(dtype: Any) -> pa.DataType:
@@ -224,7 +226,7 @@ def from_ndarray(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     if wanted is None and pa.types.is_nested(lists):
         raise TypeError(f"an array of shape {values.shape} has numbers in place of {lists}")
     element = lists if wanted is None else wanted.value_type
-    array = pa.array(values.reshape(-1))
+    array = pa.array(native(values.reshape(-1)))
     if array.type != element:
         array = _cast(array, element)
     if is_tensor(kind):
@@ -250,7 +252,7 @@ def _cast(elements: pa.Array, wanted: pa.DataType) -> pa.Array:
     try:
         return checked_cast(elements, wanted)
     except pa.ArrowInvalid as error:
-        raise ValueError(f"{error}. Return {astype(found, wanted)}") from error
+        raise Mismatch(found, wanted, str(error)) from error
 
 
 def _check_elements(found: pa.DataType, wanted: pa.DataType) -> None:
@@ -258,19 +260,13 @@ def _check_elements(found: pa.DataType, wanted: pa.DataType) -> None:
     if found == wanted or pa.types.is_null(found):
         return
     if not is_element(found) or pa.types.is_boolean(found) or pa.types.is_boolean(wanted):
-        raise TypeError(f"its elements are {found}, not {wanted}. Return {astype(found, wanted)}")
+        raise TypeError(f"its elements are {found}, not {wanted}. Return {astype(wanted)}")
 
 
-def astype(found: pa.DataType, wanted: pa.DataType) -> str:
-    """Return the numpy call that converts numbers to another type.
-
-    Args:
-        found: Their type.
-        wanted: The other type.
-    """
-    rounded = pa.types.is_integer(wanted) and pa.types.is_floating(found)
+def astype(wanted: pa.DataType) -> str:
+    """Return the numpy call that converts numbers to another type."""
     name = "bool" if pa.types.is_boolean(wanted) else np.dtype(wanted.to_pandas_dtype()).name
-    return f"array{'.round()' if rounded else ''}.astype({name!r})"
+    return f"array.astype({name!r})"
 
 
 def _other_shape(found: Sequence[int], wanted: Sequence[int]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import enum
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -14,7 +16,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import names
 from vane_dagster.types.casts import Mismatch, cast
-from vane_dagster.types.host_arrays import exports_stream, host_array, is_pandas, plain_rows
+from vane_dagster.types.host_arrays import exports_stream, host_array, is_pandas, native, plain_rows
 from vane_dagster.types.kinds import as_lists, is_list, is_list_view
 from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.tensors import (
@@ -78,8 +80,8 @@ def to_arrow(values: Any, kind: pa.DataType, closed: bool = False) -> Any:
         array = column
     elif column.ndim > 1:
         array = _from_array(column, kind)
-    elif column.dtype.kind == "M" and not is_pandas(column):
-        array = _from_datetimes(column, kind)
+    elif column.dtype.kind in "mM" and not is_pandas(column):
+        array = _from_times(column, kind)
     else:
         array = pa.array(column)
     if is_tensor(kind):
@@ -117,7 +119,7 @@ def as_column(values: Any) -> Any:
     if getattr(getattr(values, "dtype", None), "names", None):  # a structured array
         return [dict(zip(values.dtype.names, row)) for row in values.tolist()]
     if getattr(values, "ndim", 0) and values.dtype != object:
-        return values
+        return values if is_pandas(values) else native(values)
     if not hasattr(values, "__len__") and not isinstance(values, Iterable):
         raise TypeError(_SINGLE)
     return plain_rows(values)
@@ -143,14 +145,22 @@ def _as_tensors(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return from_lists(array, kind)
 
 
-def _from_datetimes(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Convert dates and times. Those of columns with a time zone are given to users in UTC."""
-    unit = np.datetime_data(values.dtype)[0]
-    timed = pa.types.is_timestamp(kind)
-    if unit not in _ARROW_UNITS and not (unit == "D" and not timed):
-        values, unit = values.astype("datetime64[s]"), "s"
+def _from_times(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Convert dates, times and durations of numpy, which has more units than Arrow.
+
+    It has no time zones: columns with one are given to users in UTC, and come back so.
+    """
+    name, unit = values.dtype.kind, np.datetime_data(values.dtype)[0]
+    dates = unit == "D" and name == "M" and not pa.types.is_timestamp(kind)
+    if unit not in _ARROW_UNITS and not dates:
+        values = values.astype(f"{name}8[s]")
     array = pa.array(values)
-    return array.cast(pa.timestamp(unit, kind.tz)) if timed else array
+    return array.cast(pa.timestamp(array.type.unit, kind.tz)) if _is_zoned(array, kind) else array
+
+
+def _is_zoned(array: pa.Array, kind: pa.DataType) -> bool:
+    both = pa.types.is_timestamp(array.type) and pa.types.is_timestamp(kind)
+    return both and kind.tz is not None
 
 
 def _from_array(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
@@ -170,13 +180,16 @@ _LISTS = (list, tuple, set, frozenset, np.ndarray)
 def _from_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:
     first = next((row for row in rows if row is not None), None)
     ndim = first.ndim if isinstance(first, np.ndarray) else None
+    records = pa.types.is_struct(kind) or pa.types.is_map(kind) or _holds_records(kind)
     if ndim is not None and all(isinstance(row, (np.ndarray, type(None))) for row in rows):
-        if row_shape(kind) is not None or ndim > 1 or not pa.types.is_nested(kind):
+        several = len({row.dtype for row in rows if row is not None}) > 1
+        stack = row_shape(kind) is not None or ndim > 1 or not pa.types.is_nested(kind)
+        if stack or (several and not records):
             return _from_arrays(rows, kind)
         rows = [row.tolist() if isinstance(row, np.ma.MaskedArray) else row for row in rows]
     if is_tensor(kind):
         return _tensors_from_lists(rows, kind)
-    if pa.types.is_struct(kind) or pa.types.is_map(kind) or _holds_records(kind):
+    if records:
         return _nested_rows(rows, kind, closed)
     return _inferred(rows, kind)
 
@@ -195,29 +208,89 @@ def _holds_records(kind: pa.DataType) -> bool:
 
 
 def _inferred(rows: list[Any], kind: pa.DataType) -> pa.Array:
-    """Convert scalars, or lists of them, to the type that they have themselves."""
+    """Convert scalars, or lists of them, to the type that they have themselves.
+
+    Raises:
+        ValueError: If they have several types. Arrow converts some of these silently.
+    """
+    classes = _classes(rows)
+    if any(map(_needs_plain, classes)):
+        rows = [_plain(row) for row in rows]
+        classes = _classes(rows)
+    if len(families := {_family(each) for each in classes}) > 1 and families not in _MIXED:
+        listed = ", ".join(sorted(each.__name__ for each in classes))
+        raise ValueError(f"rows have different types: {listed}. Return one type in all rows")
     try:
         found = pa.infer_type(rows)
-    except (pa.ArrowException, TypeError):
-        plain = [_without_enums(row) for row in rows]
-        if all(some is other for some, other in zip(plain, rows)):
-            raise
-        rows, found = plain, pa.infer_type(plain)
+    except (pa.ArrowException, TypeError):  # arrays beside lists
+        rows = [_plain(row) for row in rows]
+        found = pa.infer_type(rows)
     exact = _exact(kind, found)
-    if moments := _moments(found):
-        return pa.array(rows, _checked_moments(rows, exact, moments), from_pandas=True)  # NaT
+    if families & _TIMES:
+        exact = _checked_times(rows, exact)
     return pa.array(rows) if exact == found else pa.array(rows, exact)
 
 
-def _without_enums(value: Any) -> Any:
-    """Return a value, or a list of values, with the values of members of an enum; and no arrays."""
+_FAMILIES: Sequence[tuple[str, tuple[type, ...]]] = (
+    ("bool", (bool, np.bool_)),
+    ("integer", (int, np.integer)),
+    ("float", (float, np.floating)),
+    ("text", (str,)),
+    ("bytes", (bytes, bytearray, memoryview)),
+    ("timestamp", (dt.datetime, np.datetime64)),
+    ("date", (dt.date,)),
+    ("duration", (dt.timedelta, np.timedelta64)),
+    ("time", (dt.time,)),
+    ("decimal", (decimal.Decimal,)),
+)
+"""Classes of values that Arrow converts to one type. A class belongs to the first that has it."""
+_MIXED = ({"integer", "float"}, {"integer", "decimal"})
+_TIMES = {"timestamp", "time", "duration"}
+
+
+@functools.lru_cache(maxsize=256)
+def _family(kind: type) -> str:
+    return next((name for name, kinds in _FAMILIES if issubclass(kind, kinds)), kind.__qualname__)
+
+
+def _classes(rows: Iterable[Any]) -> set[type]:
+    """Return the classes of values, or of the values in lists of them."""
+    found = set(map(type, rows))
+    found.discard(type(None))
+    if not found or not all(issubclass(each, _LISTS) for each in found):
+        return found
+    lists = [row for row in rows if row is not None]
+    arrays = {
+        row.dtype.type for row in lists if isinstance(row, np.ndarray) and row.dtype != object
+    }
+    rest = (row for row in lists if not isinstance(row, np.ndarray) or row.dtype == object)
+    return arrays | _classes(list(chain.from_iterable(rest)))
+
+
+def _needs_plain(kind: type) -> bool:
+    """Return whether Arrow does not read values of a class, or not as what they are."""
+    if issubclass(kind, (enum.Enum, np.datetime64, np.timedelta64)):
+        return True
+    return kind.__name__ in ("NAType", "NaTType") and kind.__module__.startswith("pandas.")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value, or a list of values, as plain Python values without enums and arrays."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, np.ndarray):
-        return value.tolist()
+        return (
+            [_plain(each) for each in value.tolist()] if value.dtype == object else value.tolist()
+        )
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_without_enums(each) for each in value]
-    return value
+        return [_plain(each) for each in value]
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        unit = np.datetime_data(value.dtype)[0]
+        if unit in ("ns", "ps", "fs", "as"):  # more than Python's classes hold
+            return None if np.isnat(value) else value
+        days = unit == "D" and isinstance(value, np.datetime64)
+        return (value if days else value.astype(f"{value.dtype.kind}8[us]")).item()
+    return None if _needs_plain(type(value)) else value
 
 
 def _exact(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
@@ -246,44 +319,28 @@ def _exact(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
 
 
 _MAX_DIGITS = 38
-_CLASSES: Sequence[tuple[Callable[[pa.DataType], bool], tuple[type, ...]]] = (
-    (pa.types.is_timestamp, (dt.datetime, np.datetime64)),
-    (pa.types.is_date, (dt.date, np.datetime64)),
-    (pa.types.is_time, (dt.time,)),
-    (pa.types.is_duration, (dt.timedelta, np.timedelta64)),
-)
 
 
-def _moments(found: pa.DataType) -> tuple[type, ...]:
-    """Return the classes of dates and times, if a type is of them or of lists of them."""
-    while is_list(found):
-        found = found.value_type
-    return next((classes for is_kind, classes in _CLASSES if is_kind(found)), ())
-
-
-def _checked_moments(
-    rows: Iterable[Any], found: pa.DataType, classes: tuple[type, ...]
-) -> pa.DataType:
-    """Return the type of dates or times, after checks that Arrow does not make.
+def _checked_times(rows: Iterable[Any], found: pa.DataType) -> pa.DataType:
+    """Return the type of times, after checks that Arrow does not make.
 
     Raises:
-        ValueError: If values have different types, or a part of them has a time zone.
+        ValueError: If a part of the values has a time zone, or one that no type has.
     """
     if is_list(found):
         inner = chain.from_iterable(row for row in rows if row is not None)
-        value = _checked_moments(inner, found.value_type, classes)
-        return pa.list_(value)
-    values = [value for value in rows if value is not None and value == value]  # not NaT
-    if odd := {type(value) for value in values if not isinstance(value, classes)}:
-        kinds = sorted({type(values[0]).__name__, *(kind.__name__ for kind in odd)})
-        listed = ", ".join(kinds)
-        raise ValueError(f"rows have different types: {listed}. Return one type in all rows")
-    if not pa.types.is_timestamp(found) and not pa.types.is_duration(found):
-        return found
-    if len({getattr(value, "tzinfo", None) is None for value in values}) > 1:
+        return pa.list_(_checked_times(list(inner), found.value_type))
+    values = [value for value in rows if value is not None]
+    zoned = {getattr(value, "tzinfo", None) is not None for value in values}
+    if len(zoned) > 1:
         raise ValueError(
             "a part of the values has a time zone. Return all with one, as by "
             "value.replace(tzinfo=datetime.timezone.utc) for values in UTC"
+        )
+    if zoned == {True} and pa.types.is_time(found):
+        raise ValueError(
+            "times of day have a time zone, which no type holds. Return "
+            "value.replace(tzinfo=None), or a datetime"
         )
     if any(getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0) for value in values):
         timed = pa.types.is_timestamp(found)  # of pandas, which Arrow infers to be microseconds
@@ -293,6 +350,9 @@ def _checked_moments(
 
 def _from_arrays(rows: list[Any], kind: pa.DataType) -> pa.Array:
     """Convert an array a row: one array of all if they have one shape."""
+    if len({row.dtype for row in rows if row is not None}) > 1:  # numpy would make them one
+        pieces = [to_arrow(row[None], kind) for row in rows if row is not None]
+        return with_null_rows(pa.concat_arrays(pieces), [row is None for row in rows])
     array = stacked(rows)
     if array is not None:
         valid = pa.array(array) if array.ndim == 1 else _from_array(array, kind)

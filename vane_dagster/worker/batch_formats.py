@@ -12,9 +12,8 @@ from vane_dagster.errors import SchemaError, StageError
 from vane_dagster.pipeline.options import BatchFormat
 from vane_dagster.types.frames import to_pandas, to_polars
 from vane_dagster.types.kinds import is_list
-from vane_dagster.types.row_values import row_values
+from vane_dagster.types.row_values import holds_arrays, row_values
 from vane_dagster.types.tensors import (
-    holds_tensors,
     is_element,
     is_multidimensional,
     numbers,
@@ -108,7 +107,7 @@ def _to_numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
             return array
         if is_multidimensional(kind):
             return object_array(row_values(column))
-    if holds_tensors(kind):
+    if holds_arrays(kind) or pa.types.is_time(kind):
         return object_array(row_values(column))
     found: npt.NDArray[Any] = column.to_numpy()
     return found

@@ -13,7 +13,7 @@ from vane_dagster.types.schema import type_name
 from vane_dagster.types.tensors import is_tensor
 from vane_dagster.types.to_arrow import UnknownField, to_arrow
 from vane_dagster.worker.batch_formats import copied
-from vane_dagster.worker.conversion_advice import explained, mismatch
+from vane_dagster.worker.conversion_advice import explained, misfit, mismatch
 
 
 def fitted(values: Any, field: pa.Field, location: str, pinned: bool = False) -> pa.ChunkedArray:
@@ -41,7 +41,7 @@ def fitted(values: Any, field: pa.Field, location: str, pinned: bool = False) ->
         path = ".".join((field.name, *error.path))
         raise _beyond_pinned(f"field {path!r}", location) from error
     except Mismatch as error:
-        raise UdfError(f"{expected} {_described(error, field.name)}") from error
+        raise UdfError(f"{expected} {_described(error, field)}") from error
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         text = f"{_kind_of(values)}: {explained(error, values, kind)}"
         raise UdfError(f"{expected} {text}") from error
@@ -79,14 +79,19 @@ def _beyond_pinned(what: str, location: str) -> UdfError:
     )
 
 
-def _described(error: Mismatch, column: str) -> str:
+def _described(error: Mismatch, field: pa.Field) -> str:
     """Describe the values of a wrong type, and what to do about them."""
-    place = f" in field {'.'.join(error.path)!r}" if error.path else ""
-    advice = mismatch(error.found, error.wanted, "" if place else column)
+    place, column = "", ""
+    if error.path:
+        place = f" in field {'.'.join(error.path)!r}"
+    elif error.wanted == field.type:
+        column = field.name
+    else:
+        place = " as elements"
     if not error.reason:
-        return f"{error.found}{place}. {advice}"
-    text = f"{error.found}{place} with values that do not fit: {error.reason}"
-    return f"{text}. {advice}"
+        return f"{error.found}{place}. {mismatch(error.found, error.wanted, column)}"
+    advice = misfit(error.found, error.wanted, column, error.reason)
+    return f"{error.found}{place} with values that do not fit: {error.reason}. {advice}"
 
 
 def _kind_of(values: Any) -> str:

@@ -36,6 +36,8 @@ def explained(error: BaseException, values: Any, kind: pa.DataType) -> str:
         values: The column that the function returned.
         kind: The declared type.
     """
+    if type(error) is ValueError:  # ours; Arrow's are of subclasses
+        return str(error)
     if advice := _about_column(values) or _about_rows(values, kind):
         return advice
     found = _WITH_VALUE.match(str(error))
@@ -52,9 +54,31 @@ def mismatch(found: pa.DataType, kind: pa.DataType, column: str) -> str:
     """
     convert = "Convert it in the function"
     if is_element(kind) and (is_element(found) or is_text(found)):
-        convert = f"Return {astype(found, kind)}"
+        convert = f"Return {astype(kind)}"
     elif expression := _expression(found, kind):
         convert = f"Return {expression} for each row"
+    return _or_declare(convert, found, column)
+
+
+def misfit(found: pa.DataType, kind: pa.DataType, column: str, reason: str) -> str:
+    """Say what to do about values of a type that may be cast, but not all of these.
+
+    Args:
+        found: The type that the function returned.
+        kind: The declared type.
+        column: The column's name; empty if they are inside of a struct or map.
+        reason: What does not fit.
+    """
+    convert = "Return values that fit"
+    if pa.types.is_floating(found) and pa.types.is_integer(kind):
+        is_nan = " nan " in reason
+        convert = "Return None in place of NaN" if is_nan else "Return rounded values"
+    elif expression := _expression(found, kind):
+        convert = f"Return {expression} for each row"
+    return _or_declare(convert, found, column)
+
+
+def _or_declare(convert: str, found: pa.DataType, column: str) -> str:
     if not column:
         return convert
     declared = sql_name(found)
@@ -123,9 +147,6 @@ def _about_rows(values: Any, kind: pa.DataType) -> str | None:
     plain = {type(value) for value in rows}
     if rows and plain <= {str} and pa.types.is_struct(kind):
         return "rows are texts. Return json.loads(value) for each row"
-    if len(plain) > 1 and plain <= {bool, int, float, str, bytes, dict, list}:
-        listed = ", ".join(sorted(each.__name__ for each in plain))
-        return f"rows have different types: {listed}. Return one type in all rows"
     odd = next((value for value in rows if not isinstance(value, _PLAIN)), None)
     if odd is not None and not hasattr(odd, "dtype"):
         return (
