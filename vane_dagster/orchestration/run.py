@@ -21,7 +21,7 @@ from vane_dagster.engine.preflight import (
     check_all,
     new_findings,
     refuse,
-    too_large,
+    too_large_to_start,
 )
 from vane_dagster.errors import VaneError
 from vane_dagster.events import (
@@ -330,7 +330,7 @@ class _Diagnosis:
             PreflightError: If it is not reachable, or a cluster that it would start is too small.
         """
         planned = self.compute.planned_capacity()
-        if planned is not None and too_large(self.pipeline, needed, planned):
+        if planned is not None and too_large_to_start(self.pipeline, needed, planned):
             refuse(self._findings([], planned=planned, stages=needed))
         try:
             return _connected(self.compute, self.pipeline, self.selected, self.log)

@@ -546,6 +546,50 @@ def test_a_failing_start_says_why(tmp_path: Path) -> None:
     assert_nothing_left(local)
 
 
+FIRST_RUN = """
+    import sys
+    import dagster as dg, pyarrow as pa, pyarrow.parquet as pq
+    import vane_dagster as vd
+
+    def plus_one(batch):
+        return {"n": [number + 1 for number in batch["n"].to_pylist()]}
+
+    if __name__ == "__main__":
+        folder = sys.argv[1]
+        pq.write_table(pa.table({"id": [0, 1], "n": [0, 1]}), f"{folder}/a.parquet")
+        docs = vd.Pipeline("docs", source=vd.parquet(folder), id="id")
+        own = {"schema": {"n": "BIGINT"}, "execution_backend": "subprocess_task"}
+        there = docs.map_batches("there", plus_one, **own)
+        docs.project("plain", ["n"])
+        store = vd.FragmentStore(root=f"{folder}/store")
+        compute = vd.RayCompute(cluster=vd.LocalCluster(num_cpus=2))
+        dg.materialize([docs.build_assets()], resources={"compute": compute, "store": store})
+        print(vd.load(there, store=store)["n"].to_pylist())
+"""
+
+
+def test_the_first_run_of_a_machine_has_stages_in_subprocesses(tmp_path: Path) -> None:
+    """The head is not running yet when the run is validated."""
+    home = tmp_path / "home"
+    home.mkdir(0o700)
+    program = tmp_path / "first_run.py"
+    program.write_text(textwrap.dedent(FIRST_RUN))
+    local = LocalHead(num_cpus=2, home=home)
+    try:
+        done = subprocess.run(
+            [sys.executable, str(program), str(tmp_path)],
+            env=driver_environment(home),
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        assert done.stdout == "[1, 2]\n", done.stderr[-3000:]
+        assert local.find() is not None
+    finally:
+        local.stop()
+    assert_nothing_left(local)
+
+
 def test_a_head_that_dies_as_it_starts_is_an_error(tmp_path: Path) -> None:
     local = LocalHead(home=tmp_path)
     local.folder.mkdir()
