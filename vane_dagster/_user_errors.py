@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from vane_dagster.errors import RowErrors
+from vane_dagster.errors import CostlyError, RowErrors
 from vane_dagster.storage.transient_errors import backoff_seconds, http_status, is_transient
 
 _MAX_CHARACTERS = 20_000
@@ -23,13 +23,18 @@ class Raised(Exception):
     """A replacement for an exception that is not safe to handle. Subclasses have its names."""
 
 
+class RaisedCostly(Raised, CostlyError):
+    """A replacement for a `CostlyError`: what the row used is counted nevertheless."""
+
+
 def contained(error: Any) -> BaseException:
     """Turn an exception of user code into one that is safe to inspect, print and send.
 
     This is the exception itself if it is well-behaved. It is replaced if its text cannot be made,
     is huge or is not valid UTF-8, if it lies about its class, if it is a group, or if it is not an
-    `Exception`. The replacement has the same class names, the traceback, and a text of limited
-    length. The text of a group includes the messages of its inner exceptions.
+    `Exception`. The replacement has the same class names, the traceback, a text of limited length,
+    and the costs of a `CostlyError`. The text of a group includes the messages of its inner
+    exceptions.
     """
     try:
         if isinstance(error, RowErrors):
@@ -60,13 +65,15 @@ def _behaves(error: Any) -> bool:
 
 def _stand_in(error: Any) -> BaseException:
     """Return an exception of new classes with the names of the original's classes."""
-    kind: type[BaseException] = Raised
+    kind: type[BaseException] = RaisedCostly if issubclass(type(error), CostlyError) else Raised
     for name in reversed(_names(error)):
         kind = type(name, (kind,), {"__module__": Raised.__module__})
     made = kind(_text(error)).with_traceback(_traceback(error))
     with contextlib.suppress(BaseException):
         # The attribute is added to a class that is made here.
         made.status_code = http_status(error)  # type: ignore[attr-defined]
+    with contextlib.suppress(BaseException):
+        made.used = dict(error.used)  # type: ignore[attr-defined]  # of a `RaisedCostly`
     return made
 
 

@@ -20,6 +20,8 @@ class Server:
         requests: Number of requests per prompt.
         times: Times of the requests.
         most: The maximum number of concurrent requests.
+        responses: The bodies of the responses to some prompts, instead of an echo.
+        vectors: The body of the responses with vectors, instead of vectors of lengths.
     """
 
     def __init__(self) -> None:
@@ -32,6 +34,8 @@ class Server:
         self.most = self.now = 0
         self.seconds = 0.0
         self.answers: dict[str, list[str]] = {}
+        self.responses: dict[str, bytes] = {}
+        self.vectors = b""
 
     async def chat(self, request):
         from starlette.responses import JSONResponse
@@ -127,6 +131,8 @@ class Server:
             return Response(b'{"id": "x", "cho', headers={"content-length": "500"})
         if (found := _MALFORMED.get(prompt.split()[0])) and first:
             return Response(found[0], headers={"content-type": found[1]})
+        if prompt in self.responses:
+            return Response(self.responses[prompt], headers={"content-type": "application/json"})
         if "refused" in prompt:
             return _error("content policy", 400)
         if "long" in prompt:
@@ -139,12 +145,14 @@ class Server:
         return given[min(len(users), len(given)) - 1] if given else f"echo: {prompt}"
 
     async def embeddings(self, request):
-        from starlette.responses import JSONResponse
+        from starlette.responses import JSONResponse, Response
 
         if failed := _unauthorized(request):
             return failed
         body = json.loads(await request.body())
         self.bodies.append(body)
+        if self.vectors:
+            return Response(self.vectors, headers={"content-type": "application/json"})
         size = body.get("dimensions", 4)
         data = [
             {"object": "embedding", "index": i, "embedding": [float(len(text))] * size}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import MappingProxyType
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from support.poison import (
     NoText,
 )
 from vane_dagster._user_errors import contained, is_shutdown
+from vane_dagster.errors import CostlyError
 from vane_dagster.storage.transient_errors import is_transient
 from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.row_errors import user_traceback
@@ -41,6 +43,19 @@ def test_every_exception_is_made_safe(name):
 def test_an_exception_that_behaves_stays_as_it_is():
     error = ConnectionError("reset")
     assert contained(error) is error
+
+
+class Refused(CostlyError):
+    used = MappingProxyType({"calls": 3})
+
+
+@pytest.mark.parametrize("text", ["half a pair: \ud800", "x" * 30_000, "a\0b"])
+def test_what_an_error_cost_is_counted_although_it_is_replaced(text):
+    error = contained(Refused(text))
+    assert type(error) is not Refused
+    assert type(error).__name__ == "Refused"
+    assert isinstance(error, CostlyError)
+    assert error.used == {"calls": 3}
 
 
 def raises_twice() -> None:

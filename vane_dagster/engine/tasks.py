@@ -154,10 +154,17 @@ class WorkBuilder:
         Returns:
             The work, and the tables that it needs.
         """
-        rows = TableRows(0, start, stop)
+        rows = self._slice(run, task_state.spec, start, stop)
         return self._work(run, task_state, worker, self.op(run, task_state.spec), (rows,)), [
             task_state.given
         ]
+
+    def _slice(self, run: FragmentState, spec: StageSpec, start: int, stop: int) -> TableRows:
+        """Rows of a map's input, without the column that arranged rows have in addition."""
+        if run.order_of(spec) is None:
+            return TableRows(0, start, stop)
+        columns = self._upstream_schema(run, spec, spec.upstream[0]).names
+        return TableRows(0, start, stop, tuple(columns))
 
     def reject(
         self,
@@ -185,9 +192,8 @@ class WorkBuilder:
         assert isinstance(call, CallUdf)
         assert spec.runs_udf
         op = Reject(call, spec.udf.name, error, message, run.losses[spec.name, row])
-        return self._work(run, task_state, worker, op, (TableRows(0, row, row + 1),)), [
-            task_state.given
-        ]
+        rows = self._slice(run, spec, row, row + 1)
+        return self._work(run, task_state, worker, op, (rows,)), [task_state.given]
 
     def gather(
         self, run: FragmentState, task_state: StageTaskState, worker: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -266,6 +267,7 @@ class ModelStageRows:
         nested = {"provider_options": [each.name for each in _takes(found)]}
         call = stage_call(getattr(self, kind.kind), self._add_model_stage, nested=nested)
         _check_options(location, found, options, call)
+        _check_values(location, found, options, model_task.declared_sampling)
         operational = getattr(found, "OPERATIONAL", ())
         udf = Udf(
             target=functools.partial(ModelClient, found),
@@ -316,7 +318,13 @@ class ModelStageRows:
         ids = [key.column for key in self.pipeline.keys(self._node)]
         error = [ERROR_COLUMN] if failures.on_error == "null" else []
         named = () if include is True else include
-        if twice := sorted({*named, *ids, *error} & set(model_task.schema.names)):
+        made = Counter(model_task.schema.names)
+        if twice := sorted(name for name, count in made.items() if count > 1):
+            raise DefinitionError(
+                f"{location}: two columns would be called {twice[0]!r}, which the stage makes "
+                "itself; give output_column or the column in schema another name"
+            )
+        if twice := sorted({*named, *ids, *error} & set(made)):
             raise DefinitionError(
                 f"{location}: two columns would be called {twice[0]!r}; give output_column another "
                 "name"
@@ -368,6 +376,19 @@ def _check_options(
         raise DefinitionError(
             f"{location}: provider_options lacks {names(missing)}, which {provider.__name__} needs"
         )
+
+
+def _check_values(
+    location: str, provider: type, options: Mapping[str, Any], sampling: Mapping[str, Any]
+) -> None:
+    """Raise DefinitionError for options or sampling parameters that the provider refuses."""
+    check = getattr(provider, "check_options", None)
+    if not inspect.ismethod(check):  # a user's class may have a method of its own by this name
+        return
+    try:
+        check(options, sampling)
+    except ValueError as error:
+        raise DefinitionError(f"{location}: {error}") from error
 
 
 def _takes(provider: type) -> list[inspect.Parameter]:

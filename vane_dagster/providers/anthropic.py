@@ -10,6 +10,7 @@ from typing import Any
 from vane_dagster.errors import names
 from vane_dagster.providers.base import Answer, Message, Request, SamplingRefused
 from vane_dagster.providers.http import HttpProvider, choice_schema, chosen, in_object
+from vane_dagster.providers.usage import finish_reason, token_count
 
 _MAX_TOKENS = 4096
 """The API requires a limit; this is the one of stages without a limit of their own."""
@@ -35,6 +36,12 @@ _REASONS = {
 }
 """Finish reasons under the names of `Answer`; others, such as "refusal", keep theirs."""
 _TOOL = "answer"
+_COUNTS = (
+    "input_tokens",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+    "output_tokens",
+)
 
 
 class AnthropicProvider(HttpProvider):
@@ -105,21 +112,34 @@ class AnthropicProvider(HttpProvider):
                 max_tokens=known.get("max_tokens", _MAX_TOKENS),
                 extra_body=body or None,
             )
-        if getattr(found, "content", None) is None or found.usage is None:
+        content = getattr(found, "content", None)
+        if not (isinstance(content, list) and all(map(_is_block, content))):
             raise self._malformed(found)
-        usage = found.usage
-        cached = usage.cache_read_input_tokens or 0
-        prompt = usage.input_tokens + (usage.cache_creation_input_tokens or 0) + cached
-        self._tokens.learn(prompt + usage.output_tokens)
-        text = _text(found.content, wrapped)
-        return Answer(
-            chosen(text) if request.choices else text,
-            prompt,
-            usage.output_tokens,
+        usage = getattr(found, "usage", None)
+        prompt, written, cached, answered = (
+            token_count(getattr(usage, name, None)) for name in _COUNTS
+        )
+        if tokens := prompt + written + cached + answered:
+            self._tokens.learn(tokens)
+        text = _text(content, wrapped)
+        reason = finish_reason(getattr(found, "stop_reason", None))
+        details = getattr(found, "stop_details", None)
+        answer = Answer(
+            chosen(text) if request.choices and text else text,
+            prompt + written + cached,
+            answered,
             cached,
-            _REASONS.get(found.stop_reason, found.stop_reason or ""),
+            _REASONS.get(reason, reason),
             time.perf_counter() - began,
         )
+        return self._with_text(answer, False, getattr(details, "explanation", None))
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
+        """See `HttpProvider.check_options`."""
+        if problem := _unknown(sampling):
+            raise ValueError(problem)
+        super().check_options(options, sampling)
 
 
 def _split(messages: Sequence[Message]) -> tuple[str, list[Message]]:
@@ -134,12 +154,18 @@ def _split(messages: Sequence[Message]) -> tuple[str, list[Message]]:
     return "\n\n".join(system), others
 
 
+def _unknown(sampling: Mapping[str, Any]) -> str | None:
+    """Describe the parameters that the API lacks; None if there are none."""
+    unknown = sorted(_UNKNOWN & set(sampling))
+    if not unknown:
+        return None
+    return f"sampling_params has {names(unknown)}, which Anthropic's API does not take; remove it"
+
+
 def _parameters(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Convert sampling under OpenAI's names."""
-    if unknown := sorted(_UNKNOWN & set(sampling)):
-        raise SamplingRefused(
-            f"sampling_params has {names(unknown)}, which Anthropic's API does not take; remove it"
-        )
+    if problem := _unknown(sampling):
+        raise SamplingRefused(problem)
     given = dict(sampling)
     if (most := given.pop("max_completion_tokens", None)) is not None:
         given.setdefault("max_tokens", most)
@@ -156,11 +182,19 @@ def _tool(schema: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]
     return {"tools": [tool], "tool_choice": choice}
 
 
+def _is_block(block: Any) -> bool:
+    """Return whether this is a content block; one of text has a text."""
+    kind = getattr(block, "type", None)
+    return isinstance(kind, str) and (
+        kind != "text" or isinstance(getattr(block, "text", None), str)
+    )
+
+
 def _text(content: Sequence[Any], wrapped: bool) -> str:
     """Return the input of the answer's tool as JSON; the text if no tool was called."""
     for block in content:
-        if block.type == "tool_use" and block.name == _TOOL:
-            value = block.input
+        if block.type == "tool_use" and getattr(block, "name", None) == _TOOL:
+            value = getattr(block, "input", None)
             if wrapped and isinstance(value, dict) and "answer" in value:
                 value = value["answer"]
             return json.dumps(value, ensure_ascii=False)

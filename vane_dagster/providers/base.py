@@ -66,9 +66,11 @@ class Provider(Protocol):
 
     - ``check_health()`` raises if the model is dead.
     - ``shared_by(workers)`` is called with the maximum number of workers, to divide shared limits.
+    - ``check_options(options, sampling)``, a classmethod, raises ValueError for invalid provider
+      options or sampling parameters when a stage is declared. Parameters that are read from each
+      row are None.
     - ``OPERATIONAL`` names the options that do not change answers, such as addresses and limits.
-    They
-      are not part of fragment keys. A nested option is named ``"option.name"``.
+      They are not part of fragment keys. A nested option is named ``"option.name"``.
     - ``PACKAGES`` names modules. The versions of their packages are recorded with the answers,
       besides those of the packages that the provider imports.
     """

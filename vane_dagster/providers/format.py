@@ -21,6 +21,8 @@ _SCALARS = {
     "boolean": pa.bool_(),
 }
 _MAX_SHOWN = 4000
+_UNFIT = (ValueError, RecursionError)
+"""What an answer raises that does not fit; the latter for JSON that is nested too deeply."""
 
 
 class InvalidAnswer(CostlyError):
@@ -32,7 +34,8 @@ class InvalidAnswer(CostlyError):
 
     def __init__(self, problem: str, answer: Answer) -> None:
         cut = " It was cut: raise max_tokens." if answer.finish_reason == "length" else ""
-        super().__init__(f"{problem}.{cut} The answer: {answer.text[:_MAX_SHOWN]}")
+        text = f" The answer: {answer.text[:_MAX_SHOWN]}" if answer.text else ""
+        super().__init__(f"{problem}.{cut}{text}")
         self.used = counted(answer)
 
 
@@ -56,7 +59,7 @@ class Format:
         """Describe why an answer does not fit; None if it does."""
         try:
             self._parsed(text)
-        except ValueError as error:
+        except _UNFIT as error:
             return str(error)
         return None
 
@@ -68,7 +71,7 @@ class Format:
         """
         try:
             return self._parsed(answer.text)
-        except ValueError as error:
+        except _UNFIT as error:
             raise InvalidAnswer(str(error), answer) from error
 
     def _parsed(self, text: str) -> Any:

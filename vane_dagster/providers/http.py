@@ -7,11 +7,13 @@ import json
 import os
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, ClassVar
 
 from vane_dagster._secrets import keep_variables
 from vane_dagster.errors import StageError
-from vane_dagster.providers.base import PromptTooLong
+from vane_dagster.providers.base import Answer, PromptTooLong, SamplingRefused
+from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.registry import needs
 
@@ -20,6 +22,20 @@ _NOT_FOUND = 404
 _REFUSED = frozenset({401, 402, 403, _NOT_FOUND})
 """Statuses by which an endpoint refuses all requests: the key, the account or the model."""
 _TOO_LONG = ("context length", "too long", "context limit")
+_CONNECTION = {
+    "api_key": "name the environment variable of the key by provider_options['api_key_env']",
+    "base_url": "write it into provider_options",
+    "default_headers": "",
+    "default_query": "",
+    "extra_headers": "",
+    "extra_query": "",
+    "timeout": "write it into provider_options",
+}
+"""Arguments of the client, of which a body would send the value to the model; and what to write."""
+_NO_HEADERS = (
+    "remove it. The key is read from the variable that provider_options['api_key_env'] names; for "
+    "other headers or queries, give a provider class whose client has them"
+)
 
 
 class MalformedResponse(ConnectionError):
@@ -79,6 +95,26 @@ class HttpProvider:
         self._client: Any = None
         self._key = ""
 
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
+        """See `Provider`.
+
+        Args:
+            options: The provider options.
+            sampling: The sampling parameters, with None for those that are read from each row.
+
+        Raises:
+            ValueError: If one of them is refused.
+        """
+        for where, given in (("provider_options", options), ("sampling_params", sampling)):
+            if problem := _wrong_body(where, given.get("extra_body")):
+                raise ValueError(problem)
+        if problem := _misplaced(sampling):
+            raise ValueError(problem)
+        for name, value in sampling.items():
+            if name != "stop" and (reason := _not_json(value)):
+                raise ValueError(f"sampling_params has {name!r}, which cannot be sent: {reason}")
+
     def shared_by(self, workers: int) -> None:
         """Set the maximum number of workers, which share the limits."""
         self._requests.workers = self._tokens.workers = workers
@@ -110,6 +146,10 @@ class HttpProvider:
             sampling: The sampling parameters; an ``extra_body`` has additional fields.
             known: The names of the former.
         """
+        if problem := _misplaced(sampling) or _wrong_body(
+            "sampling_params", sampling.get("extra_body")
+        ):
+            raise SamplingRefused(problem)
         named = {name: value for name, value in sampling.items() if name in known}
         others = {name: value for name, value in sampling.items() if name not in known}
         own = others.pop("extra_body", None) or {}
@@ -130,6 +170,8 @@ class HttpProvider:
                 raise ConnectionError(detail) from error
             except json.JSONDecodeError as error:
                 raise self._malformed(error.doc) from error
+            except UnicodeDecodeError as error:
+                raise self._malformed(error.object.decode(errors="replace")) from error
             except self._api.APIStatusError as error:
                 if error.status_code in _REFUSED:
                     raise StageError(self._refusal(error)) from error
@@ -145,6 +187,24 @@ class HttpProvider:
             "this happens for all rows, correct base_url"
         )
 
+    def _with_text(self, answer: Answer, is_missing: bool, refusal: Any) -> Answer:
+        """Return an answer that has a text, or is empty because the model ended it by itself.
+
+        Args:
+            answer: The answer.
+            is_missing: Whether the response has no text at all, not even an empty one.
+            refusal: The model's own reason; None for none.
+
+        Raises:
+            InvalidAnswer: For any other answer, with the reason.
+        """
+        ended = answer.finish_reason in ("stop", "") and not is_missing and not refusal
+        if answer.text or ended:
+            return answer
+        problem = f"The model gave no answer (finish_reason {answer.finish_reason!r})"
+        reason = f": {refusal}".rstrip(".") if refusal else ""
+        raise InvalidAnswer(f"{problem}{reason}", answer)
+
     def _refusal(self, error: Any) -> str:
         """Describe why an endpoint refuses all requests, and how to fix it."""
         detail = f"{type(error).__name__}: {error}"
@@ -157,6 +217,42 @@ class HttpProvider:
         if self._key_env is None:
             return f"{detail}. No key was given: name its variable by api_key_env"
         return f"{detail}. The key is that of the environment variable {self._key_env!r}"
+
+
+def _misplaced(sampling: Mapping[str, Any]) -> str | None:
+    """Describe a sampling parameter that is an argument of the client; None if there is none."""
+    for name, advice in _CONNECTION.items():
+        if name in sampling:
+            return (
+                f"sampling_params has {name!r}, but sampling parameters are fields of the "
+                f"request's body, which the model's server reads: {advice or _NO_HEADERS}"
+            )
+    return None
+
+
+def _wrong_body(where: str, body: Any) -> str | None:
+    """Describe why an ``extra_body`` cannot be sent; None if it can, or there is none."""
+    if body is None:
+        return None
+    if not isinstance(body, Mapping):
+        return f"{where} has an extra_body of type {type(body).__name__}; expected a dict of fields"
+    reason = _not_json(body)
+    return f"{where} has an extra_body that cannot be sent: {reason}" if reason else None
+
+
+def _not_json(value: Any) -> str | None:
+    """Describe why a value is no JSON; None if it is, or the clients convert it."""
+
+    def converted(part: Any) -> str:
+        if isinstance(part, datetime) or hasattr(part, "model_dump"):
+            return ""
+        raise TypeError(f"a {type(part).__name__} is no JSON value")
+
+    try:
+        json.dumps(value, default=converted, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        return str(error)
+    return None
 
 
 def choice_schema(choices: Sequence[str]) -> Mapping[str, Any]:

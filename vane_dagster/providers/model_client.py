@@ -29,6 +29,10 @@ class ModelTask(Protocol):
         """The columns that it adds."""
 
     @property
+    def declared_sampling(self) -> Mapping[str, Any]:
+        """Its sampling parameters, with None for those that are read from each row."""
+
+    @property
     def order(self) -> Any:
         """The preferred order of rows (`RowOrder`); None if the order does not matter."""
 

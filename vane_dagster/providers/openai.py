@@ -8,6 +8,7 @@ from typing import Any
 
 from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.http import HttpProvider, choice_schema, chosen
+from vane_dagster.providers.usage import finish_reason, token_count
 
 _CHAT = frozenset(
     {
@@ -29,6 +30,7 @@ _CHAT = frozenset(
 _COMPLETIONS = _CHAT - {"max_completion_tokens", "reasoning_effort", "response_format"}
 """The same for completions."""
 _APIS = ("chat", "completions")
+_MISSING = object()
 
 
 class OpenAIProvider(HttpProvider):
@@ -68,8 +70,7 @@ class OpenAIProvider(HttpProvider):
         tokens_per_minute: float | None = None,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
-        if api not in _APIS:
-            raise ValueError(f"api is {api!r}; expected 'chat' or 'completions'")
+        self.check_options({"api": api, "extra_body": extra_body}, {})
         super().__init__(
             model,
             base_url=base_url,
@@ -82,6 +83,13 @@ class OpenAIProvider(HttpProvider):
         )
         self._completes = api == "completions"
 
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
+        """See `HttpProvider.check_options`."""
+        if (api := options.get("api", "chat")) not in _APIS:
+            raise ValueError(f"provider_options has api={api!r}; expected 'chat' or 'completions'")
+        super().check_options(options, sampling)
+
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
         client = self._connected()
@@ -91,20 +99,30 @@ class OpenAIProvider(HttpProvider):
                 found = await self._completion(client, request)
             else:
                 found = await self._chat(client, request)
-        if not getattr(found, "choices", None):
+        choices = getattr(found, "choices", None)
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        # A message without content is an answer without text; a response without one is malformed.
+        message = choice if self._completes else getattr(choice, "message", None)
+        text = getattr(message, "text" if self._completes else "content", _MISSING)
+        if not (text is None or isinstance(text, str)):
             raise self._malformed(found)
-        usage, choice = found.usage, found.choices[0]
-        if usage is not None:
-            self._tokens.learn(usage.total_tokens)
-        cached = getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", 0)
-        text = (choice.text if self._completes else getattr(choice.message, "content", "")) or ""
+        answer = self._with_usage(found, text, choice, request, time.perf_counter() - began)
+        return self._with_text(answer, text is None, getattr(message, "refusal", None))
+
+    def _with_usage(
+        self, found: Any, text: str | None, choice: Any, request: Request, seconds: float
+    ) -> Answer:
+        usage = getattr(found, "usage", None)
+        if tokens := token_count(getattr(usage, "total_tokens", None)):
+            self._tokens.learn(tokens)
+        details = getattr(usage, "prompt_tokens_details", None)
         return Answer(
-            chosen(text) if request.choices else text,
-            usage.prompt_tokens if usage else 0,
-            usage.completion_tokens if usage else 0,
-            cached or 0,
-            choice.finish_reason or "",
-            time.perf_counter() - began,
+            chosen(text) if request.choices and text else text or "",
+            token_count(getattr(usage, "prompt_tokens", None)),
+            token_count(getattr(usage, "completion_tokens", None)),
+            token_count(getattr(details, "cached_tokens", None)),
+            finish_reason(getattr(choice, "finish_reason", None)),
+            seconds,
         )
 
     async def _chat(self, client: Any, request: Request) -> Any:
@@ -132,8 +150,14 @@ class OpenAIProvider(HttpProvider):
             found = await client.embeddings.create(
                 model=self._model, input=list(texts), encoding_format="float", **wanted
             )
-        if not getattr(found, "data", None):
+        data = getattr(found, "data", None)
+        if not (isinstance(data, list) and data and all(map(_is_vector, data))):
             raise self._malformed(found)
-        if found.usage is not None:
-            self._tokens.learn(found.usage.total_tokens)
-        return [one.embedding for one in sorted(found.data, key=lambda one: one.index)]
+        if tokens := token_count(getattr(getattr(found, "usage", None), "total_tokens", None)):
+            self._tokens.learn(tokens)
+        return [one.embedding for one in sorted(data, key=lambda one: one.index)]
+
+
+def _is_vector(one: Any) -> bool:
+    vector = getattr(one, "embedding", None)
+    return isinstance(getattr(one, "index", None), int) and isinstance(vector, list)

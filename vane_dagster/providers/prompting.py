@@ -18,11 +18,13 @@ from vane_dagster.providers.base import Answer, Message, Request, SamplingRefuse
 from vane_dagster.providers.format import Format, InvalidAnswer
 from vane_dagster.providers.row_functions import ANSWER, RowFunctions, processed, prompt_of
 from vane_dagster.providers.template import PrefixOrder, Template
-from vane_dagster.providers.usage import COUNTS, USAGE, counted
+from vane_dagster.providers.usage import COUNTS, USAGE, checked_usage, counted, usage_column
 from vane_dagster.types.callables import unwrapped
 from vane_dagster.types.row_values import row_values
 
 _COLUMN = re.compile(r"\{\w+\}")
+_UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
+"""What Arrow raises for a value that its type does not hold."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,11 @@ class PromptTask:
         """The sampling parameters that are read from each row, and their columns."""
         texts = {name: value for name, value in self.sampling.items() if isinstance(value, str)}
         return {name: text[1:-1] for name, text in texts.items() if _COLUMN.fullmatch(text)}
+
+    @property
+    def declared_sampling(self) -> Mapping[str, Any]:
+        """The sampling parameters, with None for those that are read from each row."""
+        return {name: None if name in self.own else v for name, v in self.sampling.items()}
 
     @property
     def usage(self) -> str:
@@ -234,13 +241,13 @@ class PromptTask:
             return processed(function, answered, answer, self.processed)
         try:
             return [pa.array([value], self.format.type)]
-        except pa.ArrowException as error:  # such as an integer of more than 64 bits
+        except _UNFIT as error:  # such as an integer of more than 64 bits, or half a surrogate pair
             raise InvalidAnswer(f"The answer has no place in its column: {error}", answer) from None
 
     async def _one(self, provider: Any, asked: _Asked) -> tuple[Any, Answer]:
         form, request, began = self.format, asked.request, time.perf_counter()
         try:
-            answer = await provider.submit(request)
+            answer = checked_usage(await provider.submit(request))
         except SamplingRefused as error:
             if asked.own_sampling:
                 raise ValueError(str(error)) from error
@@ -249,17 +256,30 @@ class PromptTask:
             wrong = form.problem(answer.text)
             if wrong is None:
                 break
-            again = f"{wrong}. Answer again, with nothing else."
-            follow_up: list[Message] = [
-                {"role": "assistant", "content": answer.text},
-                {"role": "user", "content": again},
-            ]
-            request = replace(request, messages=[*request.messages, *follow_up])
+            messages = with_problem(request.messages, answer.text, wrong)
+            request = replace(request, messages=messages)
             try:
-                answer = _summed(answer, await provider.submit(request))
+                answer = _summed(answer, checked_usage(await provider.submit(request)))
             except Exception as error:
                 raise _FollowUpFailed(answer) from error
         return form.value(answer), replace(answer, seconds=time.perf_counter() - began)
+
+
+def with_problem(messages: Sequence[Message], text: str, problem: str) -> Sequence[Message]:
+    """Return a conversation that goes on with an answer and its problem.
+
+    Endpoints refuse messages without text, and chat templates two questions in a row. After an
+    empty answer, the last question itself is continued.
+    """
+    again = f"{problem}. Answer again, with nothing else."
+    if text.strip():
+        said = text.encode("utf-8", "replace").decode()  # a request is UTF-8
+        answered = {"role": "assistant", "content": said}
+        return [*messages, answered, {"role": "user", "content": again}]
+    *former, last = messages
+    if last["role"] == "user" and isinstance(last["content"], str):
+        return [*former, {**last, "content": f"{last['content']}\n\n{again}"}]
+    return [*messages, {"role": "user", "content": again}]
 
 
 def _summed(former: Answer, answer: Answer) -> Answer:
@@ -272,14 +292,13 @@ def _columns(
 ) -> dict[str, Any]:
     given = {batch.column_names[0]: batch.column(0)}
     *made, last = prompt.schema
-    usage = [{field.name: getattr(answer, field.name) for field in USAGE} for _, answer in answers]
     columns = {
         field.name: pa.concat_arrays([arrays[place] for arrays, _ in answers])
         if answers
         else pa.array([], field.type)
         for place, field in enumerate(made)
     }
-    return {**given, **columns, last.name: pa.array(usage, USAGE)}
+    return {**given, **columns, last.name: usage_column([answer for _, answer in answers])}
 
 
 def _name(function: Any) -> str:

@@ -34,6 +34,11 @@ class TextTask:
         return {}
 
     @property
+    def declared_sampling(self) -> Mapping[str, Any]:
+        """Empty."""
+        return {}
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """The text column."""
         return (self.column,)

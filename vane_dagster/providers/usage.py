@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +28,47 @@ COUNTS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens")
 """The counts of `USAGE` and `Answer` that are summed for each part."""
 _PRICED = ("prompt", "completion", "cached")
 _MILLION = 1e6
+
+
+def token_count(value: Any) -> int:
+    """Return a count in an endpoint's response; 0 for anything but a whole number."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return int(value) if number and 0 <= value < 2**63 and value == int(value) else 0
+
+
+def finish_reason(value: Any) -> str:
+    """Return a finish reason in an endpoint's response; empty for anything but text."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+
+
+def checked_usage(answer: Answer) -> Answer:
+    """Return a provider's answer with whole numbers as counts, 0 for those that are None.
+
+    Raises:
+        TypeError: If its usage does not fit `USAGE`.
+    """
+    try:
+        counts: dict[str, Any] = {name: _whole(getattr(answer, name)) for name in COUNTS}
+        answer = replace(answer, **counts)
+        usage_column([answer])
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise TypeError(
+            f"the provider's Answer has usage that does not fit: {error}. Expected whole numbers "
+            f"as {names(COUNTS)}, and text as 'finish_reason'"
+        ) from error
+    return answer
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return 0 if value is None else operator.index(value)
+
+
+def usage_column(answers: Sequence[Answer]) -> pa.Array:
+    """Return the usage of answers as a column of `USAGE`."""
+    values = [{field.name: getattr(answer, field.name) for field in USAGE} for answer in answers]
+    return pa.array(values, USAGE)
 
 
 def counted(answer: Answer) -> dict[str, int]:

@@ -44,9 +44,6 @@ from vane_dagster.worker.protocol import (
 )
 from vane_dagster.worker.source_rows import checked_ids, scan, scan_projected, scan_unchecked
 
-_PLACE = "__place"
-"""The column with the position that a row had before it was arranged."""
-
 
 def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
     """Read the rows of an input as a table.
@@ -59,7 +56,8 @@ def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
     if isinstance(rows, TableRows):
         table = tables[rows.index]
         count = None if rows.stop is None else rows.stop - rows.start
-        return unsliced(table.slice(rows.start, count))
+        chosen = table if rows.columns is None else table.select(list(rows.columns))
+        return unsliced(chosen.slice(rows.start, count))
     if isinstance(rows, SourceRows):
         return scan(rows, work)
     if isinstance(rows, SampledRows):
@@ -281,14 +279,16 @@ def arrange(rows: pa.Table, order: RowOrder, shares: int) -> tuple[pa.Table, tup
         shares: Number of workers.
 
     Returns:
-        The rows with their former positions, and the row at which each share ends.
+        The rows, with their former positions as an additional last column under an unused name;
+        and the row at which each share ends.
     """
     keys = order.keys(rows)
     share = [zlib.crc32(group.encode()) % shares for group, _ in keys]
     places = sorted(range(len(keys)), key=lambda i: (share[i], keys[i]))
     column = pa.array(places, pa.int64())
     ends = np.cumsum(np.bincount(share, minlength=shares)).tolist()
-    return rows.take(column).append_column(_PLACE, column), tuple(ends)
+    name = unused("__place", rows.column_names)
+    return rows.take(column).append_column(name, column), tuple(ends)
 
 
 def restore(pieces: Sequence[pa.Table], given: pa.Table, id: str) -> pa.Table:
@@ -296,10 +296,10 @@ def restore(pieces: Sequence[pa.Table], given: pa.Table, id: str) -> pa.Table:
 
     Args:
         pieces: The computed rows; there may be fewer than in `given`.
-        given: The arranged rows.
+        given: The arranged rows, as `arrange` returned them.
         id: The id column of both.
     """
     made = unsliced(pa.concat_tables(pieces))
     found = pc.index_in(made.column(id), value_set=given.column(id).combine_chunks())
-    places = given.column(_PLACE).take(found.combine_chunks()).to_numpy()
+    places = given.column(given.num_columns - 1).take(found.combine_chunks()).to_numpy()
     return made.take(pa.array(np.argsort(places, kind="stable")))

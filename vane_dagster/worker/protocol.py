@@ -132,11 +132,13 @@ class TableRows:
         index: Position of the table among those passed.
         start: The first row.
         stop: The row after the last; None for all.
+        columns: Their columns; None for all.
     """
 
     index: int
     start: int = 0
     stop: int | None = None
+    columns: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,10 @@ class Join:
 
 @dataclass(frozen=True)
 class Arrange:
-    """One input in another order, divided into a share for each worker."""
+    """One input in another order, divided into a share for each worker.
+
+    The result has an additional last column: the position that each row had. `Restore` reads it.
+    """
 
     order: RowOrder
     shares: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from support.warm_workers import workers_that_imported
 from vane_dagster.errors import StageError
 from vane_dagster.providers.anthropic import AnthropicProvider
 from vane_dagster.providers.base import Answer, PromptTooLong, Request, SamplingRefused
+from vane_dagster.providers.format import InvalidAnswer
+from vane_dagster.providers.http import MalformedResponse
 from vane_dagster.storage.transient_errors import is_transient
 
 
@@ -175,6 +178,77 @@ def test_responses_in_another_form_are_transient(word, server, endpoint):
     with pytest.raises(ConnectionError, match="is not of anthropic's API: ") as raised:
         submit(endpoint[1], word)
     assert is_transient(raised.value)
+
+
+def response(*content: Any, reason: Any = "end_turn", **fields: Any) -> bytes:
+    """Return the body of a response with content blocks."""
+    usage = {"input_tokens": 5, "output_tokens": 2}
+    body = {"id": "1", "type": "message", "role": "assistant", "model": "m",
+            "content": list(content), "stop_reason": reason, "usage": usage, **fields}  # fmt: skip
+    return json.dumps(body).encode()
+
+
+YES = {"type": "text", "text": "yes"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        response(content=None),
+        response(content="hello"),
+        response(None),
+        response("yes"),
+        response({"type": "text", "text": None}),
+        response({"type": "text"}),
+        response({"text": "yes"}),
+        b"\xff\xfe{",
+    ],
+)
+def test_responses_with_other_content_are_malformed(body, server, endpoint):
+    server.responses = {"q": body}
+    with pytest.raises(MalformedResponse, match="is not of anthropic's API"):
+        submit(endpoint[1], "q")
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        (None, (0, 0, 0)),
+        ({}, (0, 0, 0)),
+        ({"input_tokens": None, "output_tokens": None}, (0, 0, 0)),
+        ({"input_tokens": 3, "output_tokens": "2", "cache_read_input_tokens": 1.5}, (3, 0, 0)),
+    ],
+)
+def test_an_answer_with_odd_usage_is_an_answer(usage, counts, server, endpoint):
+    server.responses = {"q": response({"type": "other"}, YES, reason=3, usage=usage)}
+    answer = submit(endpoint[1], "q")
+    assert (answer.text, answer.finish_reason) == ("yes", "")
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == counts
+
+
+@pytest.mark.parametrize(
+    ("reason", "fields", "expected"),
+    [
+        ("refusal", {}, "The model gave no answer (finish_reason 'refusal')."),
+        ("refusal", {"stop_details": {"type": "refusal", "explanation": "It is unsafe."}},
+         "(finish_reason 'refusal'): It is unsafe."),
+        ("max_tokens", {}, "(finish_reason 'length'). It was cut: raise max_tokens."),
+        ("pause_turn", {}, "(finish_reason 'pause_turn')."),
+    ],
+)  # fmt: skip
+def test_no_answer_is_an_error_that_has_the_reason_and_is_paid_for(
+    reason, fields, expected, server, endpoint
+):
+    server.responses = {"q": response(reason=reason, **fields)}
+    with pytest.raises(InvalidAnswer) as raised:
+        submit(endpoint[1], "q", choices=("yes", "no"))
+    assert expected in str(raised.value)
+    assert raised.value.used["completion_tokens"] == 2
+
+
+def test_an_empty_answer_that_the_model_ended_is_an_answer(server, endpoint):
+    server.responses = {"q": response()}
+    assert submit(endpoint[1], "q").text == ""
 
 
 def test_a_prompt_that_is_too_long(server, endpoint):

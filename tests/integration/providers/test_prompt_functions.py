@@ -107,6 +107,27 @@ def test_fields_for_a_template(tmp_path, local, materialize):
     assert "column 'shorter' is null" in read(tmp_path, "lost")["error"][0].as_py()
 
 
+def keys(row: dict[str, Any]) -> dict[str, Any]:
+    return {"keys": sorted(row), "place": row.get("__place")}
+
+
+@pytest.mark.parametrize("columns", [{}, {"__place": [7, 8, 9, 10]}])
+def test_rows_that_are_arranged_have_no_other_columns(columns, tmp_path, local, materialize):
+    pipeline = docs(tmp_path, TEXTS[::-1], **columns)
+    pipeline.prompt(
+        "asked", "text", provider=Reversed, model="m", postprocess=keys,
+        schema={"keys": "VARCHAR[]", "place": "BIGINT"}, include_columns=True,
+    )  # fmt: skip
+
+    materialize(pipeline, local)
+
+    rows = read_stage(tmp_path / "store", "docs", "asked")
+    known = sorted([*columns, "generated_text", "id", "response", "text"])
+    assert rows["keys"].to_pylist() == [known] * 4
+    assert rows["id"].to_pylist() == [0, 1, 2, 3]
+    assert rows["place"].to_pylist() == columns.get("__place", [None] * 4)
+
+
 def age(row: dict[str, Any]) -> dict[str, Any]:
     return {"age": row["response"]["age"], "raw": row["generated_text"], "n": 1 / row["id"]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,13 +220,6 @@ def test_completions_take_one_text_and_fields_of_the_servers_own(
     assert server.bodies[-1]["guided_regex"] == "c"
 
 
-def test_an_api_that_there_is_not(tmp_path, local, server, endpoint, materialize):
-    pipeline = docs(tmp_path)
-    asked(pipeline, endpoint[1], provider_options={"api": "chats"})
-    message = failure(materialize(pipeline, local, raises=False))
-    assert "api is 'chats'; expected 'chat' or 'completions'" in message
-
-
 def test_sampling_of_a_rows_own(tmp_path, local, server, endpoint, materialize):
     heat = pa.array([0.5, None, 1.5, 0.0], pa.float64())
     pipeline = docs(tmp_path, heat=heat)
@@ -353,6 +347,45 @@ def test_answers_before_a_follow_up_that_fails_are_paid_for_too(
     facts = metadata(materialize(pipeline, local), "asked")
 
     assert (facts["requests"], facts["completion_tokens"]) == (requests, tokens)
+
+
+@pytest.mark.parametrize("on_error", ["null", "quarantine"])
+def test_an_answer_that_no_column_can_hold_is_paid_for_and_loses_no_other(
+    on_error, tmp_path, local, server, endpoint, materialize
+):
+    texts = ["lone", "big", *(f"text {i}" for i in range(6))]
+    server.answers = {
+        "lone": ['{"n": 1, "s": "\\ud800"}'],
+        "big": ['{"n": 99999999999999999999999}'],
+        **{text: ['{"n": 3}'] for text in texts[2:]},
+    }
+    properties = {"n": {"type": "integer"}, "s": {"type": "string"}}
+    pipeline = docs(tmp_path, texts)
+    asked(pipeline, endpoint[1], return_format={"type": "object", "properties": properties},
+          on_error=on_error, max_error_rate=0.5)  # fmt: skip
+
+    facts = metadata(materialize(pipeline, local), "asked")
+
+    assert len(server.bodies) == facts["requests"] == len(texts)
+    assert facts["completion_tokens"] == 4 + 2 + 2 * 6
+    answers = read(tmp_path)["response"].to_pylist()
+    assert [answer["n"] for answer in answers if answer] == [3] * 6
+
+
+def test_text_that_is_not_unicode_is_an_error_of_its_row(
+    tmp_path, local, server, endpoint, materialize
+):
+    message = {"role": "assistant", "content": "so \ud800"}
+    server.responses = {"lone": json.dumps({"choices": [{"message": message}]}).encode()}
+    pipeline = docs(tmp_path, ["lone", "whole"])
+    asked(pipeline, endpoint[1], on_error="null", max_error_rate=0.5)
+
+    facts = metadata(materialize(pipeline, local), "asked")
+
+    rows = read(tmp_path)
+    assert rows["response"].to_pylist() == [None, "echo: whole"]
+    assert "InvalidAnswer: The answer has no place in its column" in rows["error"][0].as_py()
+    assert facts["requests"] == len(server.bodies) == 2
 
 
 def test_answers_that_do_not_fit_may_be_asked_for_again(

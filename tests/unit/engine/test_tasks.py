@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.tasks import Task, TaskBuilder, WorkBuilder
 from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.planning.plan import Part
+from vane_dagster.providers.template import PrefixOrder, parse_template
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.store import Store
@@ -160,6 +162,18 @@ def test_each_worker_takes_its_own_share_first_and_then_the_end_of_the_largest()
     taken = [fragment.take("slice", worker=worker)[2:] for worker in (SECOND, FIRST, FIRST, FIRST)]
     assert taken == [(40, 30), (0, 30), (30, 10), (70, 30)]
     assert len(fragment.queue) == 0
+
+
+def test_slices_of_arranged_rows_have_the_columns_of_the_upstream_stage_alone():
+    fragment = Fragment()
+    state = fragment.state("model")
+    state.spec = replace(state.spec, order=PrefixOrder(parse_template("here", "{x}", None)))
+    state.give("input", 100)
+    fragment.run.losses["model", 20] = 2
+    work, _, start, rows = fragment.take("slice")
+    assert work.inputs == (TableRows(0, start, start + rows, ("id", "x")),)
+    work, _, _, _ = fragment.take("slice", Retry(20, 1, WORKER_DIED, "segmentation fault"))
+    assert work.inputs == (TableRows(0, 20, 21, ("id", "x")),)
 
 
 def test_a_retry_has_the_rows_that_it_names():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +13,11 @@ import pytest
 
 import vane_dagster as vd
 from support.prompts import Person, Reversed, docs
+from vane_dagster.errors import RowErrors
 from vane_dagster.planning.definition import pool_identity
-from vane_dagster.providers.base import Answer
-from vane_dagster.providers.format import parse_format
+from vane_dagster.providers.base import Answer, Request
+from vane_dagster.providers.format import InvalidAnswer, parse_format
+from vane_dagster.providers.prompting import PromptTask, with_problem
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.template import parse_template
 
@@ -122,6 +125,10 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
         ),
         ({"provider": Needy}, "provider_options lacks 'region', which Needy needs"),
         ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
+        (
+            {"postprocess": print, "schema": {"response_usage": "VARCHAR"}},
+            "two columns would be called 'response_usage', which the stage makes itself",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, message, tmp_path):
@@ -129,6 +136,161 @@ def test_arguments_that_do_not_fit(arguments, message, tmp_path):
         docs(tmp_path).prompt(
             "asked", **{"messages": "{text}", "provider": Reversed, "model": "m", **arguments}
         )
+
+
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"provider_options": {"extra_body": "x"}},
+            "provider_options has an extra_body of type str; expected a dict of fields",
+        ),
+        ({"sampling_params": {"extra_body": "x"}}, "sampling_params has an extra_body of type str"),
+        (
+            {"sampling_params": {"extra_body": {"a": {1, 2}}}},
+            "sampling_params has an extra_body that cannot be sent: a set is no JSON value",
+        ),
+        ({"sampling_params": {"top_k": b"x"}}, "has 'top_k', which cannot be sent: a bytes"),
+        (
+            {"sampling_params": {"extra_headers": {"X-Key": "planted"}}},
+            "has 'extra_headers', but sampling parameters are fields of the request's body, which "
+            "the model's server reads: remove it. The key is read from the variable",
+        ),
+        ({"sampling_params": {"extra_query": "{text}"}}, "sampling_params has 'extra_query'"),
+        ({"sampling_params": {"api_key": "planted"}}, "provider_options['api_key_env']"),
+        ({"sampling_params": {"timeout": 3}}, "write it into provider_options"),
+    ],
+)
+def test_what_an_endpoint_cannot_be_sent_is_refused_at_declaration(
+    provider, arguments, message, tmp_path
+):
+    with pytest.raises(vd.DefinitionError, match=re.escape(message)) as raised:
+        docs(tmp_path).prompt("asked", "{text}", provider=provider, model="m", **arguments)
+    assert "planted" not in str(raised.value)
+
+
+def test_options_of_one_endpoint_are_refused_at_declaration(tmp_path):
+    pipeline = docs(tmp_path)
+    with pytest.raises(vd.DefinitionError, match="api='completion'; expected 'chat' or 'completi"):
+        pipeline.prompt(
+            "asked", "{text}", provider="openai", model="m", provider_options={"api": "completion"}
+        )
+    with pytest.raises(vd.DefinitionError, match="has 'seed', which Anthropic's API does not take"):
+        pipeline.prompt(
+            "asked", "{text}", provider="anthropic", model="m", sampling_params={"seed": 1}
+        )
+
+
+def test_what_an_endpoint_can_be_sent_is_accepted(tmp_path):
+    sampling = {
+        "temperature": "{text}",
+        "stop": ["a"],
+        "extra_body": {"at": datetime(2026, 1, 1), "person": Person(name="a", age=1)},
+    }
+    docs(tmp_path).prompt(
+        "asked", "{text}", provider="openai", model="m", sampling_params=sampling,
+        provider_options={"extra_body": None, "api": "completions"},
+    )  # fmt: skip
+
+
+def test_a_providers_own_check_runs_at_declaration_unless_it_is_no_classmethod(tmp_path):
+    class Checked(Reversed):
+        @classmethod
+        def check_options(cls, options: Any, sampling: Any) -> None:
+            raise ValueError(f"{options} {sampling}")
+
+    class Other(Reversed):
+        def check_options(self) -> None:
+            raise AssertionError("it means something else")
+
+    given = {"model": "m", "sampling_params": {"a": "{text}", "b": 1}}
+    with pytest.raises(vd.DefinitionError, match=r"asked': \{\} \{'a': None, 'b': 1\}"):
+        docs(tmp_path).prompt("asked", "{text}", provider=Checked, **given)
+    docs(tmp_path).prompt("asked", "{text}", provider=Other, **given)
+
+
+# Batches of answers
+
+
+class Said:
+    """Returns what the prompt is mapped to: answers, each once, or an error; keeps requests."""
+
+    def __init__(self, **answers: list[Any]) -> None:
+        self.answers = answers
+        self.requests: list[Request] = []
+
+    async def submit(self, request: Request) -> Answer:
+        self.requests.append(request)
+        found = self.answers[request.messages[0]["content"].split("\n")[0]].pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def run_task(said: Said, **options: Any) -> RowErrors:
+    """Run a task over the prompts, and return the errors and rows."""
+    task = PromptTask(parse_template("here", "text", None), "response", **options)
+    texts = list(said.answers)
+    with pytest.raises(RowErrors) as raised:
+        asyncio.run(task.run(said, pa.table({"id": range(len(texts)), "text": texts})))
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [{"finish_reason": 3}, {"prompt_tokens": 1.5}, {"completion_tokens": "3"},
+     {"finish_reason": "\ud800"}, {"cached_tokens": 2**70}],
+)  # fmt: skip
+def test_an_answer_with_odd_usage_is_an_error_of_its_row_alone(usage):
+    error = run_task(Said(good=[Answer("yes", 1)], odd=[Answer("no", **usage)]))
+    assert list(error.errors) == [1]
+    assert "the provider's Answer has usage that does not fit" in str(error.errors[1])
+    assert error.rows["response"].to_pylist() == ["yes"]
+
+
+def test_counts_that_are_none_are_zero():
+    answer = Answer("yes", None, 2)
+    error = run_task(Said(good=[answer], odd=[ValueError("no")]))
+    (usage,) = error.rows["response_usage"].to_pylist()
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "schema"),
+    [
+        ('{"n": 99999999999999999999999}', {"n": {"type": "integer"}}),
+        ('{"n": "\\ud800"}', {"n": {"type": "string"}}),
+        ("[" * 100_000, {"n": {"type": "string"}}),
+        ("half a pair: \ud800", None),
+    ],
+)
+def test_an_answer_without_a_place_in_its_column_is_paid_for(text, schema):
+    schema = schema and {"type": "object", "properties": schema}
+    said = Said(good=[Answer("{}")], odd=[Answer(text, 5, 2)])
+    error = run_task(said, format=parse_format("stage", schema))
+    assert isinstance(error.errors[1], InvalidAnswer)
+    assert error.errors[1].used["completion_tokens"] == 2
+    assert len(error.rows["response"]) == 1
+
+
+@pytest.mark.parametrize("empty", ["", " \n"])
+def test_no_message_of_a_follow_up_is_empty(empty):
+    said = Said(q=[Answer(empty), Answer("perhaps"), Answer("no")], odd=[ValueError("no")])
+    run_task(said, format=parse_format("stage", ["yes", "no"]), explain=2)
+    _, second, third = [r.messages for r in said.requests if r.messages[0]["content"][0] == "q"]
+    (message,) = second
+    assert message["role"] == "user"
+    assert message["content"].startswith("q\n\nThe answer is none of 'yes', 'no'. Answer again")
+    assert [m["role"] for m in third] == ["user", "assistant", "user"]
+    assert all(m["content"].strip() for m in third)
+
+
+def test_a_conversation_that_ends_otherwise_goes_on_after_an_empty_answer():
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "so"}]
+    (*former, last) = with_problem(said, "", "It is empty")
+    assert former == said
+    assert last["role"] == "user"
 
 
 def test_limits_by_the_minute_are_shared_by_workers(monkeypatch):

@@ -76,6 +76,16 @@ def test_rows_that_make_no_prompt_have_a_place_too():
     assert len(groups(found)) == 2
 
 
+def test_the_former_positions_have_a_name_that_no_column_has():
+    table = rows([LONG[1], LONG[0], LONG[1]], __place=[7, 8, 9])
+    found, _ = arrange(table, order(), 1)
+    assert found.select(table.column_names).sort_by("id").equals(table)
+    assert len(set(found.column_names)) == table.num_columns + 1
+    assert restore([found.select(["id", "__place"])], found, "id")["__place"].to_pylist() == [
+        7, 8, 9,
+    ]  # fmt: skip
+
+
 def test_conversations_are_arranged_too():
     said = [[{"role": "system", "content": LONG[i % 2]}, {"role": "user", "content": f"{i}"}]
             for i in range(10)]  # fmt: skip

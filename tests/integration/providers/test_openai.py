@@ -1,0 +1,182 @@
+"""The provider "openai" in this process, over a server with odd responses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from support.llm_server import KEY, Server, serving
+from vane_dagster.providers.base import Answer, Request, SamplingRefused
+from vane_dagster.providers.format import InvalidAnswer
+from vane_dagster.providers.http import MalformedResponse
+from vane_dagster.providers.openai import OpenAIProvider
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[tuple[Server, str]]:
+    with serving() as (server, url):
+        yield server, url
+
+
+@pytest.fixture
+def server(endpoint: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The endpoint with its counts at zero; a key is in the environment."""
+    monkeypatch.setenv("LLM_KEY", KEY)
+    found = endpoint[0]
+    found.clear()
+    return found
+
+
+def call(url: str, method: str, *arguments: Any, **options: Any) -> Any:
+    """Call a method of the provider."""
+
+    async def called() -> Any:
+        provider = OpenAIProvider("m", base_url=url, api_key_env="LLM_KEY", **options)
+        try:
+            return await getattr(provider, method)(*arguments)
+        finally:
+            if provider._client is not None:
+                await provider._client.close()  # a worker keeps its connections until it ends
+
+    return asyncio.run(called())
+
+
+def submit(url: str, prompt: str, api: str = "chat", **request: Any) -> Answer:
+    """Answer one request."""
+    said = [{"role": "user", "content": prompt}]
+    answer: Answer = call(url, "submit", Request(said, **request), api=api)
+    return answer
+
+
+def response(message: Any = None, reason: Any = "stop", **fields: Any) -> bytes:
+    """Return the body of a response with a message."""
+    choice = {"index": 0, "finish_reason": reason, "message": message, "text": "yes"}
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    body = {"id": "1", "object": "chat.completion", "model": "m", "choices": [choice],
+            "usage": usage, **fields}  # fmt: skip
+    return json.dumps(body).encode()
+
+
+YES = {"role": "assistant", "content": "yes"}
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        (None, (0, 0, 0)),
+        ({}, (0, 0, 0)),
+        ([3], (0, 0, 0)),
+        ({"prompt_tokens": None, "completion_tokens": None, "total_tokens": None}, (0, 0, 0)),
+        ({"prompt_tokens": 5, "completion_tokens": 1.5, "total_tokens": "7"}, (5, 0, 0)),
+        ({"prompt_tokens": 5.0, "completion_tokens": -1}, (5, 0, 0)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": "x"}}, (5, 0, 0)),
+        ({"prompt_tokens": 2**70, "prompt_tokens_details": {"cached_tokens": 3}}, (0, 0, 3)),
+    ],
+)
+def test_an_answer_with_odd_usage_is_an_answer(api, usage, counts, server, endpoint):
+    server.responses = {"q": response(YES, usage=usage)}
+    answer = submit(endpoint[1], "q", api)
+    assert answer.text == "yes"
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == counts
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"), [(3, ""), (None, ""), ("length", "length"), ("\ud800", "?")]
+)
+def test_a_finish_reason_is_text(given, reason, server, endpoint):
+    server.responses = {"q": response(YES, given)}
+    assert submit(endpoint[1], "q").finish_reason == reason
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        response(choices=[None]),
+        response(choices=[]),
+        response(choices="yes"),
+        response(choices={"0": "yes"}),
+        response(choices=["yes"]),
+        response(None),
+        response("yes"),
+        response({"role": "assistant", "content": 5}),
+        response({"role": "assistant", "content": ["yes"]}),
+        b"\xff\xfe{",
+        b"[1]",
+        b'"yes"',
+    ],
+)
+def test_responses_in_another_form_are_malformed(body, server, endpoint):
+    server.responses = {"q": body}
+    with pytest.raises(MalformedResponse, match="is not of openai's API"):
+        submit(endpoint[1], "q")
+
+
+@pytest.mark.parametrize("text", [5, ["yes"]])
+def test_completions_in_another_form_are_malformed(text, server, endpoint):
+    server.responses = {"q": response(choices=[{"index": 0, "text": text}])}
+    with pytest.raises(MalformedResponse, match="is not of openai's API"):
+        submit(endpoint[1], "q", "completions")
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "expected"),
+    [
+        ({"content": None, "refusal": "I cannot say."}, "stop",
+         "The model gave no answer (finish_reason 'stop'): I cannot say."),
+        ({"content": "", "refusal": "I cannot say."}, "stop", "I cannot say."),
+        ({"content": None}, "content_filter", "(finish_reason 'content_filter')."),
+        ({"content": ""}, "content_filter", "(finish_reason 'content_filter')."),
+        ({"content": None, "tool_calls": []}, "tool_calls", "(finish_reason 'tool_calls')."),
+        ({"content": None}, "stop", "(finish_reason 'stop')."),
+        ({"content": ""}, "length", "(finish_reason 'length'). It was cut: raise max_tokens."),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("choices", [(), ("yes", "no")])
+def test_no_answer_is_an_error_that_has_the_reason_and_is_paid_for(
+    message, reason, expected, choices, server, endpoint
+):
+    server.responses = {"q": response({"role": "assistant", **message}, reason)}
+    with pytest.raises(InvalidAnswer) as raised:
+        submit(endpoint[1], "q", choices=choices)
+    assert expected in str(raised.value)
+    assert "The answer:" not in str(raised.value)
+    assert raised.value.used["completion_tokens"] == 2
+
+
+def test_an_empty_answer_that_the_model_ended_is_an_answer(server, endpoint):
+    server.responses = {"q": response({"role": "assistant", "content": ""})}
+    assert submit(endpoint[1], "q").text == ""
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"extra_headers": {"X-Key": "planted"}}, "sampling_params has 'extra_headers'"),
+        ({"extra_body": "x"}, "extra_body of type str"),
+    ],
+)
+def test_a_rows_own_parameters_that_are_no_part_of_a_body_are_refused(
+    sampling, message, server, endpoint
+):
+    with pytest.raises(SamplingRefused, match=message) as raised:
+        submit(endpoint[1], "q", sampling=sampling)
+    assert "planted" not in str(raised.value)
+    assert not server.bodies
+
+
+@pytest.mark.parametrize("data", [[None], "x", [{"index": 0}], [{"embedding": [1.0]}]])
+def test_vectors_in_another_form_are_malformed(data, server, endpoint):
+    server.vectors = json.dumps({"object": "list", "model": "m", "data": data}).encode()
+    with pytest.raises(MalformedResponse, match="is not of openai's API"):
+        call(endpoint[1], "embed", ["a"], None)
+
+
+def test_vectors_with_odd_usage(server, endpoint):
+    data = [{"index": 0, "embedding": [1.0, 2.0]}]
+    server.vectors = json.dumps({"object": "list", "data": data, "usage": {}}).encode()
+    assert call(endpoint[1], "embed", ["a"], None) == [[1.0, 2.0]]
