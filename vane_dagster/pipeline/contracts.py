@@ -97,6 +97,7 @@ class RowCall:
         arrays: Columns of lists whose rows are passed as numpy arrays.
         output: The one column that the result is; None if its fields are columns.
         result: What the callable returns.
+        optional: The columns that a result may lack; they are null then.
     """
 
     inputs: tuple[tuple[str, str], ...] | None
@@ -104,6 +105,7 @@ class RowCall:
     arrays: tuple[str, ...] = ()
     output: str | None = None
     result: RowResult = "value"
+    optional: tuple[str, ...] = ()
 
     by_row: ClassVar[bool] = True
     form: ClassVar[str] = "(value, ..., *fn_args, **fn_kwargs)"
@@ -111,7 +113,8 @@ class RowCall:
     @property
     def keyed(self) -> object:
         """The part of a stage's definition."""
-        return ("rows", self.inputs, self.positional, self.arrays, self.output, self.result)
+        keyed = ("rows", self.inputs, self.positional, self.arrays, self.output, self.result)
+        return (*keyed, self.optional) if self.optional else keyed
 
     def arguments(self) -> tuple[tuple[None, ...], dict[str, None]]:
         """Return placeholders for the arguments of a call."""

@@ -21,8 +21,9 @@ from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.column_results import as_columns, column_arguments
 from vane_dagster.worker.inferred_types import RowTypes, result_types, types_table
 from vane_dagster.worker.isolation import begin_user_code
+from vane_dagster.worker.kept_values import kept
 from vane_dagster.worker.protocol import CallUdf, Work
-from vane_dagster.worker.row_results import RowResults, kept, row_arguments, row_function
+from vane_dagster.worker.row_results import RowResults, row_arguments, row_function
 from vane_dagster.worker.watchdog import deadline
 
 _GRACE_SECONDS = 1.0

@@ -140,6 +140,19 @@ def changed_input(column: str, location: str) -> UdfError:
     )
 
 
+def changed_id(column: str, location: str) -> UdfError:
+    """Return the error of a row that was returned with the id of another.
+
+    Args:
+        column: The column of the id.
+        location: Stage and fragment.
+    """
+    return UdfError(
+        f"{location}: column {column!r} is the id of the row that the call was for, and another "
+        "value was returned for it. Return it unchanged, or leave it out"
+    )
+
+
 def _carried(output: pa.Table, batch: pa.Table, origin: str, work: Work, op: CallUdf) -> pa.Table:
     """Add the ids that the batch's rows were made from, and the columns that are passed on."""
     ids, given, included = output.column(origin), batch.column(op.ids[0]), op.carried(work)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from vane_dagster._secrets import masked
 from vane_dagster._user_errors import clean
+from vane_dagster.errors import UdfError
 from vane_dagster.storage.quarantine import PARENTS, fault_schema
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.worker.protocol import CallUdf, Computed, Reject, Tally, Work
@@ -107,10 +108,12 @@ def describe_fault(fault: RowFault, id: str) -> str:
 
 def user_traceback(error: BaseException) -> str:
     """Format the traceback from the user's first frame on."""
+    refused = isinstance(error, UdfError)  # a result, by this package: its frames say nothing
     try:
-        frames = _theirs(traceback.extract_tb(error.__traceback__))
+        frames = _theirs(traceback.extract_tb(error.__traceback__), refused)
     except BaseException:  # raised by a loader or a file name of the user's code
-        frames = _theirs([_frame(*place) for place in traceback.walk_tb(error.__traceback__)])
+        places = traceback.walk_tb(error.__traceback__)
+        frames = _theirs([_frame(*place) for place in places], refused)
     try:
         last = traceback.format_exception_only(error)
     except BaseException:  # formatting reads the exception's own attributes and context
@@ -118,10 +121,13 @@ def user_traceback(error: BaseException) -> str:
     return masked(clean("Traceback (most recent call last):\n" + "".join(frames + last)))
 
 
-def _theirs(frames: list[traceback.FrameSummary]) -> list[str]:
+def _theirs(frames: list[traceback.FrameSummary], refused: bool) -> list[str]:
+    """Return the frames from the user's first one on; without one all, but none if `refused`."""
     own = os.path.dirname(os.path.dirname(__file__))
     theirs = [i for i, frame in enumerate(frames) if not frame.filename.startswith(own)]
-    return traceback.format_list(frames[theirs[0] :] if theirs else frames)
+    if theirs:
+        return traceback.format_list(frames[theirs[0] :])
+    return [] if refused else traceback.format_list(frames)
 
 
 def _frame(frame: FrameType, line: int) -> traceback.FrameSummary:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import itertools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +20,11 @@ from vane_dagster.types.row_values import row_values
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.conversion import check_pinned, fitted
-from vane_dagster.worker.output_ids import changed_input, is_equal
+from vane_dagster.worker.kept_values import PLAIN, kept
+from vane_dagster.worker.output_ids import changed_id, changed_input, is_equal
 from vane_dagster.worker.protocol import CallUdf, Work
+
+_Converted = TypeVar("_Converted")
 
 
 def row_arguments(contract: RowCall, batch: pa.Table) -> Iterator[tuple[Any, ...]]:
@@ -81,7 +83,7 @@ class RowResults:
     def __init__(self, contract: RowCall, batch: pa.Table, op: CallUdf, work: Work) -> None:
         self._contract, self._batch, self._op, self._work = contract, batch, op, work
         self._takes_value = contract.result == "value"
-        self._plain = _IMMUTABLE if self._takes_value else frozenset()
+        self._plain = PLAIN if self._takes_value else frozenset()
         self._places: list[int] = []
         self._values: list[Any] = []
         self._errors: dict[int, BaseException] = {}
@@ -94,7 +96,7 @@ class RowResults:
             returned: The result; a generator is run to its end.
 
         Raises:
-            TypeError: If it is not what the contract says.
+            UdfError: If it is not what the contract says.
         """
         if type(returned) in self._plain:  # most results; the rest is slower
             self._places.append(place)
@@ -102,7 +104,7 @@ class RowResults:
             return
         if type(returned) is types.CoroutineType:
             returned.close()
-            raise TypeError(
+            raise self._refused(
                 "returned a coroutine: a decorator hides that the function is async. Make the "
                 "decorator's wrapper an async def that awaits the function"
             )
@@ -113,14 +115,28 @@ class RowResults:
         elif is_generator:
             self.add_yielded(place, [kept(value) for value in returned])
         elif self._contract.result == "values":
-            self.add_yielded(place, [kept(value) for value in _several(returned)])
+            self.add_yielded(place, [kept(value) for value in self._several(returned)])
         elif not isinstance(returned, (bool, np.bool_)):
-            raise TypeError(
+            raise self._refused(
                 f"returned {type(returned).__name__}; expected a bool: whether to keep the row"
             )
         elif returned:
             self._places.append(place)
             self._values.append(None)
+
+    def _several(self, returned: Any) -> Iterable[Any]:
+        """Return the iterable of values that a call has returned.
+
+        Raises:
+            UdfError: If the call returned a single value.
+        """
+        if returned is None:
+            return ()
+        if not isinstance(returned, Iterable) or isinstance(returned, (str, bytes, Mapping)):
+            raise self._refused(
+                f"returned {type(returned).__name__}; expected a list with a value for each new row"
+            )
+        return returned
 
     def add_yielded(self, place: int, yielded: Sequence[Any]) -> None:
         """Add what the call for a row has yielded.
@@ -130,7 +146,7 @@ class RowResults:
             yielded: The values, as `kept` returned them.
 
         Raises:
-            TypeError: If the contract expects one value.
+            UdfError: If the contract expects one value.
         """
         if self._contract.result == "values":
             self._places.extend([place] * len(yielded))
@@ -138,7 +154,7 @@ class RowResults:
         elif len(yielded) == 1:
             self.add(place, yielded[0])
         else:
-            raise TypeError(
+            raise self._refused(
                 f"yielded {len(yielded)} values for one row; yield one, or use flat_map, which "
                 "makes a row of each"
             )
@@ -176,52 +192,108 @@ class RowResults:
             order = sorted(range(len(self._places)), key=self._places.__getitem__)
             self._places = [self._places[index] for index in order]
             self._values = [self._values[index] for index in order]
-        try:
-            columns = self._columns(self._values, self._places)
-        except (UdfError, TypeError):
-            self._drop_unfit()
-            columns = self._columns(self._values, self._places)
+        pieces = self._converted(self._values, self._places, self._columns)
+        places = [place for placed, _ in pieces for place in placed]
+        columns = _concatenated([columns for _, columns in pieces] or [self._columns([], [])])
+        if self._has_fields:
+            fit = [i for i, place in enumerate(self._places) if place not in self._errors]
+            values = [self._values[index] for index in fit]
+            self._converted(values, [self._places[i] for i in fit], self._check_passed_on)
         origin = self._op.parent or self._op.ids[0]
-        if origin not in columns:
-            owners = pa.array(self._places, pa.int64())
-            columns[origin] = self._batch.column(self._op.ids[0]).take(owners)
-        return pa.table(columns)
+        columns[origin] = self._batch.column(self._op.ids[0]).take(pa.array(places, pa.int64()))
+        table = pa.table(columns)
+        if self._errors.keys().isdisjoint(places):
+            return table
+        return unsliced(table).filter(pa.array([place not in self._errors for place in places]))
+
+    def _converted(
+        self,
+        values: Sequence[Any],
+        places: Sequence[int],
+        convert: Callable[[Sequence[Any], Sequence[int]], _Converted],
+    ) -> list[tuple[Sequence[int], _Converted]]:
+        """Convert results at once, or in halves if they do not fit, down to a single result.
+
+        So results of several types are converted if each fits by itself, and a result that does not
+        is the error of its row alone.
+
+        Args:
+            values: The results.
+            places: The positions of their rows.
+            convert: Converts results of rows.
+
+        Returns:
+            The converted parts and their places, without the results that do not fit.
+        """
+        try:
+            return [(places, convert(values, places))] if values else []
+        except (UdfError, TypeError) as error:
+            if len(values) == 1:
+                self._errors[places[0]] = (
+                    error if isinstance(error, UdfError) else self._refused(str(error))
+                )
+                return []
+        middle = len(values) // 2
+        halves = slice(middle), slice(middle, None)
+        return [
+            each for half in halves for each in self._converted(values[half], places[half], convert)
+        ]
+
+    @property
+    def _has_fields(self) -> bool:
+        """Whether the fields of a result are columns."""
+        return self._contract.output is None and self._contract.result != "bool"
 
     def _columns(self, values: Sequence[Any], places: Sequence[int]) -> dict[str, Any]:
+        """Convert results to columns, without the ids that their places determine."""
         schema, location, pinned = self._work.schema, self._work.location, self._op.pinned
         if self._contract.result == "bool":
             return {}
         if self._contract.output is not None:
             field = schema.field(self._contract.output)
             return {field.name: fitted(values, field, location, pinned)}
-        first = self._op.made[0]
-        rows = [v if type(v) is dict and first in v else self._fields(v) for v in values]
+        rows = self._rows(values)
         if pinned:
             check_pinned({name for row in rows for name in row}, schema, location)
-        own_ids = {self._work.id, *self._op.ids, self._op.parent}
         found = {}
         for name in self._op.made:
-            if name in own_ids and not all(name in row for row in rows):
-                continue  # the id is added for all rows
-            column = [_item(row, name) for row in rows]
-            found[name] = fitted(column, schema.field(name), location, pinned)
-        self._check_passed_on(rows, places)
+            if name not in self._known_ids:
+                column = [_item(row, name, self._contract.optional) for row in rows]
+                found[name] = fitted(column, schema.field(name), location, pinned)
         return found
 
-    def _check_passed_on(self, rows: Sequence[Mapping[str, Any]], places: Sequence[int]) -> None:
+    @property
+    def _known_ids(self) -> Mapping[str, str]:
+        """The output columns with ids of the input, and the columns of the batch with them."""
+        known = {name: name for name in self._op.ids}
+        return {**known, self._op.parent: self._op.ids[0]} if self._op.parent else known
+
+    def _check_passed_on(self, values: Sequence[Any], places: Sequence[int]) -> None:
         """Raise UdfError if rows have other values than those that are passed on from the input."""
-        location = self._work.location
-        for name in self._op.carried(self._work):
-            if not rows or not all(name in row for row in rows):
+        location, rows = self._work.location, self._rows(values)
+        ids = {name: of for name, of in self._known_ids.items() if name in self._op.made}
+        for name in (*ids, *self._op.carried(self._work)):
+            have = [index for index, row in enumerate(rows) if name in row]
+            if not have:
                 continue
-            field = self._work.schema.field(name)
-            column = unsliced(self._batch.select([name])).take(pa.array(places, pa.int64()))
+            field, column = self._work.schema.field(name), self._given.column(ids.get(name, name))
+            given = column.take(pa.array([places[index] for index in have], pa.int64()))
             try:
-                given = fitted(row_values(column.column(name)), field, location)
+                expected = fitted(row_values(given), field, location)
             except UdfError:  # a form that does not hold all values of the type
                 continue
-            if not is_equal(fitted([row[name] for row in rows], field, location), given):
-                raise changed_input(name, location)
+            if not is_equal(fitted([rows[i][name] for i in have], field, location), expected):
+                raise changed_id(name, location) if name in ids else changed_input(name, location)
+
+    @cached_property
+    def _given(self) -> pa.Table:
+        """The columns of the batch that results may repeat."""
+        names = {*self._op.ids, *self._op.carried(self._work)}
+        return unsliced(self._batch.select([n for n in self._batch.column_names if n in names]))
+
+    def _rows(self, values: Sequence[Any]) -> list[Mapping[str, Any]]:
+        first = self._op.made[0]
+        return [v if type(v) is dict and first in v else self._fields(v) for v in values]
 
     def _fields(self, value: Any) -> Mapping[str, Any]:
         """Return a result by column. If one column is declared, the result may be its value."""
@@ -229,66 +301,22 @@ class RowResults:
             return {self._op.made[0]: value}
         return fields_of(value)
 
-    def _drop_unfit(self) -> None:
-        """Move the rows with results that do not fit the schema to the errors."""
-        for place, value in zip(self._places, self._values):
-            try:
-                self._columns([value], [place])
-            except (UdfError, TypeError) as error:
-                self._errors[place] = error
-        fit = [i for i, place in enumerate(self._places) if place not in self._errors]
-        self._places = [self._places[index] for index in fit]
-        self._values = [self._values[index] for index in fit]
+    def _refused(self, text: str) -> UdfError:
+        return UdfError(f"{self._work.location}: {text}")
 
 
-_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
+def _concatenated(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Concatenate columns; those of many parts become one chunk."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    chunks = {name: [c for part in parts for c in part[name].chunks] for name in parts[0]}
+    whole = pa.table({name: pa.chunked_array(found) for name, found in chunks.items()})
+    return dict(zip(whole.column_names, whole.combine_chunks().columns))
 
 
-def kept(value: Any) -> Any:
-    """Return a copy of a result that the user's code cannot write into when it is called again.
-
-    Args:
-        value: The result: a value, or lists, dicts and dataclasses of values, arrays and tensors.
-    """
-    kind = type(value)
-    if kind in _IMMUTABLE:
-        return value
-    if kind is list:
-        flat = bool(value) and type(value[0]) in _IMMUTABLE
-        return value.copy() if flat else [kept(item) for item in value]
-    if kind is dict:
-        return {name: kept(item) for name, item in value.items()}
-    if isinstance(value, tuple):
-        items = (kept(item) for item in value)
-        return kind._make(items) if hasattr(kind, "_make") else tuple(items)
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if hasattr(value, "detach"):
-        return value.detach().clone()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        own = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(own, field.name, kept(getattr(value, field.name)))
-        return own
-    return value
-
-
-def _several(returned: Any) -> Iterable[Any]:
-    """Return the iterable of values that a call has returned.
-
-    Raises:
-        TypeError: If the call returned a single value.
-    """
-    if returned is None:
-        return ()
-    if not isinstance(returned, Iterable) or isinstance(returned, (str, bytes, Mapping)):
-        raise TypeError(
-            f"returned {type(returned).__name__}; expected a list with a value for each new row"
-        )
-    return returned
-
-
-def _item(row: Mapping[str, Any], name: str) -> Any:
+def _item(row: Mapping[str, Any], name: str, optional: Collection[str]) -> Any:
+    if name in optional:
+        return row.get(name)
     try:
         return row[name]
     except KeyError:

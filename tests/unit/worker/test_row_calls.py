@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import enum
 import functools
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from decimal import Decimal
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -18,6 +20,7 @@ import pytest
 
 import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
+from vane_dagster.worker import row_results
 from vane_dagster.worker.output_ids import is_equal
 
 TEXTS = pa.table(
@@ -243,7 +246,7 @@ def test_a_generator_yields_the_one_value_of_a_row():
     def many(n: int) -> Iterator[int]:
         yield from (n, n)
 
-    with pytest.raises(TypeError, match=r"2 values for one row.*flat_map"):
+    with pytest.raises(vd.UdfError, match=r"2 values for one row.*flat_map"):
         column(many)
 
 
@@ -260,14 +263,14 @@ def test_flat_map_makes_a_row_of_each_value():
 
 
 def test_flat_map_refuses_a_single_value():
-    with pytest.raises(TypeError, match="returned str; expected a list"):
+    with pytest.raises(vd.UdfError, match="returned str; expected a list"):
         run_stage(row_stage("flat_map", lambda text: "ab", id="part", schema="VARCHAR"), TEXTS)
 
 
 def test_filter_keeps_rows_and_their_columns():
     table = run_stage(row_stage("filter", lambda n: n > 10), TEXTS)
     assert table.equals(TEXTS.slice(1))
-    with pytest.raises(TypeError, match="returned int; expected a bool"):
+    with pytest.raises(vd.UdfError, match="returned int; expected a bool"):
         run_stage(row_stage("filter", lambda n: n), TEXTS)
 
 
@@ -452,7 +455,7 @@ def test_an_async_function_under_a_decorator_that_hides_it_is_named():
     def wrapper(n: int) -> int:
         return doubled(n)
 
-    with pytest.raises(TypeError, match="returned a coroutine: a decorator hides"):
+    with pytest.raises(vd.UdfError, match="returned a coroutine: a decorator hides"):
         column(wrapper)
 
 
@@ -522,3 +525,175 @@ def test_a_yielded_value_may_be_reused_for_the_next(method):
     stage = row_stage("flat_map", getattr(Reuses, method), id="part")
     found = run_stage(stage, TEXTS)["out"].to_pylist()
     assert found == [[float(n)] * 2 for n in (10, 11, 20, 21, 30, 31)]
+
+
+class Tallied(collections.Counter):  # type: ignore[type-arg]  # no dict subclass is special
+    """A dict subclass."""
+
+
+def refilled(kind: str) -> Callable[[int], Any]:
+    """Return a function that returns one object, filled anew by each call."""
+    import array
+
+    owned: dict[str, Any] = {
+        "bytearray": bytearray(1),
+        "memoryview": bytearray(1),
+        "mapping": Tallied(),
+        "model": Model(label="m", score=0.0),
+        "set": set(),
+        "nested": [None, []],
+        "objects": np.empty(1, object),
+        "image": Imaged(array.array("d", [0.0])),
+    }
+    held = owned[kind]
+    if kind == "objects":
+        held[0] = []
+
+    def fn(n: int) -> Any:
+        if kind in ("bytearray", "memoryview"):
+            held[0] = n
+            return memoryview(held) if kind == "memoryview" else held
+        if kind == "mapping":
+            held["score"] = n
+        elif kind == "model":
+            held.score = float(n)
+        elif kind == "set":
+            held.clear()
+            held.add(float(n))
+        elif kind == "nested":
+            held[1][:] = [float(n)]
+        elif kind == "objects":
+            held[0][:] = [float(n)]
+        elif kind == "image":
+            held.numbers[0] = n
+        return held
+
+    return fn
+
+
+class Imaged:
+    """An object that numpy reads without a copy, as an image."""
+
+    def __init__(self, numbers: Any) -> None:
+        self.numbers = numbers
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.frombuffer(self.numbers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema", "expected"),
+    [
+        ("bytearray", "BLOB", lambda n: bytes([n])),
+        ("memoryview", "BLOB", lambda n: bytes([n])),
+        ("mapping", "STRUCT(score DOUBLE)", lambda n: {"score": n}),
+        ("mapping", "MAP(VARCHAR, DOUBLE)", lambda n: [("score", n)]),
+        ("model", "STRUCT(label VARCHAR, score DOUBLE)", lambda n: {"label": "m", "score": n}),
+        ("set", "DOUBLE[]", lambda n: [n]),
+        ("nested", "DOUBLE[][]", lambda n: [None, [n]]),
+        ("objects", "DOUBLE[][]", lambda n: [[n]]),
+        ("image", "DOUBLE[]", lambda n: [n]),
+    ],
+)
+def test_any_object_may_be_reused_for_the_next_row(kind, schema, expected):
+    assert column(refilled(kind), schema=schema) == [expected(n) for n in (10, 20, 30)]
+
+
+def test_objects_that_no_column_holds_are_not_copied():
+    class Huge:
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise AssertionError("copied")
+
+    with pytest.raises(vd.UdfError, match="column 'out': expected string"):
+        column(lambda n: Huge(), schema="VARCHAR")
+
+
+# Results that fit by themselves
+
+
+def test_rows_of_several_types_fit_if_each_does():
+    numbers = {10: Decimal("1.5"), 20: 2.0, 30: 3}
+    schema = "DECIMAL(10, 2)"
+    expected = [column(lambda n: numbers[n], table=TEXTS[i : i + 1], schema=schema) for i in (0, 2)]
+    table = TEXTS.take([0, 2, 0])
+    assert column(lambda n: numbers[n], table=table, schema=schema) == [
+        *expected[0], *expected[1], *expected[0],
+    ]  # fmt: skip
+
+    def shade(n: int) -> str:
+        return "light" if n == 10 else Shade.DARK  # type: ignore[return-value]  # a mixture
+
+    assert column(shade) == ["light", "dark", "dark"]
+
+
+@pytest.mark.parametrize("bad", [{0}, {49}, {3, 4, 20}, set(range(50))])
+def test_each_result_that_does_not_fit_is_the_error_of_its_row(bad):
+    def fn(n: int) -> list[int]:
+        return [n, "x", n] if n in bad else [n] * (n % 3)  # type: ignore[list-item]  # the mistake
+
+    table = pa.table({"id": range(50), "n": range(50)})
+    stage = row_stage("flat_map", fn, id="part", on_error="quarantine", max_error_rate=1)
+    found = run_stage(stage, table).select(["id", "out"]).to_pylist()
+    assert found == [{"id": n, "out": n} for n in range(50) if n not in bad for _ in range(n % 3)]
+
+
+def test_rows_that_do_not_fit_cost_little_beside_many_that_do():
+    def fn(row: dict[str, Any]):
+        return {**row, "more": "x" if row["n"] % 100 == 0 else 1}
+
+    rows = 5_000
+    table = pa.table({name: range(rows) for name in ("id", "n", "a", "b", "c")})
+    stage = row_stage(
+        "map", fn, schema={"more": "BIGINT"}, include_columns=True, on_error="quarantine",
+        max_error_rate=1,
+    )  # fmt: skip
+    conversions = 0
+    fitted = row_results.fitted
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal conversions
+        conversions += 1
+        return fitted(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_results, "fitted", counted)
+        assert run_stage(stage, table).num_rows == rows - rows // 100
+    assert conversions < rows // 4
+
+
+# The ids of results
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_declared_id_of_a_new_row_has_to_be_in_every_row(size):
+    def fn(n: int) -> list[dict[str, Any]]:
+        return [{"part": f"p{n}", "c": n}] if n != 20 else [{"c": n}]
+
+    stage = row_stage(
+        "flat_map", fn, id="part", schema={"part": "VARCHAR", "c": "BIGINT"},
+        on_error="quarantine", max_error_rate=1,
+    )  # fmt: skip
+    parts = [run_stage(stage, TEXTS[i : i + size]) for i in range(0, 3, size)]
+    found = pa.concat_tables(parts)
+    assert found.select(["part", "id", "c"]).to_pylist() == [
+        {"part": f"p{n}", "id": i, "c": n} for i, n in ((1, 10), (3, 30))
+    ]
+
+
+def test_an_id_that_is_not_declared_is_made():
+    stage = row_stage(
+        "flat_map", lambda n: [{"part": "p", "c": n}], id="part", schema={"c": "BIGINT"}
+    )
+    assert run_stage(stage, TEXTS)["part"].to_pylist() == ["1-0", "2-0", "3-0"]
+
+
+def test_a_row_has_its_own_id_whatever_the_others_return():
+    def fn(row: dict[str, Any]):
+        other = {1: {"id": 1}, 2: {}, 3: {"id": 1}}[row["id"]]
+        return {**other, "c": row["n"]}
+
+    schema = {"id": "BIGINT", "c": "BIGINT"}
+    stage = row_stage("map", fn, schema=schema, on_error="quarantine", max_error_rate=1)
+    assert run_stage(stage, TEXTS).to_pydict() == {"id": [1, 2], "c": [10, 20]}
+    with pytest.raises(vd.UdfError, match="column 'id' is the id of the row"):
+        mapped(fn, schema=schema)
