@@ -21,10 +21,12 @@ MASK = "***"
 _SHORTEST = 6
 _STRICT = (
     r"secret|passw(or)?d|passphrase|credential|api_?key|access_?key|private_?key|account_?key"
-    r"|connection_?string|authorization|(^|[_\-.])token$|(^|[_\-.])sas(_token)?$"
+    r"|connection_?string|authorization|(^|_)token$|(^|_)sas(_token)?$"
+    r"|(^|_)(auth|bearer|pwd|(set_)?cookie)$"
 )
 _NAMED = re.compile(_STRICT, re.IGNORECASE)
-_NAMED_OPTION = re.compile(_STRICT + r"|token|signature|(^|[_\-.])(key|auth)$|key$", re.IGNORECASE)
+_NAMED_OPTION = re.compile(_STRICT + r"|token|signature|key$", re.IGNORECASE)
+_SEPARATOR = re.compile(r"[\-. ]+|(?<=[a-z0-9])(?=[A-Z])")
 _PLAIN = re.compile(
     r"(^|_)(type|uri|url|file)$|^(quota_)?project(_id)?$|client_email|^universe_domain$"
 )
@@ -81,7 +83,7 @@ def masked(text: str) -> str:
         value
         for name, value in os.environ.items()
         if len(value) >= _SHORTEST and value not in _known
-        if _NAMED.search(name) and not value.isdigit() and not os.path.exists(value)
+        if _marks(name, _NAMED) and not value.isdigit() and not os.path.exists(value)
     )
     if _pattern is not None:
         text = _pattern.sub(MASK, text)
@@ -187,6 +189,11 @@ def is_wrapped(value: Any) -> bool:
     return callable(getattr(value, "get_secret_value", None)) and "pydantic" in kinds
 
 
+def _marks(name: str, named: re.Pattern[str]) -> bool:
+    """Return whether a name marks secrets, with ``_``, ``-``, ``.`` or case between its words."""
+    return named.search(_SEPARATOR.sub("_", name)) is not None
+
+
 def _secrets(value: Any, named: re.Pattern[str], secret: bool) -> Iterator[str]:
     """Yield the secrets in a value: wrapped values, and those under a name that marks secrets."""
     if is_wrapped(value):
@@ -200,7 +207,7 @@ def _secrets(value: Any, named: re.Pattern[str], secret: bool) -> Iterator[str]:
     elif isinstance(value, Mapping):
         for name, item in value.items():
             is_secret = secret and not _PLAIN.search(str(name))
-            of_itself = bool(named.search(str(name))) and not _NAME_OF_VARIABLE.search(str(name))
+            of_itself = _marks(str(name), named) and not _NAME_OF_VARIABLE.search(str(name))
             yield from _secrets(item, named, is_secret or of_itself)
     elif isinstance(value, Sequence):
         for item in value:

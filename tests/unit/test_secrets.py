@@ -15,7 +15,13 @@ from support.planted import (
     denying,  # noqa: F401  # fixtures
     planted,
 )
-from vane_dagster._secrets import errors_masked, keep_options, masked, url_parts
+from vane_dagster._secrets import (
+    errors_masked,
+    keep_arguments,
+    keep_options,
+    masked,
+    url_parts,
+)
 from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.storage.filesystem import Location
 
@@ -125,3 +131,34 @@ def test_a_variable_in_options_that_is_not_set():
     store = vd.FragmentStore(root="/x", storage_options={"secret": dg.EnvVar("VANE_NOT_SET")})
     with pytest.raises(vd.StoreError, match="'VANE_NOT_SET'"):
         store.open()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "X-Api-Key", "api-key", "x-goog-api-key", "apikey", "apiKey", "API_KEY", "access-key",
+        "AWS_SECRET_ACCESS_KEY", "accessKey", "private-key", "account.key", "Cookie", "Set-Cookie",
+        "auth", "X-Auth", "bearer", "pwd", "DB_PWD", "passwd", "x-amz-security-token",
+        "accessToken",
+        "Authorization", "Proxy-Authorization", "sas-token", "connection-string", "client-secret",
+    ],
+)  # fmt: skip
+def test_names_that_mark_secrets_however_they_are_written(name):
+    secret = planted()
+    keep_arguments({"headers": {name: secret}})
+    assert masked(f"refused: {secret}") == "refused: ***"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "author", "authority", "key", "keys", "keyword", "sort-key", "token_count", "max_tokens",
+        "maxTokens", "tokens", "tokenizer", "token-type", "bearer_name", "pwd_hint_length",
+        "monkey",
+        "X-Request-Id", "cookies_enabled", "compass", "accessKind",
+    ],
+)  # fmt: skip
+def test_ordinary_names_mark_no_secrets(name):
+    plain = planted()
+    keep_arguments({"headers": {name: plain}})
+    assert masked(f"refused: {plain}") == f"refused: {plain}"

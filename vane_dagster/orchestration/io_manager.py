@@ -16,6 +16,7 @@ from vane_dagster._secrets import errors_masked
 from vane_dagster.errors import StoreError, names
 from vane_dagster.orchestration.metadata import column_schema
 from vane_dagster.orchestration.read import connected, load
+from vane_dagster.orchestration.resource_arguments import DeclaredArguments
 from vane_dagster.storage.asset_writer import AssetRun, write_asset
 from vane_dagster.storage.dataframes import batches, form_of, form_of_value, known_forms, loaded
 from vane_dagster.storage.filesystem import Location
@@ -24,7 +25,7 @@ from vane_dagster.storage.reader import read
 from vane_dagster.storage.store import Store
 
 
-class FragmentStore(dg.ConfigurableIOManager):
+class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
     """Storage for parts and manifests: a local folder or any fsspec file system.
 
     It is also an IO manager. A downstream asset or check receives a stage's rows as the type of its

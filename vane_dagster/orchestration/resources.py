@@ -9,13 +9,14 @@ evaluation.
 import logging
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from vane_dagster.compute.api import Backend, Capacity
 from vane_dagster.errors import ComputeError
+from vane_dagster.orchestration.resource_arguments import DeclaredArguments
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ ANSWER_SECONDS = 10.0
 
 
 # Dagster's resources are generic in the value they provide, here the resource itself.
-class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
+class LocalCluster(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-arg]
     """A Ray head on this machine's loopback address, started on first use.
 
     It outlives the run, so later runs of the same Python environment reuse their warm models. It
@@ -92,7 +93,7 @@ class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
 
 
 # As for LocalCluster.
-class Compute(dg.ConfigurableResource):  # type: ignore[type-arg]
+class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-arg]
     """Base class of the compute resources, `RayCompute` and `LocalCompute`."""
 
     def backend(self, warn: Callable[[str], None]) -> Backend:
@@ -136,6 +137,10 @@ class RayCompute(Compute):
     `execution_backend` may reserve on this machine. Default: its CPUs and memory, and the GPUs that
     it does not give to the cluster.
     """
+
+    arguments_elsewhere: ClassVar[dict[str, str]] = dict.fromkeys(
+        LocalCluster.model_fields, "its cluster, vd.LocalCluster"
+    )
 
     cluster: dg.ResourceDependency[Any] = None  # type: ignore[assignment]  # optional
     subprocesses: dg.ResourceDependency[Any] = None  # type: ignore[assignment]  # optional

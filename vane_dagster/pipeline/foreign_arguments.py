@@ -347,6 +347,7 @@ _FOREIGN: Mapping[str, _Foreign] = {
     ),
     "actor_number": _Foreign(_VANE, _renamed("concurrency")),
     "num_actors": _Foreign(_VANE, _renamed("concurrency")),
+    "ray_address": _Foreign("dagster-ray", _renamed("address")),
     "default_parallelism": _Foreign(_VANE, _renamed("concurrency")),
     "gpus_per_actor": _Foreign(_VANE, _gpus),
     "max_concurrency_per_actor": _Foreign(_VANE, _renamed("max_concurrency")),

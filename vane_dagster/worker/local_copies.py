@@ -2,6 +2,9 @@
 
 A copy is ``<worker's folder>/<digest of its record>/content/<name>``. Processes that use one hold a
 shared lock, by which others know that it must stay. What nobody uses is deleted after a day.
+
+User code can write to a copy, whatever its mode is if it is root. So the state of each file is
+recorded when its content was verified: one that has changed is verified again before the next use.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -36,7 +40,9 @@ UNUSED_SECONDS = 86_400.0
 
 _BLOCK = 1 << 20
 _CONTENT, _RECORD = "content", "record.json"
-_USED, _LOCK, _PARTIAL = ".used", ".lock", ".partial-"
+_USED, _LOCK, _PARTIAL, _VERIFIED = ".used", ".lock", ".partial-", ".verified.json"
+_CLOCK_SECONDS = 0.02
+"""Longer than the resolution of a file's times, which would hide a write right after the copy."""
 _in_use: dict[Path, int] = {}
 """The descriptors that hold this process's locks; they are closed when it ends."""
 
@@ -55,7 +61,7 @@ def local_copy(digest: str, root: Location, folder: Path | None = None) -> str:
     copies = folder or worker_folder(KIND)
     copy = copies / digest
     with _locked(copies / f"{digest}{_LOCK}") as is_locked:
-        stored = _complete(copy)
+        stored = _intact(copy)
         if stored is None:
             if is_locked:
                 _remove_partial(copies, digest)
@@ -94,17 +100,59 @@ def _keep(path: Path) -> None:
     os.utime(_in_use[path])
 
 
-def _complete(copy: Path) -> StoredFile | None:
-    """Return what a copy consists of; None if a file is missing, as others may clean up."""
+def _intact(copy: Path) -> StoredFile | None:
+    """Return what a copy consists of; None if a file is missing, or has another content.
+
+    A file whose state is the recorded one is not read.
+    """
     try:
-        stored = parse_record((copy / _RECORD).read_bytes(), str(copy))
-        for path, (_, size) in _paths(stored, copy / _CONTENT).items():
-            found = path.lstat()
-            if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+        data = (copy / _RECORD).read_bytes()
+        if hashlib.sha256(data).hexdigest() != copy.name:
+            return None
+        stored = parse_record(data, str(copy))
+        paths = _paths(stored, copy / _CONTENT)
+        states = {str(path): _state(path) for path in paths}
+        verified = _verified_states(copy)
+        changed = [path for path in paths if states[str(path)] != verified.get(str(path))]
+        for path in changed:
+            digest, _ = paths[path]
+            if not stat.S_ISREG(path.lstat().st_mode) or _sha256(path) != digest:
                 return None
+        if changed:
+            _record_verified(copy, states)
     except (OSError, StoreError):
         return None
     return stored
+
+
+def _state(path: Path) -> list[int]:
+    """Return what any write or replacement of a file changes. No program can set its ctime."""
+    found = path.lstat()
+    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def _verified_states(copy: Path) -> dict[str, list[int]]:
+    """Return the states of a copy's files when they were last verified; empty if unknown."""
+    try:
+        states = json.loads(copy.with_name(copy.name + _VERIFIED).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return states if isinstance(states, dict) else {}
+
+
+def _record_verified(copy: Path, states: dict[str, list[int]]) -> None:
+    place = copy.with_name(copy.name + _VERIFIED)
+    fresh = place.with_name(f"{place.name}.{os.getpid()}")
+    fresh.write_text(json.dumps(states))
+    fresh.replace(place)
+
+
+def _sha256(path: Path) -> str:
+    actual = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            actual.update(block)
+    return actual.hexdigest()
 
 
 def _paths(stored: StoredFile, folder: Path) -> dict[Path, tuple[str, int]]:
@@ -136,6 +184,9 @@ def _download(digest: str, root: Location, copies: Path) -> StoredFile:
         if os.path.lexists(copies / digest):
             (copies / digest).rename(partial / "old")
         (partial / "new").rename(copies / digest)
+        time.sleep(_CLOCK_SECONDS)
+        paths = _paths(stored, copies / digest / _CONTENT)
+        _record_verified(copies / digest, {str(path): _state(path) for path in paths})
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return stored
@@ -149,16 +200,12 @@ def _fetch(root: Location, content: tuple[str, int], path: Path) -> None:
         source.get(digest, str(path))
     except FileNotFoundError as error:
         raise _gone(source.file_url(digest)) from error
-    actual = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            actual.update(block)
-    if actual.hexdigest() != digest:
+    if (actual := _sha256(path)) != digest:
         with contextlib.suppress(StoreError):
             discard(root, [digest])
         raise StoreError(
             f"{source.file_url(digest)!r} holds {path.stat().st_size:,} bytes with the sha256 "
-            f"{actual.hexdigest()}, expected {size:,} bytes with that of its name: it is damaged, "
+            f"{actual}, expected {size:,} bytes with that of its name: it is damaged, "
             "and was deleted. Run again, so that it is copied again"
         )
     path.chmod(0o400)
@@ -194,4 +241,5 @@ def _remove_if_unused(copies: Path, digest: str, oldest: float) -> None:
         with _locked(used, wait=False) as unused:
             if unused:
                 shutil.rmtree(copies / digest, ignore_errors=True)
+                (copies / f"{digest}{_VERIFIED}").unlink(missing_ok=True)
                 used.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -60,6 +61,49 @@ def test_a_folder_is_copied_whole_and_again_if_a_file_is_gone(root, copies, tmp_
     assert local_copy(content.digest, root, copies) == str(path)
     assert (path / "vocab.txt").read_text() == (path / "inner" / "same.txt").read_text()
     assert sorted(p.name for p in copies.iterdir() if p.is_dir()) == [content.digest]
+
+
+def overwrite(path: Path) -> None:
+    path.chmod(0o600)
+    path.write_text("WEIGHTS")
+    path.chmod(0o400)
+
+
+def replace_by_a_file(path: Path) -> None:
+    file(path.with_name("other"), "WEIGHTS").replace(path)
+
+
+def replace_by_a_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(file(path.parent.parent / "other", "WEIGHTS"))
+
+
+@pytest.mark.parametrize("change", [overwrite, replace_by_a_file, replace_by_a_link])
+def test_a_file_that_user_code_has_changed_is_copied_again(root, copies, tmp_path, change):
+    content = shipped(root, file(tmp_path / "model.pt"))
+    path = Path(local_copy(content.digest, root, copies))
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    change(path)
+    os.utime(path, ns=times)
+    assert path.stat().st_size == len("weights")
+    assert local_copy(content.digest, root, copies) == str(path)
+    assert path.read_text() == "weights"
+    assert not path.is_symlink()
+
+
+def test_files_are_read_again_only_if_their_state_has_changed(root, copies, tmp_path, monkeypatch):
+    content = shipped(root, file(tmp_path / "model.pt"))
+    path = Path(local_copy(content.digest, root, copies))
+    read: list[Path] = []
+    digest_of = local_copies._sha256
+    monkeypatch.setattr(local_copies, "_sha256", lambda path: read.append(path) or digest_of(path))
+    local_copy(content.digest, root, copies)
+    assert read == []
+    shutil.rmtree(root.url)
+    path.touch()
+    for _ in range(2):
+        local_copy(content.digest, root, copies)
+    assert read == [path]
 
 
 def test_a_damaged_content_is_refused_and_deleted(root, copies, tmp_path):

@@ -1,0 +1,50 @@
+"""Arguments of resources: misspelt ones are refused, and Dagster's own ways to give them work."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+import vane_dagster as vd
+
+
+@pytest.mark.parametrize(
+    ("resource", "given", "line"),
+    [
+        (vd.RayCompute, {"adress": "auto"}, "'adress' of vd.RayCompute. Did you mean 'address'?"),
+        (vd.RayCompute, {"num_cpus": 2}, "write num_cpus=2 at its cluster, vd.LocalCluster"),
+        (vd.RayCompute, {"ray_address": "auto"}, "known from dagster-ray: write address=..."),
+        (vd.LocalCompute, {"num_cpu": 2}, "'num_cpu' of vd.LocalCompute. Did you mean 'num_cpus'"),
+        (vd.LocalCluster, {"nam": "x"}, "Did you mean 'name'"),
+        (vd.LocalCluster, {"zzz": "x"}, "its options are 'num_cpus', 'num_gpus', "),
+        (vd.FragmentStore, {"rot": "/x"}, "'rot' of vd.FragmentStore. Did you mean 'root'?"),
+    ],
+)
+def test_an_unknown_argument_is_refused(resource, given, line):
+    with pytest.raises(vd.DefinitionError) as refused:
+        resource(**given)
+    assert line in str(refused.value)
+
+
+def test_a_value_without_a_name_is_refused():
+    with pytest.raises(vd.DefinitionError, match=r"by name: 'root'.* vd\.FragmentStore\(root="):
+        vd.FragmentStore("/secret")
+    with pytest.raises(vd.DefinitionError, match=r"vd\.RayCompute takes its arguments by name"):
+        vd.RayCompute("auto")
+
+
+def test_nested_resources_work():
+    own = vd.LocalCompute(num_cpus=1)
+    compute = vd.RayCompute(cluster=vd.LocalCluster(name="x"), subprocesses=own)
+    assert (compute.cluster.name, compute.subprocesses.num_cpus) == ("x", 1)
+    resources = {"compute": compute, "own": own}
+    assert dg.Definitions(resources=resources).resources == resources
+
+
+def test_a_subclass_has_arguments_of_its_own():
+    class Dated(vd.FragmentStore):
+        day: str
+
+    assert Dated(root="/x", day="monday").day == "monday"
+    with pytest.raises(vd.DefinitionError, match=r"'dai' of vd\.Dated\. Did you mean 'day'"):
+        Dated(root="/x", dai="monday")

@@ -1,0 +1,32 @@
+"""A check of the arguments of resources: Dagster ignores those that a resource does not declare."""
+
+from typing import Any, ClassVar
+
+from vane_dagster.errors import DefinitionError, names
+from vane_dagster.pipeline.foreign_arguments import StageCall, unknown_arguments
+
+
+class DeclaredArguments:
+    """Base of resources that refuse arguments other than their fields. It precedes Dagster's."""
+
+    arguments_elsewhere: ClassVar[dict[str, str]] = {}
+    """Arguments of related resources, and these resources."""
+
+    def __init__(self, *values: Any, **arguments: Any) -> None:
+        fields = getattr(type(self), "model_fields", {})
+        method = f"vd.{type(self).__name__}"
+        if values:
+            raise DefinitionError(
+                f"{method} takes its arguments by name: {names(fields, 20)}. Write "
+                f"{method}({next(iter(fields), 'name')}=...)"
+            )
+        aliases = {each.alias for each in fields.values()}
+        if unknown := {
+            name: value
+            for name, value in arguments.items()
+            if name not in fields and name not in aliases
+        }:
+            elsewhere = self.arguments_elsewhere
+            call = StageCall(method, tuple(fields), adds_stage=False, elsewhere=elsewhere)
+            raise DefinitionError(unknown_arguments(call, unknown))
+        super().__init__(**arguments)
