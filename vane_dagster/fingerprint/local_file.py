@@ -154,8 +154,12 @@ def local_file(path: str | os.PathLike[str]) -> Any:
         path: A file or folder on this machine, absolute or relative to the current folder.
 
     Raises:
-        DefinitionError: It is empty, or a URL.
+        DefinitionError: It is no path, empty, or a URL.
     """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise DefinitionError(
+            f"vd.local_file was given a {type(path).__name__}; expected a path of a file or folder"
+        )
     text = os.fsdecode(path)
     if not text:
         raise DefinitionError("vd.local_file was given an empty path: name the file or folder")

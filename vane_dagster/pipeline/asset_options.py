@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vane_dagster.errors import DefinitionError
+from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.foreign_arguments import StageCall, unknown_arguments
 
 
@@ -40,7 +40,38 @@ def asset_options(location: str, options: Mapping[str, Any], call: StageCall) ->
     Raises:
         DefinitionError: If an argument is unknown. The message has the line to write in its place.
     """
-    known = tuple(AssetOptions.__dataclass_fields__)
-    if unknown := {name: value for name, value in options.items() if name not in known}:
-        raise DefinitionError(f"{location}: {unknown_arguments(call, unknown, known)}")
+    check_arguments(location, options, call)
     return AssetOptions(**options)
+
+
+def check_arguments(location: str, given: Mapping[str, Any], call: StageCall) -> None:
+    """Check that arguments are those of a method, or configure the Dagster asset of its stage.
+
+    Args:
+        location: The stage, for messages.
+        given: Keyword arguments; those that the call itself declares may be among them.
+        call: The method that adds the stage.
+
+    Raises:
+        DefinitionError: If an argument is unknown. The message has the line to write in its place.
+    """
+    if text := _unknown(given, call):
+        raise DefinitionError(f"{location}: {text}")
+
+
+def missing_arguments(missing: Sequence[str], given: Mapping[str, Any], call: StageCall) -> str:
+    """Describe required arguments that are missing, after unknown ones that may be meant for them.
+
+    Args:
+        missing: The arguments that are missing.
+        given: The keyword arguments of the call.
+        call: The method that adds the stage.
+    """
+    text = f"{call.method} lacks its argument{'s' * (len(missing) > 1)} {names(missing)}"
+    return "\n".join(line for line in (_unknown(given, call), text) if line)
+
+
+def _unknown(given: Mapping[str, Any], call: StageCall) -> str:
+    known = tuple(AssetOptions.__dataclass_fields__)
+    unknown = {n: v for n, v in given.items() if n not in known and n not in call.options}
+    return unknown_arguments(call, unknown, known) if unknown else ""

@@ -9,6 +9,7 @@ from vane_dagster._arguments import positive
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.pipeline.model_stages import EmbedSpec, ModelStageRows, name_of
 from vane_dagster.pipeline.options import ExecutionBackend, OnError
+from vane_dagster.pipeline.required_arguments import required_arguments
 from vane_dagster.providers.embedding import EmbedTask
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 class EmbedRows(ModelStageRows):
     """Rows that an embedding stage can read."""
 
+    @required_arguments()
     def embed(
         self,
         name: str,

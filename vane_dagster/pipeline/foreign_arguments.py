@@ -263,6 +263,8 @@ def _returned(call: StageCall, name: str, value: Any) -> str:
     """Advise a schema for the type that a function returns."""
     if "return_format" in call.options:
         return "write return_format=<a pydantic model>; without it the answer is text"
+    if "return_type" in call.options:
+        return "write return_type=<Spark's type>"
     if "schema" not in call.options:
         return f"leave it out; {call.method} knows its types"
     kind = _arrow_type(value)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._arguments import list_of_names
 from vane_dagster.errors import DefinitionError
-from vane_dagster.pipeline.model_stages import ModelStageSpec, name_of
+from vane_dagster.pipeline.asset_options import check_arguments
+from vane_dagster.pipeline.foreign_arguments import StageCall, stage_call
+from vane_dagster.pipeline.model_stages import ModelStageSpec, constructor_options, name_of
 from vane_dagster.pipeline.prompts import PromptRows
+from vane_dagster.pipeline.required_arguments import required_arguments
 from vane_dagster.providers.labelling import LABEL_SAMPLING, ClassifyTask, label_prompt
-from vane_dagster.providers.registry import answers
+from vane_dagster.providers.prompting import PromptTask
+from vane_dagster.providers.registry import answers, provider_class
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Stage
@@ -27,6 +31,7 @@ class LabelSpec(ModelStageSpec):
 class LabelRows(PromptRows):
     """Rows that a classification stage can read."""
 
+    @required_arguments("prompt")
     def classify(
         self,
         name: str,
@@ -76,9 +81,19 @@ class LabelRows(PromptRows):
         given["output_column"] = output_column
         if answers(location, provider, ClassifyTask.method):
             return self._classified(name, column, labels, **given)
+        check_arguments(location, options, self._classify_call(location, provider))
         given = {"sampling_params": LABEL_SAMPLING, **given}
         prompt = label_prompt(column, labels)
         return self.prompt(name, prompt, return_format=list(labels), **given)
+
+    def _classify_call(self, location: str, provider: str | type) -> StageCall:
+        """Describe the call of `classify` with a language model, whose format is the labels."""
+        takes = constructor_options(provider_class(location, provider, PromptTask.method))
+        nested = {"provider_options": [each.name for each in takes]}
+        call = stage_call(self.classify, self.prompt, nested=nested)
+        return replace(
+            call, options=tuple(each for each in call.options if each != "return_format")
+        )
 
     def _classified(
         self,

@@ -22,7 +22,7 @@ from vane_dagster._arguments import (
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.local_file import check_local_files
-from vane_dagster.pipeline.asset_options import asset_options
+from vane_dagster.pipeline.asset_options import asset_options, check_arguments
 from vane_dagster.pipeline.contracts import (
     BatchCall,
     ColumnsCall,
@@ -45,6 +45,7 @@ from vane_dagster.pipeline.options import (
     parse_include,
     parse_lifecycle,
 )
+from vane_dagster.pipeline.required_arguments import required_arguments
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf, called_function, check_callable, make_factory, make_udf
 from vane_dagster.types import spark
@@ -95,6 +96,7 @@ class MapRows:
     pipeline: Pipeline
     _node: str
 
+    @required_arguments()
     def map_batches(
         self,
         name: str,
@@ -280,6 +282,7 @@ class MapRows:
             **asset,
         )
 
+    @required_arguments("_add_row_stage", "_add_udf_stage")
     def map(
         self,
         name: str,
@@ -328,6 +331,7 @@ class MapRows:
         given = (schema, inputs, output_column, columns, include_columns)
         return self._add_row_stage(MapSpec, name, fn, "value", *given, **options)
 
+    @required_arguments("_add_row_stage", "_add_udf_stage")
     def flat_map(
         self,
         name: str,
@@ -365,6 +369,7 @@ class MapRows:
         given = (schema, inputs, output_column, columns, include_columns)
         return self._add_row_stage(FlatMapSpec, name, fn, "values", *given, id=id, **options)
 
+    @required_arguments("_add_row_stage", "_add_udf_stage")
     def filter(
         self,
         name: str,
@@ -394,6 +399,7 @@ class MapRows:
         given = (None, inputs, None, columns, include_columns)
         return self._add_row_stage(FilterSpec, name, fn, "bool", *given, **options)
 
+    @required_arguments("_add_udf_stage")
     def predict_batch(
         self,
         name: str,
@@ -500,6 +506,8 @@ class MapRows:
     ) -> Stage:
         """Add a stage with a row-wise function; the arguments are those of `map`."""
         location = self.pipeline._location(name)
+        adds = stage_call(getattr(self, kind.kind), self._add_row_stage, self._add_udf_stage)
+        check_arguments(location, options, adds)
         callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs)
         check_callable(location, callee.target, callee.method)
         call, has_self = called_function(callee.target, callee.method)
@@ -549,7 +557,7 @@ class MapRows:
             udf,
             contract,
             declared,
-            stage_call(getattr(self, kind.kind), self._add_row_stage, self._add_udf_stage),
+            adds,
             callee.options,
             read,
             include_columns=include_columns,

@@ -264,7 +264,7 @@ class ModelStageRows:
         keep_arguments((), arguments)
         workers = parse_concurrency(location, concurrency) or (1, 1)
         forwarded, keyed = environment_variables(location, env_vars, keyed_env_vars)
-        nested = {"provider_options": [each.name for each in _takes(found)]}
+        nested = {"provider_options": [each.name for each in constructor_options(found)]}
         call = stage_call(getattr(self, kind.kind), self._add_model_stage, nested=nested)
         _check_options(location, found, options, call)
         _check_values(location, found, options, model_task.declared_sampling)
@@ -363,7 +363,7 @@ def _check_options(
     parameters = inspect.signature(provider).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
-    takes = _takes(provider)
+    takes = constructor_options(provider)
     known = [each.name for each in takes]
     if unknown := sorted(set(options) - set(known)):
         corrections = (misplaced_option(call, name, options[name], known) for name in unknown)
@@ -391,7 +391,7 @@ def _check_values(
         raise DefinitionError(f"{location}: {error}") from error
 
 
-def _takes(provider: type) -> list[inspect.Parameter]:
+def constructor_options(provider: type) -> list[inspect.Parameter]:
     """Return the parameters of a provider's constructor after the model's name."""
     parameters = list(inspect.signature(provider).parameters.values())[1:]
     return [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]

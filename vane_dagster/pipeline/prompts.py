@@ -13,6 +13,7 @@ from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.model_stages import ModelStageRows, PromptSpec, name_of
 from vane_dagster.pipeline.options import ExecutionBackend, OnError
 from vane_dagster.pipeline.prompt_functions import made_columns, parse_functions
+from vane_dagster.pipeline.required_arguments import required_arguments
 from vane_dagster.pipeline.specs import declares_columns
 from vane_dagster.providers.format import parse_format
 from vane_dagster.providers.prompting import PromptTask
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 class PromptRows(ModelStageRows):
     """Rows that a prompt stage can read."""
 
+    @required_arguments()
     def prompt(
         self,
         name: str,

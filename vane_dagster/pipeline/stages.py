@@ -19,6 +19,7 @@ from vane_dagster.pipeline.foreign_arguments import stage_call
 from vane_dagster.pipeline.labels import LabelRows
 from vane_dagster.pipeline.map_stages import MapRows
 from vane_dagster.pipeline.options import parse_include
+from vane_dagster.pipeline.required_arguments import required_arguments
 from vane_dagster.pipeline.specs import SOURCE, ProjectSpec, WriteSpec
 from vane_dagster.storage.publish.base import PARTITION_COLUMN, Target
 from vane_dagster.storage.publish.registry import PUBLISHERS, publisher_class
@@ -34,6 +35,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
     pipeline: Pipeline
     _node: str
 
+    @required_arguments()
     def project(
         self,
         name: str,
@@ -80,6 +82,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
         include = parse_include(location, include_columns)
         return self.pipeline._add(ProjectSpec(name, (self._node,), options, pairs, where, include))
 
+    @required_arguments()
     def write(
         self,
         name: str,

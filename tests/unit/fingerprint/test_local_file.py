@@ -204,3 +204,9 @@ def test_what_is_no_path_is_refused(path, message):
 
 def test_a_path_may_be_bytes(weights):
     assert vd.local_file(os.fsencode(weights)) == vd.local_file(weights)
+
+
+@pytest.mark.parametrize("value", [3, None, ["a"]])
+def test_something_that_is_no_path_is_refused(value):
+    with pytest.raises(vd.DefinitionError, match=r"was given a .*; expected a path of a file"):
+        vd.local_file(value)

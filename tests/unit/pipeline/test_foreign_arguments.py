@@ -324,3 +324,63 @@ def test_an_unknown_argument_of_a_pipeline_or_decorator(call, name, line):
         call(**{name: 1})
     assert str(refused.value).startswith(f"unknown argument {name!r} of ")
     assert line in str(refused.value)
+
+
+def nothing(row: dict) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "given", "lines"),
+    [
+        ("prompt", ["{text}"], {"model": "m"}, ["prompt lacks its argument 'provider'"]),
+        ("prompt", ["{text}"], {}, ["prompt lacks its arguments 'provider', 'model'"]),
+        (
+            "prompt", ["{text}"], {"model": "m", "provder": Provider},
+            ["'provder' of prompt. Did you mean 'provider'", "lacks its argument 'provider'"],
+        ),
+        ("embed", ["text"], {"dimension": 3}, ["'dimensions'", "lacks its argument 'model'"]),
+        (
+            "classify", ["text"], {"lables": ["a"], "provider": Provider, "model": "m"},
+            ["of classify. Did you mean 'labels'", "classify lacks its argument 'labels'"],
+        ),
+        ("flat_map", [nothing], {"schema": "INT"}, ["flat_map lacks its argument 'id'"]),
+        ("map", [], {"function": nothing}, ["map lacks its argument 'fn'"]),
+        (
+            "map_batches", [Model], {"return_dtype": int},
+            ['from Daft: write schema={"<column>": "BIGINT"}', "lacks its argument 'schema'"],
+        ),
+        (
+            "predict_batch", [make_predict], {"input": ["x"], "return_type": "int"},
+            ["of predict_batch. Did you mean 'inputs'?", "lacks its argument 'inputs'"],
+        ),
+        (
+            "predict_batch", [make_predict], {"inputs": ["x"], "returnType": "int"},
+            ["write return_type=<Spark's type>", "lacks its argument 'return_type'"],
+        ),
+        ("project", [], {"columms": ["x"]}, ["Did you mean 'columns'", "lacks its argument"]),
+        ("write", [], {"uri": "/out"}, ["Did you mean 'url'?", "write lacks its argument 'url'"]),
+    ],
+)  # fmt: skip
+def test_a_missing_argument_is_named_with_a_misspelt_one(method, values, given, lines):
+    def declare(**given: Any) -> Any:
+        return getattr(docs(), method)("s", *values, **given)
+
+    message = refusal(declare, **given)
+    for line in lines:
+        assert line in message
+
+
+def untyped(text):
+    return text
+
+
+@pytest.mark.parametrize("name", ["return_dtype", "return_type", "returnType"])
+def test_a_type_of_another_system_is_named_before_the_unknown_type(name):
+    message = refusal(lambda **given: docs().map("s", untyped, **given), **{name: "int"})
+    assert message.startswith(f"unknown argument {name!r} of map, known from ")
+    assert 'write schema={"<column>": "INTEGER"}' in message
+
+
+@pytest.mark.parametrize("name", ["label", "return_format", "temperatur"])
+def test_an_unknown_argument_of_classify_names_classify(name):
+    assert refusal(classified, **{name: 1}).startswith(f"unknown argument {name!r} of classify")

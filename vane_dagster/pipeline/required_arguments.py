@@ -1,0 +1,51 @@
+"""A check of calls that add a stage: arguments that are missing, and those meant for them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from vane_dagster.errors import DefinitionError
+from vane_dagster.pipeline.asset_options import missing_arguments
+from vane_dagster.pipeline.foreign_arguments import StageCall, stage_call
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def required_arguments(*further: str) -> Callable[[F], F]:
+    """Decorate a method that adds a stage so that it describes the arguments that are missing.
+
+    Without it Python raises a TypeError, which does not say that a misspelt one was meant for it.
+
+    Args:
+        *further: Names of the methods that its further options go to.
+    """
+
+    def decorate(function: F) -> F:
+        parameters = list(inspect.signature(function).parameters.values())
+        by_place = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        declared = [each.name for each in parameters]
+        required = [
+            each.name
+            for each in parameters
+            if each.default is each.empty
+            if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        ]
+
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            given = {*by_place[: len(args)], *kwargs}
+            if missing := [name for name in required if name not in given]:
+                rows = args[0]
+                call = stage_call(function, *(getattr(rows, each) for each in further))
+                known = StageCall(call.method, tuple(dict.fromkeys((*call.options, *declared))))
+                name = args[1] if len(args) > 1 else kwargs.get("name", "?")
+                text = missing_arguments(missing, kwargs, known)
+                raise DefinitionError(f"{rows.pipeline._location(name)}: {text}")
+            return function(*args, **kwargs)
+
+        return cast(F, checked)
+
+    return decorate
