@@ -16,7 +16,14 @@ import numpy as np
 
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.options import BatchFormat
-from vane_dagster.types.annotations import hints
+from vane_dagster.types.annotations import (
+    element_of,
+    hints,
+    is_mapping,
+    is_stream,
+    optional_fields,
+    plain,
+)
 from vane_dagster.types.callables import qualname, signature_of, unwrapped
 
 CallStyle = Literal["plain", "generator", "async", "async_generator"]
@@ -175,7 +182,7 @@ def row_call(
 
     A parameter gets the column of its name, or the one that `inputs` gives it. A parameter with a
     default keeps it unless `inputs` names it. A callable with the one parameter ``row``, or one
-    annotated as a dict, gets the whole row.
+    annotated as a dict, mapping or TypedDict, gets the whole row.
 
     Args:
         location: The stage, for messages.
@@ -213,8 +220,9 @@ def row_call(
     needed = [each for each in free if each.default is each.empty or each.name in given]
     needed, leading = _before(len(args), parameters, needed, given, kwargs)
     annotations = hints(unwrapped(call))
+    optional = _optional(annotations.get("return"), result) if output is None else ()
     if not given and len(needed) == 1 and _takes_row(needed[0], annotations):
-        return RowCall(None, 0, (), output, result)
+        return RowCall(None, 0, (), output, result, optional)
     extra = [name for name in given if name not in by_name]
     if not needed and not extra:
         raise DefinitionError(
@@ -224,7 +232,7 @@ def row_call(
     named = {each.name: given.get(each.name, each.name) for each in needed}
     named |= {name: given[name] for name in extra}
     arrays = tuple(named[name] for name in named if _is_array(annotations.get(name)))
-    return RowCall(tuple(named.items()), leading, arrays, output, result)
+    return RowCall(tuple(named.items()), leading, arrays, output, result, optional)
 
 
 def _before(
@@ -289,6 +297,7 @@ def columns_call(location: str, call: Callable[..., Any], by_row: RowCall) -> Co
 
 def _array_format(annotation: Any) -> BatchFormat | None:
     """Return the batch format whose arrays an annotation names; None for other annotations."""
+    annotation = plain(annotation)
     kind = get_origin(annotation) or annotation
     library = getattr(kind, "__module__", "").partition(".")[0]
     is_array = getattr(kind, "__name__", "") in ("ndarray", "Series", "Tensor")
@@ -301,14 +310,19 @@ def _parameters(call: Callable[..., Any], has_self: bool) -> list[inspect.Parame
     return None if signature is None else list(signature.parameters.values())[has_self:]
 
 
+def _optional(returned: Any, result: RowResult) -> tuple[str, ...]:
+    """Return the columns that a result may lack, by the annotation of what is returned."""
+    is_several = result == "values" or is_stream(returned)
+    return optional_fields(element_of(returned) if is_several else returned)
+
+
 def _takes_row(parameter: inspect.Parameter, annotations: Mapping[str, Any]) -> bool:
     if parameter.name not in annotations:
         return parameter.name == "row"
-    kind = annotations[parameter.name]
-    return (get_origin(kind) or kind) in (dict, Mapping) or (
-        parameter.name == "row" and (kind is Any or isinstance(kind, str))
-    )
+    kind = plain(annotations[parameter.name])
+    return is_mapping(kind) or (parameter.name == "row" and (kind is Any or isinstance(kind, str)))
 
 
 def _is_array(annotation: Any) -> bool:
+    annotation = plain(annotation)
     return (get_origin(annotation) or annotation) is np.ndarray

@@ -31,6 +31,8 @@ _SCALARS: Mapping[Any, pa.DataType] = {
     dt.timedelta: pa.duration("us"),
 }
 _LISTS = (list, tuple, set, frozenset, abc.Sequence, abc.Collection, abc.Iterable)
+_QUALIFIERS = ("Required", "NotRequired", "ReadOnly")
+"""Names of forms that typing has, or typing_extensions for older versions of Python."""
 _STREAMS = (abc.Iterator, abc.Generator, abc.Iterable, abc.AsyncIterator, abc.AsyncGenerator,
             abc.AsyncIterable)  # fmt: skip
 
@@ -82,7 +84,7 @@ def element_of(annotation: Any) -> Any:
     Args:
         annotation: The annotation; text stays text, see `hints`.
     """
-    annotation = _without_none(annotation)
+    annotation = plain(annotation)
     if isinstance(annotation, str):
         return annotation
     arguments = get_args(annotation)
@@ -120,12 +122,53 @@ def field_types(annotation: Any) -> dict[str, pa.DataType] | None:
     Raises:
         SchemaError: If the type of a field is not determined.
     """
-    fields = _fields(_without_none(annotation))
+    fields = _fields(plain(annotation))
     return None if fields is None else {name: arrow_type(kind) for name, kind in fields.items()}
 
 
+def optional_fields(annotation: Any) -> tuple[str, ...]:
+    """Return the keys that a dict of a TypedDict may lack; none for other annotations.
+
+    Args:
+        annotation: The annotation.
+    """
+    annotation = plain(annotation)
+    if not _is_typed_dict(annotation):
+        return ()
+    kinds = {name: _qualifiers(kind) for name, kind in hints(annotation).items()}
+    may_lack = annotation.__optional_keys__  # without the qualifiers of annotations that are text
+    return tuple(
+        name
+        for name, found in kinds.items()
+        if "NotRequired" in found or (name in may_lack and "Required" not in found)
+    )
+
+
+def is_mapping(annotation: Any) -> bool:
+    """Return whether an annotation is a dict, another mapping or a TypedDict.
+
+    Args:
+        annotation: The annotation.
+    """
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and issubclass(kind, abc.Mapping)
+
+
+def _is_typed_dict(annotation: Any) -> bool:
+    """Return whether an annotation is a TypedDict, of typing or typing_extensions."""
+    return isinstance(annotation, type) and hasattr(annotation, "__optional_keys__")
+
+
+def _qualifiers(annotation: Any) -> list[str]:
+    found: list[str] = []
+    while (name := getattr(get_origin(annotation), "_name", None)) in _QUALIFIERS:
+        found.append(name)
+        annotation = get_args(annotation)[0]
+    return found
+
+
 def _arrow(annotation: Any, above: tuple[Any, ...]) -> pa.DataType:
-    annotation = _without_none(annotation)
+    annotation = plain(annotation)
     if isinstance(annotation, pa.DataType):
         return annotation
     if isinstance(annotation, (str, typing.ForwardRef)):
@@ -155,7 +198,7 @@ def _arrow(annotation: Any, above: tuple[Any, ...]) -> pa.DataType:
         return _common(arguments, annotation)
     if origin in _LISTS and arguments and (origin is not tuple or len(set(_items(arguments))) == 1):
         return pa.list_(_arrow(arguments[0], above))
-    if origin in (dict, abc.Mapping) and len(arguments) == 2:
+    if is_mapping(annotation) and len(arguments) == 2:
         return pa.map_(_arrow(arguments[0], above), _arrow(arguments[1], above))
     raise SchemaError(
         f"{_name(annotation)} does not determine the type of a column; expected a scalar, "
@@ -168,11 +211,22 @@ def _items(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return arguments[:1] if arguments[-1] is Ellipsis else arguments
 
 
-def _without_none(annotation: Any) -> Any:
-    """Return the annotation without ``| None``, and the Arrow type in ``Annotated``."""
+def plain(annotation: Any) -> Any:
+    """Return an annotation without ``| None``, aliases and qualifiers such as ``NotRequired``.
+
+    ``Annotated`` becomes the Arrow type in it, if there is one.
+
+    Args:
+        annotation: The annotation.
+    """
     while True:
         origin, arguments = get_origin(annotation), get_args(annotation)
-        if origin is Annotated:
+        named = getattr(annotation, "__supertype__", None) or getattr(annotation, "__value__", None)
+        if named is not None and not isinstance(annotation, type):  # NewType, or a type alias
+            annotation = named
+        elif getattr(origin, "_name", None) in _QUALIFIERS:
+            annotation = arguments[0]
+        elif origin is Annotated:
             given = [each for each in arguments[1:] if isinstance(each, pa.DataType)]
             annotation = given[0] if given else arguments[0]
         elif origin in (Union, types.UnionType):
@@ -192,7 +246,7 @@ def _fields(annotation: Any) -> dict[str, Any] | None:
     if dataclasses.is_dataclass(annotation):
         found = hints(annotation)
         return {field.name: found[field.name] for field in dataclasses.fields(annotation)}
-    if typing.is_typeddict(annotation) or hasattr(annotation, "_fields"):
+    if _is_typed_dict(annotation) or hasattr(annotation, "_fields"):
         return hints(annotation)
     return None
 
@@ -212,5 +266,5 @@ def _numpy_type(annotation: type[np.generic]) -> pa.DataType:
 
 
 def _name(annotation: Any) -> str:
-    plain = isinstance(annotation, type) and not get_args(annotation)
-    return annotation.__qualname__ if plain else str(annotation)
+    is_class = isinstance(annotation, type) and not get_args(annotation)
+    return annotation.__qualname__ if is_class else str(annotation)

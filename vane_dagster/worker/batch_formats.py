@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
@@ -40,8 +41,9 @@ def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def given_batch(batch: pa.Table, form: BatchFormat) -> Any:
     """Convert a copy of a batch to the format of the user's code, for one call.
 
-    The code may write into the batch, for example through `torch.from_numpy`, which ignores
-    read-only memory. Retries, halves of the batch and other stages must not see such writes.
+    The code may write into the batch, for example by ``batch["x"] *= 2``, or through
+    `torch.from_numpy`, which ignores read-only memory. Retries, halves of the batch and other
+    stages must not see such writes.
 
     Args:
         batch: The rows.
@@ -80,7 +82,7 @@ def to_format(batch: pa.Table, form: BatchFormat) -> Any:
     if form == "torch":
         torch = _package("torch", form)
         return {name: _to_torch(batch.column(name), torch) for name in batch.column_names}
-    return {name: _read_only(_to_numpy(batch.column(name))) for name in batch.column_names}
+    return {name: _writable(_to_numpy(batch.column(name))) for name in batch.column_names}
 
 
 def _package(name: str, form: str) -> Any:
@@ -109,14 +111,18 @@ def _to_numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
             return object_array(row_values(column))
     if holds_arrays(kind) or pa.types.is_time(kind):
         return object_array(row_values(column))
+    if is_element(kind) and not column.null_count:
+        return numbers(whole(column))
     found: npt.NDArray[Any] = column.to_numpy()
     return found
 
 
-def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if array.dtype != object:
-        array.flags.writeable = False
-    return array
+def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array, and the arrays inside of it, that users' code may write into."""
+    if array.dtype == object:
+        own = [_writable(row) if isinstance(row, np.ndarray) else row for row in array]
+        return object_array(own)
+    return array if array.flags.writeable else array.copy()
 
 
 def _to_torch(column: pa.ChunkedArray, torch: Any) -> Any:

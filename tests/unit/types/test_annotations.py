@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NewType, TypedDict
 
 import pyarrow as pa
 import pytest
+import typing_extensions as te
+from typing_extensions import Required
 
 from vane_dagster.errors import SchemaError
-from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints
+from vane_dagster.types.annotations import (
+    arrow_type,
+    element_of,
+    field_types,
+    hints,
+    optional_fields,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -61,3 +70,40 @@ def test_a_class_of_the_function_around_is_found():
 def test_a_name_that_is_not_found_is_named(annotation):
     with pytest.raises(SchemaError, match=r"'(Image|Inner)', with a name that cannot be looked up"):
         arrow_type(annotation)
+
+
+UserId = NewType("UserId", int)
+
+
+class Qualified(TypedDict, total=False):
+    a: Required[int]
+    b: te.NotRequired[list[UserId]]
+    c: te.ReadOnly[float | None]
+
+
+class OfExtensions(te.TypedDict):
+    a: te.Required[te.ReadOnly[int]]
+    b: te.NotRequired[str]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "expected"),
+    [
+        (UserId, pa.int64()),
+        (list[UserId | None], pa.list_(pa.int64())),
+        (defaultdict[str, int], pa.map_(pa.string(), pa.int64())),
+        (OrderedDict[str, float], pa.map_(pa.string(), pa.float64())),
+        (te.TypeAliasType("Score", float), pa.float64()),
+    ],
+)
+def test_annotations_of_one_type(annotation, expected):
+    assert arrow_type(annotation) == expected
+
+
+def test_qualifiers_of_keys_say_which_may_be_left_out():
+    kinds = {"a": pa.int64(), "b": pa.list_(pa.int64()), "c": pa.float64()}
+    assert field_types(Qualified) == kinds
+    assert optional_fields(Qualified) == ("b", "c")
+    assert field_types(OfExtensions) == {"a": pa.int64(), "b": pa.string()}
+    assert optional_fields(OfExtensions) == ("b",)
+    assert optional_fields(int) == ()

@@ -9,14 +9,15 @@ import enum
 import functools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, Optional, TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pydantic
 import pytest
+from typing_extensions import NotRequired, Required
 
 import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
@@ -121,6 +122,22 @@ def test_lists_are_lists_unless_the_function_takes_arrays():
 
 
 @pytest.mark.parametrize(
+    "annotation",
+    [
+        np.ndarray | None,
+        Optional[np.ndarray],  # noqa: UP045  # a form of users
+        Annotated[np.ndarray, "a vector"],
+    ],
+)
+def test_annotations_of_arrays_may_be_optional(annotation):
+    def kind(vector) -> str:
+        return type(vector).__name__
+
+    kind.__annotations__["vector"] = annotation
+    assert column(kind) == ["ndarray"] * 3
+
+
+@pytest.mark.parametrize(
     ("kind", "values"),
     [
         (pa.list_(pa.float32()), [[1, 2], None, []]),
@@ -177,6 +194,21 @@ class Typed(TypedDict):
 class Model(pydantic.BaseModel):
     label: str
     score: float | None
+
+
+class Partial(TypedDict, total=False):
+    label: Required[str]
+    score: float
+
+
+class Sparse(TypedDict):
+    label: str
+    score: NotRequired[float | None]
+
+
+class Whole(TypedDict):
+    n: int
+    text: str
 
 
 class Colour(enum.Enum):
@@ -333,6 +365,33 @@ def test_all_rows_may_fail(method):
     options = {"id": "part"} if method == "flat_map" else {}
     stage = row_stage(method, fn, on_error="quarantine", max_error_rate=1, **options)
     assert run_stage(stage, TEXTS).num_rows == 0
+
+
+@pytest.mark.parametrize("kind", [Partial, Sparse])
+@pytest.mark.parametrize("is_many", [True, False])
+def test_keys_that_a_typed_dict_may_lack_are_null(kind, is_many):
+    def fn(n: int):
+        found = {10: {"label": "x"}, 20: {"score": 1.0}, 30: {"label": "x", "score": 1.0}}[n]
+        return [found] if is_many else found
+
+    fn.__annotations__["return"] = list[kind] if is_many else kind
+    options = {"id": "part"} if is_many else {}
+    stage = row_stage(
+        "flat_map" if is_many else "map", fn, on_error="quarantine", max_error_rate=1, **options
+    )
+    found = run_stage(stage, TEXTS).select(["id", "label", "score"]).to_pylist()
+    assert found == [
+        {"id": 1, "label": "x", "score": None}, {"id": 3, "label": "x", "score": 1.0},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("annotation", [Whole, Mapping[str, Any], Whole | None, dict])
+def test_one_parameter_annotated_as_a_mapping_gets_the_row(annotation):
+    def fn(item) -> int:
+        return item["n"]
+
+    fn.__annotations__["item"] = annotation
+    assert column(fn) == [10, 20, 30]
 
 
 def test_transient_errors_are_retried_for_their_rows_alone():

@@ -675,17 +675,33 @@ def test_a_batch_that_is_written_into_is_whole_at_the_next_attempt(form):
     assert output["x"].to_pylist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("form", ["numpy", "pandas"])
-def test_arrays_that_are_given_are_read_only(form):
-    given_ = pa.table({"id": [1], "v": pa.array([[1.0, 2.0]], pa.list_(pa.float64(), 2)), "n": [1]})
+def test_arrays_of_numpy_can_be_written_into_and_nothing_else_sees_it():
+    columns = {
+        "n": pa.array([1.5, 2.5]),
+        "at": pa.array([1, 2], pa.timestamp("us")),
+        "fixed": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float64(), 2)),
+        "ragged": pa.array([[1.0], [2.0, 3.0]]),
+        "flag": pa.array([True, False]),
+        "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((2, 2, 2))),
+    }
+    given_ = pa.table({"id": [1, 2], **columns})
+    before = given_.to_pylist()
+    seen = []
 
     def fn(batch):
-        for column in batch["n"], batch["v"][0]:
-            array = np.asarray(column)
-            assert not array.flags.writeable
+        seen.append([str(column.tolist()) for column in batch.values()])
+        for name in ("n", "fixed", "tensor"):
+            batch[name] *= 2
+        batch["ragged"][1] *= 2
+        batch["at"] += np.timedelta64(1, "s")
+        batch["flag"][:] = False
+        if len(seen) == 1:
+            raise ConnectionError("again")
         return {"x": batch["n"]}
 
-    assert call(fn, {"x": "BIGINT"}, given_, form)["x"].to_pylist() == [1]
+    assert call(fn, {"x": "DOUBLE"}, given_, "numpy")["x"].to_pylist() == [3.0, 5.0]
+    assert seen[0] == seen[1]
+    assert given_.to_pylist() == before
 
 
 def test_a_generator_that_yields_nothing_lost_the_rows():
