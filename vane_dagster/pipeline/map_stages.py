@@ -299,8 +299,9 @@ class MapRows:
 
         A parameter gets the column of its name; one with a default keeps it, unless `inputs` names
         it. The one parameter of ``fn(row)`` gets the whole row as a dict, if it is called ``row``
-        or is annotated as a dict, mapping or TypedDict. `fn` may be async, or a generator that yields one value. An error
-        is an error of its row alone, and `timeout_s` is the time limit of a row.
+        or is annotated as a dict, mapping or TypedDict. `fn` may be async, or a generator that
+        yields one value. An error is an error of its row alone, and `timeout_s` is the time limit
+        of a row.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
