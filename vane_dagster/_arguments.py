@@ -50,8 +50,13 @@ def parse_concurrency(where: str, value: Any) -> tuple[int, int] | None:
     """
     if value is None:
         return None
-    pair = (value, value) if isinstance(value, int) else value
+    pair: Any = (value, value) if isinstance(value, int) else value
     whole = isinstance(pair, (tuple, list)) and all(type(n) is int and n >= 1 for n in pair)
+    if whole and len(pair) == 3 and pair[0] <= pair[2] <= pair[1]:  # Ray's (min, max, initial)
+        raise DefinitionError(
+            f"{where}: concurrency is {value!r}; write concurrency=({pair[0]}, {pair[1]}). The "
+            "number of workers to begin with is not set: it follows the work"
+        )
     if isinstance(value, bool) or not whole or len(pair) != 2 or pair[0] > pair[1]:
         raise DefinitionError(
             f"{where}: concurrency is {value!r}; expected a number of workers from 1 up, or "

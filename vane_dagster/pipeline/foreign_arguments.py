@@ -246,6 +246,13 @@ def _fan_out(call: StageCall, name: str, value: Any) -> str:
     return 'write cardinality="one_to_many", id="<column of the new id>"'
 
 
+def _batched(call: StageCall, name: str, value: Any) -> str:
+    """Advise the method for batches."""
+    if not value or "batch_format" in call.options:
+        return f"leave it out; {call.method} does so by default"
+    return 'call map_batches(name, fn, schema=..., batch_format="numpy") instead'
+
+
 def _options_of_ray(call: StageCall, name: str, value: Any) -> str:
     """Advise each entry of a mapping of options of Ray actors."""
     if not isinstance(value, Mapping) or not value:
@@ -286,6 +293,7 @@ def _arrow_type(value: Any) -> pa.DataType | None:
 
 
 _RAY, _DAFT, _SPARK, _VANE = "Ray Data", "Daft", "Spark", "Vane"
+_HUGGING_FACE = "Hugging Face Datasets"
 _gpus = _renamed("gpus", "gpus_per_actor", zero=True)
 _placed = _leave_out(
     "workers are placed where there is room, and resources={...} or accelerator_type select nodes"
@@ -356,6 +364,15 @@ _FOREIGN: Mapping[str, _Foreign] = {
     "request_batch_size": _Foreign(_VANE, _renamed("batch_size")),
     "engine_init_timeout_s": _Foreign(_VANE, _renamed("startup_timeout_s")),
     "system_message": _Foreign(_VANE, _renamed("system")),
+    "batched": _Foreign(_HUGGING_FACE, _batched),
+    "num_proc": _Foreign(_HUGGING_FACE, _renamed("concurrency")),
+    "remove_columns": _Foreign(
+        _HUGGING_FACE,
+        _leave_out(
+            "a stage has the columns of its schema and those that include_columns names; "
+            "project(name, ...) selects others"
+        ),
+    ),
     "flat_map": _Foreign(_VANE, _fan_out),
     "side_effects": _Foreign(_VANE, _leave_out("a call runs once for each batch that succeeds")),
     "target_max_batch_bytes": _Foreign(_VANE, _sized),

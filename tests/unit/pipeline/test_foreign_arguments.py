@@ -112,6 +112,13 @@ FOREIGN: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (mapped, {"compute": SimpleNamespace(size=8)}, "write concurrency=8"),
     (mapped, {"compute": "actors"}, "leave it out; a class stays loaded"),
     (joined, {"compute": pool(2, 2)}, "leave it out; join runs in the workers"),
+    # Hugging Face Datasets
+    (by_row, {"batched": True}, 'call map_batches(name, fn, schema=..., batch_format="numpy")'),
+    (by_row, {"batched": False}, "leave it out; map does so by default"),
+    (mapped, {"batched": True}, "leave it out; map_batches does so by default"),
+    (by_row, {"num_proc": 4}, "write concurrency=4"),
+    (by_row, {"remove_columns": ["x"]}, "include_columns names; project(name, ...)"),
+    # Ray Data
     (mapped, {"zero_copy_batch": True}, "leave it out; each call gets a copy"),
     (mapped, {"udf_modifying_row_count": True}, 'write cardinality="filter"'),
     (mapped, {"udf_modifying_row_count": False}, "leave it out"),
@@ -254,6 +261,7 @@ def test_options_that_a_provider_does_not_take(options, line):
 
 def test_a_range_of_workers_is_accepted():
     assert mapped(concurrency=(1, 4)).spec.concurrency == (1, 4)
+    assert "write concurrency=(1, 4)" in refusal(mapped, concurrency=(1, 4, 2))
 
 
 @pytest.mark.parametrize(
