@@ -486,10 +486,11 @@ def _class_of(location: str, function: Any, with_arguments: bool) -> type | None
             f"it with @vd.cls and pass a method of its instance, as in Model(...).{name}"
         )
     if inheriting := _inheriting(owner, function):
+        decorate = "Say" if OPTIONS in vars(owner) else "Decorate the class with @vd.cls, and say"
         raise DefinitionError(
             f"{location}: {function.__qualname__} may be the method of {path} or of "
-            f"{', '.join(inheriting)}, which inherit it. Decorate the class with @vd.cls, and "
-            f"say which: fn={inheriting[0]}(...).{name}"
+            f"{', '.join(inheriting)}, which inherit it. {decorate} "
+            f"which: fn={inheriting[0]}(...).{name}"
         )
     return owner
 

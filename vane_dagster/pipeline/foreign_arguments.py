@@ -364,6 +364,11 @@ _FOREIGN: Mapping[str, _Foreign] = {
     "request_batch_size": _Foreign(_VANE, _renamed("batch_size")),
     "engine_init_timeout_s": _Foreign(_VANE, _renamed("startup_timeout_s")),
     "system_message": _Foreign(_VANE, _renamed("system")),
+    "expr": _Foreign(
+        _RAY, _leave_out("project(name, [...], where=...) filters by SQL, filter by a function")
+    ),
+    "fn_args": _Foreign(_RAY, _renamed("fn_constructor_args")),
+    "fn_kwargs": _Foreign(_RAY, _renamed("fn_constructor_kwargs")),
     "batched": _Foreign(_HUGGING_FACE, _batched),
     "num_proc": _Foreign(_HUGGING_FACE, _renamed("concurrency")),
     "remove_columns": _Foreign(

@@ -562,3 +562,32 @@ def test_what_a_stage_refuses_is_named(name: str) -> None:
     make, message = REFUSED[name]
     with pytest.raises((DefinitionError, SchemaError, AttributeError), match=f"(?s){message}"):
         make()
+
+
+class Plain:
+    def run(self, n: int) -> int:
+        return n
+
+
+class OfPlain(Plain): ...
+
+
+@vd.cls
+class Decorated:
+    def run(self, n: int) -> int:
+        return n
+
+
+class OfDecorated(Decorated): ...
+
+
+@pytest.mark.parametrize(
+    ("owner", "fix"),
+    [
+        (Plain, r"Decorate the class with @vd.cls, and say which: fn=OfPlain\(...\).run"),
+        (Decorated, r"inherit it. Say which: fn=OfDecorated\(...\).run"),
+    ],
+)
+def test_a_method_that_a_subclass_inherits_is_refused_with_what_to_write(owner, fix):
+    with pytest.raises(DefinitionError, match=fix):
+        row_stage("map", owner.run)

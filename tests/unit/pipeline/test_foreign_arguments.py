@@ -112,6 +112,8 @@ FOREIGN: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (mapped, {"compute": SimpleNamespace(size=8)}, "write concurrency=8"),
     (mapped, {"compute": "actors"}, "leave it out; a class stays loaded"),
     (joined, {"compute": pool(2, 2)}, "leave it out; join runs in the workers"),
+    (predicted, {"fn_args": [1, 2]}, "write fn_constructor_args=[1, 2]"),
+    (by_row, {"expr": "n > 1"}, "project(name, [...], where=...) filters by SQL"),
     # Hugging Face Datasets
     (by_row, {"batched": True}, 'call map_batches(name, fn, schema=..., batch_format="numpy")'),
     (by_row, {"batched": False}, "leave it out; map does so by default"),
