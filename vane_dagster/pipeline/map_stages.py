@@ -351,8 +351,8 @@ class MapRows:
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             fn: As in `map`, but it returns a list, or yields, a value for each new row.
-            id: The column of the new id, which keys the downstream stages. Unless the results have
-                it, each row gets ``<parent id>-<number>``.
+            id: The column of the new id, which keys the downstream stages. Unless `schema`
+                declares it, which every result then has, a row gets ``<parent id>-<number>``.
             schema: The type of one value; see `map`. Default: the return annotation's element type.
             inputs: See `map`.
             output_column: See `map`.
