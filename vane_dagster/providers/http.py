@@ -31,7 +31,7 @@ _CONNECTION = {
     "extra_query": "",
     "timeout": "write it into provider_options",
 }
-"""Arguments of the client, of which a body would send the value to the model; and what to write."""
+"""Arguments of the client, not of a request: what to write instead of each."""
 _NO_HEADERS = (
     "remove it. The key is read from the variable that provider_options['api_key_env'] names; for "
     "other headers or queries, give a provider class whose client has them"

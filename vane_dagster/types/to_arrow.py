@@ -155,12 +155,9 @@ def _from_times(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     if unit not in _ARROW_UNITS and not dates:
         values = values.astype(f"{name}8[s]")
     array = pa.array(values)
-    return array.cast(pa.timestamp(array.type.unit, kind.tz)) if _is_zoned(array, kind) else array
-
-
-def _is_zoned(array: pa.Array, kind: pa.DataType) -> bool:
-    both = pa.types.is_timestamp(array.type) and pa.types.is_timestamp(kind)
-    return both and kind.tz is not None
+    if pa.types.is_timestamp(array.type) and pa.types.is_timestamp(kind):
+        return array.cast(pa.timestamp(array.type.unit, kind.tz))
+    return array
 
 
 def _from_array(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:

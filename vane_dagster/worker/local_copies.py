@@ -41,7 +41,7 @@ UNUSED_SECONDS = 86_400.0
 _BLOCK = 1 << 20
 _CONTENT, _RECORD = "content", "record.json"
 _USED, _LOCK, _PARTIAL, _VERIFIED = ".used", ".lock", ".partial-", ".verified.json"
-_CLOCK_SECONDS = 0.02
+_CLOCK_SECONDS = 0.1
 """Longer than the resolution of a file's times, which would hide a write right after the copy."""
 _in_use: dict[Path, int] = {}
 """The descriptors that hold this process's locks; they are closed when it ends."""

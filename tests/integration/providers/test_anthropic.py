@@ -13,7 +13,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import read_stage
-from support.llm_server import KEY, Server, serving
+from support.llm_server import Server, serving
 from support.prompts import TEXTS, Person, docs
 from support.results import failure, metadata
 from support.warm_workers import workers_that_imported
@@ -35,15 +35,6 @@ def _workers() -> Iterator[None]:
 def endpoint() -> Iterator[tuple[Server, str]]:
     with serving() as (server, url):
         yield server, url.removesuffix("/v1")
-
-
-@pytest.fixture
-def server(endpoint: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> Server:
-    """The endpoint with its counts at zero; a key is in the environment."""
-    monkeypatch.setenv("LLM_KEY", KEY)
-    found = endpoint[0]
-    found.clear()
-    return found
 
 
 def submit(url: str, *messages: Any, options: Any = None, **request: Any) -> Answer:

@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from support.llm_server import KEY, Server, serving
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.http import MalformedResponse
 from vane_dagster.providers.openai import OpenAIProvider
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[tuple[Server, str]]:
-    with serving() as (server, url):
-        yield server, url
-
-
-@pytest.fixture
-def server(endpoint: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> Server:
-    """The endpoint with its counts at zero; a key is in the environment."""
-    monkeypatch.setenv("LLM_KEY", KEY)
-    found = endpoint[0]
-    found.clear()
-    return found
 
 
 def call(url: str, method: str, *arguments: Any, **options: Any) -> Any:

@@ -11,7 +11,6 @@ import pytest
 
 import vane_dagster as vd
 from support.data import read_stage
-from support.llm_server import KEY, Server, serving
 from support.prompts import TEXTS, Person, Reversed, asked, docs
 from support.results import failure, metadata
 from support.warm_workers import workers_that_imported
@@ -21,21 +20,6 @@ from support.warm_workers import workers_that_imported
 def _workers() -> Iterator[None]:
     with workers_that_imported("openai.resources.chat", "openai.resources.embeddings"):
         yield
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[tuple[Server, str]]:
-    with serving() as (server, url):
-        yield server, url
-
-
-@pytest.fixture
-def server(endpoint: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> Server:
-    """The endpoint with its counts at zero; a key is in the environment."""
-    monkeypatch.setenv("LLM_KEY", KEY)
-    found = endpoint[0]
-    found.clear()
-    return found
 
 
 def read(tmp_path: Path, stage: str = "asked") -> pa.Table:

@@ -12,7 +12,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import read_stage
-from support.llm_server import KEY, Server, serving
+from support.llm_server import KEY
 from support.prompts import TEXTS, Person, Reversed, asked, docs
 from support.results import failure, metadata
 from support.warm_workers import workers_that_imported
@@ -24,21 +24,6 @@ def _workers() -> Iterator[None]:
     """The client of an endpoint takes a second to import, and each test has workers that do."""
     with workers_that_imported("openai.resources.chat", "openai.resources.embeddings"):
         yield
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[tuple[Server, str]]:
-    with serving() as (server, url):
-        yield server, url
-
-
-@pytest.fixture
-def server(endpoint: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> Server:
-    """The endpoint with its counts at zero; a key is in the environment."""
-    monkeypatch.setenv("LLM_KEY", KEY)
-    found = endpoint[0]
-    found.clear()
-    return found
 
 
 def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
