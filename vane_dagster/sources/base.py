@@ -229,7 +229,10 @@ class Source(SourceReader):
 
     @property
     def splitting(self) -> str:
-        """A text that identifies how files are split. A new value splits all files again."""
+        """A text that identifies how files are split and read. A new value splits all files again.
+
+        An option that changes rows is part of it, and of the `extra` of `fragment_record`.
+        """
         return ""
 
     @abstractmethod
@@ -330,7 +333,7 @@ class Source(SourceReader):
             SourceError: If a file cannot be read.
         """
         for span in spans:
-            rows = FragmentRecord(span.url, span.start, span.stop, "", 0)
+            rows = FragmentRecord(span.url, span.start, span.stop, "", 0, detail=span.detail)
             ids = self.read(rows, pa.schema([column]), ReadContext("trace")).column(column.name)
             place = pc.index(ids, pa.scalar(id, column.type)).as_py()
             if place >= 0:
@@ -339,7 +342,10 @@ class Source(SourceReader):
 
 
 def fragment_record(
-    spans: Sequence[tuple[FileRecord, int, int]], size: int, extra: str = ""
+    spans: Sequence[tuple[FileRecord, int, int]],
+    size: int,
+    extra: str = "",
+    details: Sequence[str] = (),
 ) -> FragmentRecord:
     """Make the record of a fragment, with the identity that is part of its fragment keys.
 
@@ -347,13 +353,18 @@ def fragment_record(
         spans: Files, each with its first row and the row after its last.
         size: Estimated bytes of the rows in memory.
         extra: Anything else that the rows depend on.
+        details: What the source needs to read each span, in its own terms; see `FileSpan`. It
+            follows from the files' versions and the rows, and is no part of the identity.
     """
+    detail = details or [""] * len(spans)
     text = "\n".join(f"{file_identity(file)}\n{start}\n{stop}" for file, start, stop in spans)
     identity = hashlib.blake2b(f"{text}{extra}".encode(), digest_size=16).hexdigest()
     if len(spans) == 1:
         ((file, start, stop),) = spans
-        return FragmentRecord(file.url, start, stop, identity, size)
-    files = tuple(FileSpan(file.url, start, stop) for file, start, stop in spans)
+        return FragmentRecord(file.url, start, stop, identity, size, detail=detail[0])
+    files = tuple(
+        FileSpan(file.url, start, stop, own) for (file, start, stop), own in zip(spans, detail)
+    )
     rows = sum(span.stop - span.start for span in files)
     return FragmentRecord(files[0].url, 0, rows, identity, size, files)
 

@@ -140,11 +140,19 @@ def read_part_footer(text: bytes, file: str, **known: Any) -> PartInfo:
 
 @dataclass(frozen=True)
 class FileSpan:
-    """Rows `start` to `stop` of a source file."""
+    """Rows `start` to `stop` of a source file.
+
+    Attributes:
+        url: The file.
+        start: First row.
+        stop: The row after the last.
+        detail: What the source needs to read these rows, in its own terms, such as a byte range.
+    """
 
     url: str
     start: int
     stop: int
+    detail: str = ""
 
     def __str__(self) -> str:
         return f"rows {self.start} to {self.stop} of {self.url}"
@@ -161,6 +169,7 @@ class FragmentRecord:
         identity: Digest of the rows' files, their versions and ranges.
         bytes: Estimated bytes of the rows in memory.
         files: The rows of several files, in order; empty for one.
+        detail: What the source needs to read the rows of one file; see `FileSpan`.
     """
 
     url: str
@@ -169,11 +178,12 @@ class FragmentRecord:
     identity: str
     bytes: int
     files: Sequence[FileSpan] = ()
+    detail: str = ""
 
     @property
     def spans(self) -> Sequence[FileSpan]:
         """The rows of each file, in order."""
-        return self.files or (FileSpan(self.url, self.start, self.stop),)
+        return self.files or (FileSpan(self.url, self.start, self.stop, self.detail),)
 
     @property
     def record_label(self) -> str:
@@ -429,7 +439,7 @@ _PART_CODEC = Codec(
     read={"made": _optional(_PROVENANCE_CODEC.load)},
     write={"made": _optional(_provenance_record)},
 )
-_SPAN_CODEC = Codec(FileSpan, {"url": "url", "start": "start", "stop": "stop"})
+_SPAN_CODEC = Codec(FileSpan, {"url": "url", "start": "start", "stop": "stop", "detail": "detail"})
 _FRAGMENT_CODEC = Codec(
     FragmentRecord,
     {
@@ -439,15 +449,16 @@ _FRAGMENT_CODEC = Codec(
         "identity": "identity",
         "bytes": "bytes",
         "files": "files",
+        "detail": "detail",
     },
     read={"files": lambda records: tuple(map(_SPAN_CODEC.load, records))},
-    write={"files": _many(_SPAN_CODEC)},
+    write={"files": lambda spans: [_sparse(_SPAN_CODEC.record(span)) for span in spans]},
 )
 
 
-def _fragment_record(fragment: FragmentRecord) -> dict[str, Any]:
-    record = _FRAGMENT_CODEC.record(fragment)
-    return {name: value for name, value in record.items() if value or name != "files"}
+def _sparse(record: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what most fragments do not have."""
+    return {n: value for n, value in record.items() if value or n not in ("files", "detail")}
 
 
 _FILE_CODEC = Codec(
@@ -510,7 +521,9 @@ _MANIFEST_CODEC = Codec(
     },
     write={
         "schema": schema_record,
-        "fragments": lambda fragments: [_fragment_record(each) for each in fragments],
+        "fragments": lambda fragments: [
+            _sparse(_FRAGMENT_CODEC.record(each)) for each in fragments
+        ],
         "parts": lambda parts: [part.as_record() for part in parts],
         "files": _many(_FILE_CODEC),
         "checks": _many(_CHECK_CODEC),

@@ -164,8 +164,12 @@ def _pieces(
     last: FileSpan | None = None
     for index in indexes:
         fragment = manifest.fragments[index]
-        joins = last is not None and (last.url, last.stop) == (fragment.url, fragment.start)
-        if last is not None and joins and not fragment.files and len(pieces[last]) < most:
+        joins = (
+            last is not None
+            and (last.url, last.stop) == (fragment.url, fragment.start)
+            and not (fragment.files or fragment.detail or last.detail)
+        )
+        if last is not None and joins and len(pieces[last]) < most:
             held = pieces.pop(last)
             last = FileSpan(last.url, last.start, fragment.stop)
             pieces[last] = {**held, index: fragment}
