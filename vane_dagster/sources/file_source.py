@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 import fsspec
 import pyarrow as pa
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _LISTED_ONE_BY_ONE = 64
 _COMPARED_ONE_BY_ONE = 8
 _MAGIC = re.compile(r"[*?\[]")
+Suffix = Union[str, tuple[str, ...]]
+"""A suffix of file names, or several."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class FileSource(Source):
     A subclass sets `kind` and `suffix`, and defines `split` and `read`.
 
     Attributes:
-        suffix: The suffix of the names of files in a folder, such as ".parquet".
+        suffix: The suffix of the names of files in a folder, such as ".parquet", or several.
+        function: The name of the public function that declares the source, for messages.
         url: A local path or fsspec URL: a file, a folder or a glob. ``{partition_key}`` is replaced
             by the key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
         asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
@@ -51,7 +54,8 @@ class FileSource(Source):
         storage_options: Passed to fsspec; never part of a key.
     """
 
-    suffix: ClassVar[str]
+    suffix: ClassVar[Suffix]
+    function: ClassVar[str | None] = None
     url: str
     asset: str | None = None
     allow_empty: bool = False
@@ -101,7 +105,7 @@ class FileSource(Source):
         where = "" if partition is None else f" for partition {partition!r}"
         return SourceError(
             f"{location}: no {self.label} file{where} at {self.url_for(partition)!r}; "
-            f"expected a file, a folder that holds *{self.suffix}, or a glob that matches some. "
+            f"expected a file, a folder that holds {self.patterns}, or a glob that matches some. "
             f"{_hint(self, partition)}"
         )
 
@@ -109,6 +113,12 @@ class FileSource(Source):
     def label(self) -> str:
         """The format's name in messages."""
         return self.kind
+
+    @property
+    def patterns(self) -> str:
+        """The names of the files in a folder that the source reads, for messages."""
+        suffixes = (self.suffix,) if isinstance(self.suffix, str) else self.suffix
+        return " or ".join(f"*{suffix}" for suffix in suffixes)
 
 
 def list_source(
@@ -139,10 +149,10 @@ def list_source(
 def _hint(source: FileSource, partition: str | None) -> str:
     """Say how to fix a source without files."""
     if others := _other_files(source, partition):
-        reader = "vd.parquet" if source.suffix == ".parquet" else type(source).__name__
+        reader = source.function or type(source).__name__
         return (
             f"There is {names(others, 3)}, but {reader} reads {source.label} files alone, and of a "
-            f"folder those named *{source.suffix}. Convert or rename the files"
+            f"folder those named {source.patterns}. Convert or rename the files"
         )
     return f"Check the path, or write the partition first{_escape_hint(source, partition)}"
 
@@ -220,7 +230,7 @@ def _escaped(key: str) -> str:
     return glob.escape(key)
 
 
-def _expand(fs: fsspec.AbstractFileSystem, path: str, suffix: str) -> list[dict[str, Any]]:
+def _expand(fs: fsspec.AbstractFileSystem, path: str, suffix: Suffix) -> list[dict[str, Any]]:
     if not glob.has_magic(path):
         return list(_data_below(fs, path, suffix))
     fixed = len(_MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0])
@@ -233,7 +243,9 @@ def _expand(fs: fsspec.AbstractFileSystem, path: str, suffix: str) -> list[dict[
     return list(files.values())
 
 
-def _data_below(fs: fsspec.AbstractFileSystem, path: str, suffix: str) -> Iterator[dict[str, Any]]:
+def _data_below(
+    fs: fsspec.AbstractFileSystem, path: str, suffix: Suffix
+) -> Iterator[dict[str, Any]]:
     """Yield the file at a path, or the files of the format in the folder at that path."""
     base = len(path.rstrip("/")) + 1
     for name, info in files_below(fs, path).items():
@@ -241,7 +253,7 @@ def _data_below(fs: fsspec.AbstractFileSystem, path: str, suffix: str) -> Iterat
             yield info
 
 
-def _is_data(relative: str, suffix: str) -> bool:
+def _is_data(relative: str, suffix: Suffix) -> bool:
     return relative.endswith(suffix) and not _is_hidden(relative)
 
 
@@ -265,7 +277,7 @@ class _Pattern:
         names: The components of the pattern's path.
     """
 
-    def __init__(self, partition: str | None, path: str, suffix: str) -> None:
+    def __init__(self, partition: str | None, path: str, suffix: Suffix) -> None:
         self.partition = partition
         self._suffix = suffix
         self.literal = _MAGIC.split(path, maxsplit=1)[0]

@@ -122,6 +122,7 @@ class ParquetSource(FileSource, ParquetFiles):
     """
 
     suffix: ClassVar[str] = ".parquet"
+    function: ClassVar[str] = "vd.parquet"
     small_files: SmallFiles = "separate"
 
     @property
