@@ -38,8 +38,13 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.decorators import func as func
     from vane_dagster.pipeline.decorators import method as method
     from vane_dagster.pipeline.pipeline import Stage as Stage
+    from vane_dagster.sources.file import File as File
+    from vane_dagster.sources.images import ImagesSource as ImagesSource
+    from vane_dagster.sources.images import images as images
     from vane_dagster.sources.parquet import ParquetSource as ParquetSource
     from vane_dagster.sources.parquet import parquet as parquet
+    from vane_dagster.sources.raw_files import FilesSource as FilesSource
+    from vane_dagster.sources.raw_files import files as files
     from vane_dagster.sources.stored import StoredSource as StoredSource
     from vane_dagster.sources.stored import stored as stored
     from vane_dagster.tracing.steps import Step as Step
@@ -54,6 +59,11 @@ _HOME = {
     "cls": "pipeline.decorators",
     "method": "pipeline.decorators",
     "func": "pipeline.decorators",
+    "File": "sources.file",
+    "FilesSource": "sources.raw_files",
+    "files": "sources.raw_files",
+    "ImagesSource": "sources.images",
+    "images": "sources.images",
     "ParquetSource": "sources.parquet",
     "StoredSource": "sources.stored",
     "parquet": "sources.parquet",

@@ -29,6 +29,7 @@ from vane_dagster.pipeline.specs import (
 )
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.source_code import pack_source
+from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import (
@@ -47,6 +48,7 @@ from vane_dagster.worker.protocol import (
     Rows,
     SampledRows,
     SelectFailed,
+    SourceFiles,
     SourceRows,
     TableRows,
     Tally,
@@ -332,6 +334,7 @@ class WorkBuilder:
     ) -> Work:
         """Work with a result to keep; its schema is that of the stage unless another is given."""
         stage = task_state.spec.name
+        opens_files = isinstance(op, CallUdf) and self._plan.source.names_files
         return Work(
             location=self.location(run, stage),
             op=op,
@@ -345,6 +348,7 @@ class WorkBuilder:
             worker=worker,
             stage=f"{self._pipeline.name}/{stage}",
             fragment=run.fragment.record_label,
+            source_files=SourceFiles(self._source(), self._files(run)) if opens_files else None,
         )
 
     def _schema(self, run: FragmentState, task_state: StageTaskState) -> pa.Schema:
@@ -381,16 +385,21 @@ class WorkBuilder:
         columns = self._columns(run, task_state.spec, upstream)
         if upstream == SOURCE:
             schema = self._upstream_schema(run, task_state.spec, upstream)
-            listed = self._plan.partitions[run.partition].listed
-            files = tuple(listed[span.url] for span in run.fragment.spans)
             rows: SourceRows | PartRows
-            rows = SourceRows(self._source(), run.fragment, schema, files, self._pipeline.id)
+            rows = SourceRows(
+                self._source(), run.fragment, schema, self._files(run), self._pipeline.id
+            )
             return self._sampled(run, task_state, upstream, rows), []
         if (held := run.task_states.get(upstream)) is not None and held.table is not None:
             return TableRows(position), [held.table]
         part = self._parts[run.partition, upstream][run.index]
         rows = PartRows(part.folder, part.info.name, columns)
         return self._sampled(run, task_state, upstream, rows), []
+
+    def _files(self, run: FragmentState) -> tuple[FileRecord, ...]:
+        """The source's files of a fragment, as they were planned."""
+        listed = self._plan.partitions[run.partition].listed
+        return tuple(listed[span.url] for span in run.fragment.spans)
 
     def _source(self) -> bytes:
         """The source for the workers, pickled once."""

@@ -27,7 +27,8 @@ class Pipeline(declared.Pipeline):
         name: First component of the stages' asset keys.
         source: The source of the rows: `parquet` files, a stage of another pipeline, an ordinary
             asset with rows in the store, or `stored` with the key of one.
-        id: A column that is unique and not null inside a partition; every stage keeps it.
+        id: A column that is unique and not null inside a partition; every stage keeps it. Default:
+            the path, for sources of files.
         partitions_def: A Dagster partitions definition; None for an unpartitioned pipeline.
         backfill_policy: How Dagster divides a backfill into runs. Default: one run for all
             partitions, which share their warm models.

@@ -16,6 +16,8 @@ import numpy as np
 
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.options import BatchFormat
+from vane_dagster.sources.file import File
+from vane_dagster.sources.raw_files import PATH
 from vane_dagster.types.annotations import (
     element_of,
     hints,
@@ -105,6 +107,7 @@ class RowCall:
         output: The one column that the result is; None if its fields are columns.
         result: What the callable returns.
         optional: The columns that a result may lack; they are null then.
+        files: Columns of paths that are passed as `File`.
     """
 
     inputs: tuple[tuple[str, str], ...] | None
@@ -113,6 +116,7 @@ class RowCall:
     output: str | None = None
     result: RowResult = "value"
     optional: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
     by_row: ClassVar[bool] = True
     form: ClassVar[str] = "(value, ..., *fn_args, **fn_kwargs)"
@@ -121,6 +125,8 @@ class RowCall:
     def keyed(self) -> object:
         """The part of a stage's definition."""
         keyed = ("rows", self.inputs, self.positional, self.arrays, self.output, self.result)
+        if self.files:
+            return (*keyed, self.optional, self.files)
         return (*keyed, self.optional) if self.optional else keyed
 
     def arguments(self) -> tuple[tuple[None, ...], dict[str, None]]:
@@ -181,8 +187,9 @@ def row_call(
     """Derive the contract of a row-wise callable from its signature.
 
     A parameter gets the column of its name, or the one that `inputs` gives it. A parameter with a
-    default keeps it unless `inputs` names it. A callable with the one parameter ``row``, or one
-    annotated as a dict, mapping or TypedDict, gets the whole row.
+    default keeps it unless `inputs` names it. One annotated as `File` gets the file at the path in
+    its column; the column of the parameter ``file`` is ``path``. A callable with the one parameter
+    ``row``, or one annotated as a dict, mapping or TypedDict, gets the whole row.
 
     Args:
         location: The stage, for messages.
@@ -229,10 +236,13 @@ def row_call(
             f"{location}: {qualname(call)} takes no column; give it a parameter named after one, "
             "or one parameter `row`"
         )
-    named = {each.name: given.get(each.name, each.name) for each in needed}
+    are_files = {name for name in by_name if plain(annotations.get(name)) is File}
+    own = {name: PATH if name in are_files and name == "file" else name for name in by_name}
+    named = {each.name: given.get(each.name, own[each.name]) for each in needed}
     named |= {name: given[name] for name in extra}
     arrays = tuple(named[name] for name in named if _is_array(annotations.get(name)))
-    return RowCall(tuple(named.items()), leading, arrays, output, result, optional)
+    files = tuple(named[name] for name in named if name in are_files)
+    return RowCall(tuple(named.items()), leading, arrays, output, result, optional, files)
 
 
 def _before(

@@ -124,7 +124,7 @@ class Pipeline(Rows):
         name: str,
         *,
         source: Source | Stage | dg.AssetsDefinition | dg.AssetKey,
-        id: str,
+        id: str | None = None,
         partitions_def: dg.PartitionsDefinition[Any] | None = None,
         backfill_policy: dg.BackfillPolicy | None = None,
         fragment_rows: int | None = None,
@@ -139,6 +139,7 @@ class Pipeline(Rows):
                 f"{location}: a name has letters, digits and '_', and does not begin with a digit"
             )
         source = as_source(location, source)
+        id = source.default_id if id is None else id
         if not isinstance(id, str) or not id:
             raise DefinitionError(f"{location}: id is {id!r}; expected the name of the id column")
         source.validate(location, partitions_def)

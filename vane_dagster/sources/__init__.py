@@ -18,15 +18,19 @@ from vane_dagster.sources.base import (
     fragment_record,
 )
 from vane_dagster.sources.file_source import FileSource
+from vane_dagster.sources.images import ImagesSource
 from vane_dagster.sources.parquet import ParquetSource
+from vane_dagster.sources.raw_files import FilesSource
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 
 __all__ = [
     "FileRecord",
     "FileSource",
+    "FilesSource",
     "FileSpan",
     "FragmentRecord",
     "FragmentRule",
+    "ImagesSource",
     "Listed",
     "ParquetSource",
     "ReadContext",

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
     from vane_dagster.storage.store import Store
 
+ROW_ERROR = "__row_error"
+"""The column of `ROW_ERROR_TYPE` that `SourceReader.read` adds if some rows cannot be read."""
+ROW_ERROR_TYPE = pa.struct([("error", pa.string()), ("message", pa.string())])
+"""The class and message of a row's error; null for rows that were read."""
 _BATCHES_A_FRAGMENT = 64
 _DEFAULT_ROWS = 131_072
 _MIN_ROWS = 1_024
@@ -99,7 +103,13 @@ class ReadContext:
 
 
 class SourceReader(ABC):
-    """The part of a source that runs in workers: it reads fragments of listed files."""
+    """The part of a source that runs in workers: it reads fragments of listed files.
+
+    Attributes:
+        reads_contents: Whether `read` opens the files. They must not have changed then.
+    """
+
+    reads_contents: ClassVar[bool] = True
 
     def options_for(self, url: str) -> Mapping[str, Any]:
         """Return the options of the fsspec file system of a file."""
@@ -111,6 +121,10 @@ class SourceReader(ABC):
 
         The worker compares the number of rows with the fragment's, and the files with those that
         were planned.
+
+        A row that cannot be read need not fail the others: it keeps its id, has nulls in the other
+        columns, and its error in an additional column `ROW_ERROR`. The stage that reads it
+        quarantines it.
 
         Args:
             fragment: The fragment.
@@ -171,10 +185,14 @@ class Source(SourceReader):
         version: Replaces the code of a class in the user's own modules in the keys.
         asset: Key of the Dagster asset that writes the source, as "a/b", if there is one.
         allow_empty: Whether a partition without any rows is accepted.
+        default_id: The id column if a pipeline names none; None if it has to.
+        names_files: Whether stages may open the files of its rows, through `File`.
     """
 
     kind: ClassVar[str]
     version: ClassVar[str | None] = None
+    default_id: ClassVar[str | None] = None
+    names_files: ClassVar[bool] = False
     asset: str | None = None
     allow_empty: bool = False
 

@@ -22,7 +22,8 @@ from vane_dagster._arguments import (
     check_url,
     fill_placeholders,
 )
-from vane_dagster.errors import SourceError, VaneError, names
+from vane_dagster._secrets import url_parts, with_options
+from vane_dagster.errors import DefinitionError, SourceError, VaneError, names
 from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
 from vane_dagster.storage.filesystem import IO_THREADS, Location, files_below
@@ -119,6 +120,59 @@ class FileSource(Source):
         """The names of the files in a folder that the source reads, for messages."""
         suffixes = (self.suffix,) if isinstance(self.suffix, str) else self.suffix
         return " or ".join(f"*{suffix}" for suffix in suffixes)
+
+
+def file_arguments(
+    location: str,
+    url: str,
+    asset: Any,
+    storage_options: Mapping[str, Any] | None,
+    allow_empty: bool,
+) -> tuple[str, str | None, bool, Mapping[str, Any]]:
+    """Validate the arguments that all sources of files share, in the order of `FileSource`.
+
+    Args:
+        location: The function, for messages.
+        url: The URL pattern.
+        asset: The asset that writes the files.
+        storage_options: Options of the fsspec file system.
+        allow_empty: Whether a partition without rows is accepted.
+
+    Raises:
+        DefinitionError: If one is invalid.
+    """
+    check_url(location, url)
+    writer = asset_path(asset, location)
+    url, found = url_parts(url)
+    return url, writer, allow_empty, with_options(found, storage_options)
+
+
+def asset_path(asset: Any, location: str) -> str | None:
+    """Return the key of an asset, as "a/b".
+
+    Args:
+        asset: An asset key, "a/b", or a decorated asset; None for none.
+        location: The caller, for messages.
+
+    Raises:
+        DefinitionError: If it is not one asset.
+    """
+    if asset is None or isinstance(asset, str):
+        return asset
+    several = getattr(asset, "keys", ())
+    if not callable(several) and len(several) > 1:
+        listed = names(sorted("/".join(key.path) for key in several))
+        raise DefinitionError(
+            f"{location}: asset is {len(several)} assets, {listed}; give the key of one of them"
+        )
+    key = getattr(asset, "key", asset)
+    path = getattr(key, "path", None)
+    if path is None:
+        raise DefinitionError(
+            f"{location}: asset is a {type(asset).__name__}; expected an asset key, a string 'a/b' "
+            "or the asset that writes the files"
+        )
+    return "/".join(path)
 
 
 def list_source(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 
-from vane_dagster.storage.filesystem import Location, protocols
+from vane_dagster.storage.filesystem import Location, modified, protocols
 from vane_dagster.storage.manifest import FileRecord, parse_part_name
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileR
         version = os.stat(name).st_mtime_ns
     elif version is None:
         version = info.get("mtime") or info.get("LastModified") or info.get("created")
-    return FileRecord(url, size, str(version).strip('"'))
+    return FileRecord(url, size, str(version).strip('"'), modified=modified(info))
 
 
 def listed_file(url: str, source: SourceReader) -> FileRecord:
@@ -121,7 +121,7 @@ def reconcile(
         if old.version == file.version and old.size == file.size:
             return replace(file, content=old.content)
         if old.size == file.size and content_hash(file, source) == old.content:
-            return old
+            return replace(old, modified=file.modified)
         return file
 
     return tuple(kept(file) for file in files)

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
-from vane_dagster._arguments import check_url, one_of
-from vane_dagster._secrets import url_parts, with_options
-from vane_dagster.errors import DefinitionError, SourceError, names
+from vane_dagster._arguments import one_of
+from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import (
     FragmentRule,
     ReadContext,
@@ -24,7 +23,7 @@ from vane_dagster.sources.base import (
     SourceTable,
     fragment_record,
 )
-from vane_dagster.sources.file_source import FileSource
+from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.grouping import FileSize, group, is_small
 from vane_dagster.sources.parquet_scan import scan, scan_projected
 from vane_dagster.storage.filesystem import IO_THREADS, Location
@@ -168,40 +167,9 @@ def parquet(
     Raises:
         DefinitionError: If the URL is empty or has an unknown placeholder.
     """
-    check_url("vd.parquet", url)
-    writer = asset_path(asset, "vd.parquet")
-    url, found = url_parts(url)
+    arguments = file_arguments("vd.parquet", url, asset, storage_options, allow_empty)
     one_of("vd.parquet", "small_files", small_files, ("separate", "group"))
-    options = with_options(found, storage_options)
-    return ParquetSource(url, writer, allow_empty, options, small_files)
-
-
-def asset_path(asset: Any, location: str) -> str | None:
-    """Return the key of an asset, as "a/b".
-
-    Args:
-        asset: An asset key, "a/b", or a decorated asset; None for none.
-        location: The caller, for messages.
-
-    Raises:
-        DefinitionError: If it is not one asset.
-    """
-    if asset is None or isinstance(asset, str):
-        return asset
-    several = getattr(asset, "keys", ())
-    if not callable(several) and len(several) > 1:
-        listed = names(sorted("/".join(key.path) for key in several))
-        raise DefinitionError(
-            f"{location}: asset is {len(several)} assets, {listed}; give the key of one of them"
-        )
-    key = getattr(asset, "key", asset)
-    path = getattr(key, "path", None)
-    if path is None:
-        raise DefinitionError(
-            f"{location}: asset is a {type(asset).__name__}; expected an asset key, a string 'a/b' "
-            "or the asset that writes the files"
-        )
-    return "/".join(path)
+    return ParquetSource(*arguments, small_files)
 
 
 def read_footers(

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
 from vane_dagster.errors import IntegrityError, SourceError, VaneError
-from vane_dagster.sources.base import ReadContext, SourceReader, unreadable
+from vane_dagster.sources.base import (
+    ROW_ERROR,
+    ROW_ERROR_TYPE,
+    ReadContext,
+    SourceReader,
+    unreadable,
+)
 from vane_dagster.sources.files import file_version
+from vane_dagster.storage.filesystem import IO_THREADS
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.transient_errors import with_retries
 
@@ -43,6 +51,18 @@ def read_planned(
             f"{location}: {table.num_rows} rows were read of {names}, expected {expected} "
             "by what was planned. Write the file again"
         )
+    return fitted(table, schema)
+
+
+def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Cast rows of the source to a schema, and keep the errors of rows that could not be read.
+
+    Args:
+        table: The rows, with a column `ROW_ERROR` if there are errors.
+        schema: The columns to keep.
+    """
+    if ROW_ERROR in table.column_names:
+        schema = schema.append(pa.field(ROW_ERROR, ROW_ERROR_TYPE))
     return table.select(schema.names).cast(schema)
 
 
@@ -68,14 +88,26 @@ def as_planned(
     except VaneError:
         raise
     except Exception as error:  # a file that is replaced during the read may raise anything
-        _check_files(source, files, location)
+        check_unchanged(source, files, location)
         raise unreadable(files[0].url, error, location) from error
-    _check_files(source, files, location)
+    if source.reads_contents:
+        check_unchanged(source, files, location)
     return table
 
 
-def _check_files(source: SourceReader, files: Sequence[FileRecord], location: str) -> None:
-    for file in files:
+def check_unchanged(source: SourceReader, files: Sequence[FileRecord], location: str) -> None:
+    """Check that files are still those of the fragment's key.
+
+    Args:
+        source: The source.
+        files: The files as they were planned.
+        location: Stage and fragment, for messages.
+
+    Raises:
+        SourceError: If a file was replaced or is gone.
+    """
+
+    def check(file: FileRecord) -> None:
         try:
             now = with_retries(functools.partial(source.current, file))
         except Exception as error:  # drivers raise their own exception classes
@@ -85,3 +117,9 @@ def _check_files(source: SourceReader, files: Sequence[FileRecord], location: st
                 f"{location}: {file.url!r} was replaced while the run read it ({file.size} "
                 f"bytes when it was planned, {now.size} now). Run the partition again"
             )
+
+    if len(files) == 1:
+        check(files[0])
+    elif files:
+        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+            list(threads.map(check, files))

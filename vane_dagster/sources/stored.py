@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from vane_dagster.errors import DefinitionError, SourceError
 from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceReader, SourceTable
+from vane_dagster.sources.file_source import asset_path
 from vane_dagster.sources.files import file_record
 from vane_dagster.sources.parquet import (
     ParquetFiles,
     StoredParquet,
-    asset_path,
     plain_schema,
 )
 from vane_dagster.storage.filesystem import IO_THREADS, Location

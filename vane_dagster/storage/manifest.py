@@ -206,12 +206,14 @@ class FileRecord:
         size: Its size in bytes.
         version: Its version, which changes when the file does.
         content: Digest of its bytes, if it was computed.
+        modified: Unix time of its last change in seconds, if it was listed; not recorded.
     """
 
     url: str
     size: int
     version: str
     content: str | None = None
+    modified: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from vane_dagster._secrets import keep_variables, masked
 from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError, VaneError
 from vane_dagster.pipeline.options import WorkerLifecycle
+from vane_dagster.sources.planned_read import fitted
 from vane_dagster.storage.manifest import PartInfo, PartProvenance
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults
-from vane_dagster.worker import operators
+from vane_dagster.worker import operators, unread_rows
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.frameworks import device, set_threads, share_gpus, unused_gpu
 from vane_dagster.worker.health import UnhealthyModelError
@@ -55,6 +56,7 @@ from vane_dagster.worker.protocol import (
 )
 from vane_dagster.worker.retry import BatchError
 from vane_dagster.worker.row_errors import rejected, user_traceback
+from vane_dagster.worker.source_rows import known_files
 
 
 class Host:
@@ -237,18 +239,17 @@ class Host:
     def _do(self, work: Work, tables: Sequence[pa.Table]) -> Computed:
         op = work.op
         if isinstance(op, Project):
-            table, given = operators.project(op, work.inputs[0], tables, work)
-            return Computed(table.cast(work.schema), Tally(given, given - table.num_rows))
+            return unread_rows.computed(*operators.project(op, work.inputs[0], tables, work), work)
         inputs = [operators.resolve(rows, tables, work) for rows in work.inputs]
         if isinstance(op, CallUdf):
             revoked = functools.partial(self._revoked.__contains__, work.lease)
-            with self.models.turn(op.version, op.is_async) as caller:
+            turn = self.models.turn(op.version, op.is_async)
+            with known_files(inputs[0], work), turn as caller:
                 if op.is_async:
                     return caller.call(op, inputs[0], work, revoked)
                 return self._thread.run(caller.call, op, inputs[0], work, revoked)
         if isinstance(op, Join):
-            table, given = operators.join(op, inputs, work)
-            return Computed(table, Tally(given, given - table.num_rows))
+            return unread_rows.computed(*operators.join(op, inputs, work), work)
         if isinstance(op, SelectFailed):
             picked = operators.select_failed(op, inputs[0])
             return Computed(picked, Tally(picked.num_rows))
@@ -267,8 +268,12 @@ class Host:
         else:
             assert isinstance(op, Gather)
             table = operators.gather(inputs, work)
-        tally = work.tally or Tally(table.num_rows)
-        return Computed(table.cast(work.schema), tally, faults)
+        if work.target is None:
+            return Computed(fitted(table, work.schema), Tally(table.num_rows), faults)
+        if work.tally is None:
+            table, unread = unread_rows.split_unread(table)
+            return unread_rows.computed(table, table.num_rows, unread, work)
+        return Computed(table.cast(work.schema), work.tally, faults)
 
     def _write(
         self, computed: Computed, work: Work, target: PartTarget, started: float

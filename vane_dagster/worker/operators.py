@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from vane_dagster.pipeline.keys import JoinSide
 from vane_dagster.pipeline.options import RowOrder
+from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS
 from vane_dagster.types.schema import empty_table, seen_by_sql
@@ -42,7 +43,9 @@ from vane_dagster.worker.protocol import (
     TableRows,
     Work,
 )
+from vane_dagster.worker.retry import RowFault
 from vane_dagster.worker.source_rows import checked_ids, scan, scan_projected, scan_unchecked
+from vane_dagster.worker.unread_rows import split_unread
 
 
 def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
@@ -56,7 +59,8 @@ def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
     if isinstance(rows, TableRows):
         table = tables[rows.index]
         count = None if rows.stop is None else rows.stop - rows.start
-        chosen = table if rows.columns is None else table.select(list(rows.columns))
+        errors = [ROW_ERROR] if ROW_ERROR in table.column_names else []
+        chosen = table if rows.columns is None else table.select([*rows.columns, *errors])
         return unsliced(chosen.slice(rows.start, count))
     if isinstance(rows, SourceRows):
         return scan(rows, work)
@@ -67,7 +71,7 @@ def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
 
 def project(
     op: Project, rows: Rows, tables: Sequence[pa.Table], work: Work
-) -> tuple[pa.Table, int]:
+) -> tuple[pa.Table, int, list[RowFault]]:
     """Compute SQL columns and a filter, pushed into the source if it can compute them.
 
     Args:
@@ -77,21 +81,23 @@ def project(
         work: The task, for messages.
 
     Returns:
-        The rows, and the number of rows before the filter.
+        The rows, the number of rows before the filter, and the rows that could not be read.
     """
     if op.includes:
         made = {name for name, _ in op.columns}
         passed = [(name, quote(name)) for name in work.schema.names if name not in made]
         op = replace(op, columns=(*op.columns, *passed))
     if not isinstance(rows, SourceRows):
-        return _projected(op, resolve(rows, tables, work), work)
+        given, unread = split_unread(resolve(rows, tables, work))
+        return _projected(op, given, work), given.num_rows, unread
     if (pushed := scan_projected(op, rows, work)) is not None:
-        return pushed, rows.count
-    table, given = _projected(op, scan_unchecked(rows, work), work)
-    return checked_ids(table, rows, work), given
+        return pushed, rows.count, []
+    given, unread = split_unread(scan_unchecked(rows, work))
+    table = _projected(op, given, work)
+    return checked_ids(table, rows, work), given.num_rows, unread
 
 
-def _projected(op: Project, table: pa.Table, work: Work) -> tuple[pa.Table, int]:
+def _projected(op: Project, table: pa.Table, work: Work) -> pa.Table:
     passed = passed_through(op.columns, table.schema)
     computed = [(name, text) for name, text in op.columns if name not in passed]
     kept, results = table, {}
@@ -101,7 +107,7 @@ def _projected(op: Project, table: pa.Table, work: Work) -> tuple[pa.Table, int]
         kept = table if len(places) == table.num_rows else table.take(places)
         results = dict(zip(found.column_names, found.columns))
     columns = {n: kept.column(passed[n]) if n in passed else results[n] for n, _ in op.columns}
-    return pa.table(columns), table.num_rows
+    return pa.table(columns)
 
 
 def _computed(
@@ -126,7 +132,7 @@ def _computed(
         connection().unregister("source")
 
 
-def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, int]:
+def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, int, list[RowFault]]:
     """Join inputs by id, in the order of the base.
 
     An inner join keeps the base's rows that every input has, a left join keeps all of them.
@@ -137,10 +143,12 @@ def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, in
         work: The task, with the output schema.
 
     Returns:
-        The rows, and the number of rows of the base.
+        The rows, the number of rows of the base, and the rows of the base that could not be read.
     """
-    by_node = dict(zip(op.nodes, inputs))
+    readable = [split_unread(table) for table in inputs]
+    by_node = {node: table for node, (table, _) in zip(op.nodes, readable)}
     base = by_node[op.shape.base]
+    unread = readable[op.nodes.index(op.shape.base)][1]
     given = base.num_rows
     if op.how == "inner":
         present = [p for s in op.shape.sides if (p := _present(base, by_node[s.node], op, s))]
@@ -155,7 +163,7 @@ def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, in
         positions = _positions(base.column(side.match), table.column(side.id))
         rows = table if positions is None else table.take(positions)
         columns |= _taken(op, side.node, rows, side.known)
-    return pa.table({name: columns[name] for name in work.schema.names}), given
+    return pa.table({name: columns[name] for name in work.schema.names}), given, unread
 
 
 def _taken(op: Join, node: str, table: pa.Table, known: Collection[str] = ()) -> dict[str, Any]:

@@ -110,6 +110,19 @@ class SourceRows:
 
 
 @dataclass(frozen=True)
+class SourceFiles:
+    """The source's files that the rows of a task come from, which the user's code may open.
+
+    Attributes:
+        source: The source's reader, as pickled by `planning.source_code.pack_source`.
+        files: The files as they were planned. They must not have changed.
+    """
+
+    source: bytes = field(repr=False)
+    files: tuple[FileRecord, ...]
+
+
+@dataclass(frozen=True)
 class PartRows:
     """The rows of a part, read by the worker.
 
@@ -359,6 +372,7 @@ class Work:
         worker: Name of the worker that runs the task.
         stage: Pipeline and stage, for records.
         fragment: File and rows, for records.
+        source_files: The files that the user's code may open, if rows of the source name files.
     """
 
     location: str
@@ -375,6 +389,7 @@ class Work:
     worker: str = ""
     stage: str = ""
     fragment: str = ""
+    source_files: SourceFiles | None = None
 
 
 FaultKind = Literal[

@@ -67,13 +67,13 @@ class RowFault:
         batch: The input row.
         error: The error that was raised.
         attempts: Calls with this row alone.
-        kind: The name of an error that was not raised.
+        kind: The name of an error that was not raised here.
     """
 
     batch: pa.Table
     error: BaseException
     attempts: int
-    kind: RowLoss | None = None
+    kind: str | None = None
 
     @property
     def name(self) -> str:

@@ -18,24 +18,25 @@ from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.worker.protocol import CallUdf, Computed, Reject, Tally, Work
 from vane_dagster.worker.retry import RowFault
 
+_FAULTS_REPORTED = 3
 _MAX_CHARACTERS = 4_000
 _MAX_SHOWN_CHARACTERS = 200
 
 
-def fault_table(faults: Sequence[RowFault], work: Work, op: CallUdf, model: str) -> pa.Table:
+def fault_table(faults: Sequence[RowFault], work: Work, ids: Sequence[str], model: str) -> pa.Table:
     """Convert failed rows to error records; see `fault_schema`.
 
     Args:
         faults: The rows, at least one.
         work: The task.
-        op: The call.
-        model: The class or function that was called.
+        ids: The rows' key columns, the id first.
+        model: The class or function that was called, or "source" if rows could not be read.
     """
     now = datetime.now(timezone.utc)
-    parents = [faults[0].batch.schema.field(name) for name in op.ids[1:]]
+    parents = [faults[0].batch.schema.field(name) for name in ids[1:]]
     records = [
         {
-            "id": fault.batch.column(op.ids[0])[0].as_py(),
+            "id": fault.batch.column(ids[0])[0].as_py(),
             PARENTS: {field.name: fault.batch.column(field.name)[0].as_py() for field in parents},
             "stage": work.stage,
             "fragment": work.fragment,
@@ -50,7 +51,7 @@ def fault_table(faults: Sequence[RowFault], work: Work, op: CallUdf, model: str)
         }
         for fault in faults
     ]
-    id_type = faults[0].batch.schema.field(op.ids[0]).type
+    id_type = faults[0].batch.schema.field(ids[0]).type
     return pa.Table.from_pylist(records, schema=fault_schema(id_type, parents))
 
 
@@ -90,18 +91,22 @@ def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
     return Computed(
         table,
         Tally(1, quarantined=int(not nulls), nulled=int(nulls)),
-        fault_table([fault], work, call, op.model),
-        faults=(describe_fault(fault, call.ids[0]),),
+        fault_table([fault], work, call.ids, op.model),
+        faults=describe_faults([fault], call.ids[0]),
     )
 
 
-def describe_fault(fault: RowFault, id: str) -> str:
-    """Describe a failed row in one line of text.
+def describe_faults(faults: Sequence[RowFault], id: str) -> tuple[str, ...]:
+    """Describe the first failed rows, each in one line of text.
 
     Args:
-        fault: The row.
-        id: Name of its id column.
+        faults: The rows.
+        id: Name of their id column.
     """
+    return tuple(_described(fault, id) for fault in faults[:_FAULTS_REPORTED])
+
+
+def _described(fault: RowFault, id: str) -> str:
     text = " ".join(masked(f"{fault.name}: {fault.error}").split())
     return f"id {fault.batch.column(id)[0].as_py()!r}: {text[:_MAX_SHOWN_CHARACTERS]}"
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import RowErrors, StageError, UdfError, names
 from vane_dagster.pipeline.contracts import RowCall
+from vane_dagster.sources.file import File
 from vane_dagster.types.kinds import is_list
 from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.row_values import row_values
@@ -61,6 +62,9 @@ def row_function(
 
 
 def _column(contract: RowCall, batch: pa.Table, column: str) -> Sequence[Any]:
+    if column in contract.files:
+        paths = batch.column(column).to_pylist()
+        return [None if path is None else File(path) for path in paths]
     if column not in contract.arrays:
         return row_values(batch.column(column))
     if is_list(batch.schema.field(column).type):  # their arrays have the type of the elements

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 
 from vane_dagster.errors import SourceError
 from vane_dagster.sources import ReadContext, SourceReader
-from vane_dagster.sources.planned_read import as_planned, read_planned
+from vane_dagster.sources.file import TaskFiles
+from vane_dagster.sources.planned_read import as_planned, check_unchanged, read_planned
+from vane_dagster.sources.raw_files import PATH
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.id_checks import repeated_or_null
@@ -87,6 +91,32 @@ def checked_ids(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:
             "null inside a partition. Fix the source, or filter the rows out with where="
         )
     return table
+
+
+@contextmanager
+def known_files(table: pa.Table, work: Work) -> Iterator[None]:
+    """Let the user's code open the files of the source, and verify afterwards those it may have.
+
+    Args:
+        table: The rows that the code gets.
+        work: The task.
+
+    Raises:
+        SourceError: If a file was replaced or removed.
+    """
+    if work.source_files is None:
+        yield
+        return
+    source, planned = unpack_source(work.source_files.source), work.source_files.files
+    files = TaskFiles(source, planned)
+    paths = table.column(PATH).to_pylist() if PATH in table.column_names else []
+    with files.active():
+        try:
+            yield
+        except Exception:  # of the user's code: a replaced file may be its cause
+            check_unchanged(source, files.records(paths), work.location)
+            raise
+        check_unchanged(source, files.records(paths), work.location)
 
 
 @functools.lru_cache(maxsize=32)

@@ -31,11 +31,11 @@ from vane_dagster.worker.output_ids import with_ids
 from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work
 from vane_dagster.worker.results import Result, from_result, put_together
 from vane_dagster.worker.retry import Answer, BatchOutcome, Partial, Step, Wait, attempt
-from vane_dagster.worker.row_errors import describe_fault, fault_table, null_row
+from vane_dagster.worker.row_errors import describe_faults, fault_table, null_row
+from vane_dagster.worker.unread_rows import split_unread
 from vane_dagster.worker.user_code import load
 from vane_dagster.worker.watchdog import deadline
 
-_FAULTS_REPORTED = 3
 _REVOKED_SECONDS = 0.5
 
 
@@ -109,16 +109,18 @@ class UdfCaller:
             )
         run = _TableCalls(self, UserCode(call, op, work, args, kwargs, revoked))
         started = time.perf_counter()
-        batches = self.sizes.cut(table, op.batch_size)
+        readable, unread = split_unread(table)
+        batches = self.sizes.cut(readable, op.batch_size)
         outcomes = self._run_async(run, batches) if op.is_async else run.one_by_one(batches)
         seconds = run.seconds or time.perf_counter() - started
+        outcomes.append(BatchOutcome(faults=[(0, fault) for fault in unread], mixed=bool(unread)))
         tables = [rows for outcome in outcomes for rows in run.rows(outcome)]
         rows = pa.concat_tables(tables) if tables else empty_table(work.schema)
         if any(outcome.mixed for outcome in outcomes):
             rows = _in_order(rows, op.parent or op.ids[0], table.column(op.ids[0]))
         faults = [fault for outcome in outcomes for _, fault in outcome.faults]
         passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
-        quarantined = len(faults) if op.policy.on_error == "quarantine" else 0
+        quarantined = 0 if op.policy.on_error == "null" else len(faults)
         return Computed(
             rows,
             Tally(
@@ -129,13 +131,13 @@ class UdfCaller:
                 wasted=sum((outcome.wasted for outcome in outcomes), Counter()),
                 packages=self._packages,
             ),
-            fault_records=fault_table(faults, work, op, self._label) if faults else None,
+            fault_records=fault_table(faults, work, op.ids, self._label) if faults else None,
             cancelled=run.stopped,
             call_seconds=seconds,
             batches=run.calls,
             retries=sum(outcome.retries for outcome in outcomes),
             fits=self.sizes.used(op.batch_size),
-            faults=tuple(describe_fault(fault, op.ids[0]) for fault in faults[:_FAULTS_REPORTED]),
+            faults=describe_faults(faults, op.ids[0]),
         )
 
     def _run_async(self, run: _TableCalls, batches: Iterator[pa.Table]) -> list[BatchOutcome]:

@@ -447,7 +447,7 @@ def test_rows_of_a_slice_that_are_selected_have_their_nested_lists():
     table = resolve(TableRows(0, 2, 6), [NESTED], None)
     op = Project((("id", "id"), ("x", "x")), "n % 2 = 1")
     work = Work("here", op, (), NESTED.schema, "id", None, True)
-    found, given_ = project(op, TableRows(0, 2, 6), [NESTED], work)
+    found, given_, _ = project(op, TableRows(0, 2, 6), [NESTED], work)
     assert given_ == 4
     for rows in found, table.filter(pa.array([False, True, False, True])):
         assert rows["x"].to_pylist() == [[[3], [3]], [[5], [5]]]

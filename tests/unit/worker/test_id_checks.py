@@ -121,7 +121,7 @@ def test_a_join_is_what_arrow_joins(left, right, third, how, chunks):
     sides = tuple(JoinSide(name, "id", "id", ("id",)) for name in "bc")
     op = Join(how, JoinShape("a", "id", sides), ("a", "b", "c"), {})
     schema = pa.schema([("id", pa.int64()), *((n, pa.string()) for n in "abc")])
-    found, given_rows = join(op, tables, work(schema, "id"))
+    found, given_rows, _ = join(op, tables, work(schema, "id"))
     kind = "inner" if how == "inner" else "left outer"
     wanted = tables[0].join(tables[1], "id", join_type=kind).join(tables[2], "id", join_type=kind)
     assert given_rows == len(left)
@@ -147,7 +147,7 @@ def test_lists_of_children_are_what_a_loop_gathers(parents, children, how):
     schema = pa.schema([("id", pa.int64()), ("below", struct)])
     side = JoinSide("below", "child", "id", ("id",), "below")
     op = Join(how, JoinShape("above", "id", (side,)), ("above", "below"), {"below": (("w", "v"),)})
-    found, _ = join(op, [above, below], work(schema, "id"))
+    found, *_ = join(op, [above, below], work(schema, "id"))
     wanted = [
         {"id": p, "below": [{"child": n, "w": f"v{c}"} for n, c in enumerate(children) if c == p]}
         for p in parents

@@ -795,7 +795,7 @@ def test_joins_are_those_of_pandas(inputs, how):
     nodes = tuple(f"t{i}" for i in range(len(inputs)))
     sides = tuple(JoinSide(node, "id", "id", ("id",)) for node in nodes[1:])
     op = Join(how, JoinShape(nodes[0], "id", sides), nodes, {})
-    joined, _ = join(op, inputs, Work("here", op, (), schema, "id", None, True))
+    joined, *_ = join(op, inputs, Work("here", op, (), schema, "id", None, True))
 
     frames = [pd.DataFrame(table.to_pydict(), dtype=object) for table in inputs]
     expected = frames[0]

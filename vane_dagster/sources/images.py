@@ -1,0 +1,269 @@
+"""`ImagesSource`: image files, decoded to tensors by Pillow in I/O workers."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from vane_dagster._arguments import one_of, positive
+from vane_dagster.errors import DefinitionError, first_line
+from vane_dagster.sources.base import ROW_ERROR, ROW_ERROR_TYPE, ReadContext, unreadable
+from vane_dagster.sources.file_source import file_arguments
+from vane_dagster.sources.raw_files import PATH, FilesSource, listed_rows
+from vane_dagster.storage.filesystem import IO_THREADS, Location
+from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+from vane_dagster.storage.transient_errors import with_retries
+from vane_dagster.types.schema import ERROR_COLUMN
+from vane_dagster.types.tensors import from_ndarray, tensor, with_null_rows
+
+ImageErrors = Literal["quarantine", "null", "raise"]
+_CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "CMYK": 4}
+_MAX_PIXELS = 89_478_485
+_SCALED = 2
+"""JPEG files are decoded at a reduced scale of at least this multiple of the size wanted."""
+
+
+@dataclass(frozen=True)
+class ImagesSource(FilesSource):
+    """Image files that match a URL pattern for each partition, one row a file; see `images`.
+
+    Attributes:
+        url: A local path or fsspec URL: a file, a folder or a glob.
+        asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
+        allow_empty: Whether a partition without files is accepted.
+        storage_options: Passed to fsspec; never part of a key.
+        size: Height and width; None for encoded bytes.
+        mode: Pillow's mode of the decoded images.
+        errors: The outcome of a file that cannot be read.
+        max_pixels: The most pixels of an image.
+    """
+
+    kind: ClassVar[str] = "image"
+    reads_contents: ClassVar[bool] = True
+    size: tuple[int, int] | None = None
+    mode: str = "RGB"
+    errors: ImageErrors = "quarantine"
+    max_pixels: int = _MAX_PIXELS
+
+    @property
+    def label(self) -> str:
+        return "image"
+
+    def describe(self) -> str:
+        return f"Images at {self.url}"
+
+    @property
+    def reading(self) -> str:
+        return f", images 1 {self.size} {self.mode} {self.errors} {self.max_pixels}"
+
+    @property
+    def columns(self) -> pa.Schema:
+        fields: list[tuple[str, pa.DataType]] = [(PATH, pa.string())]
+        if self.size is None:
+            fields += [("image", pa.binary()), ("height", pa.int32()), ("width", pa.int32())]
+        else:
+            fields.append(("image", tensor("uint8", self._shape)))
+        if self.errors == "null":
+            fields.append((ERROR_COLUMN, pa.string()))
+        return pa.schema(fields)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        assert self.size is not None
+        channels = _CHANNELS[self.mode]
+        return self.size if channels == 1 else (*self.size, channels)
+
+    def row_bytes(self, file: FileRecord) -> int:
+        return file.size if self.size is None else int(np.prod(self._shape))
+
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+        """Read and decode the fragment's files, in threads.
+
+        Raises:
+            SourceError: If no file can be read, or one cannot and `errors` is "raise".
+        """
+        paths = listed_rows(fragment.spans).select([PATH])
+        if schema.names == [PATH]:
+            return paths
+        found = _Images(self, fragment.spans)
+        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+            list(threads.map(found.read, range(len(fragment.spans))))
+        for place, error in sorted(found.errors.items()):
+            if self.errors == "raise" or len(found.unread) == len(fragment.spans):
+                raise unreadable(fragment.spans[place].url, error, context.location, _FIX)
+        columns = {PATH: paths.column(PATH), **found.columns()}
+        kept = [*schema.names, *([ROW_ERROR] if ROW_ERROR in columns else [])]
+        return pa.table({name: columns[name] for name in kept})
+
+
+_FIX = "Replace the file or take it out of the source; errors='quarantine' sets it aside"
+
+
+class _Images:
+    """The images of a fragment that are being read.
+
+    Attributes:
+        errors: The errors of rows, by position.
+        unread: Positions of rows of which not even the bytes could be read.
+    """
+
+    def __init__(self, source: ImagesSource, spans: Sequence[FileSpan]) -> None:
+        self._source, self._spans = source, spans
+        self._lock = threading.Lock()
+        self._bytes: list[bytes | None] = [None] * len(spans)
+        self._sizes: list[tuple[int, int] | None] = [None] * len(spans)
+        self._decoded: npt.NDArray[np.uint8] | None = None
+        if source.size is not None:
+            self._decoded = np.zeros((len(spans), *source._shape), np.uint8)
+        self.errors: dict[int, Exception] = {}
+        self.unread: set[int] = set()
+
+    def read(self, place: int) -> None:
+        """Read one file."""
+        url, options = self._spans[place].url, self._source.options_for(self._spans[place].url)
+        try:
+            location = Location(url, options)
+            data = with_retries(lambda: location.fs.cat_file(location.path))
+        except Exception as error:  # drivers raise their own exception classes
+            self._failed(place, error)
+            self.unread.add(place)
+            return
+        try:
+            self._decode(place, bytes(data))
+        except Exception as error:  # decoders raise any class for a damaged file
+            self._failed(place, error)
+
+    def _failed(self, place: int, error: Exception) -> None:
+        with self._lock:
+            self.errors[place] = error
+
+    def _decode(self, place: int, data: bytes) -> None:
+        from PIL import Image
+
+        if not data:
+            raise ValueError("the file is empty")
+        with Image.open(io.BytesIO(data)) as image:
+            pixels = image.width * image.height
+            if pixels > self._source.max_pixels:
+                raise Image.DecompressionBombError(
+                    f"{image.width} x {image.height} are {pixels} pixels, more than "
+                    f"max_pixels={self._source.max_pixels}"
+                )
+            self._sizes[place] = (image.height, image.width)
+            if self._decoded is None:
+                self._bytes[place] = data
+                return
+            height, width = self._decoded.shape[1:3]
+            image.draft(None, (width * _SCALED, height * _SCALED))
+            converted = (
+                image if image.mode == self._source.mode else _converted(image, self._source)
+            )
+            if converted.size != (width, height):
+                converted = converted.resize((width, height), Image.Resampling.BILINEAR)
+            self._decoded[place] = np.asarray(converted)
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns, with nulls and errors for rows that failed."""
+        failed = [place in self.errors for place in range(len(self._spans))]
+        if self._decoded is None:
+            sizes = [(None, None) if s is None or f else s for s, f in zip(self._sizes, failed)]
+            found: dict[str, Any] = {
+                "image": pa.array(self._bytes, pa.binary()),
+                "height": pa.array([height for height, _ in sizes], pa.int32()),
+                "width": pa.array([width for _, width in sizes], pa.int32()),
+            }
+        else:
+            kept = self._decoded[~np.array(failed)] if self.errors else self._decoded
+            images = from_ndarray(kept, self._source.columns.field("image").type)
+            found = {"image": with_null_rows(images, failed)}
+        shown = {place: (type(e).__name__, first_line(e)) for place, e in self.errors.items()}
+        if self._source.errors == "null":
+            texts = [": ".join(shown[i]) if i in shown else None for i in range(len(failed))]
+            found[ERROR_COLUMN] = pa.array(texts, pa.string())
+        elif shown:
+            records = [
+                dict(zip(("error", "message"), shown[i])) if i in shown else None
+                for i in range(len(failed))
+            ]
+            found[ROW_ERROR] = pa.array(records, ROW_ERROR_TYPE)
+        return found
+
+
+def _converted(image: Any, source: ImagesSource) -> Any:
+    """Convert an image to the source's mode; the first frame of an animation."""
+    if image.mode in ("P", "PA") and source.mode != "L":  # palettes may have transparency
+        image = image.convert("RGBA")
+    if image.mode.startswith("I;16") or image.mode == "I":  # Pillow would clip 16 bits to 8
+        values = np.asarray(image).astype(np.float64) / 257
+        image = _from_array(np.clip(values, 0, 255).astype(np.uint8))
+    return image.convert(source.mode)
+
+
+def _from_array(values: npt.NDArray[np.uint8]) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(values)
+
+
+def images(
+    url: str,
+    *,
+    size: tuple[int, int] | None = None,
+    mode: str = "RGB",
+    errors: ImageErrors = "quarantine",
+    max_pixels: int = _MAX_PIXELS,
+    asset: Any = None,
+    allow_empty: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ImagesSource:
+    """Declare image files as a pipeline's source: one row a file, decoded by Pillow.
+
+    With `size`, the rows have the columns ``path`` and ``image``, a uint8 tensor of shape
+    ``(height, width, channels)``, ``(height, width)`` for mode "L". Without, ``image`` is the
+    encoded file, beside its ``height`` and ``width``. The id is ``path`` unless the pipeline names
+    another. I/O workers decode in parallel, while models compute. Of an animation the first frame
+    is read. Needs the package Pillow where the workers run.
+
+    Args:
+        url: A path or fsspec URL; see `files`.
+        size: Height and width in pixels to resize each image to, bilinear. JPEG files more than
+            twice as large are decoded at a reduced scale first.
+        mode: Pillow's mode, such as "RGB", "RGBA" or "L".
+        errors: The outcome of a file that is no image, empty, truncated, too large or unreadable.
+            "quarantine": the stage that reads it quarantines the row. "null": the row has a null
+            image, and the column ``error`` says why. "raise": the partition fails. If no file of a
+            fragment can be read at all, the partition fails, because the cause is not the files.
+        max_pixels: The most pixels of an image, against decompression bombs.
+        asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
+        allow_empty: Whether a partition without files is accepted; an error by default.
+        storage_options: Options of the fsspec file system, such as an S3 endpoint.
+
+    Raises:
+        DefinitionError: If an argument is invalid, or Pillow is missing.
+    """
+    if find_spec("PIL") is None:
+        raise DefinitionError("vd.images needs the package Pillow. Install vane-dagster[images]")
+    whole = (
+        isinstance(size, (tuple, list))
+        and len(size) == 2
+        and all(isinstance(side, (int, np.integer)) and side > 0 for side in size)
+    )
+    if size is not None and not whole:
+        raise DefinitionError(
+            f"vd.images: size is {size!r}; expected height and width in pixels, as (224, 224)"
+        )
+    one_of("vd.images", "mode", mode, tuple(_CHANNELS))
+    one_of("vd.images", "errors", errors, ("quarantine", "null", "raise"))
+    pixels = positive("vd.images", "max_pixels", max_pixels, _MAX_PIXELS)
+    sides = None if size is None else (int(size[0]), int(size[1]))
+    arguments = file_arguments("vd.images", url, asset, storage_options, allow_empty)
+    return ImagesSource(*arguments, sides, mode, errors, pixels)

@@ -1,0 +1,164 @@
+"""`FilesSource`: files of any format, one row a file. Functions open them through `File`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from vane_dagster.errors import SourceError
+from vane_dagster.sources.base import FragmentRule, ReadContext, SourceTable, fragment_record
+from vane_dagster.sources.file import path_of
+from vane_dagster.sources.file_source import FileSource, file_arguments
+from vane_dagster.sources.grouping import FileSize, group
+from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+
+PATH = "path"
+"""The column with the path of a row's file, and the default id."""
+_SCHEMA = pa.schema(
+    [(PATH, pa.string()), ("size", pa.int64()), ("modified", pa.timestamp("us", "UTC"))]
+)
+
+
+@dataclass(frozen=True)
+class FilesSource(FileSource):
+    """Files that match a URL pattern for each partition, one row a file.
+
+    The rows have the columns ``path``, ``size`` in bytes, and ``modified``, the time of the last
+    change.
+
+    Attributes:
+        url: A local path or fsspec URL: a file, a folder or a glob.
+        asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
+        allow_empty: Whether a partition without files is accepted.
+        storage_options: Passed to fsspec; never part of a key.
+    """
+
+    kind: ClassVar[str] = "file"
+    suffix: ClassVar[str] = ""
+    default_id: ClassVar[str | None] = PATH
+    names_files: ClassVar[bool] = True
+    reads_contents: ClassVar[bool] = False
+
+    @property
+    def label(self) -> str:
+        return "matching"
+
+    def describe(self) -> str:
+        return f"Files at {self.url}"
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of the rows."""
+        return _SCHEMA
+
+    @property
+    def reading(self) -> str:
+        """A text that identifies how rows are read from files."""
+        return ""
+
+    @property
+    def splitting(self) -> str:
+        return f"files, 1{self.reading}"
+
+    def schema(self, location: str) -> pa.Schema:
+        """Return the columns, which do not depend on the files."""
+        return self.columns
+
+    def missing(self, partition: str | None, location: str) -> SourceError | None:
+        return None if self.allow_empty else super().missing(partition, location)
+
+    def row_bytes(self, file: FileRecord) -> int:
+        """Return the estimated bytes that the row of a file needs in memory."""
+        return file.size
+
+    def split(
+        self,
+        files: Sequence[FileRecord],
+        rule: FragmentRule,
+        location: str,
+        partition: str | None = None,
+    ) -> SourceTable:
+        """Group files, by a hash of their paths; see `grouping`."""
+        by_url = {file.url: file for file in files}
+        sizes = [FileSize(file.url, 1, max(1, self.row_bytes(file))) for file in files]
+        fragments = []
+        for grouped in group(sizes, rule.rows, rule.bytes):
+            members = [by_url[each.url] for each in grouped]
+            fragments.append(
+                fragment_record(
+                    [(file, 0, 1) for file in members],
+                    sum(each.bytes for each in grouped),
+                    self.reading,
+                    [_detail(file) for file in members],
+                )
+            )
+        return SourceTable(self.columns, tuple(fragments))
+
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+        """Return the listing of the fragment's files; nothing is opened."""
+        return listed_rows(fragment.spans).select(schema.names)
+
+    def find(
+        self, spans: Sequence[FileSpan], column: pa.Field, id: Any
+    ) -> tuple[FileSpan, int] | None:
+        """Find the file with a path."""
+        if column.name != PATH:
+            return super().find(spans, column, id)
+        return next(((span, 0) for span in spans if path_of(span.url) == id), None)
+
+
+def files(
+    url: str,
+    *,
+    asset: Any = None,
+    allow_empty: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> FilesSource:
+    """Declare files of any format as a pipeline's source: one row a file.
+
+    The rows have the columns ``path``, ``size`` in bytes and ``modified``. The id is ``path``,
+    unless the pipeline names another. Nothing is opened until a function asks for it: a parameter
+    annotated as `File` gets the row's file, to `open`, `read`, or copy to a temporary file.
+
+    A file that changed is computed again, by its ETag, or its size and modification time; a local
+    one that was touched but has the same content is not. A file that was moved is another row.
+
+    Args:
+        url: A path or fsspec URL: a file, a folder (every file below it) or a glob, such as
+            ``"s3://bucket/{partition_key}/**/*.wav"``. Names that begin with "." or "_" are
+            ignored. ``{partition_key}`` is replaced by the partition's key,
+            ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
+        asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
+        allow_empty: Whether a partition without files is accepted; an error by default.
+        storage_options: Options of the fsspec file system, such as an S3 endpoint. `File` uses
+            them too.
+
+    Raises:
+        DefinitionError: If the URL is empty or has an unknown placeholder.
+    """
+    return FilesSource(*file_arguments("vd.files", url, asset, storage_options, allow_empty))
+
+
+def listed_rows(spans: Sequence[FileSpan]) -> pa.Table:
+    """Return the listing of files, one row a file.
+
+    Args:
+        spans: The files, each with the detail that `FilesSource.split` gave it.
+    """
+    details = [span.detail.split() for span in spans]
+    sizes = [int(detail[0]) if detail else None for detail in details]
+    times = [_time(detail[1]) if len(detail) > 1 else None for detail in details]
+    paths = [path_of(span.url) for span in spans]
+    return pa.table([paths, pa.array(sizes, pa.int64()), times], schema=_SCHEMA)
+
+
+def _detail(file: FileRecord) -> str:
+    return f"{file.size}" if not file.modified else f"{file.size} {file.modified:.6f}"
+
+
+def _time(seconds: str) -> datetime:
+    return datetime.fromtimestamp(float(seconds), timezone.utc)

@@ -1,0 +1,58 @@
+"""Rows of the source that could not be read: the stage that reads them quarantines them.
+
+They travel with the other rows, in the column `ROW_ERROR`, until an operation computes something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster.errors import SourceError
+from vane_dagster.sources.base import ROW_ERROR
+from vane_dagster.types.tensors import unsliced
+from vane_dagster.worker.protocol import Computed, Tally, Work
+from vane_dagster.worker.retry import RowFault
+from vane_dagster.worker.row_errors import describe_faults, fault_table
+
+
+def split_unread(table: pa.Table) -> tuple[pa.Table, list[RowFault]]:
+    """Separate the rows that were read from those that could not be.
+
+    Args:
+        table: Rows, possibly of the source.
+
+    Returns:
+        The rows that were read, without the column of errors, and the others.
+    """
+    if ROW_ERROR not in table.column_names:
+        return table, []
+    errors = table.column(ROW_ERROR)
+    rows = unsliced(table.drop_columns(ROW_ERROR))
+    is_read = np.asarray(pc.is_null(errors).combine_chunks().to_numpy(zero_copy_only=False))
+    faults = []
+    for place in np.flatnonzero(~is_read):
+        error = errors[int(place)].as_py()
+        fault = SourceError(error["message"])
+        faults.append(RowFault(rows.slice(int(place), 1), fault, 1, error["error"]))
+    return (rows.take(pa.array(np.flatnonzero(is_read))) if faults else rows), faults
+
+
+def computed(rows: pa.Table, given: int, unread: Sequence[RowFault], work: Work) -> Computed:
+    """Return the result of an operation without user code.
+
+    Args:
+        rows: The rows.
+        given: The number of rows that it was computed from.
+        unread: Further rows, which could not be read.
+        work: The task.
+    """
+    return Computed(
+        rows.cast(work.schema),
+        Tally(given + len(unread), given - rows.num_rows, len(unread)),
+        fault_table(unread, work, [work.id], "source") if unread else None,
+        faults=describe_faults(unread, work.id),
+    )
