@@ -72,8 +72,8 @@ class ErrorRate(Check):
     """The share of rows that errors took away.
 
     Attributes:
-        max_rate: The largest share of input rows that may fail: quarantined, or null because of an
-            error.
+        max_rate: The largest share of input rows that may fail in the stage: quarantined, or null
+            because of an error. Rows that the source could not read do not count.
     """
 
     kind: ClassVar[str] = "error_rate"
@@ -94,7 +94,7 @@ class ErrorRate(Check):
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the share of rows that failed with the largest allowed."""
         counts = context.counts
-        failed = counts.quarantined + counts.nulled
+        failed = counts.quarantined + counts.nulled - counts.unread
         rate = _share(failed, counts.rows_in)
         shown, limit = _percents(rate, self.max_rate)
         return CheckOutcome(
@@ -463,7 +463,8 @@ def _columns(
 
 def _counted(counts: PartCounts) -> dict[str, int]:
     """Return the counts as metadata."""
-    return {name: count for name, count in asdict(counts).items() if name != "unknown"}
+    shown = {name: count for name, count in asdict(counts).items() if name != "unknown"}
+    return shown if counts.unread else {n: count for n, count in shown.items() if n != "unread"}
 
 
 def _share(count: float, rows: float) -> float:

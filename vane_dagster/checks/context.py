@@ -42,6 +42,7 @@ class PartCounts:
         filtered: Input rows without output, dropped by the stage.
         quarantined: Input rows without output because of errors.
         nulled: Output rows that are null because of errors.
+        unread: Of the quarantined and nulled rows, those that the source could not read.
         unknown: Output rows of parts that do not record their input.
     """
 
@@ -50,6 +51,7 @@ class PartCounts:
     filtered: int = 0
     quarantined: int = 0
     nulled: int = 0
+    unread: int = 0
     unknown: int = 0
 
     @classmethod

@@ -196,7 +196,7 @@ class WaveProgress:
             return False
         stats, tally = self._state.stats[run.partition, stage], report.tally
         stats.rows_in += tally.rows_in
-        stats.faults += tally.quarantined + tally.nulled
+        stats.faults += tally.faults
         if whole:
             self.set_input_rows(run, stage, tally.rows_in)
         self._rows[stage].add(run.partition, tally.rows_in)
@@ -226,7 +226,7 @@ class WaveProgress:
             if not task_state.done:
                 stats = self._state.stats[run.partition, stage]
                 stats.rows_in -= task_state.tally.rows_in
-                stats.faults -= task_state.tally.quarantined + task_state.tally.nulled
+                stats.faults -= task_state.tally.faults
                 self._rows[stage].add(run.partition, -task_state.tally.rows_in)
 
     def found(self, partition: int, index: int, stage: str) -> None:

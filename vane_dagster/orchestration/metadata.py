@@ -163,6 +163,8 @@ def stage_metadata(
         found["rows_quarantined"] = quarantined
     if nulled := sum(part.nulled for part in manifest.parts):
         found["rows_nulled"] = nulled
+    if unread := sum(part.unread for part in manifest.parts):
+        found["rows_unread"] = unread
     if stats.retries:
         found["retries"] = stats.retries
     if stats.fits:

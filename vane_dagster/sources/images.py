@@ -151,7 +151,7 @@ class _Images:
 
         if not data:
             raise ValueError("the file is empty")
-        with Image.open(io.BytesIO(data)) as image:
+        with _opened(data) as image:
             pixels = image.width * image.height
             if pixels > self._source.max_pixels:
                 raise Image.DecompressionBombError(
@@ -196,6 +196,15 @@ class _Images:
             ]
             found[ROW_ERROR] = pa.array(records, ROW_ERROR_TYPE)
         return found
+
+
+def _opened(data: bytes) -> Any:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(io.BytesIO(data))
+    except UnidentifiedImageError as error:
+        raise UnidentifiedImageError("it is no image in a format that Pillow reads") from error
 
 
 def _converted(image: Any, source: ImagesSource) -> Any:

@@ -61,6 +61,7 @@ class PartInfo:
         filtered: Input rows without output, as the stage declares.
         quarantined: Input rows without output, because of errors.
         nulled: Input rows with nulls as output, because of errors.
+        unread: Of the quarantined and nulled rows, those that the source could not read.
         faults: Name of the file beside it with the records of these errors; empty without any.
         made: Which run made it, on which workers, when, and how long it took.
         measures: Statistics of its columns for checks, by column and measure.
@@ -77,6 +78,7 @@ class PartInfo:
     filtered: int = 0
     quarantined: int = 0
     nulled: int = 0
+    unread: int = 0
     faults: str = ""
     made: PartProvenance | None = None
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -434,6 +436,7 @@ _PART_CODEC = Codec(
         "filtered": "filtered",
         "quarantined": "quarantined",
         "nulled": "nulled",
+        "unread": "unread",
         "faults": "faults",
         "made": "made",
         "measures": "measures",

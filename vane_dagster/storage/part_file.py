@@ -55,6 +55,7 @@ def write_part(
     filtered: int = 0,
     quarantined: int = 0,
     nulled: int = 0,
+    unread: int = 0,
     faults: str = "",
     made: PartProvenance | None = None,
 ) -> PartInfo:
@@ -68,6 +69,7 @@ def write_part(
         filtered: See `PartInfo`.
         quarantined: See `PartInfo`.
         nulled: See `PartInfo`.
+        unread: See `PartInfo`.
         faults: See `PartInfo`.
         made: See `PartInfo`.
 
@@ -82,7 +84,7 @@ def write_part(
     info = PartInfo(
         target.key, "", table.num_rows, 0, low, high,
         rows_in=rows_in, filtered=filtered, quarantined=quarantined, nulled=nulled,
-        faults=faults, made=made, measures=counted, sample=sample_rows(table),
+        unread=unread, faults=faults, made=made, measures=counted, sample=sample_rows(table),
     )  # fmt: skip
     sink = pa.BufferOutputStream()
     pq.write_table(

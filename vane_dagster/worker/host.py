@@ -291,6 +291,7 @@ class Host:
             filtered=tally.filtered,
             quarantined=tally.quarantined,
             nulled=tally.nulled,
+            unread=tally.unread,
             faults=faults_name,
             made=made,
         )

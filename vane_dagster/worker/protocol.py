@@ -57,6 +57,7 @@ class Tally:
         filtered: Input rows without output, as the stage declares.
         quarantined: Input rows without output, because of errors.
         nulled: Input rows with nulls as output, because of errors.
+        unread: Of the quarantined and nulled rows, those that the source could not read.
         workers: Names of the workers that computed them.
         seconds: Seconds that all workers took together.
         wasted: Amounts spent on rows without output, such as tokens; see `CostlyError`.
@@ -71,6 +72,12 @@ class Tally:
     seconds: float = 0.0
     wasted: Counter[str] = field(default_factory=Counter)
     packages: tuple[str, ...] = ()
+    unread: int = 0
+
+    @property
+    def faults(self) -> int:
+        """Rows that failed in the stage itself."""
+        return self.quarantined + self.nulled - self.unread
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -82,6 +89,7 @@ class Tally:
             self.seconds + other.seconds,
             self.wasted + other.wasted,
             tuple(sorted({*self.packages, *other.packages})),
+            self.unread + other.unread,
         )
 
 

@@ -30,7 +30,7 @@ def fault_table(faults: Sequence[RowFault], work: Work, ids: Sequence[str], mode
         faults: The rows, at least one.
         work: The task.
         ids: The rows' key columns, the id first.
-        model: The class or function that was called, or "source" if rows could not be read.
+        model: The class or function that was called, or `unread_rows.SOURCE_LABEL`.
     """
     now = datetime.now(timezone.utc)
     parents = [faults[0].batch.schema.field(name) for name in ids[1:]]

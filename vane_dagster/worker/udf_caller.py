@@ -18,6 +18,7 @@ from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.pipeline.contracts import CALL
 from vane_dagster.storage.packages import installed
+from vane_dagster.storage.quarantine import concat_faults
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker import callers
@@ -30,9 +31,17 @@ from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.output_ids import with_ids
 from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work
 from vane_dagster.worker.results import Result, from_result, put_together
-from vane_dagster.worker.retry import Answer, BatchOutcome, Partial, Step, Wait, attempt
+from vane_dagster.worker.retry import (
+    Answer,
+    BatchOutcome,
+    Partial,
+    RowFault,
+    Step,
+    Wait,
+    attempt,
+)
 from vane_dagster.worker.row_errors import describe_faults, fault_table, null_row
-from vane_dagster.worker.unread_rows import split_unread
+from vane_dagster.worker.unread_rows import SOURCE_LABEL, split_unread
 from vane_dagster.worker.user_code import load
 from vane_dagster.worker.watchdog import deadline
 
@@ -113,12 +122,14 @@ class UdfCaller:
         batches = self.sizes.cut(readable, op.batch_size)
         outcomes = self._run_async(run, batches) if op.is_async else run.one_by_one(batches)
         seconds = run.seconds or time.perf_counter() - started
-        outcomes.append(BatchOutcome(faults=[(0, fault) for fault in unread], mixed=bool(unread)))
         tables = [rows for outcome in outcomes for rows in run.rows(outcome)]
+        if op.policy.on_error == "null":
+            tables += [null_row(fault, work, op) for fault in unread]
         rows = pa.concat_tables(tables) if tables else empty_table(work.schema)
-        if any(outcome.mixed for outcome in outcomes):
+        if unread or any(outcome.mixed for outcome in outcomes):
             rows = _in_order(rows, op.parent or op.ids[0], table.column(op.ids[0]))
-        faults = [fault for outcome in outcomes for _, fault in outcome.faults]
+        own = [fault for outcome in outcomes for _, fault in outcome.faults]
+        faults = own + unread
         passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
         quarantined = 0 if op.policy.on_error == "null" else len(faults)
         return Computed(
@@ -130,8 +141,9 @@ class UdfCaller:
                 len(faults) - quarantined,
                 wasted=sum((outcome.wasted for outcome in outcomes), Counter()),
                 packages=self._packages,
+                unread=len(unread),
             ),
-            fault_records=fault_table(faults, work, op.ids, self._label) if faults else None,
+            fault_records=_records(own, unread, work, op.ids, self._label),
             cancelled=run.stopped,
             call_seconds=seconds,
             batches=run.calls,
@@ -146,6 +158,15 @@ class UdfCaller:
     def room(self, size: int) -> asyncio.Semaphore:
         """Return the semaphore that bounds a stage's calls in flight, over all slices."""
         return self._rooms.setdefault(size, asyncio.Semaphore(size))
+
+
+def _records(
+    own: Sequence[RowFault], unread: Sequence[RowFault], work: Work, ids: Sequence[str], model: str
+) -> pa.Table | None:
+    """Return the records of rows that the code failed for, and of those that were not read."""
+    found = [(own, model), (unread, SOURCE_LABEL)]
+    tables = [fault_table(faults, work, ids, label) for faults, label in found if faults]
+    return concat_faults(tables) if tables else None
 
 
 def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:

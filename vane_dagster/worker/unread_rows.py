@@ -18,6 +18,9 @@ from vane_dagster.worker.protocol import Computed, Tally, Work
 from vane_dagster.worker.retry import RowFault
 from vane_dagster.worker.row_errors import describe_faults, fault_table
 
+SOURCE_LABEL = "source"
+"""In records of rows that could not be read, it stands in place of the class or function."""
+
 
 def split_unread(table: pa.Table) -> tuple[pa.Table, list[RowFault]]:
     """Separate the rows that were read from those that could not be.
@@ -52,7 +55,7 @@ def computed(rows: pa.Table, given: int, unread: Sequence[RowFault], work: Work)
     """
     return Computed(
         rows.cast(work.schema),
-        Tally(given + len(unread), given - rows.num_rows, len(unread)),
-        fault_table(unread, work, [work.id], "source") if unread else None,
+        Tally(given + len(unread), given - rows.num_rows, len(unread), unread=len(unread)),
+        fault_table(unread, work, [work.id], SOURCE_LABEL) if unread else None,
         faults=describe_faults(unread, work.id),
     )

@@ -510,12 +510,12 @@ def test_assets_say_what_was_declared():
 
 
 PUBLIC = [
-    "BudgetError", "CodeIdentityError", "ComputeError", "DefinitionError", "FragmentStore",
-    "IntegrityError", "LocalCluster", "LocalCompute", "ModelLoadError", "ParquetSource", "Pipeline",
-    "PlanError", "RayCompute", "RowErrors", "SchemaError", "SourceError", "Stage", "StageError",
-    "Step", "StoreError", "StoredSource", "Trace", "TraceError", "UdfError", "VaneError",
-    "__version__", "checks", "cls", "func", "load", "local_file", "method", "parquet", "quarantine",
-    "stored", "tensor", "trace",
+    "BudgetError", "CodeIdentityError", "ComputeError", "DefinitionError", "File", "FilesSource",
+    "FragmentStore", "ImagesSource", "IntegrityError", "LocalCluster", "LocalCompute",
+    "ModelLoadError", "ParquetSource", "Pipeline", "PlanError", "RayCompute", "RowErrors",
+    "SchemaError", "SourceError", "Stage", "StageError", "Step", "StoreError", "StoredSource",
+    "Trace", "TraceError", "UdfError", "VaneError", "__version__", "checks", "cls", "files", "func",
+    "images", "load", "local_file", "method", "parquet", "quarantine", "stored", "tensor", "trace",
 ]  # fmt: skip
 
 
