@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from vane_dagster.sources.raw_files import files as files
     from vane_dagster.sources.stored import StoredSource as StoredSource
     from vane_dagster.sources.stored import stored as stored
+    from vane_dagster.sources.table import TableSource as TableSource
+    from vane_dagster.sources.table import table as table
     from vane_dagster.tracing.steps import Step as Step
     from vane_dagster.tracing.steps import Trace as Trace
     from vane_dagster.types.tensors import tensor as tensor
@@ -68,6 +70,8 @@ _HOME = {
     "StoredSource": "sources.stored",
     "parquet": "sources.parquet",
     "stored": "sources.stored",
+    "TableSource": "sources.table",
+    "table": "sources.table",
     "local_file": "fingerprint.local_file",
     "load": "orchestration.read",
     "quarantine": "orchestration.read",

@@ -4,8 +4,8 @@ To add a source to the package, write a module with a subclass of `Source` and i
 makes it available to workers. `vane_dagster/__init__.py` gives it a public name. To add a source in
 your own code, subclass `Source` or `FileSource` and pass the object to `Pipeline(source=...)`.
 
-`vane_dagster.sources.stored` is not imported here: it lists through the store, and runs in the
-driver alone.
+`stored` and the sources that subclass `rows_source.RowsSource` are not imported here: they list
+through the store, or hold rows, and run in the driver alone. Workers get their readers.
 """
 
 from vane_dagster.sources.base import (
@@ -21,6 +21,7 @@ from vane_dagster.sources.file_source import FileSource
 from vane_dagster.sources.images import ImagesSource
 from vane_dagster.sources.parquet import ParquetSource
 from vane_dagster.sources.raw_files import FilesSource
+from vane_dagster.sources.table_reader import TableReader
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 
 __all__ = [
@@ -37,5 +38,6 @@ __all__ = [
     "Source",
     "SourceReader",
     "SourceTable",
+    "TableReader",
     "fragment_record",
 ]

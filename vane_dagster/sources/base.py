@@ -350,13 +350,27 @@ class Source(SourceReader):
             StoreError: If a file cannot be read and the row is in none of the others.
             SourceError: If a file cannot be read.
         """
-        for span in spans:
-            rows = FragmentRecord(span.url, span.start, span.stop, "", 0, detail=span.detail)
-            ids = self.read(rows, pa.schema([column]), ReadContext("trace")).column(column.name)
-            place = pc.index(ids, pa.scalar(id, column.type)).as_py()
-            if place >= 0:
-                return span, span.start + place
-        return None
+        return find_row(self, spans, column, id)
+
+
+def find_row(
+    reader: SourceReader, spans: Sequence[FileSpan], column: pa.Field, id: Any
+) -> tuple[FileSpan, int] | None:
+    """Find a row by reading the id column; see `Source.find`.
+
+    Args:
+        reader: Reads the spans.
+        spans: The spans to search.
+        column: The source's id column.
+        id: The id.
+    """
+    for span in spans:
+        rows = FragmentRecord(span.url, span.start, span.stop, "", 0, detail=span.detail)
+        ids = reader.read(rows, pa.schema([column]), ReadContext("trace")).column(column.name)
+        place = pc.index(ids, pa.scalar(id, column.type)).as_py()
+        if place >= 0:
+            return span, span.start + place
+    return None
 
 
 def fragment_record(

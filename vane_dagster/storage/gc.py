@@ -7,15 +7,17 @@ every run and reader that began before is over. The same applies to parts that k
 staged in the target of a `write` stage. Published files are not examined.
 
 Local files that arguments name are needed by the runs that began with their record. They are
-deleted once their last run has begun longer ago than both periods together.
+deleted once their last run has begun longer ago than both periods together. The same applies to
+tables in the store, which are also needed while a manifest to keep names them.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -27,6 +29,7 @@ from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
 from vane_dagster.storage.shipped_files import FILES, RECORD, parse_record, shipped_files
 from vane_dagster.storage.store import ANNOUNCED, CONDEMNED, Store
+from vane_dagster.storage.stored_tables import TABLES, files_of, identity_of, record_of, tables
 
 _LOOKS = 3
 
@@ -60,7 +63,8 @@ class GcReport:
         deleted: Parts that are no longer needed.
         manifests: Manifests that are no longer in force.
         temporaries: Unfinished files of killed processes.
-        files: Local files of arguments, and their records, that no recent run has needed.
+        files: Local files of arguments or files of tables, and their records, that no recent run
+            and no manifest to keep has needed.
         unreadable: Targets of `write` stages that could not be examined, and why.
     """
 
@@ -84,33 +88,45 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
         policy: When files may be removed.
 
     Yields:
-        The report of each stage, and that of the local files if there are any.
+        The report of each stage, and those of local files and of tables if there are any.
 
     Raises:
         NewerFormatError: If a newer release has written a manifest to keep.
         StoreError: If the store cannot be listed or changed, or a manifest cannot be read.
     """
-    surveyed = [_survey(store, name, policy) for name in store.root.folders() if name != FILES]
-    for stage, needed in itertools.chain(*surveyed):
+    others = (FILES, TABLES)
+    surveyed = [_survey(store, name, policy) for name in store.root.folders() if name not in others]
+    stages = list(itertools.chain(*surveyed))
+    named = {identity for stage, _ in stages for identity in stage.tables}
+    for stage, needed in stages:
         yield stage.collect(needed, policy)
-    if report := _collect_files(shipped_files(store.root), policy):
+    if report := _collect_files(FILES, shipped_files(store.root), policy, _unused_files):
+        yield report
+    unused = functools.partial(_unused_tables, named)
+    if report := _collect_files(TABLES, tables(store.root), policy, unused):
         yield report
 
 
-def _collect_files(folder: Location, policy: GcPolicy) -> GcReport | None:
-    """Delete the local files of arguments that no recent run has needed; None without files."""
+def _collect_files(
+    name: str,
+    folder: Location,
+    policy: GcPolicy,
+    find_unused: Callable[[Location, Mapping[str, FileInfo], GcPolicy], set[str]],
+) -> GcReport | None:
+    """Delete the files of a folder that no recent run has needed; None without files."""
     listed = folder.entries()
     if not listed:
         return None
-    report = GcReport(FILES)
-    unused = _unused_files(folder, listed, policy)
+    report = GcReport(name)
+    unused = find_unused(folder, listed, policy)
     if unused and not policy.dry_run:
         # A run may have begun since: what it needs has a new record by now.
-        unused &= _unused_files(folder, folder.entries(), policy)
+        unused &= find_unused(folder, folder.entries(), policy)
         folder.delete(sorted(unused))
-    for name in sorted(unused):
-        found = report.temporaries if name.startswith(TEMPORARY) else report.files
-        found[folder.file_url(name)] = listed[name].size
+    for path in sorted(unused):
+        is_temporary = path.rpartition("/")[2].startswith(TEMPORARY)
+        found = report.temporaries if is_temporary else report.files
+        found[folder.file_url(path)] = listed[path].size
     return report
 
 
@@ -123,6 +139,27 @@ def _unused_files(folder: Location, listed: Mapping[str, FileInfo], policy: GcPo
         for name, data in zip(records, threads.map(folder.read, records)):
             stored = parse_record(data, folder.file_url(name))
             unused -= {digest for digest, _ in stored.files.values()}
+    return unused
+
+
+def _unused_tables(
+    named: Collection[str], folder: Location, listed: Mapping[str, FileInfo], policy: GcPolicy
+) -> set[str]:
+    """Return the records, and the files without a record, that are old enough.
+
+    Args:
+        named: The identities of tables that manifests to keep name.
+        folder: The folder of tables.
+        listed: Its files.
+        policy: When files may be removed.
+    """
+    oldest = policy.now - policy.keep - policy.grace
+    unused = {path for path, info in listed.items() if info.modified < oldest}
+    unused -= {path for path in unused if record_of(path) in named}
+    records = [path for path in listed if record_of(path) and path not in unused]
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+        for path, data in zip(records, threads.map(folder.read, records)):
+            unused -= files_of(data, folder.file_url(path))
     return unused
 
 
@@ -169,6 +206,8 @@ def _needed(stages: list[_StageFolders], policy: GcPolicy) -> dict[str, _Needed]
             for (name, path), manifest in zip(places, opened):
                 files = (file for part in manifest.parts for file in (part.name, part.faults))
                 needed[name][path] = frozenset(files)
+                identities = (identity_of(file.url) for file in manifest.files)
+                by_name[name].tables |= {each for each in identities if each}
                 folder = path.rpartition("/")[0]
                 for upstream, text in manifest.upstream.items():
                     place = f"{folder}/{text}"
@@ -179,10 +218,17 @@ def _needed(stages: list[_StageFolders], policy: GcPolicy) -> dict[str, _Needed]
 
 
 class _StageFolders:
-    """The listed folders of a stage; paths are relative to `parts` and to `manifests`."""
+    """The listed folders of a stage; paths are relative to `parts` and to `manifests`.
+
+    Attributes:
+        name: The stage.
+        manifests: Its manifests.
+        tables: The identities of tables that its manifests to keep name.
+    """
 
     def __init__(self, store: Store, pipeline: str, name: str) -> None:
         self.name = name
+        self.tables: set[str] = set()
         self._folder = store.root.child(pipeline, name)
         self._store = store
         self._label = f"{pipeline}/{name}"

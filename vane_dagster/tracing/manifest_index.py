@@ -11,7 +11,8 @@ import pyarrow as pa
 from vane_dagster._secrets import masked
 from vane_dagster.errors import SourceError, StoreError, TraceError, names
 from vane_dagster.pipeline.specs import SOURCE
-from vane_dagster.sources import Source
+from vane_dagster.sources import Source, TableReader
+from vane_dagster.sources.base import find_row
 from vane_dagster.sources.files import reconcile
 from vane_dagster.sources.stored import StoredSource
 from vane_dagster.storage.manifest import (
@@ -25,6 +26,7 @@ from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.reader import places
 from vane_dagster.storage.row_search import Found, RowFile, find_any
 from vane_dagster.storage.store import Store
+from vane_dagster.storage.stored_tables import identity_of
 
 _SHOWN_PARTITIONS = 3
 
@@ -219,14 +221,18 @@ class ManifestIndex:
             FileNotFoundError: If a file is missing and no other file has the row.
             StoreError: If a file cannot be read and no other file has the row.
         """
-        if manifest.source and manifest.source != self.source.kind:
+        in_store = bool(spans) and identity_of(spans[0].url) is not None
+        if not in_store and manifest.source and manifest.source != self.source.kind:
             raise StoreError(
                 f"the files are of a source of kind {manifest.source!r}, which the store alone "
                 "cannot read; trace with the stage's object, as vd.trace(stage, id)"
             )
         kind = manifest.schema.field(manifest.keys[-1]).type
+        column = pa.field(self.source_id(manifest), kind)
         try:
-            return self.source.find(spans, pa.field(self.source_id(manifest), kind), id)
+            if in_store:  # whatever the pipeline declares now
+                return find_row(TableReader(self.store.root), spans, column, id)
+            return self.source.find(spans, column, id)
         except SourceError as error:
             raise StoreError(str(error)) from error
 
@@ -243,6 +249,8 @@ class ManifestIndex:
 
     def changed(self, recorded: FileRecord) -> str | None:
         """Describe how a source file has changed since it was recorded; None if it has not."""
+        if identity_of(recorded.url):
+            return None  # another content is another table
         try:
             now = self.source.current(recorded)
         except FileNotFoundError:

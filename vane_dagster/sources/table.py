@@ -1,0 +1,212 @@
+"""`TableSource`: rows in memory, of an Arrow table, a data frame, or Python's own values."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from vane_dagster.errors import DefinitionError, SourceError, StoreError, VaneError, names
+from vane_dagster.sources.rows_source import Catalog, Positions, Rows, RowsSource
+from vane_dagster.sources.table_reader import in_plain_types, table_schema
+from vane_dagster.storage.dataframes import NEEDS_RAY, batches, form_of_value, known_forms
+from vane_dagster.types.schema import check_distinct, check_storable
+from vane_dagster.types.to_arrow import as_column
+
+_WINDOW = 65_536
+_LABEL = "vd.table"
+
+
+@dataclass(frozen=True)
+class TableSource(RowsSource):
+    """Rows in memory.
+
+    Attributes:
+        label: What the rows are, for messages.
+    """
+
+    kind: ClassVar[str] = "table"
+    label: str = "a table in memory"
+
+    def url_for(self, partition_key: str | None) -> str:
+        """Return what the rows are, for messages."""
+        where = "" if partition_key is None else f", {self.partition_column} = {partition_key}"
+        return f"{self.label}{where}"
+
+    def describe(self) -> str:
+        return self.label[:1].upper() + self.label[1:]
+
+
+def table(
+    data: Any, *, partition_column: str | None = None, allow_empty: bool = False
+) -> TableSource:
+    """Declare rows in memory as a pipeline's source.
+
+    Rows are identified by their content: the same rows of another kind of object are the same
+    source, and changed, added or removed rows recompute only the blocks of rows around them. A
+    run copies the rows into the store, where workers read them.
+
+    Args:
+        data: A `pyarrow` Table, RecordBatch or RecordBatchReader, a pandas or polars frame, a
+            DuckDB relation, a dict of columns, or a list of dicts; or a function without parameters
+            that returns one, which is called once, when the rows are needed.
+        partition_column: For a partitioned pipeline: the rows of a partition are those whose value
+            in this column, as text, equals the key.
+        allow_empty: Whether a partition without rows is accepted; an error by default.
+
+    Raises:
+        DefinitionError: If the object is of another kind, has no columns, or two of one name.
+    """
+    label = _described(data)
+    if isinstance(data, pa.RecordBatchReader):
+        data = data.read_all()  # it can be read once
+    if not callable(data):
+        _check_columns(_column_names(data), partition_column)
+    catalog = Catalog(lambda: _InMemory(data, partition_column), partition_column)
+    return TableSource(catalog, partition_column, allow_empty, label)
+
+
+class _InMemory(Rows):
+    """The rows of an object in memory, as an Arrow table."""
+
+    window = _WINDOW
+
+    def __init__(self, data: Any, partition_column: str | None) -> None:
+        if callable(data):
+            data = data()
+            _described(data)
+            _check_columns(_column_names(data), partition_column)
+        found = _as_arrow(data)
+        _check_columns(found.schema.names, partition_column)
+        self.schema = table_schema(found.schema)
+        try:
+            check_storable(self.schema, _LABEL)
+        except VaneError as error:
+            raise SourceError(str(error)) from error
+        self._table = in_plain_types(found, self.schema)
+        self.count = len(self._table)
+
+    def take(self, positions: Positions) -> pa.Table:
+        if isinstance(positions, slice):
+            return self._table.slice(positions.start, positions.stop - positions.start)
+        return self._table.take(pa.array(positions))
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        return self._table.column(name)
+
+
+def _described(data: Any) -> str:
+    """Return what an object is, for messages.
+
+    Raises:
+        DefinitionError: If it is nothing that has rows.
+    """
+    if isinstance(data, Mapping):
+        return "a dict of columns in memory"
+    form = form_of_value(data)
+    if form is not None and form != NEEDS_RAY:
+        return f"a {form} in memory"
+    if isinstance(data, pa.RecordBatch):
+        return "a pyarrow.RecordBatch in memory"
+    is_list = isinstance(data, Sequence) and not isinstance(data, (str, bytes))
+    if is_list and all(isinstance(row, Mapping) for row in data):
+        return "a list of dicts in memory"
+    if inspect.isfunction(data) and not inspect.signature(data).parameters:
+        return f"the table of {data.__qualname__}()"
+    if form == NEEDS_RAY:
+        hint = "; for a Ray Dataset, write vd.ray_dataset(fn) with a function that returns it"
+    elif isinstance(data, str):
+        hint = "; to read files, write vd.parquet, vd.csv or vd.json"
+    else:
+        hint = ""
+    forms = known_forms().removesuffix(f", {NEEDS_RAY}")
+    raise DefinitionError(
+        f"{_LABEL}: data is a {type(data).__module__}.{type(data).__qualname__}; expected "
+        f"{forms}, pyarrow.RecordBatch, a dict of columns, a list of dicts, or a function without "
+        f"parameters that returns one{hint}"
+    )
+
+
+def _column_names(data: Any) -> list[Any]:
+    if isinstance(data, Mapping):
+        return list(data)
+    if isinstance(data, Sequence):
+        return list(dict.fromkeys(name for row in data for name in row))
+    schema = getattr(data, "schema", None)
+    if isinstance(schema, pa.Schema):
+        return list(schema.names)
+    if hasattr(data, "collect_schema"):  # a lazy frame, whose columns are otherwise a warning
+        return list(data.collect_schema().names())
+    index = [name for name in getattr(getattr(data, "index", None), "names", ()) if name]
+    return [*index, *data.columns]
+
+
+def _check_columns(found: Sequence[Any], partition_column: str | None) -> None:
+    if not found:
+        raise DefinitionError(f"{_LABEL}: the table has no columns; expected one or more")
+    if wrong := [name for name in found if not isinstance(name, str) or not name]:
+        raise DefinitionError(
+            f"{_LABEL}: column names {wrong[:3]!r} are not non-empty strings; rename them"
+        )
+    check_distinct(list(found), _LABEL)
+    if partition_column is not None and partition_column not in found:
+        raise DefinitionError(
+            f"{_LABEL}: partition_column is {partition_column!r}; expected one of {names(found)}"
+        )
+
+
+def _as_arrow(data: Any) -> pa.Table:
+    if isinstance(data, Mapping):
+        return _of_columns(data)
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if isinstance(data, pa.Table):
+        return data
+    if form_of_value(data) is None:
+        columns: dict[str, list[Any]] = {name: [] for name in _column_names(data)}
+        for row in data:
+            for name, values in columns.items():
+                values.append(row.get(name))
+        return _of_columns(columns)
+    try:
+        return batches(data, _LABEL).read_all()
+    except StoreError as error:
+        raise SourceError(str(error)) from error
+    except (pa.ArrowException, TypeError) as error:
+        raise SourceError(
+            f"{_LABEL}: the frame cannot be converted to Arrow: {error}. Give each column values "
+            "of one type"
+        ) from error
+
+
+def _of_columns(columns: Mapping[str, Any]) -> pa.Table:
+    made = {}
+    for name, values in columns.items():
+        try:
+            made[name] = _as_array(values)
+        except (pa.ArrowException, TypeError, ValueError, VaneError) as error:
+            raise SourceError(
+                f"{_LABEL}: column {name!r} cannot be converted to Arrow: {error}. Give it values "
+                "of one type"
+            ) from error
+    counts = {name: len(values) for name, values in made.items()}
+    if len(set(counts.values())) > 1:
+        raise SourceError(
+            f"{_LABEL}: the columns have different numbers of rows: "
+            f"{names([f'{name} has {count}' for name, count in counts.items()])}"
+        )
+    return pa.table(made)
+
+
+def _as_array(values: Any) -> Any:
+    if isinstance(values, np.ndarray) and values.ndim > 1:
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+        kind = pa.fixed_shape_tensor(flat.type, values.shape[1:])
+        stored = pa.FixedSizeListArray.from_arrays(flat, int(np.prod(values.shape[1:])))
+        return pa.ExtensionArray.from_storage(kind, stored)
+    column = as_column(values)
+    return column if isinstance(column, (pa.Array, pa.ChunkedArray)) else pa.array(column)

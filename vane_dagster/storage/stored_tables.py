@@ -1,0 +1,330 @@
+"""Tables in the store that are no output of a stage: rows of memory, of datasets, of Ray Data.
+
+Below ``<root>/~tables``:
+
+| path | content |
+|---|---|
+| ``rows/<digest>.parquet`` | rows, under the digest of their content |
+| ``made/<identity>-<attempt>/*.parquet`` | what one execution of a function has written |
+| ``records/<identity>/<name>.json`` | where the rows of a table are |
+
+A table's identity is that of its content, or of the code that makes it. Each run that needs a table
+writes its record again, so the record's age tells garbage collection when it was last needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vane_dagster.errors import StoreError
+from vane_dagster.storage.codec import require_format
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.types.schema import read_schema, schema_record
+
+TABLES = "~tables"
+"""The folder below the store's root; no pipeline has such a name."""
+ROWS = "rows"
+MADE = "made"
+RECORDS = "records"
+SCHEME = "table://"
+"""The prefix of the URLs that identify tables in manifests."""
+COMPLETE = "complete"
+"""The name of the record of a table that was made by code, which is written last."""
+_FORMAT = 1
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True)
+class ParquetRows:
+    """Rows `start` to `stop` of a Parquet file.
+
+    Attributes:
+        name: The file's path below the folder of tables.
+        start: First row.
+        stop: The row after the last.
+    """
+
+    name: str
+    start: int
+    stop: int
+
+    def as_record(self) -> list[Any]:
+        return [self.name, self.start, self.stop]
+
+
+@dataclass(frozen=True)
+class ArrowRows:
+    """Rows `start` to `stop` of an Arrow file outside of the store, in the stream format.
+
+    Attributes:
+        path: The file's local path.
+        size: Its size in bytes.
+        modified: The time of its last change, in nanoseconds.
+        start: First row.
+        stop: The row after the last.
+        columns: The names of columns that have another one in the file, and that one.
+    """
+
+    path: str
+    size: int
+    modified: int
+    start: int
+    stop: int
+    columns: tuple[tuple[str, str], ...] = ()
+
+    def as_record(self) -> list[Any]:
+        return [self.path, self.start, self.stop, self.size, self.modified, dict(self.columns)]
+
+
+Place = ParquetRows | ArrowRows
+"""Where some rows are."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of a table.
+
+    Attributes:
+        identity: What identifies the rows: a digest of them, or the name of a file that is written
+            once.
+        rows: Their number.
+        bytes: Their size in memory, estimated.
+        places: Where they are, in order.
+    """
+
+    identity: str
+    rows: int
+    bytes: int
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """A table as its record describes it.
+
+    Attributes:
+        schema: Its columns.
+        pieces: Its rows, in order.
+    """
+
+    schema: pa.Schema
+    pieces: tuple[Piece, ...] = field(default=())
+
+    @property
+    def files(self) -> set[str]:
+        """The files that it needs, as paths below the folder of tables."""
+        places = (place for piece in self.pieces for place in piece.places)
+        return {place.name for place in places if isinstance(place, ParquetRows)}
+
+    def places(self, start: int, stop: int) -> Iterator[Place]:
+        """Yield the places of a range of rows.
+
+        Args:
+            start: First row, counted from 0.
+            stop: The row after the last; a larger number than that of the rows means all.
+        """
+        yield from clipped((p for piece in self.pieces for p in piece.places), start, stop)
+
+
+def clipped(places: Iterator[Place], start: int, stop: int) -> Iterator[Place]:
+    """Yield the part of some places that is a range of all of their rows.
+
+    Args:
+        places: The places.
+        start: First row.
+        stop: The row after the last.
+    """
+    first = 0
+    for place in places:
+        last = first + place.stop - place.start
+        low, high = max(first, start), min(last, stop)
+        if low < high:
+            move = place.start - first
+            yield replace(place, start=low + move, stop=high + move)
+        first = last
+
+
+def tables(root: Location) -> Location:
+    """Return the folder of tables in a store."""
+    return root.child(TABLES)
+
+
+def table_url(identity: str) -> str:
+    """Return the URL that identifies a table in manifests."""
+    return SCHEME + identity
+
+
+def identity_of(url: str) -> str | None:
+    """Return the identity of the table that a URL identifies; None for another URL."""
+    return url[len(SCHEME) :] if url.startswith(SCHEME) else None
+
+
+def write_record(root: Location, identity: str, name: str, table: StoredTable) -> None:
+    """Write a record, which keeps its files from garbage collection for some time.
+
+    Args:
+        root: The store's root.
+        identity: The table's identity.
+        name: The record's name: of one table, the records of several fragment rules differ.
+        table: The table.
+
+    Raises:
+        StoreError: If the store refuses.
+    """
+    _records(root, identity).write(name + _SUFFIX, _dumped(table))
+
+
+def create_record(root: Location, identity: str, table: StoredTable) -> StoredTable:
+    """Complete a table that code has made, unless another run has completed it.
+
+    Args:
+        root: The store's root.
+        identity: The table's identity.
+        table: The table, with all files written.
+
+    Returns:
+        The complete table: this one, or that of the other run.
+
+    Raises:
+        StoreError: If the store refuses.
+    """
+    folder = _records(root, identity)
+    folder.create(COMPLETE + _SUFFIX, _dumped(table))
+    return _parsed(folder.read(COMPLETE + _SUFFIX), folder.file_url(COMPLETE + _SUFFIX))
+
+
+def complete_record(root: Location, identity: str) -> StoredTable | None:
+    """Return a table that code has made; None if it is not complete.
+
+    Args:
+        root: The store's root.
+        identity: The table's identity.
+
+    Raises:
+        StoreError: If its record cannot be read.
+    """
+    folder = _records(root, identity)
+    try:
+        data = folder.read(COMPLETE + _SUFFIX)
+    except FileNotFoundError:
+        return None
+    return _parsed(data, folder.file_url(COMPLETE + _SUFFIX))
+
+
+def any_record(root: Location, identity: str) -> StoredTable:
+    """Return a table by any of its records.
+
+    Args:
+        root: The store's root.
+        identity: The table's identity.
+
+    Raises:
+        FileNotFoundError: If it has none.
+        StoreError: If a record cannot be read.
+    """
+    folder = _records(root, identity)
+    names = sorted(folder.names())
+    if not names:
+        raise FileNotFoundError(folder.url)
+    return _parsed(folder.read(names[0]), folder.file_url(names[0]))
+
+
+def stored_rows(root: Location) -> set[str]:
+    """Return the names of the files with rows under the digest of their content."""
+    return set(root.child(TABLES, ROWS).names())
+
+
+def write_rows(root: Location, digest: str, rows: pa.Table) -> None:
+    """Write rows under the digest of their content; see `rows_name`.
+
+    Args:
+        root: The store's root.
+        digest: Digest of the rows.
+        rows: The rows.
+
+    Raises:
+        StoreError: If the store refuses.
+    """
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd", write_page_checksum=True)
+    root.child(TABLES, ROWS).write(rows_name(digest), memoryview(sink.getvalue()))
+
+
+def rows_name(digest: str) -> str:
+    """Return the name of the file with the rows of a digest, in the folder of such files."""
+    return f"{digest}.parquet"
+
+
+def record_of(path: str) -> str | None:
+    """Return the identity of the table that a file describes; None for another file.
+
+    Args:
+        path: The file's path below the folder of tables.
+    """
+    parts = path.split("/")
+    is_record = len(parts) == 3 and parts[0] == RECORDS and parts[2].endswith(_SUFFIX)
+    return parts[1] if is_record else None
+
+
+def files_of(data: bytes, url: str) -> set[str]:
+    """Return the files that a record names, as paths below the folder of tables.
+
+    Args:
+        data: The record.
+        url: Where it is stored, for messages.
+
+    Raises:
+        StoreError: If it cannot be read.
+    """
+    return _parsed(data, url).files
+
+
+def dumped_places(places: Sequence[Place]) -> str:
+    """Return places as a text, for the `detail` of a `FileSpan`."""
+    return json.dumps([place.as_record() for place in places], separators=(",", ":"))
+
+
+def loaded_places(text: str) -> tuple[Place, ...]:
+    """Return the places of a text that `dumped_places` made."""
+    return tuple(_place(record) for record in json.loads(text))
+
+
+def _place(record: Sequence[Any]) -> Place:
+    name, start, stop, *more = record
+    if not more:
+        return ParquetRows(str(name), int(start), int(stop))
+    size, modified, columns = more
+    renamed = tuple((str(own), str(other)) for own, other in columns.items())
+    return ArrowRows(str(name), int(size), int(modified), int(start), int(stop), renamed)
+
+
+def _records(root: Location, identity: str) -> Location:
+    return root.child(TABLES, RECORDS, identity)
+
+
+def _dumped(table: StoredTable) -> bytes:
+    pieces = [
+        [piece.identity, piece.rows, piece.bytes, [place.as_record() for place in piece.places]]
+        for piece in table.pieces
+    ]
+    record = {"format": _FORMAT, "schema": schema_record(table.schema), "pieces": pieces}
+    return json.dumps(record).encode()
+
+
+def _parsed(data: bytes, url: str) -> StoredTable:
+    try:
+        record = json.loads(data)
+        require_format(record, _FORMAT, url)
+        pieces = tuple(
+            Piece(str(identity), int(rows), int(size), tuple(map(_place, places)))
+            for identity, rows, size, places in record["pieces"]
+        )
+        return StoredTable(read_schema(record["schema"]), pieces)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"{url!r} is not readable: {error}. Delete it") from error
