@@ -7,6 +7,7 @@ under the digest of their content, and workers get a `TableReader`.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -189,7 +190,7 @@ class Catalog:
         order = np.argsort(codes, kind="stable")
         keys = encoded.dictionary.to_pylist()
         edges = np.searchsorted(codes[order], np.arange(len(keys) + 1))
-        found = (order[low:high] for low, high in zip(edges[:-1], edges[1:]))
+        found = (order[low:high] for low, high in itertools.pairwise(edges))
         return {key: _as_slice(positions) for key, positions in zip(keys, found)}
 
 
@@ -253,10 +254,9 @@ class RowsSource(Source):
             return SourceError(
                 f"{location}: {self.place} has no rows; give some, or allow_empty=True"
             )
-        keys = [repr(key) for key in sorted(self.catalog.keys)]
         return SourceError(
             f"{location}: {self.place} has no row with {self.partition_column!r} equal to "
-            f"{partition!r}; as text, the column has {names(keys, 5) or 'no value'}. Expected a "
+            f"{partition!r}; as text, the column has {names(sorted(self.catalog.keys))}. Expected a "
             "value for each partition that is materialized; or give allow_empty=True"
         )
 

@@ -136,11 +136,11 @@ def _column_names(data: Any) -> list[Any]:
         return list(data)
     if isinstance(data, Sequence):
         return list(dict.fromkeys(name for row in data for name in row))
+    if hasattr(data, "collect_schema"):  # a lazy frame warns about anything else
+        return list(data.collect_schema().names())
     schema = getattr(data, "schema", None)
     if isinstance(schema, pa.Schema):
         return list(schema.names)
-    if hasattr(data, "collect_schema"):  # a lazy frame, whose columns are otherwise a warning
-        return list(data.collect_schema().names())
     index = [name for name in getattr(getattr(data, "index", None), "names", ()) if name]
     return [*index, *data.columns]
 

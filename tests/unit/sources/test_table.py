@@ -1,0 +1,248 @@
+"""Rows in memory as a source: what may be given, what identifies it, and its errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.sources import FragmentRule, ReadContext, SourceTable
+from vane_dagster.sources.rows_source import RowsSource
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileRecord, FileSpan
+from vane_dagster.storage.store import Store
+from vane_dagster.types.tensors import to_ndarray
+
+COLUMNS = {"id": [1, 2, 3], "text": ["a", None, "c"], "x": [0.5, 1.5, 2.5]}
+ROWS = pa.table(COLUMNS)
+RULE = FragmentRule(1_000)
+
+KINDS: dict[str, Any] = {
+    "table": ROWS,
+    "batch": ROWS.to_batches()[0],
+    "reader": lambda: ROWS.to_reader(),
+    "pandas": ROWS.to_pandas(),
+    "named index": ROWS.to_pandas().set_index("id"),
+    "polars": pl.from_arrow(ROWS),
+    "lazy polars": pl.from_arrow(ROWS).lazy(),
+    "duckdb": lambda: duckdb.from_arrow(ROWS),
+    "dict": COLUMNS,
+    "dict of arrays": {**COLUMNS, "id": np.array([1, 2, 3]), "text": ROWS["text"]},
+    "list": ROWS.to_pylist(),
+    "function": lambda: COLUMNS,
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(Location(str(tmp_path / "store")))
+
+
+def listed(source: RowsSource, partition: str | None = None) -> FileRecord:
+    (file,) = source.required(source.list_files([partition], "here")[partition], partition, "here")
+    return file
+
+
+def split(
+    source: RowsSource, store: Store, partition: str | None = None, rule: FragmentRule = RULE
+) -> SourceTable:
+    bound = source.bind(store)
+    return bound.split([listed(source, partition)], rule, "here", partition)
+
+
+def read(source: RowsSource, store: Store, partition: str | None = None) -> pa.Table:
+    table = split(source, store, partition)
+    reader = source.bind(store).for_workers()
+    context = ReadContext("here")
+    return pa.concat_tables(
+        reader.read(fragment, table.schema, context) for fragment in table.fragments
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_rows_of_any_kind_are_the_same_source(kind, store):
+    source = vd.table(KINDS[kind]() if kind == "reader" else KINDS[kind])
+    assert source.schema("here").names == ["id", "text", "x"]
+    assert listed(source) == listed(vd.table(ROWS))
+    assert read(source, store).equals(ROWS)
+
+
+def test_only_what_the_store_lacks_is_written(store):
+    rows = pa.table({"id": range(5_000)})
+    rule = FragmentRule(500)
+    split(vd.table(rows), store, rule=rule)
+    folder = store.root.child("~tables", "rows")
+    before = folder.names()
+    assert len(before) > 5
+    times = {info.modified for info in folder.entries().values()}
+    grown = pa.concat_tables([rows, pa.table({"id": [5_000]})])
+    former = {f.identity for f in split(vd.table(rows), store, rule=rule).fragments}
+    now = split(vd.table(grown), store, rule=rule).fragments
+    assert len({f.identity for f in now} - former) == 1
+    assert len(folder.names()) == len(before) + 1
+    assert times < {info.modified for info in folder.entries().values()}
+    assert sum(f.stop - f.start for f in now) == 5_001
+
+
+def test_equal_blocks_are_different_fragments(store):
+    rows = pa.table({"n": np.zeros(2_000, np.int64)})
+    fragments = split(vd.table(rows), store, rule=FragmentRule(500)).fragments
+    assert len(fragments) > 1
+    assert len({fragment.identity for fragment in fragments}) == len(fragments)
+
+
+def test_fragments_do_not_depend_on_the_store(tmp_path, store):
+    other = Store(Location(str(tmp_path / "other")))
+    first, second = (split(vd.table(ROWS), each).fragments for each in (store, other))
+    assert [f.identity for f in first] == [f.identity for f in second]
+
+
+def test_any_range_of_rows_can_be_read(store):
+    rows = pa.table({"id": range(5_000)})
+    source = vd.table(rows)
+    split(source, store, rule=FragmentRule(500))
+    span = FileSpan(listed(source).url, 0, 1 << 62)
+    found = source.bind(store).find([span], pa.field("id", pa.int64()), 4_321)
+    assert found == (span, 4_321)
+
+
+def test_partitions(store):
+    days = vd.table(
+        {"id": [1, 2, 3, 4], "day": ["a", "b", "a", "c"]}, partition_column="day"
+    )
+    assert read(days, store, "a")["id"].to_pylist() == [1, 3]
+    assert read(days, store, "b")["id"].to_pylist() == [2]
+    changed = vd.table({"id": [1, 9, 3], "day": ["a", "b", "a"]}, partition_column="day")
+    assert listed(changed, "a") == listed(days, "a")
+    assert listed(changed, "b") != listed(days, "b")
+    with pytest.raises(vd.SourceError, match=r"no row with 'day' equal to 'x'.*'a', 'b', 'c'"):
+        listed(days, "x")
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        (pa.array([20, 21]), "21"),
+        (pa.array([0, 1], pa.date32()), "1970-01-02"),
+        (pa.array([False, True]), "true"),
+        (pa.array(["x", "y"]).dictionary_encode(), "y"),
+    ],
+)
+def test_a_partition_is_the_text_of_a_value(values, key, store):
+    source = vd.table({"id": [1, 2], "part": values}, partition_column="part")
+    assert read(source, store, key)["id"].to_pylist() == [2]
+
+
+def test_rows_without_a_partition_are_refused():
+    source = vd.table({"id": [1, 2], "day": ["a", None]}, partition_column="day")
+    with pytest.raises(vd.SourceError, match=r"'day' is null in 1 of 2 rows"):
+        listed(source, "a")
+
+
+def test_a_column_without_texts_cannot_name_partitions():
+    source = vd.table({"id": [1], "day": [[1]]}, partition_column="day")
+    with pytest.raises(vd.SourceError, match=r"'day' is list.*has no text"):
+        listed(source, "a")
+
+
+def test_an_empty_table_is_refused(store):
+    empty = ROWS.slice(0, 0)
+    with pytest.raises(vd.SourceError, match="has no rows; give some, or allow_empty=True"):
+        listed(vd.table(empty))
+    allowed = vd.table(empty, allow_empty=True)
+    files = allowed.required(allowed.list_files([None], "here")[None], None, "here")
+    assert allowed.bind(store).split(files, RULE, "here") == SourceTable(ROWS.schema, ())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (5, "data is a builtins.int; expected pyarrow.Table"),
+        ("a.parquet", r"write vd.parquet"),
+        ([1, 2], "data is a builtins.list"),
+        (lambda day: ROWS, "a function without parameters"),
+        ({}, "the table has no columns"),
+        ([], "the table has no columns"),
+        (pa.table([[1], [2]], ["a", "a"]), "'a' and 'a' are the same name"),
+        (pa.table([[1], [2]], ["a", "A"]), "'a' and 'A' are the same name"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "'a' and 'a' are the same name"),
+        (pd.DataFrame([[1, 2]]), r"column names \[0, 1\] are not non-empty strings"),
+        (
+            pd.DataFrame([[1]], columns=pd.MultiIndex.from_tuples([("a", "b")])),
+            r"\[\('a', 'b'\)\] are not",
+        ),
+    ],
+)
+def test_what_is_no_table_is_refused_where_it_is_declared(data, message):
+    with pytest.raises(vd.VaneError, match=message):
+        vd.table(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (pd.DataFrame({"a": [pd.DataFrame({"b": [1]})]}), "cannot be converted to Arrow"),
+        (pd.DataFrame({"a": [1, "x"]}), "cannot be converted to Arrow"),
+        ({"a": [1, "x"]}, "column 'a' cannot be converted to Arrow"),
+        ({"a": [object()]}, "column 'a' cannot be converted to Arrow"),
+        ({"a": "text"}, "column 'a' cannot be converted to Arrow"),
+        ({"a": [1], "b": [1, 2]}, "different numbers of rows"),
+        ([{"a": 1}, {"a": "x"}], "column 'a' cannot be converted to Arrow"),
+    ],
+)
+def test_rows_that_arrow_cannot_hold_are_refused_when_they_are_read(data, message):
+    with pytest.raises(vd.SourceError, match=message):
+        listed(vd.table(data))
+
+
+def test_an_unknown_partition_column():
+    with pytest.raises(vd.DefinitionError, match="partition_column is 'day'; expected one of 'id'"):
+        vd.table({"id": [1]}, partition_column="day")
+    with pytest.raises(vd.DefinitionError, match="partition_column is 'day'; expected one of 'id'"):
+        vd.table(lambda: {"id": [1]}, partition_column="day").schema("here")
+
+
+def test_partitions_of_source_and_pipeline_have_to_fit():
+    parts = dg.StaticPartitionsDefinition(["a"])
+    days = vd.table({"id": [1], "day": ["a"]}, partition_column="day")
+    with pytest.raises(vd.DefinitionError, match="has no partitions_def"):
+        vd.Pipeline("docs", source=days, id="id")
+    with pytest.raises(vd.DefinitionError, match="partition_column='day'"):
+        vd.Pipeline("docs", source=vd.table(ROWS), id="id", partitions_def=parts)
+    vd.Pipeline("docs", source=days, id="id", partitions_def=parts)
+
+
+def test_a_function_is_called_once_and_not_by_the_declaration():
+    calls = []
+
+    def build() -> pa.Table:
+        calls.append(1)
+        return ROWS
+
+    source = vd.table(build)
+    pipeline = vd.Pipeline("docs", source=source, id="id")
+    assert not calls
+    assert pipeline.source_schema() == ROWS.schema
+    listed(source)
+    listed(source)
+    assert calls == [1]
+
+
+def test_arrays_of_several_dimensions_are_tensors(store):
+    images = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    found = read(vd.table({"id": [1, 2], "image": images}), store)
+    assert found["image"].type == vd.tensor("float32", (2, 3))
+    np.testing.assert_array_equal(to_ndarray(found["image"].chunk(0)), images)
+
+
+def test_a_list_of_dicts_may_lack_fields(store):
+    found = read(vd.table([{"id": 1}, {"id": 2, "text": "b"}]), store)
+    assert found.to_pylist() == [{"id": 1, "text": None}, {"id": 2, "text": "b"}]
