@@ -256,8 +256,8 @@ class RowsSource(Source):
             )
         return SourceError(
             f"{location}: {self.place} has no row with {self.partition_column!r} equal to "
-            f"{partition!r}; as text, the column has {names(sorted(self.catalog.keys))}. Expected a "
-            "value for each partition that is materialized; or give allow_empty=True"
+            f"{partition!r}; as text, the column has {names(sorted(self.catalog.keys))}. Expected "
+            "a value for each partition that is materialized; or give allow_empty=True"
         )
 
     def split(

@@ -115,9 +115,7 @@ def test_any_range_of_rows_can_be_read(store):
 
 
 def test_partitions(store):
-    days = vd.table(
-        {"id": [1, 2, 3, 4], "day": ["a", "b", "a", "c"]}, partition_column="day"
-    )
+    days = vd.table({"id": [1, 2, 3, 4], "day": ["a", "b", "a", "c"]}, partition_column="day")
     assert read(days, store, "a")["id"].to_pylist() == [1, 3]
     assert read(days, store, "b")["id"].to_pylist() == [2]
     changed = vd.table({"id": [1, 9, 3], "day": ["a", "b", "a"]}, partition_column="day")

@@ -121,7 +121,7 @@ def test_wrong_records(store):
     with pytest.raises(NewerFormatError):
         complete_record(store.root, "x")
     folder.write("complete.json", b'{"format": 1}')
-    with pytest.raises(StoreError, match="is not readable: 'pieces'. Delete it"):
+    with pytest.raises(StoreError, match=r"is not readable: 'pieces'\. Delete it"):
         complete_record(store.root, "x")
     with pytest.raises(FileNotFoundError):
         any_record(store.root, "y")
