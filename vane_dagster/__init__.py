@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.decorators import method as method
     from vane_dagster.pipeline.pipeline import Stage as Stage
     from vane_dagster.sources.file import File as File
+    from vane_dagster.sources.iceberg import IcebergSource as IcebergSource
+    from vane_dagster.sources.iceberg import iceberg as iceberg
     from vane_dagster.sources.images import ImagesSource as ImagesSource
     from vane_dagster.sources.images import images as images
     from vane_dagster.sources.parquet import ParquetSource as ParquetSource
@@ -66,8 +68,10 @@ _HOME = {
     "files": "sources.raw_files",
     "ImagesSource": "sources.images",
     "images": "sources.images",
+    "IcebergSource": "sources.iceberg",
     "ParquetSource": "sources.parquet",
     "StoredSource": "sources.stored",
+    "iceberg": "sources.iceberg",
     "parquet": "sources.parquet",
     "stored": "sources.stored",
     "TableSource": "sources.table",

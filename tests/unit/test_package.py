@@ -20,6 +20,7 @@ OPTIONAL = {
     "anthropic",
     "deltalake",
     "openai",
+    "pyiceberg",
     "sentence_transformers",
     "torch",
     "transformers",

@@ -18,6 +18,7 @@ from vane_dagster.sources.base import (
     fragment_record,
 )
 from vane_dagster.sources.file_source import FileSource
+from vane_dagster.sources.iceberg import IcebergSource
 from vane_dagster.sources.images import ImagesSource
 from vane_dagster.sources.parquet import ParquetSource
 from vane_dagster.sources.raw_files import FilesSource
@@ -33,6 +34,7 @@ __all__ = [
     "FragmentRule",
     "ImagesSource",
     "Listed",
+    "IcebergSource",
     "ParquetSource",
     "ReadContext",
     "Source",

@@ -1,0 +1,243 @@
+"""Pipelines that read Iceberg tables."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.types import LongType, StringType
+
+import vane_dagster as vd
+from support.data import read_stage
+from support.iceberg_tables import catalog_in, delete_positions, opened
+from support.results import failure, metadata
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
+
+
+def rows(ids: Any, **more: Any) -> pa.Table:
+    ids = list(ids)
+    columns = {"id": pa.array(ids, pa.int64()), "n": pa.array([i * 10 for i in ids], pa.int32())}
+    return pa.table({**columns, "text": pa.array([f"text {i}" for i in ids], pa.string()), **more})
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> dict[str, str]:
+    return catalog_in(tmp_path / "lake")
+
+
+def docs(catalog: Any, kept: Any = ("n", "text"), keys: Any = None, **given: Any) -> vd.Pipeline:
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.iceberg(catalog, "db.docs", **given),
+        id="id",
+        fragment_rows=10,
+        partitions_def=dg.StaticPartitionsDefinition(keys) if keys else None,
+    )
+    docs.project("clean", kept)
+    return docs
+
+
+def ids(root: Path, partition: str | None = None) -> list[int]:
+    return sorted(read_stage(root / "store", "docs", "clean", partition)["id"].to_pylist())
+
+
+def details(root: Path) -> list[dict[str, Any]]:
+    store = Store(Location(str(root / "store")))
+    manifest = store.in_force("docs", "clean", None)
+    assert manifest is not None
+    return [json.loads(span.detail) for f in manifest.fragments for span in f.spans]
+
+
+def test_a_commit_that_adds_files_computes_those(tmp_path, catalog, compute, materialize):
+    table = opened(catalog).create_table("db.docs", rows([]).schema)
+    table.append(rows(range(25)))
+    first = materialize(docs(catalog), compute)
+    assert metadata(first, "clean")["fragments_computed"] == 3
+    assert ids(tmp_path) == list(range(25))
+    again = materialize(docs(catalog), compute)
+    assert metadata(again, "clean")["fragments_computed"] == 0
+
+    table.append(rows(range(100, 105)))
+    more = materialize(docs(catalog), compute)
+    assert metadata(more, "clean")["fragments_computed"] == 1
+    assert ids(tmp_path) == [*range(25), *range(100, 105)]
+    assert {d["snapshot"] for d in details(tmp_path)} == {table.current_snapshot().snapshot_id}
+
+    found = vd.trace("docs/clean", 103, store=str(tmp_path / "store"))
+    step = vd.trace(docs(catalog)["clean"], 103, store=str(tmp_path / "store")).steps[0]
+    assert step.url in {task.file.file_path for task in table.scan().plan_files()}
+    assert step.row == 3
+    assert found.steps[0].url == step.url
+    loaded = vd.load(docs(catalog)["clean"], store=str(tmp_path / "store"))
+    assert loaded.num_rows == 30
+
+
+def test_deletes_are_applied_and_recompute_their_file(tmp_path, catalog, local, materialize):
+    table = opened(catalog).create_table("db.docs", rows([]).schema)
+    for start in (0, 100):
+        table.append(rows(range(start, start + 25)))
+    materialize(docs(catalog), local)
+    path = next(
+        task.file.file_path
+        for task in table.scan().plan_files()
+        if task.file.lower_bounds[1] == (0).to_bytes(8, "little")
+    )
+    delete_positions(table, path, [0, 3, 24])
+    result = materialize(docs(catalog), local)
+    assert metadata(result, "clean")["fragments_computed"] == 3
+    left = [i for i in range(25) if i not in (0, 3, 24)]
+    assert ids(tmp_path) == [*left, *range(100, 125)]
+    with_deletes = [d for d in details(tmp_path) if "deletes" in d]
+    assert len(with_deletes) == 3
+    assert all(d["deletes"][0][0].endswith("-deletes.parquet") for d in with_deletes)
+    step = vd.trace(docs(catalog)["clean"], 20, store=str(tmp_path / "store")).steps[0]
+    assert (step.url, step.row) == (path, left.index(20))
+
+
+def test_equality_deletes_are_refused(tmp_path, catalog, local, materialize):
+    table = opened(catalog).create_table("db.docs", rows([]).schema)
+    table.append(rows(range(5)))
+    path = next(iter(table.scan().plan_files())).file.file_path
+    delete_positions(table, path, [3], "equality")
+    text = failure(materialize(docs(catalog), local, raises=False))
+    assert "table test.db.docs has equality deletes, which pyiceberg cannot apply" in text
+    assert "Compact the table first" in text
+
+
+def test_partitions_by_filter(tmp_path, catalog, local, materialize):
+    with_day = rows(range(20), day=pa.array(["it's"] * 10 + ["b"] * 10))
+    table = opened(catalog).create_table("db.docs", with_day.schema)
+    with table.update_spec() as spec:
+        spec.add_identity("day")
+    table.append(with_day)
+    table.append(rows(range(100, 105), day=pa.array(["it's"] * 5)))
+    keys = ["it's", "b", "none"]
+
+    def filtered(text: str) -> vd.Pipeline:
+        return docs(catalog, ("n", "day"), keys, filter=text)
+
+    by_day = "day = '{partition_key}'"
+    for key, expected in zip(keys, ([*range(10), *range(100, 105)], list(range(10, 20)))):
+        result = materialize(filtered(by_day), local, partition=key)
+        assert result.success
+        assert ids(tmp_path, key) == expected
+    assert "no data file of test.db.docs where day = 'none' may have rows" in failure(
+        materialize(filtered(by_day), local, partition="none", raises=False)
+    )
+    # Rows that do not follow from the partition are counted by reading the filter's columns.
+    narrowed = f"{by_day} and (n < 30 or n > 1020)"
+    materialize(filtered(narrowed), local, partition="it's")
+    assert ids(tmp_path, "it's") == [0, 1, 2, 103, 104]
+
+
+def test_columns_are_read_by_field_id(tmp_path, catalog, local, materialize):
+    table = opened(catalog).create_table("db.docs", rows([]).schema)
+    table.append(rows(range(5)))
+    pinned = table.current_snapshot().snapshot_id
+    with table.update_schema() as update:
+        update.rename_column("text", "body")
+    with table.update_schema() as update:
+        update.add_column("text", StringType())
+        update.update_column("n", LongType())
+        update.move_first("body")
+    table.append(
+        pa.table(
+            {
+                "body": ["new"],
+                "id": pa.array([9], pa.int64()),
+                "n": pa.array([1 << 40], pa.int64()),
+                "text": ["x"],
+            }
+        )
+    )
+    materialize(docs(catalog, ("n", "text", "body")), local)
+    read = read_stage(tmp_path / "store", "docs", "clean").sort_by("id")
+    assert read["n"].to_pylist() == [0, 10, 20, 30, 40, 1 << 40]
+    assert read["text"].to_pylist() == [None] * 5 + ["x"]
+    assert read["body"].to_pylist() == [f"text {i}" for i in range(5)] + ["new"]
+
+    materialize(docs(catalog, snapshot=pinned), local)
+    read = read_stage(tmp_path / "store", "docs", "clean").sort_by("id")
+    assert read["text"].to_pylist() == [f"text {i}" for i in range(5)]
+    assert read.schema.field("n").type == pa.int32()
+
+
+def test_only_named_columns_count(tmp_path, catalog, local, materialize):
+    table = opened(catalog).create_table("db.docs", rows([]).schema)
+    table.append(rows(range(5)))
+    given = {"columns": ["id", "n"]}
+    materialize(docs(catalog, ["n"], **given), local)
+    with table.update_schema() as update:
+        update.add_column("more", StringType())
+    result = materialize(docs(catalog, ["n"], **given), local)
+    assert metadata(result, "clean")["fragments_computed"] == 0
+    with pytest.raises(vd.SourceError, match="has no column 'm'; it has 'id', 'n', 'text', 'more'"):
+        vd.iceberg(catalog, "db.docs", columns=["m"]).schema("here")
+
+
+def test_rows_of_all_types(tmp_path, catalog, local, materialize):
+    table = pa.table(
+        {
+            "id": pa.array([1, 2], pa.int64()),
+            "at": pa.array([datetime.datetime(2026, 1, 1)] * 2, pa.timestamp("us", "UTC")),
+            "day": pa.array([datetime.date(2026, 1, 1), None]),
+            "price": pa.array([decimal.Decimal("1.50"), None], pa.decimal128(9, 2)),
+            "raw": pa.array([b"abc", None]),
+            "tags": pa.array([["a", "b"], []]),
+            "deep": pa.array([[{"a": 1, "b": "x"}], None]),
+            "more": pa.array([[("k", 1.5)], None], pa.map_(pa.string(), pa.float64())),
+        }
+    )
+    file = tmp_path / "file.parquet"  # pyiceberg 0.12 writes empty lists for null ones of structs
+    pq.write_table(table, file)
+    opened(catalog).create_table("db.docs", table.schema).add_files([f"file://{file}"])
+    materialize(docs(catalog, table.column_names), local)
+    assert read_stage(tmp_path / "store", "docs", "clean").to_pylist() == table.to_pylist()
+
+
+def test_an_observable_source_and_its_errors(tmp_path, catalog, local, materialize):
+    text = failure(materialize(docs(catalog), local, raises=False))
+    assert "Iceberg table 'db.docs' of catalog 'test' does not exist" in text
+    table = opened(catalog).create_table("db.docs", rows([]).schema)
+    text = failure(materialize(docs(catalog), local, raises=False))
+    assert "no data file of test.db.docs may have rows" in text
+    assert materialize(docs(catalog, allow_empty=True), local).success
+    table.append(rows(range(3)))
+    table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "release").commit()
+    assert materialize(docs(catalog, snapshot="release"), local).success
+    text = failure(materialize(docs(catalog, snapshot=17), local, raises=False))
+    assert "has no snapshot 17; it has 'main', 'release'" in text
+
+    source = docs(catalog).build_source()
+    assert "iceberg" in source.get_asset_spec().kinds
+    resources = {"store": vd.FragmentStore(root=str(tmp_path / "store")), "compute": local}
+    definitions = dg.Definitions(
+        [source], jobs=[dg.define_asset_job("observe", [source.key])], resources=resources
+    )
+    versions = []
+    for added in ([], [10], []):
+        if added:
+            table.append(rows(added))
+        result = definitions.resolve_job_def("observe").execute_in_process()
+        (event,) = result.get_asset_observation_events()
+        found = event.event_specific_data.asset_observation
+        versions.append(found.tags["dagster/data_version"])
+    assert versions[0] != versions[1] == versions[2]
+
+
+def test_a_file_that_is_gone(tmp_path, catalog, local, materialize):
+    table = opened(catalog).create_table("db.docs", rows([]).schema)
+    table.append(rows(range(3)))
+    path = next(iter(table.scan().plan_files())).file.file_path
+    Path(path.removeprefix("file://")).unlink()
+    text = failure(materialize(docs(catalog), local, raises=False))
+    assert path in text
+    assert "cannot be read" in text

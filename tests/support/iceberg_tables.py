@@ -1,0 +1,107 @@
+"""Iceberg tables of a SQL catalog on SQLite, in a folder."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestWriterV2,
+)
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _FastAppendFiles
+from pyiceberg.typedef import Record
+
+
+def catalog_in(folder: Path) -> dict[str, str]:
+    """Return the properties of a catalog in a folder; it has the namespace "db"."""
+    folder.mkdir(parents=True, exist_ok=True)
+    properties = {
+        "type": "sql",
+        "name": "test",
+        "uri": f"sqlite:///{folder}/catalog.db",
+        "warehouse": f"file://{folder}/warehouse",
+    }
+    opened(properties).create_namespace_if_not_exists("db")
+    return properties
+
+
+def opened(properties: dict[str, str]) -> Catalog:
+    """Open a catalog from its properties."""
+    given = dict(properties)
+    return load_catalog(given.pop("name"), **given)
+
+
+def delete_positions(
+    table: Table, path: str, positions: Sequence[int], content: str = "position"
+) -> None:
+    """Commit a delete file for rows of a data file, as merge-on-read writers such as Spark do.
+
+    pyiceberg reads such files and writes none.
+
+    Args:
+        table: An unpartitioned table of format version 2.
+        path: The data file.
+        positions: The positions of the deleted rows; for "equality", the ids.
+        content: "position" or "equality".
+    """
+    file = f"{table.location()}/data/{uuid.uuid4()}-deletes.parquet"
+    columns = {
+        "file_path": pa.array([path] * len(positions)),
+        "pos": pa.array(positions, pa.int64()),
+    }
+    with table.io.new_output(file).create() as stream:
+        pq.write_table(pa.table(columns), stream)
+    deletes = DataFile.from_args(
+        content={
+            "position": DataFileContent.POSITION_DELETES,
+            "equality": DataFileContent.EQUALITY_DELETES,
+        }[content],
+        file_path=file,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=len(positions),
+        file_size_in_bytes=len(table.io.new_input(file)),
+        spec_id=0,
+        equality_ids=[1] if content == "equality" else None,
+    )
+
+    class Writer(ManifestWriterV2):
+        def content(self) -> ManifestContent:
+            return ManifestContent.DELETES
+
+        @property
+        def _meta(self) -> dict[str, str]:
+            return {**super()._meta, "content": "deletes"}
+
+    class Deletes(_FastAppendFiles):
+        def _manifests(self) -> list[Any]:
+            with Writer(
+                self.spec(0), self.schema(), self.new_manifest_output(), self._snapshot_id, "null"
+            ) as writer:
+                writer.add(
+                    ManifestEntry.from_args(
+                        status=ManifestEntryStatus.ADDED,
+                        snapshot_id=self._snapshot_id,
+                        sequence_number=None,
+                        file_sequence_number=None,
+                        data_file=deletes,
+                    )
+                )
+            return [writer.to_manifest_file(), *self._existing_manifests()]
+
+    with table.transaction() as transaction, Deletes(Operation.DELETE, transaction, table.io):
+        pass
+    table.refresh()

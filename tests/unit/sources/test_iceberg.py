@@ -1,0 +1,82 @@
+"""Iceberg sources as they are declared, and what their spans say."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.sources.iceberg_scan import FileDetail
+
+SECRET = "a-secret-that-nobody-writes-down"
+
+
+@pytest.mark.parametrize(
+    ("catalog", "given", "words"),
+    [
+        (7, {}, "catalog is a int; expected the name of a catalog"),
+        ("", {}, "catalog is a str; expected the name"),
+        ({"name": 3}, {}, "catalog is a dict; expected the name"),
+        ("prod", {"table": "events"}, "table is 'events'; expected the namespace and name"),
+        ("prod", {"table": "db.{partition_key}"}, "table is 'db.{partition_key}'; expected"),
+        ("prod", {"snapshot": True}, "snapshot is True; expected a snapshot id"),
+        ("prod", {"filter": " "}, "filter is ' '; expected a row filter as text"),
+        ("prod", {"columns": "id"}, "columns is 'id'; expected a list of names"),
+    ],
+)
+def test_what_is_refused_where_it_is_declared(catalog, given, words):
+    with pytest.raises(vd.DefinitionError, match=r"vd\.iceberg: ") as raised:
+        vd.iceberg(catalog, **{"table": "db.events", **given})
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "partitioned", "words"),
+    [
+        ({}, True, "has no filter, so that every partition would have the same rows"),
+        ({"filter": "n > 3"}, True, "has no {partition_key}"),
+        ({"filter": "day = '{partition_key}'"}, False, "the pipeline has no partitions_def"),
+    ],
+)
+def test_partitions_are_in_the_filter(given, partitioned, words):
+    partitions = dg.StaticPartitionsDefinition(["a"]) if partitioned else None
+    source = vd.iceberg("prod", "db.events", **given)
+    with pytest.raises(vd.DefinitionError) as raised:
+        vd.Pipeline("docs", source=source, id="id", partitions_def=partitions)
+    assert words in str(raised.value)
+
+
+def test_a_catalog_in_every_form():
+    named = vd.iceberg("prod", "db.events", filter="day = '{partition_key}' and n > 3")
+    assert named.place == "prod.db.events"
+    assert named.url_for("it's") == "prod.db.events where day = 'it''s' and n > 3"
+    properties = {"type": "sql", "uri": "sqlite:///c.db", "token": SECRET}
+    assert vd.iceberg(properties, "db.events").place == "default.db.events"
+    given = vd.iceberg({**properties, "name": "test"}, "db.events")
+    opened = SimpleNamespace(name="test", properties=properties)
+    assert vd.iceberg(opened, "db.events") == given
+    assert given.place == "test.db.events"
+    assert SECRET not in repr(given)
+    assert pickle.loads(pickle.dumps(given.for_workers())).catalog == given.catalog
+
+
+def test_an_extra_that_is_not_installed(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "vane_dagster.storage.iceberg_catalog.find_spec",
+        lambda name: None if name == "pyiceberg" else find(name),
+    )
+    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[iceberg\]"):
+        vd.iceberg("prod", "db.events")
+
+
+def test_details_have_what_is_not_the_default():
+    assert FileDetail().dumps() == "{}"
+    assert FileDetail.loads("") == FileDetail()
+    whole = FileDetail(1, 2, 3, (4, 5), (("p", "PARQUET"),), "n > 3", {"1": "00"})
+    assert FileDetail.loads(whole.dumps()) == whole
+    assert FileDetail(snapshot=1, schema=0).dumps() == '{"snapshot": 1, "schema": 0}'

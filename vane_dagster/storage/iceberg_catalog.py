@@ -1,0 +1,146 @@
+"""Iceberg catalogs as users declare them, opened by `pyiceberg`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from vane_dagster._secrets import keep_options, revealed
+from vane_dagster.errors import DefinitionError, StoreError, VaneError, first_line
+
+DEFAULT_CATALOG = "default"
+"""The name of a catalog that is declared by its properties alone, as in pyiceberg."""
+_IDENTIFIER = re.compile(r"[^.\s{}]+(\.[^.\s{}]+)+")
+_FSSPEC_NAMES = {
+    "s3.access-key-id": "key",
+    "s3.secret-access-key": "secret",
+    "s3.session-token": "token",
+    "s3.endpoint": "endpoint_url",
+    "adls.account-name": "account_name",
+    "adls.account-key": "account_key",
+    "adls.connection-string": "connection_string",
+    "adls.sas-token": "sas_token",
+    "gcs.project-id": "project",
+}
+
+
+@dataclass(frozen=True)
+class IcebergCatalog:
+    """A declared catalog. Its properties may hold secrets and are never part of a key.
+
+    Attributes:
+        name: Its name in pyiceberg's configuration, and in the catalog's own database.
+        properties: Properties for pyiceberg, which take precedence over its configuration.
+    """
+
+    name: str
+    properties: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def open(self) -> Any:
+        """Open the catalog as a `pyiceberg.catalog.Catalog`."""
+        from pyiceberg.catalog import load_catalog
+
+        keep_options(self.properties)
+        properties = revealed(self.properties)
+        return load_catalog(self.name, **{name: str(v) for name, v in properties.items()})
+
+    def table(self, identifier: str) -> Any:
+        """Load the current metadata of a table; None if there is no such table.
+
+        Args:
+            identifier: Namespace and name of the table, as "db.events".
+        """
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        try:
+            return self.open().load_table(identifier)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+
+    def storage_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options of fsspec for the catalog's files.
+
+        Args:
+            given: Options that take precedence.
+        """
+        from pyiceberg.utils.config import Config
+
+        configured = {**(Config().get_catalog_config(self.name) or {}), **self.properties}
+        found = {own: configured[name] for name, own in _FSSPEC_NAMES.items() if name in configured}
+        if region := configured.get("s3.region"):
+            found["client_kwargs"] = {"region_name": region}
+        return {**found, **given}
+
+
+def parse_catalog(where: str, catalog: Any) -> IcebergCatalog:
+    """Validate a declared catalog.
+
+    Args:
+        where: The caller, for messages.
+        catalog: The name of a catalog in pyiceberg's configuration, its properties with an
+            optional "name", or a `pyiceberg.catalog.Catalog`.
+
+    Raises:
+        DefinitionError: If it is none of these, or pyiceberg is not installed.
+    """
+    if find_spec("pyiceberg") is None:
+        raise DefinitionError(
+            f"{where}: Iceberg tables need the package pyiceberg. Install vane-dagster[iceberg]"
+        )
+    if isinstance(catalog, str) and catalog:
+        return IcebergCatalog(catalog)
+    name: Any
+    properties: Any
+    if isinstance(catalog, Mapping):
+        name = catalog.get("name", DEFAULT_CATALOG)
+        properties = {each: value for each, value in catalog.items() if each != "name"}
+    else:
+        name, properties = getattr(catalog, "name", None), getattr(catalog, "properties", None)
+    if not isinstance(name, str) or not isinstance(properties, Mapping):
+        raise DefinitionError(
+            f"{where}: catalog is a {type(catalog).__name__}; expected the name of a catalog in "
+            'pyiceberg\'s configuration, as "prod", or its properties, as {"type": "sql", '
+            '"uri": ...}'
+        )
+    return IcebergCatalog(name, dict(properties))
+
+
+def parse_identifier(where: str, table: Any) -> str:
+    """Validate the identifier of a table.
+
+    Args:
+        where: The caller, for messages.
+        table: Namespace and name, as "db.events".
+
+    Raises:
+        DefinitionError: If it has another form.
+    """
+    if not isinstance(table, str) or not _IDENTIFIER.fullmatch(table):
+        raise DefinitionError(
+            f"{where}: table is {table!r}; expected the namespace and name of an Iceberg table, "
+            'as "db.events"'
+        )
+    return table
+
+
+@contextmanager
+def iceberg_errors(what: str, kind: type[VaneError] = StoreError) -> Iterator[None]:
+    """Convert errors of pyiceberg and its drivers.
+
+    Args:
+        what: What cannot be done, as "Iceberg table 'db.events' cannot be read".
+        kind: The class of the error to raise.
+    """
+    try:
+        yield
+    except VaneError:
+        raise
+    except Exception as error:  # catalogs and file systems raise their own exception classes
+        raise kind(
+            f"{what}: {type(error).__name__}: {first_line(error)}. Check the catalog's properties, "
+            "and that the credentials reach the catalog and its files"
+        ) from error
