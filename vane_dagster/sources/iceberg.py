@@ -26,6 +26,7 @@ from vane_dagster.sources.base import (
     fragment_record,
     unreadable,
 )
+from vane_dagster.sources.file_source import asset_path
 from vane_dagster.sources.iceberg_scan import (
     DataFile,
     FileDetail,
@@ -34,7 +35,7 @@ from vane_dagster.sources.iceberg_scan import (
     open_table,
     with_schema,
 )
-from vane_dagster.sources.parquet import asset_path, cut, plain_schema
+from vane_dagster.sources.parquet import cut, plain_schema
 from vane_dagster.storage.filesystem import IO_THREADS
 from vane_dagster.storage.iceberg_catalog import (
     iceberg_errors,
