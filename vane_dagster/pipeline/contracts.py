@@ -107,7 +107,7 @@ class RowCall:
         output: The one column that the result is; None if its fields are columns.
         result: What the callable returns.
         optional: The columns that a result may lack; they are null then.
-        files: Columns of paths that are passed as `File`.
+        files: Parameters that get a `File` for the path in their column.
     """
 
     inputs: tuple[tuple[str, str], ...] | None
@@ -241,7 +241,7 @@ def row_call(
     named = {each.name: given.get(each.name, own[each.name]) for each in needed}
     named |= {name: given[name] for name in extra}
     arrays = tuple(named[name] for name in named if _is_array(annotations.get(name)))
-    files = tuple(named[name] for name in named if name in are_files)
+    files = tuple(name for name in named if name in are_files)
     return RowCall(tuple(named.items()), leading, arrays, output, result, optional, files)
 
 

@@ -38,7 +38,14 @@ def row_arguments(contract: RowCall, batch: pa.Table) -> Iterator[tuple[Any, ...
     if contract.inputs is None:
         rows = zip(*map(row_values, batch.columns))
         return zip(map(dict, map(zip, itertools.repeat(batch.column_names), rows)))
-    return zip(*(_column(contract, batch, column) for _, column in contract.inputs))
+    return zip(
+        *(
+            _files(batch, column)
+            if parameter in contract.files
+            else _column(contract, batch, column)
+            for parameter, column in contract.inputs
+        )
+    )
 
 
 def row_function(
@@ -61,10 +68,12 @@ def row_function(
     )
 
 
+def _files(batch: pa.Table, column: str) -> Sequence[File | None]:
+    paths = batch.column(column).to_pylist()
+    return [None if path is None else File(path) for path in paths]
+
+
 def _column(contract: RowCall, batch: pa.Table, column: str) -> Sequence[Any]:
-    if column in contract.files:
-        paths = batch.column(column).to_pylist()
-        return [None if path is None else File(path) for path in paths]
     if column not in contract.arrays:
         return row_values(batch.column(column))
     if is_list(batch.schema.field(column).type):  # their arrays have the type of the elements

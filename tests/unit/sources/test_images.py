@@ -1,0 +1,181 @@
+"""Decoding of images, and files that are none."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+import vane_dagster as vd
+from vane_dagster.errors import DefinitionError, SourceError
+from vane_dagster.sources import FragmentRule, ReadContext
+from vane_dagster.sources.base import ROW_ERROR
+
+RULE = FragmentRule(1000, 1 << 20)
+
+
+def picture(height: int = 6, width: int = 4, mode: str = "RGB") -> Image.Image:
+    values = np.arange(height * width * 3, dtype=np.uint8).reshape(height, width, 3)
+    return Image.fromarray(values).convert(mode)
+
+
+def read(source: vd.ImagesSource, columns: list[str] | None = None) -> pa.Table:
+    files = source.required(source.list_files([None], "here")[None], None, "here")
+    table = source.split(files, RULE, "here")
+    schema = table.schema if columns is None else pa.schema(map(table.schema.field, columns))
+    (fragment,) = table.fragments
+    return source.read(fragment, schema, ReadContext("here"))
+
+
+def arrays(table: pa.Table) -> np.ndarray:
+    return table["image"].combine_chunks().to_numpy_ndarray()
+
+
+def test_images_of_the_wanted_size_are_kept_as_they_are(tmp_path):
+    picture().save(tmp_path / "a.png")
+    found = read(vd.images(str(tmp_path), size=(6, 4)))
+    assert found.schema.field("image").type == vd.tensor("uint8", (6, 4, 3))
+    assert found["path"].to_pylist() == [str(tmp_path / "a.png")]
+    assert np.array_equal(arrays(found)[0], np.asarray(picture()))
+
+
+def test_images_are_resized_like_pillow_does(tmp_path):
+    picture(30, 20).save(tmp_path / "a.png")
+    found = read(vd.images(str(tmp_path), size=(7, 5)))
+    expected = picture(30, 20).resize((5, 7), Image.Resampling.BILINEAR)
+    assert np.array_equal(arrays(found)[0], np.asarray(expected))
+
+
+def test_a_large_jpeg_file_is_close_to_its_full_decoding(tmp_path):
+    rng = np.random.default_rng(0)
+    smooth = Image.fromarray(rng.integers(0, 255, (20, 30, 3), np.uint8)).resize((1200, 800))
+    smooth.save(tmp_path / "a.jpg", quality=95)
+    found = arrays(read(vd.images(str(tmp_path), size=(64, 96))))[0]
+    with Image.open(tmp_path / "a.jpg") as whole:
+        expected = np.asarray(whole.resize((96, 64), Image.Resampling.BILINEAR))
+    assert np.abs(found.astype(int) - expected).mean() < 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "shape"), [("L", (6, 4)), ("RGB", (6, 4, 3)), ("RGBA", (6, 4, 4))]
+)
+@pytest.mark.parametrize("stored", ["L", "RGB", "RGBA", "P", "CMYK"])
+def test_modes_are_converted(tmp_path, mode, shape, stored):
+    picture(mode=stored).save(tmp_path / "a.tiff")
+    found = arrays(read(vd.images(str(tmp_path), size=(6, 4), mode=mode)))
+    assert found.shape == (1, *shape)
+    with Image.open(tmp_path / "a.tiff") as image:
+        assert np.array_equal(found[0], np.asarray(image.convert(mode)))
+
+
+def test_16_bits_are_scaled_to_8(tmp_path):
+    values = np.array([[0, 257], [32896, 65535]], np.uint16)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    found = arrays(read(vd.images(str(tmp_path), size=(2, 2), mode="L")))
+    assert found[0].tolist() == [[0, 1], [128, 255]]
+
+
+def test_without_a_size_images_stay_encoded(tmp_path):
+    picture().save(tmp_path / "a.png")
+    (row,) = read(vd.images(str(tmp_path))).to_pylist()
+    assert row["image"] == (tmp_path / "a.png").read_bytes()
+    assert (row["height"], row["width"]) == (6, 4)
+
+
+def broken(folder) -> list[str]:
+    picture().save(folder / "good.png")
+    encoded = io.BytesIO()
+    picture(40, 40).save(encoded, "jpeg")
+    (folder / "cut.jpg").write_bytes(encoded.getvalue()[: len(encoded.getvalue()) // 2])
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "text.png").write_bytes(b"no image")
+    picture(50, 50).save(folder / "large.png")
+    return ["cut.jpg", "empty.png", "large.png", "text.png"]
+
+
+def test_files_that_are_no_images_are_row_errors(tmp_path):
+    names = broken(tmp_path)
+    source = vd.images(str(tmp_path), size=(6, 4), max_pixels=2000)
+    table = read(source)
+    found = {row["path"].rpartition("/")[2]: row for row in table.to_pylist()}
+    assert [name for name, row in found.items() if row[ROW_ERROR]] == names
+    assert found["empty.png"][ROW_ERROR] == {"error": "ValueError", "message": "the file is empty"}
+    assert "Truncated" in found["cut.jpg"][ROW_ERROR]["message"]
+    assert "no image in a format" in found["text.png"][ROW_ERROR]["message"]
+    assert "50 x 50 are 2500 pixels, more than max" in found["large.png"][ROW_ERROR]["message"]
+    assert found["large.png"][ROW_ERROR]["error"] == "DecompressionBombError"
+    assert np.array_equal(np.reshape(found["good.png"]["image"], (6, 4, 3)), np.asarray(picture()))
+    assert all(found[name]["image"] is None for name in names)
+
+
+def test_errors_can_be_nulls_with_a_text(tmp_path):
+    names = broken(tmp_path)
+    table = read(vd.images(str(tmp_path), size=(6, 4), max_pixels=2000, errors="null"))
+    found = {row["path"].rpartition("/")[2]: row for row in table.to_pylist()}
+    assert ROW_ERROR not in table.column_names
+    assert found["empty.png"]["error"] == "ValueError: the file is empty"
+    assert found["good.png"]["error"] is None
+    assert [name for name, row in found.items() if row["image"] is None] == names
+
+
+def test_errors_can_fail_the_fragment(tmp_path):
+    broken(tmp_path)
+    with pytest.raises(
+        SourceError, match=r"here: '.*cut.jpg' cannot be read: .*Truncated.*errors="
+    ):
+        read(vd.images(str(tmp_path), size=(6, 4), errors="raise"))
+
+
+def test_if_no_file_can_be_read_the_cause_is_not_the_files(tmp_path):
+    picture().save(tmp_path / "a.png")
+    source = vd.images(str(tmp_path), size=(6, 4))
+    files = source.required(source.list_files([None], "here")[None], None, "here")
+    (fragment,) = source.split(files, RULE, "here").fragments
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(SourceError, match=r"a.png' cannot be read: .*No such file"):
+        source.read(fragment, source.columns, ReadContext("here"))
+
+
+def test_nothing_is_decoded_for_paths_alone(tmp_path):
+    broken(tmp_path)
+    table = read(vd.images(str(tmp_path), size=(6, 4)), ["path"])
+    assert table.column_names == ["path"]
+    assert table.num_rows == 5
+
+
+def test_options_change_the_identity_of_fragments(tmp_path):
+    picture().save(tmp_path / "a.png")
+
+    def identity(**options) -> str:
+        source = vd.images(str(tmp_path), **options)
+        files = source.required(source.list_files([None], "here")[None], None, "here")
+        return source.split(files, RULE, "here").fragments[0].identity
+
+    found = [
+        identity(),
+        identity(size=(6, 4)),
+        identity(size=(4, 6)),
+        identity(size=(6, 4), mode="L"),
+        identity(size=(6, 4), errors="null"),
+        identity(size=(6, 4), max_pixels=10),
+    ]
+    assert len(set(found)) == len(found)
+    assert identity(size=[6, 4]) == found[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"size": 224}, r"size is 224; expected height and width"),
+        ({"size": (0, 3)}, r"size is \(0, 3\)"),
+        ({"mode": "rgb"}, "mode is 'rgb'; expected"),
+        ({"errors": "ignore"}, "errors is 'ignore'; expected"),
+        ({"max_pixels": 0}, "max_pixels"),
+    ],
+)
+def test_wrong_options_are_refused(options, words):
+    with pytest.raises(DefinitionError, match=words):
+        vd.images("/data", **options)

@@ -1,0 +1,104 @@
+"""Listing and grouping of raw files, and the rows that name them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.errors import DefinitionError, SourceError
+from vane_dagster.sources import FragmentRule, ReadContext
+from vane_dagster.sources.raw_files import FilesSource
+
+RULE = FragmentRule(1000, 1000)
+
+
+def listed(source: FilesSource, partition: str | None = None):
+    return source.required(source.list_files([partition], "here")[partition], partition, "here")
+
+
+def write(folder, names, size=10):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * size)
+
+
+def rows(source: FilesSource) -> pa.Table:
+    table = source.split(listed(source), RULE, "here")
+    context = ReadContext("here")
+    return pa.concat_tables(source.read(f, table.schema, context) for f in table.fragments)
+
+
+def test_a_row_names_its_file(tmp_path):
+    write(tmp_path, ["a/x.wav", "b/x.wav", "b/y.txt", "_hidden/z.wav", ".x.wav"])
+    os.utime(tmp_path / "a/x.wav", (0, 1_700_000_000.5))
+    found = rows(vd.files(str(tmp_path)))
+
+    assert sorted(found["path"].to_pylist()) == [
+        f"{tmp_path}/{name}" for name in ("a/x.wav", "b/x.wav", "b/y.txt")
+    ]
+    assert found["size"].to_pylist() == [10, 10, 10]
+    moment = dt.datetime.fromtimestamp(1_700_000_000.5, dt.timezone.utc)
+    assert found["modified"].to_pylist()[0] == moment
+    assert found.schema == vd.files(str(tmp_path)).schema("here")
+
+
+def test_globs_and_partitions_select_files(tmp_path):
+    write(tmp_path, ["may/x.wav", "may/deep/y.wav", "may/y.txt", "june/x.wav"])
+    source = vd.files(f"{tmp_path}/{{partition_key}}/**/*.wav")
+    names = [file.url.removeprefix(f"file://{tmp_path}/") for file in listed(source, "may")]
+    assert names == ["may/deep/y.wav", "may/x.wav"]
+
+
+def test_an_added_file_leaves_other_groups_alone(tmp_path):
+    names = [f"{n:04d}.bin" for n in range(300)]
+    write(tmp_path, names)
+
+    def groups() -> set[str]:
+        source = vd.files(str(tmp_path))
+        table = source.split(listed(source), RULE, "here")
+        assert all(fragment.stop <= RULE.rows for fragment in table.fragments)
+        assert sum(fragment.stop for fragment in table.fragments) >= 300
+        return {fragment.identity for fragment in table.fragments}
+
+    before = groups()
+    assert 3 <= len(before) <= 60, "10 bytes each, at most 1,000 in a fragment"
+    write(tmp_path, ["0150b.bin"])
+    assert len(before - groups()) <= 3
+    os.utime(tmp_path / "0003.bin", (0, 0))
+    assert len(before - groups()) <= 4
+
+
+def test_the_row_of_a_path_is_found_without_reading(tmp_path):
+    source = vd.files(str(tmp_path / "gone"))
+    write(tmp_path, ["x"])
+    spans = vd.files(str(tmp_path)).split(listed(vd.files(str(tmp_path))), RULE, "here")
+    (span,) = spans.fragments[0].spans
+    found = source.find([span], pa.field("path", pa.string()), f"{tmp_path}/x")
+    assert found == (span, 0)
+    assert source.find([span], pa.field("path", pa.string()), f"{tmp_path}/y") is None
+
+
+def test_no_file_is_an_error_unless_it_is_allowed(tmp_path):
+    with pytest.raises(SourceError, match=r"no matching file at .*Check the path"):
+        listed(vd.files(f"{tmp_path}/*.wav"))
+    source = vd.files(f"{tmp_path}/*.wav", allow_empty=True)
+    assert listed(source) == ()
+    assert source.split((), RULE, "here").fragments == ()
+
+
+def test_the_id_is_the_path_by_default():
+    assert vd.Pipeline("raw", source=vd.files("/data")).id == "path"
+    assert vd.Pipeline("raw", source=vd.files("/data"), id="size").id == "size"
+    with pytest.raises(DefinitionError, match="id is None; expected"):
+        vd.Pipeline("raw", source=vd.parquet("/data"))
+
+
+@pytest.mark.parametrize("url", ["", "a::b", "/data/{key}"])
+def test_wrong_urls_are_refused(url):
+    with pytest.raises(DefinitionError, match=r"vd\.files"):
+        vd.files(url)

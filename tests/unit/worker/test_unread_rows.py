@@ -1,0 +1,169 @@
+"""Rows that the source could not read, in each operation that reads the source."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+
+from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.pipeline.keys import JoinShape, JoinSide
+from vane_dagster.sources.base import ROW_ERROR, ROW_ERROR_TYPE, SourceReader
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord
+from vane_dagster.storage.part_file import PartTarget
+from vane_dagster.worker.host import Host
+from vane_dagster.worker.output import OutputTap
+from vane_dagster.worker.protocol import (
+    CallUdf,
+    Gather,
+    Join,
+    ModelSpec,
+    Project,
+    SampledRows,
+    SourceRows,
+    TableRows,
+    Work,
+)
+from vane_dagster.worker.retry import Policy
+from vane_dagster.worker.unread_rows import split_unread
+
+IDS = pa.schema([("id", pa.string())])
+READ = pa.schema([("id", pa.string()), ("n", pa.int64())])
+
+
+@dataclass(frozen=True)
+class Damaged(SourceReader):
+    """Reads rows a to d, of which b and d are damaged."""
+
+    def read(self, fragment, schema, context):
+        error = {"error": "ValueError", "message": "damaged"}
+        columns = {
+            "id": pa.array(list("abcd")),
+            "n": pa.array([1, None, 3, None]),
+            ROW_ERROR: pa.array([None, error, None, error], ROW_ERROR_TYPE),
+        }
+        return pa.table({name: columns[name] for name in (*schema.names, ROW_ERROR)})
+
+    def current(self, file):
+        return file
+
+
+ROWS = SourceRows(
+    cloudpickle.dumps(Damaged()),
+    FragmentRecord("x", 0, 4, "", 0),
+    READ,
+    (FileRecord("x", 1, "1"),),
+    "id",
+)
+
+
+def tenfold(batch):
+    assert batch.column_names == ["id", "n"], "only rows that were read, without their errors"
+    return {"ten": [10 * n for n in batch["n"].to_pylist()]}
+
+
+def work(op, inputs, schema, target=None) -> Work:
+    return Work("stage 'p/s', fragment 0", op, inputs, schema, "id", target, True, stage="p/s")
+
+
+def call(on_error: str) -> CallUdf:
+    return CallUdf(
+        cloudpickle.dumps(((), {})), None, BatchCall("pyarrow"), None, "one_to_one", 1, ("id",),
+        ("ten",), policy=Policy(on_error), max_faults=0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def host(monkeypatch) -> Host:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which a host taps
+    monkeypatch.setattr(OutputTap, "_instance", None)
+    found = Host()
+    found.models.hold(ModelSpec("tenfold", False, "", b""), tenfold)
+    return found
+
+
+@pytest.fixture
+def target(tmp_path) -> PartTarget:
+    return PartTarget(Location(str(tmp_path / "parts")), "0" * 40, "id")
+
+
+def test_rows_that_were_read_are_separated():
+    table = Damaged().read(ROWS.fragment, READ, None)
+    rows, faults = split_unread(table)
+    assert rows.to_pydict() == {"id": ["a", "c"], "n": [1, 3]}
+    assert [(fault.name, str(fault.error)) for fault in faults] == [("ValueError", "damaged")] * 2
+    assert split_unread(rows) == (rows, [])
+
+
+@pytest.mark.parametrize("on_error", ["raise", "quarantine"])
+def test_a_call_quarantines_them(host, target, on_error):
+    schema = pa.schema([("id", pa.string()), ("ten", pa.int64())])
+    table, report = host.run(work(call(on_error), (ROWS,), schema, target))
+    assert report.fault is None
+    assert table.to_pydict() == {"id": ["a", "c"], "ten": [10, 30]}
+    tally = report.tally
+    assert (tally.rows_in, tally.quarantined, tally.unread, tally.filtered) == (4, 2, 2, 0)
+    assert tally.faults == 0, "the stage's own"
+    assert (report.part.quarantined, report.part.unread) == (2, 2)
+    assert report.faults == ("id 'b': ValueError: damaged", "id 'd': ValueError: damaged")
+
+
+def test_a_call_that_keeps_failed_rows_has_nulls_for_them(host):
+    schema = pa.schema([("id", pa.string()), ("ten", pa.int64()), ("error", pa.string())])
+    table, report = host.run(work(call("null"), (ROWS,), schema))
+    assert table.column("id").to_pylist() == list("abcd")
+    assert table.column("ten").to_pylist() == [10, None, 30, None]
+    assert table.column("error").to_pylist() == [None, "ValueError: damaged"] * 2
+    assert (report.tally.nulled, report.tally.unread, report.tally.faults) == (2, 2, 0)
+
+
+def test_slices_of_loaded_rows_quarantine_their_own(host):
+    loaded, report = host.run(work(Gather(), (ROWS,), READ))
+    assert loaded.column_names == ["id", "n", ROW_ERROR]
+    assert report.rows_out == 4
+    schema = pa.schema([("id", pa.string()), ("ten", pa.int64())])
+    found = []
+    for start in (0, 1, 2):
+        rows = TableRows(0, start, start + 1, ("id", "n"))
+        table, report = host.run(work(call("raise"), (rows,), schema), loaded)
+        found.append((table.num_rows, report.tally.rows_in, report.tally.unread))
+    assert found == [(1, 1, 0), (0, 1, 1), (1, 1, 0)]
+
+
+def test_a_project_quarantines_them(host, target):
+    schema = pa.schema([("id", pa.string()), ("more", pa.int64())])
+    op = Project((("id", "id"), ("more", "n + 1")), "n > 1")
+    table, report = host.run(work(op, (ROWS,), schema, target))
+    assert table.to_pydict() == {"id": ["c"], "more": [4]}
+    tally = report.tally
+    assert (tally.rows_in, tally.filtered, tally.quarantined, tally.unread) == (4, 1, 2, 2)
+    assert report.part.faults
+
+
+def test_a_write_of_the_source_quarantines_them(host, target):
+    table, report = host.run(work(Gather(), (ROWS,), READ, target))
+    assert table.to_pydict() == {"id": ["a", "c"], "n": [1, 3]}
+    assert (report.tally.rows_in, report.tally.quarantined) == (4, 2)
+
+
+def test_a_join_drops_them_on_its_sides(host):
+    sizes = pa.table({"id": ["a", "b"], "size": [5, 6]})
+    schema = pa.schema([("id", pa.string()), ("size", pa.int64()), ("n", pa.int64())])
+    shape = JoinShape("sized", "id", (JoinSide("source", "id", "id", ("id",)),))
+    op = Join("left", shape, ("sized", "source"), {"source": (("n", "n"),)})
+    table, report = host.run(work(op, (TableRows(0), ROWS), schema), sizes)
+    assert table.to_pylist() == [{"id": "a", "size": 5, "n": 1}, {"id": "b", "size": 6, "n": None}]
+    assert (report.tally.rows_in, report.tally.quarantined) == (2, 0)
+    inner = replace(op, how="inner")
+    table, report = host.run(work(inner, (TableRows(0), ROWS), schema), sizes)
+    assert table["id"].to_pylist() == ["a"]
+
+
+def test_a_sample_counts_places_in_all_rows(host):
+    table, _ = host.run(work(Gather(), (SampledRows(ROWS, (1, 2)),), READ))
+    assert table["id"].to_pylist() == ["b", "c"]
+    assert [error is None for error in table[ROW_ERROR].to_pylist()] == [False, True]
