@@ -265,6 +265,7 @@ class _Planner:
         fragments = None
         if self.heads:
             table = self.source.split(files, self.rule, self.location, key)
+            table.require_everywhere(self.pipeline.id, self.location)
             known[SOURCE] = table.schema
             fragments = keyed(table.fragments, self.source_definition)
         fragments = agreed(self.pipeline.name, key, fragments, inputs)

@@ -24,7 +24,7 @@ from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.planner import fragment_rule
 from vane_dagster.sources import FragmentRule, Listed, Source
 from vane_dagster.sources.files import file_version, reconcile
-from vane_dagster.storage.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
+from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.storage.store import Store
 
 MAX_FRAGMENTS = 4
@@ -194,7 +194,7 @@ class _Sampler:
             stages={stage: StagePlan(manifest.plan, manifest.generation, None, own_keys)},
             inputs=few,
             input_names={},
-            schemas=self._schemas(inputs, fragments, listed or {}) if fragments else {},
+            schemas=self._schemas(inputs, listed or {}) if fragments else {},
             sample=dict(enumerate(chosen.values())),
         )
         stored = replace(manifest, parts=[manifest.parts[i] for i in chosen], fragments=fragments)
@@ -272,13 +272,11 @@ class _Sampler:
     def _schemas(
         self,
         inputs: Mapping[str, Manifest],
-        fragments: Sequence[FragmentRecord],
         listed: Mapping[str, FileRecord],
     ) -> dict[str, pa.Schema]:
+        # All files, because those of the sample may have fewer columns or narrower types.
         known = {stage: manifest.schema for stage, manifest in inputs.items()}
         if SOURCE in self._spec.upstream:
-            urls = dict.fromkeys(span.url for each in fragments for span in each.spans)
-            files = [listed[url] for url in urls]
-            key = self._manifest.partition
+            key, files = self._manifest.partition, list(listed.values())
             known[SOURCE] = self._source.split(files, self._rule, self._location, key).schema
         return self._pipeline.resolve_schemas([self._stage], known)

@@ -25,12 +25,13 @@ from vane_dagster.sources.base import (
 )
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.grouping import FileSize, group, is_small
-from vane_dagster.sources.parquet_scan import scan, scan_projected
+from vane_dagster.sources.parquet_scan import reading_detail, scan, scan_projected
+from vane_dagster.sources.schemas import common_columns
 from vane_dagster.storage.filesystem import IO_THREADS, Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.row_search import RowFile, find_any
 from vane_dagster.storage.transient_errors import with_retries
-from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
+from vane_dagster.types.schema import seen_by_sql
 
 SmallFiles = Literal["separate", "group"]
 
@@ -184,7 +185,7 @@ def read_footers(
         location: The pipeline, for messages.
 
     Raises:
-        SourceError: If a file is not Parquet, or its columns differ from the first file's.
+        SourceError: If a file is not Parquet, or columns have no common type.
     """
 
     def footer(file: FileRecord) -> tuple[pa.Schema, pq.FileMetaData]:
@@ -212,33 +213,33 @@ def read_footers(
 
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         footers = list(threads.map(footer, files))
-    schema = plain_schema(footers[0][0])
-    for file, (own, _) in zip(files, footers):
-        schema = _common(schema, plain_schema(own), files[0].url, file.url, location)
-    check_distinct(schema.names, f"{location}, {files[0].url!r}")
-    if ROW_NUMBER in schema.names:
+    common = common_columns([(f.url, own) for f, (own, _) in zip(files, footers)], location)
+    if ROW_NUMBER in common.schema.names:
+        first = next(file for file, own in zip(files, common.files) if ROW_NUMBER in own.own.names)
         raise SourceError(
-            f"{location}: {files[0].url!r} has a column {ROW_NUMBER!r}, which is what the reader "
+            f"{location}: {first.url!r} has a column {ROW_NUMBER!r}, which is what the reader "
             "calls a row's place in its file; rename it"
         )
     fragments: list[FragmentRecord] = []
-    small: dict[str, tuple[FileRecord, FileSize, str]] = {}
-    for file, (own, metadata) in zip(files, footers):
-        types = _kept_types(plain_schema(own))
+    small: dict[str, tuple[FileRecord, FileSize, str, str]] = {}
+    for file, (_, metadata), columns in zip(files, footers, common.files):
+        types, detail = kept_types(columns.own) + columns.extra, reading_detail(columns)
         held = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
         size = FileSize(file.url, metadata.num_rows, held)
         if source.groups_small_files and size.rows and is_small(size, rule.rows, rule.bytes):
-            small[file.url] = (file, size, types)
+            small[file.url] = (file, size, types, detail)
         else:
-            fragments += cut(file, metadata, rule, types)
-    for grouped in group([size for _, size, _ in small.values()], rule.rows, rule.bytes):
+            fragments += cut(file, metadata, rule, types, detail)
+    for grouped in group([size for _, size, _, _ in small.values()], rule.rows, rule.bytes):
         members = [small[each.url] for each in grouped]
-        spans = [(file, 0, size.rows) for file, size, _ in members]
-        extra = "".join(types for _, _, types in members)
-        fragments.append(fragment_record(spans, sum(size.bytes for size in grouped), extra))
+        spans = [(file, 0, size.rows) for file, size, _, _ in members]
+        extra = "".join(types for _, _, types, _ in members)
+        details = [detail for _, _, _, detail in members]
+        held = sum(size.bytes for size in grouped)
+        fragments.append(fragment_record(spans, held, extra, details))
     if small:
         fragments.sort(key=lambda fragment: fragment.url)  # stable: rows of a file stay in order
-    return SourceTable(schema, tuple(fragments))
+    return SourceTable(common.schema, tuple(fragments), common.partial)
 
 
 def _begins_as_parquet(file_location: Location) -> bool:
@@ -250,38 +251,13 @@ def _begins_as_parquet(file_location: Location) -> bool:
         return True
 
 
-def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a file, each in the plain encoding of its type."""
-    return pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
-
-
-def _common(
-    first: pa.Schema, other: pa.Schema, first_url: str, url: str, location: str
-) -> pa.Schema:
-    """Return the columns of two files; types that differ become the type SQL reads for both."""
-    fields = []
-    for field in first:
-        index = other.get_field_index(field.name)
-        found = other.field(index).type if index >= 0 else "no such column"
-        if found != field.type:
-            seen = seen_by_sql(field.type)
-            if seen is None or index < 0 or seen_by_sql(found) != seen:
-                raise SourceError(
-                    f"{location}: column {field.name!r} is {found} in {url!r}, but {field.type} in "
-                    f"{first_url!r}; all files of a partition need the same columns and types"
-                )
-            field = field.with_type(seen)
-        fields.append(field)
-    return pa.schema(fields)
-
-
-def _kept_types(schema: pa.Schema) -> str:
+def kept_types(schema: pa.Schema) -> str:
     """Return the types that are kept although SQL reads them as others; empty for most files."""
     return "".join(f"\n{f.name}: {f.type}" for f in schema if seen_by_sql(f.type) != f.type)
 
 
 def cut(
-    file: FileRecord, footer: Any, rule: FragmentRule, types: str = ""
+    file: FileRecord, footer: Any, rule: FragmentRule, types: str = "", detail: str = ""
 ) -> Iterator[FragmentRecord]:
     """Cut a file into fragments along its row groups, and within row groups that are too large.
 
@@ -293,6 +269,7 @@ def cut(
         footer: Its Parquet metadata.
         rule: The maximum size of a fragment.
         types: A text that is included in the fragments' digests.
+        detail: The detail of the fragments' spans.
     """
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
     rows, sizes = [g.num_rows for g in groups], [g.total_byte_size for g in groups]
@@ -303,7 +280,7 @@ def cut(
     edges, above = np.cumsum([0, *rows]), np.cumsum([0, *sizes])
     for start, stop in _ranges(rows, most, sizes, 2 * rule.bytes):
         first, last = np.interp([start, stop], edges, above)
-        yield fragment_record([(file, int(start), int(stop))], int(last - first), types)
+        yield fragment_record([(file, int(start), int(stop))], int(last - first), types, [detail])
 
 
 def _ranges(

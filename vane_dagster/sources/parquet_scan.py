@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 from vane_dagster import _failpoints
 from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import ReadContext, unreadable
+from vane_dagster.sources.schemas import FileColumns, conform
 from vane_dagster.storage.damage import is_damage
 from vane_dagster.storage.filesystem import Location, duckdb_path, protocols
 from vane_dagster.storage.manifest import FileSpan
@@ -45,6 +47,8 @@ class _FileRows:
         stop: Row after the last.
         schema: The columns to read.
         storage_options: Options of the fsspec file system.
+        cast: Names of columns that have another type in the file.
+        absent: Names of columns that the file lacks; they are null.
     """
 
     url: str
@@ -52,6 +56,22 @@ class _FileRows:
     stop: int
     schema: pa.Schema
     storage_options: Mapping[str, Any] = field(repr=False)
+    cast: Collection[str] = ()
+    absent: Collection[str] = ()
+
+
+def reading_detail(columns: FileColumns) -> str:
+    """Return the detail of a file's spans: its columns that differ from those of other files."""
+    cast, absent = [each.name for each in columns.cast], [each.name for each in columns.absent]
+    record = {"cast": cast} if cast else {}
+    record |= {"absent": absent} if absent else {}
+    return json.dumps(record) if record else ""
+
+
+def _file_rows(span: FileSpan, schema: pa.Schema, storage_options: Mapping[str, Any]) -> _FileRows:
+    record = json.loads(span.detail) if span.detail else {}
+    columns = (record.get("cast", ()), record.get("absent", ()))
+    return _FileRows(span.url, span.start, span.stop, schema, storage_options, *columns)
 
 
 def scan(
@@ -68,7 +88,7 @@ def scan(
     Raises:
         SourceError: If they cannot be read.
     """
-    rows = _FileRows(span.url, span.start, span.stop, schema, storage_options)
+    rows = _file_rows(span, schema, storage_options)
     kept = _kept_out_of_sql(rows.schema.names, rows)
     table = _read_row_groups(rows, kept, context)
     if others := [name for name in rows.schema.names if name not in table.column_names]:
@@ -102,7 +122,7 @@ def scan_projected(
         SourceError: If they cannot be read.
         SchemaError: If an expression fails for a row.
     """
-    rows = _FileRows(span.url, span.start, span.stop, schema, storage_options)
+    rows = _file_rows(span, schema, storage_options)
     passed = passed_through(columns, rows.schema)
     kept = _kept_out_of_sql(passed.values(), rows)
     computed = [(name, e) for name, e in columns if passed.get(name) not in kept]
@@ -139,15 +159,17 @@ def _read_row_groups(
             wanted = rows.schema.names if aligned else list(columns)
             if not wanted:
                 return pa.table({})
-            table = file.read_row_groups(groups, columns=wanted, use_threads=False)
-            table = table.select(wanted).slice(rows.start - first, rows.stop - rows.start)
-            return unsliced(table)
+            present = [name for name in wanted if name not in rows.absent]
+            table = file.read_row_groups(groups, columns=present, use_threads=False)
+            table = table.select(present).slice(rows.start - first, rows.stop - rows.start)
+            count = table.num_rows if present else max(0, min(rows.stop, stop) - rows.start)
+            fields = [rows.schema.field(name) for name in wanted]
+            return conform(unsliced(table), pa.schema(fields), count)
 
     try:
-        table = with_retries(_failpoints.failing("read", rows.url, read))
+        return with_retries(_failpoints.failing("read", rows.url, read))
     except Exception as error:  # drivers raise their own exception classes
         raise _unreadable(rows, context, error) from error
-    return table.cast(pa.schema([rows.schema.field(name) for name in table.column_names]))
 
 
 def _opened(location: Location, stream: object) -> pq.ParquetFile:
@@ -199,8 +221,10 @@ def _query(rows: _FileRows, listed: str, context: ReadContext) -> pa.Table:
 
 def _asked(rows: _FileRows, listed: str, where: str | None, context: ReadContext) -> pa.Table:
     table = f"read_parquet({literal(_duckdb_path(rows, context))}, {_ROW}=true)"
-    if casts := _casts(rows.schema):
-        table = f"(SELECT * REPLACE ({casts}) FROM {table})"
+    casts, nulls = _casts(rows), _nulls(rows)
+    if casts or nulls:
+        replaced = f" REPLACE ({casts})" if casts else ""
+        table = f"(SELECT *{replaced}{nulls} FROM {table})"
     query = (
         f"SELECT {listed} FROM {table} AS source "
         f"WHERE {_ROW} >= {rows.start} AND {_ROW} < {rows.stop}"
@@ -213,13 +237,25 @@ def _asked(rows: _FileRows, listed: str, where: str | None, context: ReadContext
     return with_retries(_failpoints.failing("read", rows.url, read))
 
 
-def _casts(schema: pa.Schema) -> str:
-    """Return casts to the types that SQL reads, because a Parquet file may declare others."""
-    seen = [(field.name, field.type, seen_by_sql(field.type)) for field in schema]
+def _casts(rows: _FileRows) -> str:
+    """Return casts of columns whose type in SQL is not the one that the file declares."""
+    present = [field for field in rows.schema if field.name not in rows.absent]
+    seen = [(field.name, field.type, seen_by_sql(field.type)) for field in present]
     kinds = [
-        (n, sql_name(s)) for n, kind, s in seen if s is not None and (s != kind or _has_sizes(s))
-    ]
+        (name, sql_name(s)) for name, kind, s in seen
+        if s is not None and (s != kind or _has_sizes(s) or name in rows.cast)
+    ]  # fmt: skip
     return ", ".join(f"{quote(name)}::{kind} AS {quote(name)}" for name, kind in kinds if kind)
+
+
+def _nulls(rows: _FileRows) -> str:
+    """Return the columns that the file lacks, as further columns of a SELECT."""
+    wanted = [name for name in rows.absent if name in rows.schema.names]
+    seen = {name: seen_by_sql(rows.schema.field(name).type) for name in wanted}
+    kinds = {name: sql_name(kind) for name, kind in seen.items() if kind is not None}
+    return "".join(
+        f", {f'NULL::{kind}' if kind else 'NULL'} AS {quote(name)}" for name, kind in kinds.items()
+    )
 
 
 def _has_sizes(kind: pa.DataType) -> bool:

@@ -16,11 +16,8 @@ from vane_dagster.errors import DefinitionError, SourceError
 from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceReader, SourceTable
 from vane_dagster.sources.file_source import asset_path
 from vane_dagster.sources.files import file_record
-from vane_dagster.sources.parquet import (
-    ParquetFiles,
-    StoredParquet,
-    plain_schema,
-)
+from vane_dagster.sources.parquet import ParquetFiles, StoredParquet
+from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import IO_THREADS, Location
 from vane_dagster.storage.manifest import FileRecord, Manifest
 from vane_dagster.storage.reader import find, places

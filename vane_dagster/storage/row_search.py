@@ -88,7 +88,7 @@ def find(
             column = _read(parquet, group, [keys[position]]).column(0)
             low = max(file.start - first, 0)
             column = column.slice(low, None if file.stop is None else file.stop - first - low)
-            matches = pc.is_in(column, value_set=pa.array(list(wanted), column.type))
+            matches = pc.is_in(column, value_set=_values(wanted, column.type))
             numbers = pc.indices_nonzero(matches)
             if not len(numbers):
                 continue
@@ -155,6 +155,15 @@ def row_at(file: RowFile, keys: Sequence[str], row: int) -> Found:
                 return Found(file, row, tuple(column[0].as_py() for column in table.columns))
             first += rows
     raise StoreError(f"{file.url!r} has {first} rows and no row {row}; was it rewritten?")
+
+
+def _values(wanted: Collection[Any], kind: pa.DataType) -> pa.Array:
+    """Return the values that a column can hold: ids may be of a wider type than one file's."""
+    if not pa.types.is_integer(kind):
+        return pa.array(list(wanted), kind)
+    low = -(1 << (kind.bit_width - 1)) if pa.types.is_signed_integer(kind) else 0
+    high = low + (1 << kind.bit_width)
+    return pa.array([value for value in wanted if low <= value < high], kind)
 
 
 @contextmanager

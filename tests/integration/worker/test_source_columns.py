@@ -16,7 +16,7 @@ from support.typed_source import (
     SOURCE_TYPES,
     source,  # noqa: F401  # fixtures
 )
-from vane_dagster.sources.parquet import plain_schema
+from vane_dagster.sources.schemas import plain_schema
 
 
 def double(batch: pa.Table) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from vane_dagster.sources.parquet import plain_schema
+from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.publish.delta_types import delta_type

@@ -29,7 +29,8 @@ from support.typed_source import (
 from vane_dagster.planning.source_code import pack_source
 from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.files import listed_file
-from vane_dagster.sources.parquet import plain_schema, read_footers
+from vane_dagster.sources.parquet import read_footers
+from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.types.schema import plain_type

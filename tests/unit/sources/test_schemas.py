@@ -1,0 +1,362 @@
+"""The common columns of files with different columns, and reads of these files as one table."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from support.data import write_source
+from vane_dagster.sources import FragmentRecord, FragmentRule, ReadContext, SourceTable
+from vane_dagster.sources.files import file_identity
+from vane_dagster.sources.schemas import CommonColumns, common_columns, conform, wider_type
+
+HERE = ReadContext("here")
+STRUCT = pa.struct([("a", pa.int32()), ("b", pa.string())])
+TENSOR = pa.fixed_shape_tensor(pa.float32(), (2, 2))
+
+
+def common(*schemas: dict[str, pa.DataType]) -> CommonColumns:
+    return common_columns([(f"{i}.p", pa.schema(each)) for i, each in enumerate(schemas)], "here")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (pa.int32(), pa.int64(), pa.int64()),
+        (pa.int8(), pa.int16(), pa.int16()),
+        (pa.uint8(), pa.uint64(), pa.uint64()),
+        (pa.float32(), pa.float64(), pa.float64()),
+        (pa.float16(), pa.float32(), pa.float32()),
+        (pa.decimal128(5, 2), pa.decimal128(9, 2), pa.decimal128(9, 2)),
+        (pa.decimal128(20, 2), pa.decimal256(50, 2), pa.decimal256(50, 2)),
+        (pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("us")),
+        (pa.time32("ms"), pa.time64("us"), pa.time64("us")),
+        (pa.null(), TENSOR, TENSOR),
+        (pa.list_(pa.int32()), pa.list_(pa.int64()), pa.list_(pa.int64())),
+        (pa.list_(pa.null()), pa.list_(STRUCT), pa.list_(STRUCT)),
+        (pa.list_(pa.float32(), 3), pa.list_(pa.float64(), 3), pa.list_(pa.float64(), 3)),
+        (
+            STRUCT,
+            pa.struct([("c", pa.bool_()), ("a", pa.int64())]),
+            pa.struct([("a", pa.int64()), ("b", pa.string()), ("c", pa.bool_())]),
+        ),
+        (
+            pa.map_(pa.string(), pa.int32()),
+            pa.map_(pa.string(), pa.int64()),
+            pa.map_(pa.string(), pa.int64()),
+        ),
+    ],
+)
+def test_the_wider_of_two_types(one, other, expected):
+    assert wider_type(one, other) == expected
+    found = wider_type(other, one)
+    if pa.types.is_struct(expected):  # in the order of the files
+        assert found is not None
+        assert sorted(found, key=lambda f: f.name) == sorted(expected, key=lambda f: f.name)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.int32(), pa.uint32()),
+        (pa.uint8(), pa.int64()),
+        (pa.int32(), pa.float64()),
+        (pa.int64(), pa.string()),
+        (pa.bool_(), pa.int8()),
+        (pa.string(), pa.binary()),
+        (pa.date32(), pa.timestamp("us")),
+        (pa.timestamp("us"), pa.timestamp("ns")),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+        (pa.decimal128(5, 2), pa.decimal128(5, 3)),
+        (pa.list_(pa.int32(), 2), pa.list_(pa.int32(), 3)),
+        (pa.list_(pa.int32(), 2), pa.list_(pa.int32())),
+        (pa.list_(pa.int32()), pa.int32()),
+        (STRUCT, pa.struct([("a", pa.string())])),
+        (STRUCT, pa.struct([("A", pa.int32())])),
+        (TENSOR, pa.fixed_shape_tensor(pa.float32(), (2, 3))),
+    ],
+)
+def test_types_that_have_nothing_in_common(one, other):
+    assert wider_type(one, other) is None
+    assert wider_type(other, one) is None
+
+
+def test_columns_are_in_the_order_of_the_files():
+    found = common(
+        {"id": pa.int32(), "a": pa.string()},
+        {"c": pa.bool_(), "id": pa.int64()},
+        {"b": pa.int8(), "id": pa.int16(), "c": pa.bool_()},
+    )
+    assert found.schema == pa.schema(
+        [("id", pa.int64()), ("a", pa.string()), ("c", pa.bool_()), ("b", pa.int8())]
+    )
+    assert found.partial == {"a": ["1.p", "2.p"], "c": ["0.p"], "b": ["0.p", "1.p"]}
+    names = [([f.name for f in each.cast], [f.name for f in each.absent]) for each in found.files]
+    assert names == [(["id"], ["c", "b"]), ([], ["a", "b"]), (["id"], ["a"])]
+
+
+def test_only_files_that_differ_from_the_common_columns_have_an_extra_identity():
+    narrow, wide = {"id": pa.int32()}, {"id": pa.int64()}
+    assert common(narrow, narrow).files[0].extra == ""
+    alone, mixed, more = (
+        common(wide),
+        common(narrow, wide),
+        common(narrow, {**wide, "n": pa.int8()}),
+    )
+    assert alone.files[0].extra == mixed.files[1].extra == ""
+    extras = {mixed.files[0].extra, more.files[0].extra, ""}
+    assert len(extras) == 3
+
+
+def test_encodings_and_metadata_are_no_differences():
+    found = common_columns(
+        [
+            ("a", pa.schema([("x", pa.dictionary(pa.int8(), pa.string()))], metadata={"k": "1"})),
+            ("b", pa.schema([("x", pa.large_string())], metadata={"k": "2"})),
+            ("c", pa.schema([("x", pa.string_view())])),
+        ],
+        "here",
+    )
+    assert found.schema == pa.schema([("x", pa.string())])
+    assert [file.extra for file in found.files] == [""] * 3
+
+
+def test_every_column_and_file_that_differs_is_in_one_error():
+    first = {"id": pa.int64(), "n": pa.int64(), "t": pa.string(), "v": pa.list_(pa.float32(), 2)}
+    with pytest.raises(vd.SourceError) as caught:
+        common(
+            first,
+            {**first, "n": pa.string()},
+            {**first, "t": pa.int32(), "v": pa.list_(pa.float32(), 3)},
+            *[{**first, "n": pa.string()}] * 3,
+            {"id": pa.int64(), "N": pa.int64()},
+        )
+    text = str(caught.value)
+    assert "here: column 'n' is string in '1.p', '3.p' and 2 more files, but int64 in '0.p'" in text
+    assert "column 't' is int32 in '2.p', but string in '0.p'" in text
+    assert "column 'v' is fixed_size_list<item: float>[3] in '2.p', but fixed_size" in text
+    assert "column 'N' is in '6.p', but 'n' in '0.p', and SQL ignores case" in text
+    assert "Write the files again" in text
+
+
+def test_the_error_is_bounded():
+    wide = pa.struct([(f"f{i}", pa.int64()) for i in range(100)])
+    first = {f"c{i}": pa.int64() for i in range(100)}
+    with pytest.raises(vd.SourceError) as caught:
+        common(first, *[dict.fromkeys(first, wide)] * 50)
+    assert len(str(caught.value)) < 5_000
+    assert "90 more such columns" in str(caught.value)
+
+
+def test_rows_are_converted_to_common_columns():
+    table = pa.table({"n": pa.array([1, None], pa.int8()), "x": pa.nulls(2)})
+    schema = pa.schema([("t", TENSOR), ("n", pa.int64()), ("x", TENSOR)])
+    found = conform(table, schema)
+    assert found.schema == schema
+    assert found["n"].to_pylist() == [1, None]
+    assert found["t"].null_count == found["x"].null_count == 2
+    assert conform(table, pa.schema([])).num_rows == 2
+
+
+# Reads of Parquet files
+
+
+def split(folder: Path, small_files: Any = "separate", rows: int = 100) -> SourceTable:
+    source = vd.parquet(str(folder), small_files=small_files)
+    files = source.required(source.list_files([None], "here")[None], None, "here")
+    return source.split(files, FragmentRule(rows), "here")
+
+
+def read(fragment: FragmentRecord, schema: pa.Schema) -> pa.Table:
+    return vd.parquet("unread").read(fragment, schema, HERE)
+
+
+NARROW = {
+    "small": pa.array([1, None, -3], pa.int8()),
+    "unsigned": pa.array([1, None, 3], pa.uint16()),
+    "real": pa.array([1.5, None, 3.5], pa.float32()),
+    "half": pa.array([1.5, None, 3.5], pa.float16()),
+    "decimal": pa.array([1, None, 3], pa.decimal128(5, 0)),
+    "moment": pa.array([1, None, 3], pa.timestamp("ms")),
+    "nothing": pa.nulls(3),
+    "list": pa.array([[1, None], None, []], pa.list_(pa.int32())),
+    "nothings": pa.array([[], None, [None]], pa.list_(pa.null())),
+    "vector": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2)),
+    "struct": pa.array([{"a": 1, "b": "x"}, None, {"a": None, "b": "y"}], STRUCT),
+    "structs": pa.array([[{"a": 1, "b": "x"}], None, [None]], pa.list_(STRUCT)),
+    "map": pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int8())),
+}
+_FIELDS = pa.struct([("c", pa.bool_()), ("b", pa.string()), ("a", pa.int64())])
+WIDE = {
+    "small": pa.int64(),
+    "unsigned": pa.uint64(),
+    "real": pa.float64(),
+    "half": pa.float64(),
+    "decimal": pa.decimal128(9, 0),
+    "moment": pa.timestamp("us"),
+    "nothing": TENSOR,
+    "list": pa.list_(pa.int64()),
+    "nothings": pa.list_(_FIELDS),
+    "vector": pa.list_(pa.int32(), 2),
+    "struct": _FIELDS,
+    "structs": pa.list_(_FIELDS),
+    "map": pa.map_(pa.string(), pa.int64()),
+}
+
+
+@pytest.mark.parametrize("kind", NARROW)
+@pytest.mark.parametrize("wide_first", [False, True])
+def test_a_narrow_file_is_read_as_the_wide_one(kind, wide_first, tmp_path):
+    assert_read_together(NARROW[kind], WIDE[kind], wide_first, tmp_path)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.recursive(
+    st.sampled_from([(NARROW[kind], WIDE[kind]) for kind in NARROW if kind != "nothing"]),
+    lambda pairs: pairs.map(
+        lambda pair: (
+            pa.StructArray.from_arrays([pair[0], pair[0]], ["f", "g"]),
+            pa.struct([("g", pair[1]), ("new", pa.string()), ("f", pair[0].type)]),
+        )
+    ) | pairs.map(
+        lambda pair: (
+            pa.ListArray.from_arrays(pa.array([0, 1, 1, 3]), pair[0]), pa.list_(pair[1]),
+        )
+    ), max_leaves=3,
+), st.booleans())  # fmt: skip
+def test_types_of_any_nesting_are_read_together(pair, wide_first):
+    with tempfile.TemporaryDirectory() as folder:
+        assert_read_together(*pair, wide_first, Path(folder))
+
+
+def assert_read_together(
+    array: pa.Array, wide: pa.DataType, wide_first: bool, folder: Path
+) -> None:
+    """By row groups, inside of one, with SQL, and with SQL over rows inside of one."""
+    narrow, other = ("b", "a") if wide_first else ("a", "b")
+    write_source(folder, pa.table({"id": range(3), "x": array}), f"{narrow}.parquet")
+    write_source(folder, pa.table({"x": pa.nulls(1, wide), "id": [9]}), f"{other}.parquet")
+    table = split(folder)
+    kind = table.schema.field("x").type
+    expected = wider_type(wide, array.type) if wide_first else wider_type(array.type, wide)
+    assert kind == expected
+    (fragment,) = [each for each in table.fragments if f"/{narrow}.parquet" in each.url]
+    values = conform(pa.table({"x": array}), pa.schema([("x", kind)]))["x"].combine_chunks()
+    source = vd.parquet("unread")
+    columns = (("id", "id"), ("y", "x"), ("isnull", "x IS NULL"))
+    pieces = [(0, 3), (0, 2), (1, 3)]
+    for start, stop in pieces:
+        some = FragmentRecord(fragment.url, start, stop, "", 0, detail=fragment.detail)
+        assert (
+            source.read(some, table.schema, HERE)["x"]
+            .combine_chunks()
+            .equals(values.slice(start, stop - start))
+        )
+        shown = columns if not isinstance(kind, pa.BaseExtensionType) else columns[:2]
+        found = source.project(some, table.schema, shown, "id <> 1", HERE)
+        assert found is not None
+        kept = [n for n in range(start, stop) if n != 1]
+        assert found["y"].cast(kind).combine_chunks().equals(values.take(pa.array(kept)))
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float16(), STRUCT, TENSOR, pa.duration("s")])
+@pytest.mark.parametrize("small_files", ["separate", "group"])
+def test_a_column_that_a_file_lacks_is_null(kind, small_files, tmp_path):
+    write_source(tmp_path, {"id": [0, 1, 2]}, "a.parquet")
+    write_source(tmp_path, pa.table({"id": [3], "x": pa.nulls(1, kind)}), "b.parquet")
+    table = split(tmp_path, small_files)
+    assert table.schema == pa.schema([("id", pa.int64()), ("x", kind)])
+    only = pa.schema([("x", kind)])
+    source = vd.parquet("unread")
+    found, nulls, filtered = [], 0, []
+    for fragment in table.fragments:
+        found += read(fragment, table.schema)["id"].to_pylist()
+        nulls += read(fragment, only)["x"].null_count
+        projected = source.project(
+            fragment, table.schema, (("x", "x"), ("n", "id")), "id <> 1", HERE
+        )
+        assert projected is not None
+        filtered += projected["n"].to_pylist()
+        assert projected["x"].null_count == projected.num_rows
+    assert (found, nulls, filtered) == ([0, 1, 2, 3], 4, [0, 2, 3])
+    part = table.fragments[0].spans[0]
+    some = FragmentRecord(part.url, 1, 3, "", 0, detail=part.detail)
+    assert read(some, only)["x"].null_count == 2
+
+
+def test_a_column_of_nulls_that_a_file_lacks(tmp_path):
+    write_source(tmp_path, {"id": [0]}, "a.parquet")
+    write_source(tmp_path, pa.table({"id": [1], "x": pa.nulls(1)}), "b.parquet")
+    table = split(tmp_path)
+    for fragment in table.fragments:
+        found = vd.parquet("unread").project(
+            fragment, table.schema, (("x", "x"), ("y", "coalesce(x, 'none')")), None, HERE
+        )
+        assert found is not None
+        assert found.to_pylist() == [{"x": None, "y": "none"}]
+
+
+def test_a_filter_on_a_widened_and_on_an_absent_column(tmp_path):
+    write_source(tmp_path, pa.table({"id": [1, 2], "n": pa.array([1, 2], pa.int8())}), "a.parquet")
+    write_source(tmp_path, {"id": [3], "n": [1 << 40], "extra": ["e"]}, "b.parquet")
+    table = split(tmp_path)
+    source = vd.parquet("unread")
+    found: list[Any] = []
+    for fragment in table.fragments:
+        rows = source.project(
+            fragment,
+            table.schema,
+            (("id", "id"), ("m", "n * 1000000")),
+            "n > 1 AND (extra IS NULL OR extra = 'e')",
+            HERE,
+        )
+        assert rows is not None
+        found += rows.to_pylist()
+    assert found == [{"id": 2, "m": 2_000_000}, {"id": 3, "m": (1 << 40) * 1_000_000}]
+
+
+@pytest.mark.parametrize("small_files", ["separate", "group"])
+def test_a_wider_file_changes_the_fragments_of_narrower_files_alone(small_files, tmp_path):
+    narrow = pa.table({"id": pa.array([1, 2], pa.int32())})
+    write_source(tmp_path, narrow, "a.parquet")
+    alone = split(tmp_path, small_files).fragments
+    assert alone[0].identity == split(tmp_path, small_files).fragments[0].identity
+    wide = write_source(tmp_path, {"id": [3]}, "b.parquet")
+    mixed = {s.url: f.identity for f in split(tmp_path, "separate").fragments for s in f.spans}
+    assert alone[0].identity not in mixed.values()
+    (tmp_path / "a.parquet").unlink()
+    (only,) = split(tmp_path, "separate").fragments
+    assert mixed[f"file://{wide}"] == only.identity
+
+
+def test_fragments_of_equal_files_keep_the_identity_of_former_releases(tmp_path):
+    write_source(tmp_path, {"id": [1, 2]}, "a.parquet")
+    write_source(tmp_path, {"id": [3, 4]}, "b.parquet")
+    table = split(tmp_path)
+    source = vd.parquet(str(tmp_path))
+    files = source.required(source.list_files([None], "here")[None], None, "here")
+    expected = [
+        hashlib.blake2b(f"{file_identity(file)}\n0\n2".encode(), digest_size=16).hexdigest()
+        for file in files
+    ]
+    assert [fragment.identity for fragment in table.fragments] == expected
+    assert [fragment.detail for fragment in table.fragments] == ["", ""]
+
+
+def test_an_id_that_a_file_lacks_is_refused(tmp_path):
+    write_source(tmp_path, {"id": [1], "n": [1]}, "a.parquet")
+    write_source(tmp_path, {"n": [2]}, "b.parquet")
+    table = split(tmp_path)
+    table.require_everywhere("n", "here")
+    with pytest.raises(vd.SourceError, match=r"b\.parquet' has no id column 'id', which other"):
+        table.require_everywhere("id", "here")

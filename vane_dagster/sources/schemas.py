@@ -1,0 +1,256 @@
+"""The common columns of files with different columns: one rule for all sources of files.
+
+| types in the files | common type |
+|---|---|
+| int32 and int64, uint8 and uint16, float32 and float64, and so on | the wider |
+| decimals of one scale | the one with more digits |
+| encodings of one type: dictionaries, large strings | the plain type |
+| types that SQL reads as the same: times and timestamps of ms and us | as SQL reads them |
+| null (a file with nulls alone) and another | the other |
+| no such column in some files | the type in the others, with nulls |
+
+Elements of lists, values of maps and fields of structs follow the same rules; a struct has the
+fields of all files. Anything else is refused: integers with other signedness, integers and floats,
+numbers and text, dates and timestamps, lists of different fixed sizes.
+
+The columns are those of the first file, then the others in the order of the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from vane_dagster.errors import SourceError
+from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
+
+_MAX_PROBLEMS = 10
+_SHOWN_FILES = 2
+_MAX_TYPE = 120
+_INTEGERS = (
+    (pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+    (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+    (pa.float16(), pa.float32(), pa.float64()),
+)
+
+
+@dataclass(frozen=True)
+class FileColumns:
+    """The columns of a file, and how they become the common ones.
+
+    Attributes:
+        own: The file's columns, in the plain encodings of their types.
+        cast: The common columns that have another type in the file, with the common types.
+        absent: The common columns that the file lacks, with the common types.
+    """
+
+    own: pa.Schema
+    cast: tuple[pa.Field, ...] = ()
+    absent: tuple[pa.Field, ...] = ()
+
+    @property
+    def extra(self) -> str:
+        """The text for the `extra` argument of `fragment_record`.
+
+        It is empty if the file has the common columns with their types: a file that is added to the
+        partition and changes neither leaves the identities of the other files' fragments unchanged.
+        """
+        texts = [json.dumps([f.name, str(f.type)]) for f in self.cast]
+        texts += [json.dumps([f.name, str(f.type), "absent"]) for f in self.absent]
+        return "".join(f"\n{text}" for text in texts)
+
+
+@dataclass(frozen=True)
+class CommonColumns:
+    """The common columns of some files.
+
+    Attributes:
+        schema: The common columns.
+        files: How each file's columns become these, in the order of the files.
+        partial: The columns that some files lack, with the URLs of these files.
+    """
+
+    schema: pa.Schema
+    files: tuple[FileColumns, ...]
+    partial: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def common_columns(files: Sequence[tuple[str, pa.Schema]], location: str) -> CommonColumns:
+    """Return the common columns of files, by the rules of this module.
+
+    Args:
+        files: The URL and the columns of each file; at least one.
+        location: The pipeline, for messages.
+
+    Raises:
+        SourceError: If columns have no common type, or names that SQL does not distinguish. It
+            names all of them, with their files.
+    """
+    by_bytes: dict[bytes, int] = {}
+    kinds: dict[pa.Schema, int] = {}
+    urls: list[list[str]] = []
+    own: list[int] = []
+    for url, found in files:
+        data = found.remove_metadata().serialize().to_pybytes()  # hashed faster than a schema
+        if data not in by_bytes:
+            by_bytes[data] = kinds.setdefault(plain_schema(found), len(kinds))
+            urls += [[]] * (len(kinds) - len(urls))
+        own.append(by_bytes[data])
+        urls[own[-1]].append(url)
+    schema = _merged(list(zip(kinds, urls)), location)
+    conversions = [_conversion(kind, schema) for kind in kinds]
+    partial: dict[str, list[str]] = {}
+    for conversion, same in zip(conversions, urls):
+        for column in conversion.absent:
+            partial.setdefault(column.name, []).extend(same)
+    return CommonColumns(schema, tuple(conversions[index] for index in own), partial)
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of a file, each in the plain encoding of its type."""
+    return pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
+
+
+def conform(table: pa.Table, schema: pa.Schema, rows: int | None = None) -> pa.Table:
+    """Convert rows of a file to common columns: cast types, and add absent columns as nulls.
+
+    Args:
+        table: The rows, with the columns of the file that are in `schema`.
+        schema: The common columns, or some of them.
+        rows: The number of rows. Default: the table's; one without columns may have lost it.
+
+    Raises:
+        pa.ArrowInvalid: If a value does not fit its common type.
+    """
+    count = table.num_rows if rows is None else rows
+    columns = []
+    for column in schema:
+        index = table.schema.get_field_index(column.name)
+        if index < 0 or pa.types.is_null(table.schema.field(index).type):
+            columns.append(pa.chunked_array([pa.nulls(count, column.type)]))
+        else:
+            columns.append(table.column(index).cast(column.type))
+    if not columns:
+        return table.select([])
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def wider_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the type that two types of a column have in common; None if they have none.
+
+    Args:
+        one: A type, in its plain encoding.
+        other: Another.
+    """
+    if one == other or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    for kinds in _INTEGERS:
+        if one in kinds and other in kinds:
+            return max(one, other, key=kinds.index)
+    found = _wider_decimal(one, other) or _wider_nested(one, other)
+    if found is not None:
+        return found
+    seen = seen_by_sql(one)
+    return seen if seen is not None and seen_by_sql(other) == seen else None
+
+
+def _wider_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    if not (pa.types.is_decimal(one) and pa.types.is_decimal(other)) or one.scale != other.scale:
+        return None
+    make = pa.decimal128 if max(one.precision, other.precision) <= 38 else pa.decimal256
+    return make(max(one.precision, other.precision), one.scale)
+
+
+def _wider_nested(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the common type of two structs, lists or maps; None for any other types."""
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        fields: dict[str, pa.DataType | None] = {each.name: each.type for each in one}
+        for each in other:
+            known = fields.get(each.name)
+            fields[each.name] = each.type if known is None else wider_type(known, each.type)
+        lower = {name.lower() for name in fields}
+        distinct = (
+            len(lower) == len(fields) and _has_distinct_names(one) and _has_distinct_names(other)
+        )
+        return pa.struct(fields) if distinct and None not in fields.values() else None
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        key = wider_type(one.key_type, other.key_type)
+        item = wider_type(one.item_type, other.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
+    if (size := _list_size(one)) is not None and size == _list_size(other):
+        child = wider_type(one.value_type, other.value_type)
+        return None if child is None else pa.list_(child, size)
+    return None
+
+
+def _has_distinct_names(kind: pa.StructType) -> bool:
+    return len({each.name for each in kind}) == len(kind.fields)
+
+
+def _list_size(kind: pa.DataType) -> int | None:
+    """Return the size of lists of a fixed size, -1 for other lists; None for other types."""
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size)
+    return -1 if pa.types.is_list(kind) else None
+
+
+def _merged(files: Sequence[tuple[pa.Schema, Sequence[str]]], location: str) -> pa.Schema:
+    """Return the common columns, given distinct schemas with the URLs of the files of each."""
+    columns: dict[str, pa.DataType] = {}
+    first: dict[str, tuple[pa.Field, str]] = {}
+    problems: dict[tuple[str, str], list[str]] = {}
+    for schema, urls in files:
+        check_distinct(schema.names, f"{location}, {urls[0]!r}")
+        for column in schema:
+            known, where = first.setdefault(column.name.lower(), (column, urls[0]))
+            if known.name != column.name:
+                other = f"{known.name!r} in {where!r}, and SQL ignores case"
+                problems.setdefault((f"column {column.name!r} is", other), []).extend(urls)
+                continue
+            kind = wider_type(columns.get(column.name, column.type), column.type)
+            if kind is None:
+                found = f"column {column.name!r} is {_shown(column.type)}"
+                expected = f"{_shown(known.type)} in {where!r}"
+                problems.setdefault((found, expected), []).extend(urls)
+            else:
+                columns[column.name] = kind
+    if problems:
+        raise _refused(problems, location)
+    return pa.schema(columns)
+
+
+def _refused(problems: Mapping[tuple[str, str], Sequence[str]], location: str) -> SourceError:
+    listed = [
+        f"{found} in {_shown_files(urls)}, but {expected}"
+        for (found, expected), urls in problems.items()
+    ]
+    if len(listed) > _MAX_PROBLEMS:
+        listed = [*listed[:_MAX_PROBLEMS], f"{len(listed) - _MAX_PROBLEMS} more such columns"]
+    return SourceError(
+        f"{location}: {'; '.join(listed)}. The files of a partition need columns of the same or "
+        "wider types (int32 and int64, float32 and float64), and a column may be missing in some. "
+        "Write the files again with one type, or take them out of the source"
+    )
+
+
+def _shown_files(urls: Sequence[str]) -> str:
+    more = len(urls) - _SHOWN_FILES
+    shown = ", ".join(repr(url) for url in urls[:_SHOWN_FILES])
+    return f"{shown} and {more:,} more files" if more > 0 else shown
+
+
+def _shown(kind: pa.DataType) -> str:
+    text = str(kind)
+    return text if len(text) <= _MAX_TYPE else f"{text[:_MAX_TYPE]}..."
+
+
+def _conversion(own: pa.Schema, common: pa.Schema) -> FileColumns:
+    present = {each.name: each.type for each in own}
+    cast = [each for each in common if each.name in present and each.type != present[each.name]]
+    absent = [each for each in common if each.name not in present]
+    return FileColumns(own, tuple(cast), tuple(absent))
