@@ -97,7 +97,8 @@ def common_columns(files: Sequence[tuple[str, pa.Schema]], location: str) -> Com
         data = found.remove_metadata().serialize().to_pybytes()  # hashed faster than a schema
         if data not in by_bytes:
             by_bytes[data] = kinds.setdefault(plain_schema(found), len(kinds))
-            urls += [[]] * (len(kinds) - len(urls))
+            if len(kinds) > len(urls):
+                urls.append([])
         own.append(by_bytes[data])
         urls[own[-1]].append(url)
     schema = _merged(list(zip(kinds, urls)), location)
