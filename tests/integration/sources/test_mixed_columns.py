@@ -24,11 +24,15 @@ def types(batch: pa.Table) -> Iterator[pa.Table]:
     yield pa.table({"id": batch["id"], "type": kind, "n": batch["n"].cast("int64"), "x": extra})
 
 
+def halves(batch: pa.Table) -> dict[str, Any]:
+    return {"half": [n / 2 for n in batch["n"].to_pylist()]}
+
+
 def docs(source: vd.ParquetSource) -> vd.Pipeline:
     docs = vd.Pipeline("docs", source=source, id="id")
     docs.map_batches("direct", types, schema={"type": "VARCHAR", "n": "BIGINT", "x": "VARCHAR"})
     kept = docs.project("kept", {"n": "n", "twice": "n * 2"}, where="n <> 2")
-    kept.map_batches("inferred", lambda batch: {"half": [n / 2 for n in batch["n"].to_pylist()]})
+    kept.map_batches("inferred", halves, schema="infer")
     return docs
 
 
