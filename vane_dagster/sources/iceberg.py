@@ -35,7 +35,8 @@ from vane_dagster.sources.iceberg_scan import (
     open_table,
     with_schema,
 )
-from vane_dagster.sources.parquet import cut, plain_schema
+from vane_dagster.sources.parquet import cut
+from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import IO_THREADS
 from vane_dagster.storage.iceberg_catalog import (
     iceberg_errors,
