@@ -21,7 +21,8 @@ def docs(
     **written: Any,
 ) -> vd.Pipeline:
     """Declare source -> clean -> out; `out` gets the rest."""
-    placeholder = "/{partition_key}" if keys and written.get("format") != "delta" else ""
+    in_folders = written.get("format", "parquet") == "parquet"
+    placeholder = "/{partition_key}" if keys and in_folders else ""
     docs = vd.Pipeline(
         "docs",
         source=source or vd.parquet(f"{root}/src" + ("/{partition_key}" if keys else "")),

@@ -19,6 +19,7 @@ ROOT = Path(vane_dagster.__file__).parent
 OPTIONAL = {
     "anthropic",
     "deltalake",
+    "lance",
     "openai",
     "pyiceberg",
     "sentence_transformers",

@@ -20,7 +20,7 @@ from vane_dagster.pipeline.labels import LabelRows
 from vane_dagster.pipeline.map_stages import MapRows
 from vane_dagster.pipeline.options import parse_include
 from vane_dagster.pipeline.required_arguments import required_arguments
-from vane_dagster.pipeline.specs import SOURCE, ProjectSpec, WriteSpec
+from vane_dagster.pipeline.specs import SOURCE, ProjectSpec, WriteSpec, declares_columns
 from vane_dagster.storage.publish.base import PARTITION_COLUMN, Target
 from vane_dagster.storage.publish.registry import PUBLISHERS, publisher_class
 from vane_dagster.types.sql import as_columns, is_column, quote, referenced_columns
@@ -150,7 +150,9 @@ class Rows(MapRows, LabelRows, EmbedRows):
             options={name: asset.pop(name, default) for name, default in publisher.options.items()},
         )
         partitioned = self.pipeline.partitions_def is not None
-        columns = tuple(self.pipeline.declared_types()[self._node])
-        declared = publisher.validate(declared, location, partitioned, columns)
+        types = self.pipeline.declared_types()[self._node]
+        declared = publisher.validate(declared, location, partitioned, tuple(types))
+        complete = declares_columns(self.pipeline, self._node)
+        publisher.validate_types(declared, location, types, complete)
         options = asset_options(location, asset, stage_call(self.write))
         return self.pipeline._add(WriteSpec(name, (self._node,), options, declared))

@@ -142,14 +142,16 @@ def read(
 def places(store: Store, manifest: Manifest) -> tuple[Location, list[str]]:
     """Return the folder and names of a manifest's files, without those that have no rows.
 
-    The published files of a `write` stage are read with the store's options, if they fit.
+    The published files of a `write` stage are read with the store's options, if they fit. If they
+    are not Parquet, the same rows are read from the upstream stage.
 
     Args:
         store: The store.
         manifest: The manifest.
 
     Raises:
-        StoreError: If they were published in a format other than Parquet.
+        StoreError: If they were published in a format other than Parquet, and the manifest of the
+            upstream stage is gone.
     """
     empty = {part.name for part in manifest.parts if not part.rows}
     if manifest.published is None:
@@ -157,12 +159,28 @@ def places(store: Store, manifest: Manifest) -> tuple[Location, list[str]]:
         return folder, [part.name for part in manifest.parts if part.rows]
     format = manifest.published.format
     if not publisher_class(format).holds_parquet:
+        if (above := _written_from(store, manifest)) is not None:
+            return places(store, above)
         raise StoreError(
             f"'{manifest.pipeline}/{manifest.stage}' is published as {format!r}, which is not "
             f"Parquet and cannot be read; read its upstream stage {manifest.reads[0]!r} instead"
         )
     folder = Location(manifest.published.url, store.root.options_for(manifest.published.url))
     return folder, [name for name in manifest.published.files if name not in empty]
+
+
+def _written_from(store: Store, manifest: Manifest) -> Manifest | None:
+    """Return the manifest whose rows a `write` stage has published; None if it is gone."""
+    stage = manifest.reads[0]
+    if stage not in manifest.upstream:
+        return None
+    folder = store.manifests(manifest.pipeline, stage, manifest.partition)
+    try:
+        return store.opened(folder, manifest.upstream[stage])
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
 
 
 def _newest(manifests: Mapping[str | None, Manifest]) -> float:

@@ -110,7 +110,7 @@ class Publisher(abc.ABC):
         has_folder_per_partition: Whether the URL has placeholders for the partition's key. If not,
             one target holds all partitions.
         holds_parquet: Whether published files are Parquet, which readers, checks and traces open.
-            If not, checks read the staged parts, and readers get an error.
+            If not, they read the rows of the upstream stage, which are the same.
         options: The arguments of `write` that only this format takes, with their defaults. They are
             part of the stage's definition, so their values are plain.
         target: The folder or table that people read.
@@ -146,6 +146,22 @@ class Publisher(abc.ABC):
 
         Raises:
             DefinitionError: If an argument does not fit the format, or its library is missing.
+        """
+
+    @classmethod  # noqa: B027 (a format without options for columns accepts any)
+    def validate_types(
+        cls, declared: Target, where: str, types: Mapping[str, pa.DataType | None], complete: bool
+    ) -> None:
+        """Validate a target against the rows' columns when `write` declares it.
+
+        Args:
+            declared: The target, as `validate` returned it.
+            where: The stage, for messages.
+            types: The rows' columns, with the types that the declaration knows.
+            complete: Whether these are all columns.
+
+        Raises:
+            DefinitionError: If an option does not fit the columns.
         """
 
     @classmethod

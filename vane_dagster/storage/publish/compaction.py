@@ -110,7 +110,7 @@ def write_compacted(
 
     def write(item: tuple[CompactionGroup, Sequence[str]]) -> list[CompactedFile]:
         bundle, names = item
-        rows = _rows(bundle, staging, schema)
+        rows = _Rows(staged_rows(bundle, staging, schema))
         repetitive = _repetitive(bundle, staging)
         made = []
         start = 0
@@ -145,22 +145,28 @@ class _Rows:
         return table.slice(0, most)
 
 
-def _rows(bundle: CompactionGroup, staging: Location, schema: pa.Schema) -> _Rows:
-    def tables() -> Generator[pa.Table, None, None]:
-        for part in bundle.parts:
-            with staging.fs.open(staging.file(part.name), "rb") as opened:
-                file = pq.ParquetFile(
-                    opened, pre_buffer=not staging.is_local, page_checksum_verification=True
-                )
-                groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-                size = max((g.total_byte_size // max(1, g.num_rows) for g in groups), default=1)
-                most = max(1, min(_GROUP_ROWS, _BATCH_BYTES // max(1, size)))
-                for batch in file.iter_batches(batch_size=most):
-                    table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
-                    if table.num_rows:
-                        yield table.cast(schema)
+def staged_rows(
+    bundle: CompactionGroup, staging: Location, schema: pa.Schema
+) -> Generator[pa.Table, None, None]:
+    """Yield the rows of the parts of a group, in tables of about 8 MiB.
 
-    return _Rows(tables())
+    Args:
+        bundle: The group.
+        staging: The folder of the parts.
+        schema: Their schema.
+    """
+    for part in bundle.parts:
+        with staging.fs.open(staging.file(part.name), "rb") as opened:
+            file = pq.ParquetFile(
+                opened, pre_buffer=not staging.is_local, page_checksum_verification=True
+            )
+            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+            size = max((g.total_byte_size // max(1, g.num_rows) for g in groups), default=1)
+            most = max(1, min(_GROUP_ROWS, _BATCH_BYTES // max(1, size)))
+            for batch in file.iter_batches(batch_size=most):
+                table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
+                if table.num_rows:
+                    yield table.cast(schema)
 
 
 def _repetitive(bundle: CompactionGroup, staging: Location) -> list[str]:

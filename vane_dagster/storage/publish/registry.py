@@ -10,6 +10,7 @@ from vane_dagster.storage.publish.base import Publisher, Target
 PUBLISHERS = {
     "parquet": "vane_dagster.storage.publish.parquet:FolderPublisher",
     "delta": "vane_dagster.storage.publish.delta:DeltaPublisher",
+    "lance": "vane_dagster.storage.publish.lance:LancePublisher",
 }
 """Module and class of each format, imported on first use. Manifests contain the names."""
 

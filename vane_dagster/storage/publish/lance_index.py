@@ -1,0 +1,192 @@
+"""The vector index of a published Lance table: its declaration, and its upkeep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster._arguments import one_of, positive
+from vane_dagster.errors import DefinitionError, SchemaError, names
+
+METRICS = ("cosine", "l2", "dot")
+TYPES = (
+    "IVF_PQ", "IVF_FLAT", "IVF_SQ", "IVF_RQ", "IVF_HNSW_FLAT", "IVF_HNSW_SQ", "IVF_HNSW_PQ",
+)  # fmt: skip
+MIN_ROWS = 256
+"""Fewer vectors cannot train an index, and are searched exactly without one."""
+_PARTITION_ROWS = 8_192
+_MAX_SEGMENTS = 8
+_GROWTH = 4
+_ATTEMPTS = 5
+_CONFIG = "vane_dagster.index."
+
+
+@dataclass(frozen=True)
+class VectorIndex:
+    """A vector index as `write` declares it.
+
+    Attributes:
+        column: The column of vectors.
+        metric: The distance: "cosine", "l2" or "dot".
+        type: Lance's type of the index.
+        num_partitions: Partitions of the index; None for one for every 8,192 rows.
+        num_sub_vectors: Sub-vectors of product quantization; None for a number that divides the
+            dimension.
+    """
+
+    column: str
+    metric: str = "l2"
+    type: str = "IVF_PQ"
+    num_partitions: int | None = None
+    num_sub_vectors: int | None = None
+
+    @classmethod
+    def parse(cls, given: Any, where: str) -> VectorIndex:
+        """Validate the argument ``index`` of `write`.
+
+        Args:
+            given: The argument.
+            where: The stage, for messages.
+
+        Raises:
+            DefinitionError: If it does not declare an index.
+        """
+        known = tuple(cls.__dataclass_fields__)
+        if not isinstance(given, Mapping) or not isinstance(given.get("column"), str):
+            raise DefinitionError(
+                f"{where}: index is {given!r}; expected a dict with the column of vectors, as "
+                "index={'column': 'embedding', 'metric': 'cosine'}"
+            )
+        if unknown := [name for name in given if name not in known]:
+            raise DefinitionError(f"{where}: index has {names(unknown)}; expected {names(known)}")
+        metric, kind = given.get("metric", "l2"), given.get("type", "IVF_PQ")
+        one_of(where, "metric of the index", metric, METRICS)
+        one_of(where, "type of the index", kind, TYPES)
+        counts = {
+            name: positive(where, f"{name} of the index", given.get(name))
+            for name in ("num_partitions", "num_sub_vectors")
+        }
+        if counts["num_sub_vectors"] and not kind.endswith("PQ"):
+            raise DefinitionError(
+                f"{where}: num_sub_vectors is for an index with product quantization, and {kind!r} "
+                "has none; leave it out, or set type='IVF_PQ'"
+            )
+        return cls(given["column"], metric, kind, **counts)
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """The arguments that were given or have a default, as plain values."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def misfit(self, kind: pa.DataType | None) -> str | None:
+        """Describe why a column cannot be indexed; None if it can.
+
+        Args:
+            kind: The column's type in the table; None if there is no such column.
+        """
+        if kind is None:
+            return f"index: there is no column {self.column!r}"
+        if not pa.types.is_fixed_size_list(kind) or not pa.types.is_floating(kind.value_type):
+            return (
+                f"index: column {self.column!r} is {kind}, and an index needs vectors of one "
+                "length; declare the column as pa.list_(pa.float32(), dimension), or cast it to "
+                "FLOAT[dimension] in a project"
+            )
+        if self.num_sub_vectors and kind.list_size % self.num_sub_vectors:
+            return (
+                f"index: num_sub_vectors is {self.num_sub_vectors}, which does not divide the "
+                f"{kind.list_size} dimensions of column {self.column!r}"
+            )
+        return None
+
+    def require(self, schema: pa.Schema, location: str) -> None:
+        """Check the indexed column of a table's schema.
+
+        Args:
+            schema: The schema.
+            location: The stage, for the message.
+
+        Raises:
+            SchemaError: If there is no such column, or none of vectors.
+        """
+        place = schema.get_field_index(self.column)
+        if found := self.misfit(schema.field(place).type if place >= 0 else None):
+            raise SchemaError(f"{location}: {found}. The table has {names(schema.names, 20)}")
+
+    def update(self, table: Any) -> None:
+        """Bring the index up to date with a table, after a publication.
+
+        Rows without an index are searched exactly, so an interrupted update loses nothing. Few new
+        rows become a segment beside the others; many, or the ninth segment, are merged with them.
+        The index is trained again when the table has four times the rows of the last training.
+
+        Args:
+            table: The latest version of the `lance.LanceDataset`.
+        """
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._update(table)
+            except Exception as error:  # the driver has no class of its own for all conflicts
+                if "conflict" not in str(error).lower() or attempt == _ATTEMPTS - 1:
+                    raise
+            table.checkout_latest()
+        return None
+
+    def _update(self, table: Any) -> None:
+        rows = table.count_rows()
+        if rows < max(MIN_ROWS, self.num_partitions or 0):
+            return
+        segments = [
+            segment
+            for index in table.describe_indices()
+            if index.name == self._name
+            for segment in index.segments
+        ]
+        trained = json.loads(table.config().get(f"{_CONFIG}{self.column}", "{}"))
+        is_same = trained.get("declared") == self.declared
+        if not segments or not is_same or rows >= _GROWTH * trained["rows"]:
+            self._train(table)
+            return
+        indexed = {id for segment in segments for id in segment.fragment_ids}
+        new = [f for f in table.get_fragments() if f.fragment_id not in indexed]
+        if not new:
+            return
+        added = sum(fragment.metadata.num_rows for fragment in new)
+        merges_all = len(segments) >= _MAX_SEGMENTS or added * _GROWTH >= rows
+        table.optimize.optimize_indices(
+            index_names=[self._name], num_indices_to_merge=len(segments) if merges_all else 0
+        )
+
+    def _train(self, table: Any) -> None:
+        rows = table.count_rows(f"`{self.column}` IS NOT NULL")
+        if rows < max(MIN_ROWS, self.num_partitions or 0):
+            return
+        given: dict[str, Any] = {}
+        if self.type.endswith("PQ"):
+            dimension = table.schema.field(self.column).type.list_size
+            given["num_sub_vectors"] = self.num_sub_vectors or _sub_vectors(dimension)
+        is_graph = "HNSW" in self.type
+        if self.num_partitions or not is_graph:
+            given["num_partitions"] = self.num_partitions or max(1, rows // _PARTITION_ROWS)
+        table.create_index(
+            self.column, self.type, name=self._name, metric=self.metric, replace=True, **given
+        )
+        record = json.dumps({"declared": self.declared, "rows": rows})
+        table.update_config({f"{_CONFIG}{self.column}": record})
+
+    @property
+    def _name(self) -> str:
+        """The name that Lance itself would give."""
+        return f"{self.column}_idx"
+
+
+def _sub_vectors(dimension: int) -> int:
+    """Return a number of sub-vectors: of 16 dimensions if there are at least 8 of them."""
+    for size in (16, 8, 4, 2):
+        if dimension % size == 0 and dimension // size >= 8:
+            return dimension // size
+    return dimension
