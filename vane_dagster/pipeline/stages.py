@@ -95,39 +95,46 @@ class Rows(MapRows, LabelRows, EmbedRows):
         partition_column: str = PARTITION_COLUMN,
         **asset: Any,
     ) -> Stage:
-        """Add a stage that publishes the rows: as a plain folder of Parquet, or as a Delta table.
+        """Add a stage that publishes the rows: in a plain folder of Parquet, or a table.
 
         A partition is replaced as a whole; files of other owners in the folder are left alone. In a
-        Delta table a partition is replaced in one transaction, so readers see either the old rows
-        or the new rows. Files that are no longer in the table remain until Delta's own vacuum.
+        Delta or Lance table a partition is replaced in one commit, so readers see either the old
+        rows or the new rows. Files that are no longer in the table remain until Delta's own vacuum,
+        or Lance's ``cleanup_old_versions``.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             url: For "parquet" a folder, as a path or fsspec URL, with ``{partition_key}`` if the
-                pipeline is partitioned. For "delta" the table, a local path or ``s3://``, which
-                holds all partitions.
-            format: "parquet" or "delta", which requires the extra ``vane-dagster[delta]``. A Delta
+                pipeline is partitioned. For other formats the table, a local path or ``s3://``,
+                which holds all partitions.
+            format: "parquet", "delta" or "lance". The last two require the extra of their name, as
+                ``vane-dagster[lance]``. A Lance table holds tensors as fixed-size lists. A Delta
                 table has no unsigned integers and no fixed sizes. Unsigned integers of at most 32
                 bits become the next larger signed type, fixed-size lists and bytes become
                 variable-size, and times of day with a zone are stored in UTC.
-            storage_options: Options of the fsspec file system. For a Delta table on S3, the options
-                that Delta's own driver supports are passed to it too: ``key``, ``secret``,
+            storage_options: Options of the fsspec file system. For a table on S3, the options that
+                the format's own driver supports are passed to it too: ``key``, ``secret``,
                 ``token``, ``anon``, ``endpoint_url``, and ``endpoint_url`` and ``region_name`` of
                 ``client_kwargs``. The driver takes missing ones from AWS's environment variables
                 and profiles. The server must support conditional puts, as S3 does.
             compression: "zstd", "snappy", "lz4", "gzip" or "none".
             target_file_bytes: Approximate size of the files in bytes. Neighbouring fragments are
-                written together, larger ones are split. Default: one file per fragment.
-            partition_column: The column of a Delta table that holds the partition's key.
+                written together, larger ones are split (not in a Lance table). Default: one file
+                per fragment.
+            partition_column: The column of a table that holds the partition's key.
             **asset: Arguments of `dg.AssetSpec`, see `project`; and options that only one format
-                supports.
+                supports. "lance" has ``index={"column": "embedding", "metric": "cosine"}``, a
+                vector index with the metric "cosine", "l2" or "dot", and optionally ``type`` (such
+                as "IVF_PQ", the default, or "IVF_HNSW_SQ"), ``num_partitions`` and
+                ``num_sub_vectors``. It is built once there are 256 vectors, and updated after each
+                publication.
 
         Returns:
             The new stage.
 
         Raises:
             DefinitionError: If the URL does not distinguish partitions, there is no upstream stage,
-                or Delta Lake is not installed.
+                or the library of the format is not installed.
         """
         location = self.pipeline._location(name)
         if self._node == SOURCE:

@@ -1,0 +1,152 @@
+"""Lance targets and vector indexes as they are declared, and the types that Lance holds."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import dagster as dg
+import lance
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.published import docs
+from vane_dagster.planning.definition import stage_definition
+from vane_dagster.storage.lance_table import lance_type
+from vane_dagster.storage.publish.lance_index import VectorIndex
+from vane_dagster.storage.publish.registry import open_publisher
+
+VECTOR = pa.list_(pa.float32(), 16)
+FOUND = {
+    pa.int64(): pa.int64(),
+    pa.uint64(): pa.uint64(),
+    pa.binary(3): pa.binary(3),
+    pa.timestamp("ms", "Europe/Berlin"): pa.timestamp("ms", "Europe/Berlin"),
+    pa.string_view(): pa.string(),
+    pa.decimal32(5, 2): pa.decimal128(5, 2),
+    pa.dictionary(pa.int32(), pa.string()): pa.string(),
+    VECTOR: VECTOR,
+    vd.tensor("float32", (2, 3)): pa.list_(pa.float32(), 6),
+    pa.list_(pa.list_(pa.float32(), 2), 3): pa.list_(pa.list_(pa.float32(), 2), 3),
+    pa.list_(pa.string(), 2): pa.list_(pa.string()),
+    pa.list_view(pa.int32()): pa.list_(pa.int32()),
+    pa.large_list(pa.int8()): pa.large_list(pa.int8()),
+    pa.struct([("a", pa.string_view())]): pa.struct([("a", pa.string())]),
+    pa.map_(pa.string(), pa.list_(pa.int32())): pa.map_(pa.string(), pa.list_(pa.int32())),
+    pa.month_day_nano_interval(): None,
+    pa.struct([]): None,
+    pa.list_(pa.month_day_nano_interval()): None,
+}
+
+
+@pytest.mark.parametrize("kind", FOUND, ids=str)
+def test_the_type_in_the_table(kind, tmp_path):
+    found = lance_type(kind)
+    assert found == FOUND[kind]
+    if found is None:
+        publisher = docs(tmp_path, format="lance")["out"].spec.publisher(None)
+        schema = pa.schema([("x", kind)])
+        with pytest.raises(vd.SchemaError, match=r"'x' is .*which a Lance table cannot hold"):
+            publisher.stored(schema, "stage 'docs/out'")
+        return
+    table = pa.table({"x": pa.array([None, None], found)})
+    assert lance.write_dataset(table, tmp_path / "t").to_table() == table
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"url": "/t/{partition_key}"}, "but a Lance table holds all partitions"),
+        ({"url": "gs://b/t"}, "expected a local path or s3://"),
+        ({"url": "/t/100%"}, "holds '%', which Lance's driver takes"),
+        ({"partition_column": "_key"}, "partition_column is '_key'; expected"),
+        ({"partition_column": "N"}, "the rows have a column 'n', and the table"),
+        ({"index": "e"}, "index is 'e'; expected a dict with the column of vectors"),
+        ({"index": {"metric": "l2"}}, "expected a dict with the column of vectors"),
+        ({"index": {"column": "e", "kind": 1}}, "index has 'kind'; expected 'column', 'metric'"),
+        ({"index": {"column": "e", "metric": "l3"}}, "metric of the index is 'l3'; expected one"),
+        ({"index": {"column": "e", "type": "HNSW"}}, "type of the index is 'HNSW'; expected one"),
+        ({"index": {"column": "e", "num_partitions": 0}}, "num_partitions of the index is 0"),
+        (
+            {"index": {"column": "e", "type": "IVF_FLAT", "num_sub_vectors": 2}},
+            "num_sub_vectors is for an index with product quantization",
+        ),
+        ({"index": {"column": "x"}}, "index: there is no column 'x'"),
+        ({"index": {"column": "s"}}, "column 's' is string, and an index needs vectors"),
+        ({"index": {"column": "e", "num_sub_vectors": 3}}, "does not divide the 16 dimensions"),
+    ],
+)
+def test_what_is_refused_where_it_is_declared(given, words):
+    pipeline = vd.Pipeline(
+        "docs",
+        source=vd.parquet("/src/{partition_key}"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(["a"]),
+    )
+    clean = pipeline.project("clean", ["n"])
+    made = clean.map_batches(
+        "made", lambda rows: rows, schema={"e": VECTOR, "s": pa.string()}, include_columns=["n"]
+    )
+    with pytest.raises(vd.DefinitionError, match="'docs/out'") as raised:
+        made.write("out", **{"url": "/t", "format": "lance", **given})
+    assert words in str(raised.value)
+
+
+def test_a_column_of_an_unknown_type_is_left_to_the_run(tmp_path):
+    index = {"column": "e", "metric": "dot"}
+    stage = docs(tmp_path, columns=["e"], format="lance", index=index)["out"]
+    assert stage.spec.target.options == {
+        "index": {"column": "e", "metric": "dot", "type": "IVF_PQ"}
+    }
+    publisher = stage.spec.publisher(None)
+    stored = publisher.stored(pa.schema([("e", vd.tensor("float32", (16,)))]), "stage 'docs/out'")
+    assert stored.field("e").type == VECTOR
+    for kind, words in ((pa.list_(pa.float32()), "vectors of one length"), (None, "no column")):
+        schema = pa.schema([("n", pa.int64()), *([("e", kind)] if kind else [])])
+        with pytest.raises(vd.SchemaError, match=words):
+            publisher.stored(schema, "stage 'docs/out'")
+
+
+def test_an_index_is_part_of_the_definition(tmp_path):
+    def definition(**given: object) -> object:
+        stage = docs(tmp_path, columns=["e"], format="lance", **given)["out"]
+        return stage_definition(stage.pipeline, stage.spec)
+
+    by_default = definition(index={"column": "e"})
+    assert by_default == definition(index={"type": "IVF_PQ", "metric": "l2", "column": "e"})
+    assert by_default != definition(index={"column": "e", "metric": "dot"})
+    assert by_default != definition()
+
+
+def test_other_formats_take_no_index():
+    with pytest.raises(vd.DefinitionError, match="unknown argument 'index'"):
+        docs("/somewhere", index={"column": "e"})
+
+
+def test_an_extra_that_is_not_installed(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "vane_dagster.storage.lance_table.find_spec",
+        lambda name: None if name == "lance" else find(name),
+    )
+    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[lance\]"):
+        docs("/somewhere", format="lance")
+
+
+def test_sub_vectors_divide_the_dimension(tmp_path):
+    for dimension, expected in ((384, 24), (768, 48), (100, 25), (64, 8), (7, 7), (16, 8)):
+        kind = pa.list_(pa.float32(), dimension)
+        values = pa.array([float(i % 97) for i in range(300 * dimension)], pa.float32())
+        vectors = pa.FixedSizeListArray.from_arrays(values, dimension)
+        assert vectors.type == kind
+        table = lance.write_dataset(pa.table({"e": vectors}), Path(tmp_path) / str(dimension))
+        VectorIndex("e").update(table)
+        (index,) = table.describe_indices()
+        assert index.details["compression"]["num_sub_vectors"] == expected
+
+
+def test_partitions_own_their_files(tmp_path):
+    target = docs(tmp_path, keys=["a"], format="lance")["out"].spec.target
+    owners = {open_publisher(target, key)._owner for key in (None, "", "a", "A", "a/b")}
+    assert len(owners) == 5
