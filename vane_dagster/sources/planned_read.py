@@ -118,8 +118,9 @@ def check_unchanged(source: SourceReader, files: Sequence[FileRecord], location:
                 f"bytes when it was planned, {now.size} now). Run the partition again"
             )
 
-    if len(files) == 1:
-        check(files[0])
-    elif files:
+    remote = [file for file in files if not file.url.startswith("file:")]
+    if len(remote) > 1:
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            list(threads.map(check, files))
+            list(threads.map(check, remote))
+    for file in files if len(remote) <= 1 else set(files).difference(remote):
+        check(file)
