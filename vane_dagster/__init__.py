@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from vane_dagster.sources.parquet import parquet as parquet
     from vane_dagster.sources.raw_files import FilesSource as FilesSource
     from vane_dagster.sources.raw_files import files as files
+    from vane_dagster.sources.ray_dataset import RayDatasetSource as RayDatasetSource
+    from vane_dagster.sources.ray_dataset import ray_dataset as ray_dataset
     from vane_dagster.sources.stored import StoredSource as StoredSource
     from vane_dagster.sources.stored import stored as stored
     from vane_dagster.sources.table import TableSource as TableSource
@@ -74,7 +76,9 @@ _HOME = {
     "iceberg": "sources.iceberg",
     "parquet": "sources.parquet",
     "stored": "sources.stored",
+    "RayDatasetSource": "sources.ray_dataset",
     "TableSource": "sources.table",
+    "ray_dataset": "sources.ray_dataset",
     "table": "sources.table",
     "local_file": "fingerprint.local_file",
     "load": "orchestration.read",

@@ -80,3 +80,12 @@ def test_rows_in_memory(tmp_path, local, materialize):
     assert isinstance(module.defs, dg.Definitions)
     assert materialize(module.faq, local).success
     assert read_stage(tmp_path / "store", "faq", "lengths")["length"].to_pylist() == [4, 4, 5]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # it warns of its own settings
+def test_ray_datasets(tmp_path, cluster, ray_data, materialize):
+    module = example("Ray Datasets", tmp_path)
+    assert isinstance(module.defs, dg.Definitions)
+    assert materialize(module.numbers, vd.RayCompute(cluster=cluster)).success
+    halves = read_stage(tmp_path / "store", "numbers", "halves")
+    assert sorted(halves["half"].to_pylist()) == [n * n / 2 for n in range(1_000)]

@@ -42,6 +42,7 @@ from vane_dagster.events import (
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.signals import signals_deferred
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.store import Store
@@ -166,6 +167,9 @@ def run_pipeline(
 
     try:
         try:
+            reads_source = any(SOURCE in pipeline[stage].spec.upstream for stage in selected)
+            if reads_source and pipeline.source.bind(store).needs_cluster(partitions):
+                connection.backend([each.name for each in pipeline if each.name in selected])
             with SchemaInference(store, preview, run_id, listen) as inference:
                 resolved = inference.resolve(pipeline, selected, partitions)
             plan = replan(partitions)

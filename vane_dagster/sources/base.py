@@ -8,7 +8,7 @@ code needs no registration: its code is part of the keys, and is sent to the wor
 | phase | process | methods |
 |---|---|---|
 | declare | driver | `validate`, `kind`, `describe`, `url_for`, `urls` |
-| plan | driver | `bind`, `list_files`, `missing`, `split`, `for_workers` |
+| plan | driver | `bind`, `needs_cluster`, `list_files`, `missing`, `split`, `for_workers` |
 | execute | worker | `read`, `project`, `current` |
 | trace | driver | `find`, `current` |
 """
@@ -263,6 +263,16 @@ class Source(SourceReader):
     def bind(self, store: Store) -> Source:
         """Return the source as a run uses it, bound to the pipeline's store if it needs one."""
         return self
+
+    def needs_cluster(self, partitions: Sequence[str | None]) -> bool:
+        """Return whether planning some partitions computes on the cluster of the run.
+
+        The run then connects to its cluster before it is planned.
+
+        Args:
+            partitions: Keys; ``[None]`` for an unpartitioned pipeline.
+        """
+        return False
 
     @property
     def splitting(self) -> str:

@@ -15,7 +15,7 @@ writes its record again, so the record's age tells garbage collection when it wa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -132,7 +132,7 @@ class StoredTable:
         yield from clipped((p for piece in self.pieces for p in piece.places), start, stop)
 
 
-def clipped(places: Iterator[Place], start: int, stop: int) -> Iterator[Place]:
+def clipped(places: Iterable[Place], start: int, stop: int) -> Iterator[Place]:
     """Yield the part of some places that is a range of all of their rows.
 
     Args:
@@ -215,6 +215,11 @@ def complete_record(root: Location, identity: str) -> StoredTable | None:
     except FileNotFoundError:
         return None
     return _parsed(data, folder.file_url(COMPLETE + _SUFFIX))
+
+
+def recorded(root: Location) -> set[str]:
+    """Return the identities of the tables that have a record."""
+    return set(root.child(TABLES, RECORDS).folders())
 
 
 def any_record(root: Location, identity: str) -> StoredTable:

@@ -1,0 +1,230 @@
+"""Ray Datasets as sources, made by Ray Data on a real cluster."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage
+from support.results import failure, metadata
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.gc import GcPolicy, collect
+from vane_dagster.storage.store import Store
+
+pytest.importorskip("ray.data", reason="ray is installed without its extra data")
+# Ray Data warns of its own settings.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+
+HELPERS = """
+import os
+
+FACTOR = 3
+
+def scaled(batch):
+    batch["n"] = batch["id"] * FACTOR
+    return batch
+
+def note(text):
+    folder = os.environ["CALLS"]
+    open(os.path.join(folder, f"{text}-{len(os.listdir(folder))}"), "w").close()
+"""
+MODULE = """
+import numpy as np
+import ray_helpers
+
+def make():
+    import ray
+    ray_helpers.note("made")
+    return ray.data.range(2_000, override_num_blocks=4).map_batches(ray_helpers.scaled)
+
+def day(partition_key):
+    import ray
+    ray_helpers.note(partition_key)
+    return ray.data.from_items([dict(id=n, day=partition_key) for n in range(10)])
+
+def images(count, broken=-1):
+    import ray
+    def fill(batch):
+        if broken in batch["id"]:
+            raise ValueError("no such row")
+        return dict(id=batch["id"], image=np.ones((len(batch["id"]), 2, 3), np.float32))
+    return ray.data.range(count).map_batches(fill)
+
+def missing_module():
+    import no_such_module
+
+def number():
+    return 5
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """The names of the calls of functions that were made."""
+    folder = tmp_path / "calls"
+    folder.mkdir()
+    monkeypatch.setenv("CALLS", str(folder))
+    return lambda: sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Callable[[], list[str]]
+) -> Callable[[str], ModuleType]:
+    """Imports the user's modules, with the helpers' text in place of the former one."""
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "code").mkdir()
+
+    def loaded(helpers: str = HELPERS) -> ModuleType:
+        (tmp_path / "code" / "ray_helpers.py").write_text(helpers)
+        (tmp_path / "code" / "ray_defs.py").write_text(MODULE)
+        for name in ("ray_helpers", "ray_defs"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        return importlib.import_module("ray_defs")
+
+    return loaded
+
+
+@pytest.fixture
+def ray_compute(cluster: vd.LocalCluster, ray_data: Any) -> vd.RayCompute:
+    return vd.RayCompute(cluster=cluster)
+
+
+def plus(batch: pa.Table) -> dict[str, Any]:
+    return {"m": [n + 1 for n in batch["n"].to_pylist()]}
+
+
+def docs(fn: Any, **given: Any) -> vd.Pipeline:
+    source = vd.ray_dataset(fn, **given)
+    pipeline = vd.Pipeline("docs", source=source, id="id", fragment_rows=300)
+    pipeline.map_batches("plus", plus, schema={"m": "BIGINT"})
+    return pipeline
+
+
+def test_a_dataset_is_made_once(tmp_path, load, calls, materialize, ray_compute, local):
+    made = load()
+    store = str(tmp_path / "store")
+    found = metadata(materialize(docs(made.make), ray_compute), "plus")
+    assert (found["dagster/row_count"], found["fragments_computed"]) == (2_000, 8)
+    rows = read_stage(tmp_path / "store", "docs", "plus").sort_by("id")
+    assert rows["m"].to_pylist() == [3 * n + 1 for n in range(2_000)]
+
+    assert metadata(materialize(docs(made.make), ray_compute), "plus")["fragments_computed"] == 0
+    forced = materialize(docs(made.make), local, config={"force": True})
+    assert metadata(forced, "plus")["fragments_computed"] == 8
+    assert calls() == ["made-0"]
+
+    step = vd.trace("docs/plus", 1_234, store=store).steps[0]
+    assert step.url.startswith("table://")
+    source = docs(made.make).source.bind(Store(Location(store)))
+    assert source.current  # bound
+    assert vd.trace(docs(made.make)["plus"], 1_234, store=store).steps[0].row == step.row
+
+    # A helper in another module is part of the function's code.
+    edited = load(HELPERS.replace("FACTOR = 3", "FACTOR = 4"))
+    assert metadata(materialize(docs(edited.make), ray_compute), "plus")["fragments_computed"] == 8
+    assert calls() == ["made-0", "made-1"]
+    rows = read_stage(tmp_path / "store", "docs", "plus").sort_by("id")
+    assert rows["m"].to_pylist() == [4 * n + 1 for n in range(2_000)]
+
+    # What the manifest in force was made from is kept; the other dataset is deleted.
+    reports = list(collect(Store(Location(store)), GcPolicy(time.time() + 9e6, 86_400, 86_400)))
+    (tables,) = (report for report in reports if report.stage == "~tables")
+    assert len({url.rpartition("/")[0] for url in tables.files if "/made/" in url}) == 1
+    again = materialize(docs(edited.make), local, config={"force": True})
+    assert metadata(again, "plus")["dagster/row_count"] == 2_000
+    assert calls() == ["made-0", "made-1"]
+
+
+def test_a_version_replaces_the_code(load, calls, materialize, ray_compute):
+    made = load()
+    materialize(docs(made.make, version="1"), ray_compute)
+    edited = load(HELPERS.replace("FACTOR = 3", "FACTOR = 4"))
+    materialize(docs(edited.make, version="1"), ray_compute)
+    assert calls() == ["made-0"]
+    materialize(docs(edited.make, version="2"), ray_compute)
+    assert calls() == ["made-0", "made-1"]
+
+
+def test_a_partition_is_made_alone(tmp_path, load, calls, materialize, ray_compute):
+    days = dg.StaticPartitionsDefinition(["mon", "tue"])
+    source = vd.ray_dataset(load().day)
+    week = vd.Pipeline("week", source=source, id="id", partitions_def=days)
+    week.project("kept", ["day"])
+    for _ in range(2):
+        materialize(week, ray_compute, "tue")
+    assert calls() == ["tue-0"]
+    assert set(read_stage(tmp_path / "store", "week", "kept", "tue")["day"].to_pylist()) == {"tue"}
+    materialize(week, ray_compute, "mon")
+    assert calls() == ["mon-1", "tue-0"]
+
+
+def test_arrays_keep_their_shapes(tmp_path, load, materialize, ray_compute):
+    source = vd.ray_dataset(functools.partial(load().images, 10))
+    pictures = vd.Pipeline("pictures", source=source, id="id")
+    pictures.project("kept", ["image"])
+    materialize(pictures, ray_compute)
+    kept = read_stage(tmp_path / "store", "pictures", "kept")
+    assert kept["image"].type == vd.tensor("float32", (2, 3))
+    assert len(kept) == 10
+
+
+def test_a_dataset_that_fails_leaves_nothing_that_is_read(tmp_path, load, materialize, ray_compute):
+    def run(fn: Any, **given: Any) -> str:
+        pipeline = vd.Pipeline("pictures", source=vd.ray_dataset(fn, **given), id="id")
+        pipeline.project("kept", ["id"])
+        result = materialize(pipeline, ray_compute, raises=False)
+        return "" if result.success else failure(result)
+
+    made = load()
+    broken = functools.partial(made.images, 10, broken=7)
+    assert "images() failed: ValueError: no such row" in run(broken, version="1")
+    assert not list(Path(tmp_path, "store").glob("~tables/records/*/*"))
+    assert run(functools.partial(made.images, 10), version="1") == ""
+    assert len(read_stage(tmp_path / "store", "pictures", "kept")) == 10
+
+    assert "missing_module() failed: ModuleNotFoundError" in run(made.missing_module)
+    assert "number returned a builtins.int; expected a ray.data.Dataset" in run(made.number)
+    none = functools.partial(made.images, 0)
+    assert "made no rows" in run(none)
+    assert run(none, allow_empty=True) == ""
+
+
+def test_subprocesses_alone_make_no_dataset(load, materialize, local):
+    import ray
+
+    assert not ray.is_initialized()
+    result = materialize(docs(load().make), local, raises=False)
+    assert "compute=RayCompute(...)" in failure(result)
+
+
+def test_an_observation_makes_nothing(load, calls):
+    source = docs(load().make).build_source()
+    job = dg.define_asset_job("observe", [dg.AssetKey(["docs", "source"])])
+    found = dg.Definitions(assets=[source], jobs=[job]).resolve_job_def("observe")
+    result = found.execute_in_process()
+    assert result.success
+    assert len(result.get_asset_observation_events()) == 1
+    assert calls() == []
+
+
+def test_an_s3_store(s3, load, calls, ray_compute):
+    store = vd.FragmentStore(root="s3://lake/store", storage_options=s3)
+    for _ in range(2):
+        given = {"compute": ray_compute, "store": store}
+        result = dg.materialize([docs(load().make).build_assets()], resources=given)
+        assert metadata(result, "plus")["dagster/row_count"] == 2_000
+    assert calls() == ["made-0"]

@@ -1,0 +1,160 @@
+"""Ray Datasets as sources: declarations, identities, and the division of what was made."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.sources import FragmentRule, ReadContext
+from vane_dagster.sources.made_source import MadeSource
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
+from vane_dagster.storage.stored_tables import (
+    ROWS,
+    ParquetRows,
+    Piece,
+    StoredTable,
+    create_record,
+    rows_name,
+    write_rows,
+)
+
+
+class Counted(MadeSource):
+    """Makes three files of 10, 40 and 5 rows, and counts how often."""
+
+    kind = "counted"
+    calls: list[str | None] = []  # noqa: RUF012 - of the class: a bound source is a copy
+
+    def url_for(self, partition_key: str | None) -> str:
+        return "counted rows"
+
+    def identity(self, partition: str | None) -> str:
+        return f"id{partition}"
+
+    def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
+        self.calls.append(partition)
+        pieces = []
+        for name, count in (("a", 10), ("b", 40), ("c", 5)):
+            write_rows(self.store_root, name, pa.table({"n": [f"{name}{i}" for i in range(count)]}))
+            place = ParquetRows(f"{ROWS}/{rows_name(name)}", 0, count)
+            pieces.append(Piece(name, count, count * 8, (place,)))
+        return StoredTable(pa.schema({"n": pa.string()}), tuple(pieces))
+
+
+@pytest.fixture
+def bound(tmp_path: Path) -> Any:
+    Counted.calls = []
+    return Counted().bind(Store(Location(str(tmp_path / "store"))))
+
+
+def split(source: Any, rows: int) -> list[list[str]]:
+    files = source.required(source.list_files([None], "here")[None], None, "here")
+    table = source.split(files, FragmentRule(rows), "here")
+    context = ReadContext("here")
+    read = (source.for_workers().read(f, table.schema, context) for f in table.fragments)
+    return [rows["n"].to_pylist() for rows in read]
+
+
+ALL = [*(f"a{i}" for i in range(10)), *(f"b{i}" for i in range(40)), *(f"c{i}" for i in range(5))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "counts"), [(100, [55]), (15, [10, 13, 13, 14, 5]), (45, [10, 45])]
+)
+def test_small_files_share_a_fragment_and_large_ones_are_cut(bound, rows, counts):
+    found = split(bound, rows)
+    assert [len(part) for part in found] == counts
+    assert [row for part in found for row in part] == ALL
+
+
+def test_rows_are_made_once(bound):
+    assert not bound.are_made([None])
+    for _ in range(2):
+        split(bound, 100)
+    assert bound.calls == [None]
+    assert bound.are_made([None])
+    assert not bound.are_made([None, "x"])
+
+
+def test_two_runs_at_once_agree(bound):
+    other = StoredTable(pa.schema({"n": pa.string()}), bound.make(None, "", "").pieces[:1])
+    create_record(bound.store_root, "idNone", other)
+    assert split(bound, 100) == [ALL[:10]]
+
+
+def make() -> Any:
+    raise AssertionError("a declaration and a listing call no function")
+
+
+def day(partition_key: str) -> Any:
+    raise AssertionError("a declaration and a listing call no function")
+
+
+def test_a_listing_runs_nothing():
+    source = vd.ray_dataset(make)
+    (file,) = source.required(source.list_files([None], "here")[None], None, "here")
+    assert file.url.startswith("table://")
+    days = vd.ray_dataset(day)
+    listed = days.list_files(["a", "b"], "here")
+    assert listed["a"] != listed["b"]
+    assert listed["a"] == days.list_files(["a"], "here")["a"]
+
+
+def test_the_identity_is_that_of_the_code_or_of_the_version():
+    def listed(*args: Any, **given: Any) -> Any:
+        return vd.ray_dataset(*args, **given).list_files([None], "here")[None]
+
+    assert listed(make) == listed(make)
+    assert listed(make) != listed(make, version="1")
+    assert listed(make, version="1") != listed(make, version="2")
+    one, two = (functools.partial(lambda n: n, n) for n in (1, 2))
+    assert listed(one) != listed(two)
+
+
+def test_code_without_an_identity_is_an_error_of_the_listing():
+    source = vd.ray_dataset(functools.partial(lambda lock: lock, object()))
+    found = source.list_files([None], "here")[None]
+    assert isinstance(found, vd.SourceError)
+    assert "version=" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("fn", "given", "message"),
+    [
+        (5, {}, "fn is a builtins.int; expected a function that returns a ray.data.Dataset"),
+        (lambda a, partition_key: a, {}, r"has the parameters \['a'\]; expected none, or"),
+        (make, {"version": 3}, "version is 3; expected a non-empty string"),
+        (make, {"version": ""}, "version is ''; expected a non-empty string"),
+    ],
+)
+def test_wrong_declarations(fn, given, message):
+    with pytest.raises(vd.DefinitionError, match=message):
+        vd.ray_dataset(fn, **given)
+
+
+def test_partitions_of_function_and_pipeline_have_to_fit():
+    parts = dg.StaticPartitionsDefinition(["a"])
+    with pytest.raises(vd.DefinitionError, match="the pipeline has no partitions_def"):
+        vd.Pipeline("docs", source=vd.ray_dataset(day), id="id")
+    with pytest.raises(vd.DefinitionError, match="a parameter partition_key of the function"):
+        vd.Pipeline("docs", source=vd.ray_dataset(make), id="id", partitions_def=parts)
+    vd.Pipeline("docs", source=vd.ray_dataset(day), id="id", partitions_def=parts)
+
+
+def test_types_are_known_in_a_run_alone():
+    pipeline = vd.Pipeline("docs", source=vd.ray_dataset(make), id="id")
+    with pytest.raises(vd.DefinitionError, match="are known in a run alone"):
+        pipeline.source_schema()
+
+
+def test_a_declaration_does_not_import_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    vd.ray_dataset(make).list_files([None], "here")

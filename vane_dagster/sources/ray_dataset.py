@@ -1,0 +1,266 @@
+"""`RayDatasetSource`: the rows of a Ray Dataset that a function returns."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+from vane_dagster.errors import DefinitionError, SourceError, UdfError, first_line
+from vane_dagster.fingerprint.code import CodeIdentity, code_identity
+from vane_dagster.fingerprint.files import LocalFiles
+from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.fingerprint.modules import MAIN_NAMES
+from vane_dagster.sources.made_source import MadeSource
+from vane_dagster.sources.rows_source import check_partitions
+from vane_dagster.sources.table_reader import table_schema
+from vane_dagster.storage.dataframes import NEEDS_RAY, form_of_value
+from vane_dagster.storage.filesystem import IO_THREADS
+from vane_dagster.storage.stored_tables import MADE, ParquetRows, Piece, StoredTable, tables
+from vane_dagster.types.schema import check_distinct, merged_types
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+_LABEL = "vd.ray_dataset"
+_PARAMETER = "partition_key"
+_ATTEMPT_BYTES = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayDatasetSource(MadeSource):
+    """The rows of a Ray Dataset that a function returns.
+
+    Attributes:
+        function: The function.
+        code_version: Replaces the function's code in its identity.
+        takes_partition: Whether the function has a parameter ``partition_key``.
+    """
+
+    kind: ClassVar[str] = "ray"
+    function: Callable[..., Any] = field(repr=False, compare=False)
+    code_version: str | None = None
+    takes_partition: bool = False
+
+    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
+        if (partitions_def is None) == self.takes_partition:
+            argument = f"a parameter {_PARAMETER} of the function"
+            check_partitions(location, partitions_def, self.place, argument)
+
+    def url_for(self, partition_key: str | None) -> str:
+        """Return the name of the function, for messages."""
+        argument = "" if partition_key is None else repr(partition_key)
+        return f"the Ray Dataset of {_name(self.function)}({argument})"
+
+    def describe(self) -> str:
+        return f"The Ray Dataset of {_name(self.function)}()"
+
+    def needs_cluster(self, partitions: Sequence[str | None]) -> bool:
+        return not self.are_made(partitions)
+
+    def identity(self, partition: str | None) -> str:
+        key = partition if self.takes_partition else None
+        return digest(_LABEL, self._code.digest, key)[:40]
+
+    def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
+        """Execute the dataset on the cluster, which writes its rows into the store.
+
+        Args:
+            partition: The partition's key.
+            identity: The identity of the rows.
+            location: The pipeline, for messages.
+
+        Raises:
+            SourceError: If Ray is not connected, or the function or the execution fails.
+            StoreError: If the files cannot be read.
+        """
+        ray: Any = importlib.import_module("ray")
+        place = self.url_for(partition)
+        if not ray.is_initialized():
+            raise SourceError(
+                f"{location}: {place} is made on a Ray cluster, and this process is connected to "
+                "none. Run the pipeline with compute=RayCompute(...); or connect first, with "
+                "vd.LocalCluster().connect() or ray.init(...)"
+            )
+        try:
+            importlib.import_module("pandas")  # ray.data needs it and imports it late
+            data: Any = importlib.import_module("ray.data")
+        except ImportError as error:
+            raise SourceError(
+                f"{location}: {place} cannot be made: {first_line(error)}. Install 'ray[data]'"
+            ) from error
+        name = f"{MADE}/{identity}-{secrets.token_hex(_ATTEMPT_BYTES)}"
+        folder = tables(self.store_root).child(name)
+        fs = None if folder.is_local else PyFileSystem(FSSpecHandler(folder.fs))
+        with _native_tensors(data), _sent_by_value(self._code.modules):
+            try:
+                dataset = self.function(**({_PARAMETER: partition} if self.takes_partition else {}))
+            except Exception as error:  # of the user's code
+                raise _failed(location, place, error) from error
+            if form_of_value(dataset) != NEEDS_RAY:
+                raise SourceError(
+                    f"{location}: {_name(self.function)} returned a {type(dataset).__module__}."
+                    f"{type(dataset).__qualname__}; expected a {NEEDS_RAY}"
+                )
+            try:
+                # A dataset without rows writes no file.
+                schema = getattr(dataset.schema(), "base_schema", None)
+                dataset.write_parquet(folder.path, filesystem=fs)
+            except Exception as error:  # of Ray, or of the user's code
+                raise _failed(location, place, error) from error
+
+        def footer(file: str) -> pq.FileMetaData:
+            with folder.fs.open(folder.file(file), "rb") as stream:
+                return pq.read_metadata(stream)
+
+        files = sorted(folder.names())
+        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+            read = functools.partial(folder.with_storage_errors, "read")
+            footers = list(
+                threads.map(lambda file: read(functools.partial(footer, file), file), files)
+            )
+        found = [each.schema.to_arrow_schema() for each in footers]
+        schema = _agreed(
+            [table_schema(each) for each in found]
+            or ([table_schema(schema)] if isinstance(schema, pa.Schema) else []),
+            f"{location}: {place}",
+        )
+        pieces = tuple(
+            Piece(file, each.num_rows, _bytes(each), (ParquetRows(file, 0, each.num_rows),))
+            for file, each in zip((f"{name}/{file}" for file in files), footers)
+            if each.num_rows
+        )
+        return StoredTable(schema, pieces)
+
+    @functools.cached_property
+    def _code(self) -> CodeIdentity:
+        unread = LocalFiles(read=False) if self.code_version is not None else LocalFiles()
+        return code_identity(self.function, version=self.code_version, files=unread)
+
+
+def ray_dataset(
+    fn: Callable[..., Any], *, version: str | None = None, allow_empty: bool = False
+) -> RayDatasetSource:
+    """Declare the rows of a Ray Dataset as a pipeline's source.
+
+    The first run that needs the rows calls the function, and Ray Data writes them into the store.
+    Later runs read them there, until the function's code changes, or `version`. So a run with
+    ``force`` computes the stages again, but not the dataset. Local files that arguments of a
+    partial name count with their content. Nothing else that the dataset reads is a part of its
+    identity: give another `version` for data that has changed.
+
+    Args:
+        fn: A function that returns any `ray.data.Dataset`. For a partitioned pipeline, it has a
+            parameter ``partition_key``, and is called for each partition.
+        version: Replaces the function's code in its identity: the rows are made again when the
+            version changes, and not when the code does.
+        allow_empty: Whether a dataset without rows is accepted; an error by default.
+
+    Raises:
+        DefinitionError: If it is no function of such parameters.
+    """
+    if not callable(fn):
+        hint = " Give a function that returns it" if form_of_value(fn) == NEEDS_RAY else ""
+        raise DefinitionError(
+            f"{_LABEL}: fn is a {type(fn).__module__}.{type(fn).__qualname__}; expected a function "
+            f"that returns a {NEEDS_RAY}.{hint}"
+        )
+    if version is not None and not (isinstance(version, str) and version):
+        raise DefinitionError(
+            f"{_LABEL}: version is {version!r}; expected a non-empty string, as '2025-01-31'"
+        )
+    parameters = inspect.signature(fn).parameters.values()
+    needed = [each.name for each in parameters if _is_needed(each)]
+    if wrong := [name for name in needed if name != _PARAMETER]:
+        raise DefinitionError(
+            f"{_LABEL}: {_name(fn)} has the parameters {wrong!r}; expected none, or "
+            f"{_PARAMETER}. Give the others by functools.partial"
+        )
+    takes = any(each.name == _PARAMETER for each in parameters)
+    return RayDatasetSource(
+        function=fn, code_version=version, takes_partition=takes, allow_empty=allow_empty
+    )
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    is_one = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return is_one and parameter.default is parameter.empty
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _failed(location: str, place: str, error: Exception) -> SourceError:
+    reason = f"{type(error).__name__}: {first_line(error)}"
+    if any(kind.__name__ == "RayTaskError" for kind in type(error).__mro__):
+        # Its text has the tracebacks of the worker; the first is that of the cause.
+        reason = _lines(str(error).partition("\n\nThe above exception")[0])[-1]
+    return SourceError(
+        f"{location}: {place} failed: {reason.rstrip('.')}. Nothing of it is kept; fix it and run "
+        "the partition again"
+    )
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()] or ["an unknown error"]
+
+
+def _agreed(found: list[pa.Schema], where: str) -> pa.Schema:
+    if not found:
+        raise SourceError(f"{where} has no columns; expected one or more")
+    first = found[0].names
+    for other in found[1:]:
+        if sorted(other.names) != sorted(first):
+            raise SourceError(
+                f"{where} has blocks with the columns {first!r}, and others with {other.names!r}. "
+                "Let all blocks have the same columns"
+            )
+    check_distinct(first, where)
+    try:
+        return merged_types(found, where)
+    except UdfError as error:
+        raise SourceError(str(error)) from error
+
+
+def _bytes(footer: pq.FileMetaData) -> int:
+    return sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
+
+
+@contextmanager
+def _native_tensors(data: Any) -> Iterator[None]:
+    """Let Ray Data write arrays as Arrow's own tensors, which keep their shapes in Parquet."""
+    context = data.DataContext.get_current()
+    before = context.arrow_fixed_shape_tensor_format
+    context.arrow_fixed_shape_tensor_format = type(before).ARROW_NATIVE
+    try:
+        yield
+    finally:
+        context.arrow_fixed_shape_tensor_format = before
+
+
+@contextmanager
+def _sent_by_value(modules: tuple[str, ...]) -> Iterator[None]:
+    """Let Ray send the user's own modules with its tasks: they are not installed on the workers."""
+    pickle: Any = importlib.import_module("ray.cloudpickle")
+    own = [sys.modules[name] for name in modules if name in sys.modules and name not in MAIN_NAMES]
+    for module in own:
+        pickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in own:
+            pickle.unregister_pickle_by_value(module)
