@@ -221,7 +221,7 @@ def _lines(text: str) -> list[str]:
 
 def _agreed(found: list[pa.Schema], where: str) -> pa.Schema:
     if not found:
-        raise SourceError(f"{where} has no columns; expected one or more")
+        raise SourceError(f"{where} made no rows, and Ray knows none of its columns")
     first = found[0].names
     for other in found[1:]:
         if sorted(other.names) != sorted(first):
