@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from vane_dagster.sources.raw_files import files as files
     from vane_dagster.sources.ray_dataset import RayDatasetSource as RayDatasetSource
     from vane_dagster.sources.ray_dataset import ray_dataset as ray_dataset
+    from vane_dagster.sources.row_ids import composite_id as composite_id
+    from vane_dagster.sources.row_ids import row_id as row_id
     from vane_dagster.sources.stored import StoredSource as StoredSource
     from vane_dagster.sources.stored import stored as stored
     from vane_dagster.sources.table import TableSource as TableSource
@@ -80,6 +82,8 @@ _HOME = {
     "TableSource": "sources.table",
     "ray_dataset": "sources.ray_dataset",
     "table": "sources.table",
+    "composite_id": "sources.row_ids",
+    "row_id": "sources.row_ids",
     "local_file": "fingerprint.local_file",
     "load": "orchestration.read",
     "quarantine": "orchestration.read",

@@ -16,7 +16,9 @@ from vane_dagster.storage.store import Store
 
 @click.command()
 @click.argument("stage")
-@click.option("--id", "id_", required=True, help="The row's id.")
+@click.option(
+    "--id", "ids", required=True, multiple=True, help="The row's id; of several columns, each."
+)
 @click.option("--partition", help="The partition's key; none for an unpartitioned pipeline.")
 @click.option("--forward", is_flag=True, help="Follow the row to all rows made from it.")
 @click.option("--store", help="The store's root. Default: $VANE_DAGSTER_STORE, else this user's.")
@@ -24,7 +26,7 @@ from vane_dagster.storage.store import Store
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def trace(
     stage: str,
-    id_: str,
+    ids: tuple[str, ...],
     partition: str | None,
     forward: bool,
     store: str | None,
@@ -40,5 +42,6 @@ def trace(
     opened = open_store(store, "--store")
     if storage_options:
         opened = Store(Location(opened.root.url, storage_options))
-    found = trace_row(stage, id_, partition, forward=forward, store=opened)
+    id = ids if len(ids) > 1 else ids[0]
+    found = trace_row(stage, id, partition, forward=forward, store=opened)
     click.echo(json.dumps(found.to_dict(), indent=2, default=str) if as_json else str(found))

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 
 class Pipeline(declared.Pipeline):
-    """A DAG of stages over one partitioned source, keyed by one id column.
+    """A DAG of stages over one partitioned source, keyed by an id.
 
     Args:
         name: First component of the stages' asset keys.
         source: The source of the rows: `parquet` files, a stage of another pipeline, an ordinary
             asset with rows in the store, or `stored` with the key of one.
-        id: A column that is unique and not null inside a partition; every stage keeps it. Default:
-            the path, for sources of files.
+        id: A column that is unique and not null inside a partition; every stage keeps it. A list of
+            columns identifies rows by all of them, as `composite_id` does; `row_id` identifies rows
+            that no column identifies. Default: the path, for sources of files.
         partitions_def: A Dagster partitions definition; None for an unpartitioned pipeline.
         backfill_policy: How Dagster divides a backfill into runs. Default: one run for all
             partitions, which share their warm models.

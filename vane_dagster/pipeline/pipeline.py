@@ -36,6 +36,7 @@ from vane_dagster.pipeline.specs import (
 )
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.sources import Source
+from vane_dagster.sources.row_ids import IdLike, IdRule, as_id, identified
 from vane_dagster.sources.stored import as_source
 from vane_dagster.types.schema import type_name
 
@@ -124,7 +125,7 @@ class Pipeline(Rows):
         name: str,
         *,
         source: Source | Stage | dg.AssetsDefinition | dg.AssetKey,
-        id: str | None = None,
+        id: IdLike | None = None,
         partitions_def: dg.PartitionsDefinition[Any] | None = None,
         backfill_policy: dg.BackfillPolicy | None = None,
         fragment_rows: int | None = None,
@@ -139,13 +140,16 @@ class Pipeline(Rows):
                 f"{location}: a name has letters, digits and '_', and does not begin with a digit"
             )
         source = as_source(location, source)
-        id = source.default_id if id is None else id
-        if not isinstance(id, str) or not id:
-            raise DefinitionError(f"{location}: id is {id!r}; expected the name of the id column")
+        id_rule = as_id(location, source.default_id if id is None else id)
         source.validate(location, partitions_def)
+        id_label = str(id_rule) if isinstance(id_rule, IdRule) else repr(id_rule)
+        if isinstance(id_rule, IdRule):
+            source = identified(source, id_rule)
+            id_rule = id_rule.name
         self.name = name
         self.source: Source = source
-        self.id = id
+        self.id = id_rule
+        self._id_label = id_label
         self.partitions_def = partitions_def
         self.backfill_policy = backfill_policy
         self.fragment_rows: int | None = positive(location, "fragment_rows", fragment_rows)
@@ -156,7 +160,7 @@ class Pipeline(Rows):
         self.pipeline = self
         self._node = SOURCE
         self._stages: dict[str, Stage] = {}
-        self._keys: dict[str, Keys] = {SOURCE: (IdColumn(id, SOURCE),)}
+        self._keys: dict[str, Keys] = {SOURCE: (IdColumn(id_rule, SOURCE),)}
         self._checks: dict[str, tuple[Check, ...]] = {}
 
     @property
@@ -196,7 +200,7 @@ class Pipeline(Rows):
                 yield from tree
 
         source = self.source
-        head = f"{self.name}: rows of {source.place}, by {self.id!r}"
+        head = f"{self.name}: rows of {source.place}, by {self._id_label}"
         return "\n".join([head, *drawn(SOURCE, "")])
 
     def keys(self, node: str) -> Keys:

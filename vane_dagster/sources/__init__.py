@@ -22,6 +22,7 @@ from vane_dagster.sources.iceberg import IcebergSource
 from vane_dagster.sources.images import ImagesSource
 from vane_dagster.sources.parquet import ParquetSource
 from vane_dagster.sources.raw_files import FilesSource
+from vane_dagster.sources.row_ids import IdentifiedReader
 from vane_dagster.sources.table_reader import TableReader
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 
@@ -33,6 +34,7 @@ __all__ = [
     "FragmentRecord",
     "FragmentRule",
     "ImagesSource",
+    "IdentifiedReader",
     "Listed",
     "IcebergSource",
     "ParquetSource",

@@ -44,6 +44,8 @@ _BATCHES_A_FRAGMENT = 64
 _DEFAULT_ROWS = 131_072
 _MIN_ROWS = 1_024
 _MAX_BYTES = 64 << 20
+WHOLE_FILE = 1 << 62
+"""The end of a span of all rows of a file, whose number is not known."""
 
 Listed = Union[tuple[FileRecord, ...], SourceError]
 """The files of a partition, possibly none, in row order; or the error if listing them failed."""
@@ -206,6 +208,7 @@ class Source(SourceReader):
         allow_empty: Whether a partition without any rows is accepted.
         default_id: The id column if a pipeline names none; None if it has to.
         names_files: Whether stages may open the files of its rows, through `File`.
+        id_rule: How `IdentifiedSource` computes the rows' ids; empty if they have an id column.
     """
 
     kind: ClassVar[str]
@@ -214,6 +217,10 @@ class Source(SourceReader):
     names_files: ClassVar[bool] = False
     asset: str | None = None
     allow_empty: bool = False
+
+    @property
+    def id_rule(self) -> str:
+        return ""
 
     # Declaration.
 

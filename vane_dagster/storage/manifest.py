@@ -17,8 +17,8 @@ from vane_dagster.types.schema import read_schema, schema_record
 MANIFEST_FORMAT = 3
 """The newest manifest format. It is incremented if an older release would misread a manifest.
 
-Format 3 has fragments of several files, or of a source that is not Parquet. A manifest that has
-neither is written in format 2, which older releases read.
+Format 3 has fragments of several files, a source that is not Parquet, or computed ids. A manifest
+that has none of these is written in format 2, which older releases read.
 """
 PART_FORMAT = 1
 """The newest format of part footers. It is incremented if an older release would misread one."""
@@ -316,6 +316,7 @@ class Manifest:
         sample: Some rows as texts, for people.
         published: Where a `write` stage has published the rows.
         source: Kind of the source that the fragments come from; empty for Parquet files.
+        id_rule: How the source's ids were computed; empty if they are a column of the source.
     """
 
     pipeline: str
@@ -341,6 +342,7 @@ class Manifest:
     sample: Sequence[Mapping[str, str]] = ()
     published: Published | None = None
     source: str = ""
+    id_rule: str = ""
 
     @property
     def rows(self) -> int:
@@ -367,9 +369,9 @@ class Manifest:
     def dumps(self) -> bytes:
         """Convert the manifest to JSON."""
         record = _MANIFEST_CODEC.record(self)
-        if not self.source:
-            del record["source"]
-        is_newer = self.source or any(fragment.files for fragment in self.fragments)
+        record = {n: v for n, v in record.items() if v or n not in ("source", "id_rule")}
+        has_files = any(fragment.files for fragment in self.fragments)
+        is_newer = self.source or self.id_rule or has_files
         return json.dumps({**record, FORMAT: MANIFEST_FORMAT if is_newer else 2}).encode()
 
     @classmethod
@@ -512,6 +514,7 @@ _MANIFEST_CODEC = Codec(
         "checks": "checks",
         "published": "published",
         "source": "source",
+        "id_rule": "id_rule",
     },
     read={
         "keys": tuple,

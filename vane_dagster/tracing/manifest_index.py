@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,13 @@ from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.sources import Source, TableReader
 from vane_dagster.sources.base import find_row
 from vane_dagster.sources.files import reconcile
+from vane_dagster.sources.row_ids import (
+    IdentifiedReader,
+    identified,
+    plain,
+    recorded_kinds,
+    rule_of,
+)
 from vane_dagster.sources.stored import StoredSource
 from vane_dagster.storage.manifest import (
     FileRecord,
@@ -193,7 +200,7 @@ class ManifestIndex:
             FileNotFoundError: If a part that may contain it is missing.
             StoreError: If a part cannot be read.
         """
-        indexes = [i for i, p in enumerate(manifest.parts) if p.rows and p.id_min <= id <= p.id_max]
+        indexes = [i for i in range(len(manifest.parts)) if self._may_hold(manifest, i, id)]
         files = [(i, file) for i in indexes for file in self.rows_of(manifest, i)]
         if len({file.url for _, file in files}) < len(files):
             raise StoreError(
@@ -203,6 +210,16 @@ class ManifestIndex:
             )
         hit = find_any([file for _, file in files], manifest.keys, id)
         return None if hit is None else (files[hit[0]][0], hit[1])
+
+    def _may_hold(self, manifest: Manifest, index: int, id: Any) -> bool:
+        part = manifest.parts[index]
+        if not part.rows or not part.id_min <= id <= part.id_max:
+            return False
+        # Ids of file and row number are ordered as texts, so the ranges of parts overlap.
+        is_numbered = manifest.id_rule and len(manifest.keys) == 1
+        return not is_numbered or rule_of(manifest.id_rule, "").may_hold(
+            manifest.fragments[index], id
+        )
 
     def find_in_source(
         self, manifest: Manifest, spans: Sequence[FileSpan], id: Any
@@ -227,14 +244,46 @@ class ManifestIndex:
                 f"the files are of a source of kind {manifest.source!r}, which the store alone "
                 "cannot read; trace with the stage's object, as vd.trace(stage, id)"
             )
-        kind = manifest.schema.field(manifest.keys[-1]).type
-        column = pa.field(self.source_id(manifest), kind)
+        name, kind = self.source_id(manifest), manifest.schema.field(manifest.keys[-1]).type
+        column, rule = pa.field(name, kind), manifest.id_rule
         try:
             if in_store:  # whatever the pipeline declares now
-                return find_row(TableReader(self.store.root), spans, column, id)
-            return self.source.find(spans, column, id)
+                reader = TableReader(self.store.root)
+                if rule:
+                    return IdentifiedReader(reader, rule_of(rule, name)).locate(spans, column, id)
+                return find_row(reader, spans, column, id)
+            source = plain(self.source)
+            source = identified(source, rule_of(rule, name)) if rule else source
+            return source.find(spans, column, id)
         except SourceError as error:
             raise StoreError(str(error)) from error
+
+    def converted(self, manifest: Manifest, position: int, stage: str, id: Any) -> Any:
+        """Convert the id that a user names to a value of a key column.
+
+        Args:
+            manifest: The manifest.
+            position: The position of the key column.
+            stage: The stage, or `SOURCE`, for messages.
+            id: The id: a value, or for a computed id the values that it was computed from.
+
+        Raises:
+            TraceError: If it is not a valid id.
+        """
+        label, column = self.label(stage), manifest.keys[position]
+        is_source_id = position in (-1, len(manifest.keys) - 1)
+        if manifest.id_rule and is_source_id:
+            rule = rule_of(manifest.id_rule, column)
+            try:
+                return rule.text(id, recorded_kinds(manifest.fragments))
+            except ValueError as error:
+                raise TraceError(f"{label!r}: id is {id!r}; {error}") from None
+        if isinstance(id, (tuple, list, Mapping)):
+            raise TraceError(
+                f"{label!r}: id is {id!r}; expected one value, because {column!r} is no id of "
+                "several columns"
+            )
+        return as_id(id, manifest.schema.field(column).type, label, column)
 
     def source_id(self, manifest: Manifest) -> str:
         """Return the source's id column, which stages may have renamed."""

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 
 from vane_dagster.errors import StoreError, TraceError, names
 from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.sources.base import WHOLE_FILE
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, Manifest
 from vane_dagster.tracing.manifest_index import ManifestIndex, file_of
 
 _PIECES = 16
-_MAX_ROWS = 1 << 62  # for a file with an unknown number of rows
 _MAX_MESSAGE_LENGTH = 200
 
 
@@ -191,7 +191,7 @@ def search_changed(
     """
     recorded = [file for url in _urls(manifest) if (file := file_of(manifest, url))]
     changed = [
-        FileSpan(file.url, 0, _MAX_ROWS) for file in recorded if manifest_index.changed(file)
+        FileSpan(file.url, 0, WHOLE_FILE) for file in recorded if manifest_index.changed(file)
     ]
     try:
         return manifest_index.find_in_source(manifest, changed, id)

@@ -19,7 +19,6 @@ from vane_dagster.storage.row_search import Found, RowFile, find, row_at
 from vane_dagster.tracing.manifest_index import (
     ManifestIndex,
     aligned,
-    as_id,
     file_of,
     fragment_index,
 )
@@ -61,12 +60,7 @@ def trace_back(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
             "trace forward from here"
         )
     name, manifest = manifest_index.require(stage)
-    key = as_id(
-        id,
-        manifest.schema.field(manifest.keys[0]).type,
-        manifest_index.label(stage),
-        manifest.keys[0],
-    )
+    key = manifest_index.converted(manifest, 0, stage, id)
     try:
         located = manifest_index.locate(manifest, key)
     except FileNotFoundError as error:
@@ -418,7 +412,7 @@ def trace_forward(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
     if stage == SOURCE:
         return _from_source(manifest_index, id)
     name, manifest = manifest_index.require(stage)
-    key = _converted(manifest_index, manifest, 0, stage, id)
+    key = manifest_index.converted(manifest, 0, stage, id)
     located = manifest_index.locate(manifest, key)
     if located is None:
         raise not_found(manifest_index, manifest, key)
@@ -442,7 +436,7 @@ def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
         )
     heads.sort(key=lambda head: -head.committed_at)
     newest = heads[0]
-    key = _converted(manifest_index, newest, -1, SOURCE, id)
+    key = manifest_index.converted(newest, -1, SOURCE, id)
     index = next(
         (
             i
@@ -504,13 +498,6 @@ def _changed(manifest_index: ManifestIndex, manifest: Manifest, key: Any) -> Tra
     return Trace(
         manifest_index.label(SOURCE), manifest_index.partition, key, True, (step,), {}, missing
     )
-
-
-def _converted(
-    manifest_index: ManifestIndex, manifest: Manifest, position: int, stage: str, id: Any
-) -> Any:
-    column = manifest.keys[position]
-    return as_id(id, manifest.schema.field(column).type, manifest_index.label(stage), column)
 
 
 class _ForwardWalk:

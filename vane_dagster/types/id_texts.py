@@ -1,0 +1,136 @@
+r"""Ids of several columns as texts: exact, readable, and different for different values.
+
+The texts of the values are joined by ``|``; in a value, ``|`` becomes ``\|`` and ``\`` becomes
+``\\``. They are part of stored rows, so the text of a value never changes.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster.types.kinds import is_text
+
+SEPARATOR = "|"
+
+_PARAMETRIC = re.compile(
+    r"timestamp\[(?P<unit>\w+), tz=(?P<zone>.+)\]"
+    r"|(?P<decimal>decimal\d+)\((?P<precision>\d+), (?P<scale>-?\d+)\)"
+    r"|fixed_size_binary\[(?P<width>\d+)\]"
+)
+
+
+def is_identifying(kind: pa.DataType) -> bool:
+    """Return whether values of a type have an exact text: numbers, text, times, bytes or bools."""
+    tests = (
+        is_text,
+        _is_bytes,
+        pa.types.is_boolean,
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_decimal,
+        pa.types.is_date,
+        pa.types.is_time,
+        pa.types.is_timestamp,
+    )
+    return any(test(kind) for test in tests)
+
+
+def plain_kind(kind: pa.DataType) -> pa.DataType:
+    """Return a column's type without a dictionary."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def kind_name(kind: pa.DataType) -> str:
+    """Return the name of a type that `is_identifying`; `parse_kind` reads it."""
+    return str(kind)
+
+
+def parse_kind(name: str) -> pa.DataType:
+    """Return the type with a name that `kind_name` made."""
+    if name == str(pa.uuid()):
+        return pa.uuid()
+    if (match := _PARAMETRIC.fullmatch(name)) is None:
+        return pa.type_for_alias(name)
+    if match["zone"]:
+        return pa.timestamp(match["unit"], match["zone"])
+    if match["decimal"]:
+        return getattr(pa, match["decimal"])(int(match["precision"]), int(match["scale"]))
+    return pa.binary(int(match["width"]))
+
+
+def joined(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Return the id of each row; null where a value is.
+
+    Args:
+        columns: The columns of the id, in order, of types that are identifying.
+    """
+    return pc.binary_join_element_wise(*map(texts, columns), SEPARATOR, null_handling="emit_null")
+
+
+def joined_values(values: Sequence[Any], kinds: Sequence[pa.DataType | None]) -> str:
+    """Return the id of one row.
+
+    Args:
+        values: The values of its columns; a text is converted if its column is none.
+        kinds: The types of the columns; None for the type that Arrow infers.
+
+    Raises:
+        ValueError: If a value does not fit its type, is null, or has no exact text.
+        TypeError: If a value is of a class that Arrow does not know.
+    """
+    columns = [_column(value, kind) for value, kind in zip(values, kinds)]
+    for column, value in zip(columns, values):
+        if column.null_count or not is_identifying(column.type):
+            raise ValueError(f"{value!r} cannot be part of an id")
+    (text,) = joined(columns).to_pylist()
+    assert isinstance(text, str)
+    return text
+
+
+def texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the text of each value of a column: the same for equal values of one type."""
+    kind = plain_kind(column.type)
+    column = column.cast(kind) if kind != column.type else column
+    if _is_bytes(kind):
+        return pa.chunked_array([[_hexadecimal(v) for v in column.to_pylist()]], pa.string())
+    if pa.types.is_floating(kind):
+        column = pc.add(column, pa.scalar(0.0, kind))  # -0.0 equals 0.0
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        column = column.cast(pa.timestamp(kind.unit, "UTC"))
+    column = column.cast(pa.string())
+    if is_text(kind):
+        column = pc.replace_substring(column, "\\", "\\\\")
+        return pc.replace_substring(column, SEPARATOR, f"\\{SEPARATOR}")
+    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+        # Without trailing zeros of the fraction: the text does not depend on the unit.
+        column = pc.replace_substring_regex(column, r"(\.\d*[1-9])0+(Z?)$", r"\1\2")
+        column = pc.replace_substring_regex(column, r"\.0+(Z?)$", r"\1")
+    return column
+
+
+def _column(value: Any, kind: pa.DataType | None) -> pa.ChunkedArray:
+    if kind is not None and isinstance(value, str) and not (is_text(kind) or _is_bytes(kind)):
+        array = pa.array([value]).cast(kind)
+    else:
+        array = pa.array([value], kind)
+    return pa.chunked_array([array])
+
+
+def _hexadecimal(value: bytes | uuid.UUID | None) -> str | None:
+    return value.hex() if isinstance(value, bytes) else None if value is None else str(value)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    tests = (
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_binary_view,
+        pa.types.is_fixed_size_binary,
+    )
+    return isinstance(kind, pa.UuidType) or any(test(kind) for test in tests)
