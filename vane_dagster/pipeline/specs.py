@@ -1129,5 +1129,6 @@ def check_id(location: str, id: str, schema: pa.Schema) -> None:
     if not (pa.types.is_integer(kind) or text):
         raise SchemaError(
             f"{location}: the id {id!r} is {kind}; expected whole numbers or text. Cast it in the "
-            "source, for example to VARCHAR"
+            "source, for example to VARCHAR, or write "
+            f"id=vd.composite_id({id!r}, name={id + '_id'!r})"
         )

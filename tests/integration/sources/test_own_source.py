@@ -132,3 +132,18 @@ def test_ids_that_are_filtered_out_need_not_be_unique(tmp_path, local, materiali
     assert read_stage(tmp_path / "store", "docs", "kept")["id"].to_pylist() == [0, 1, 3]
     error = failure(materialize(docs(source).pipeline, local, raises=False))
     assert "the source has 1 ids more than once" in error
+
+
+def test_a_source_of_the_user_with_a_computed_id(tmp_path, compute, materialize):
+    """Its code reaches the workers inside of the source that computes the ids."""
+    write(tmp_path / "src" / "a.jsonl", 0, 3)
+    source, store = JsonLines(str(tmp_path / "src")), str(tmp_path / "store")
+    for id, ids in (
+        (vd.composite_id("id", "text", name="key"), ["1|t1", "2|t2"]),
+        (vd.row_id("key"), [f"file://{tmp_path}/src/a.jsonl#{row}" for row in (1, 2)]),
+    ):
+        pipeline = vd.Pipeline("docs", source=source, id=id)
+        pipeline.project("kept", ["text"], where="id > 0")
+        assert metadata(materialize(pipeline, compute), "kept")["fragments_computed"] == 1
+        assert read_stage(tmp_path / "store", "docs", "kept")["key"].to_pylist() == ids
+        assert vd.trace(pipeline["kept"], ids[1], store=store).steps[0].row == 2
