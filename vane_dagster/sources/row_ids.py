@@ -534,9 +534,11 @@ class IdentifiedSource(IdentifiedReader, Source):
     ) -> SourceTable:
         table = self.inner.split(files, rule, location, partition)
         schema, kinds = self.rule.schema(table.schema, location), self.rule.kinds(table.schema)
+        for name in kinds:
+            table.require_everywhere(name, location)
         types = json.dumps({name: kind_name(kind) for name, kind in kinds.items()})
         keyed = (_keyed(f, self.rule, types) for f in table.fragments)
-        return SourceTable(schema, tuple(keyed))
+        return replace(table, schema=schema, fragments=tuple(keyed))
 
     def for_workers(self) -> SourceReader:
         return IdentifiedReader(self.inner.for_workers(), self.rule)
