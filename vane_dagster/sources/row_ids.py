@@ -508,6 +508,9 @@ class IdentifiedSource(IdentifiedReader, Source):
     def bind(self, store: Store) -> Source:
         return replace(self, inner=self.inner.bind(store))
 
+    def needs_cluster(self, partitions: Sequence[str | None]) -> bool:
+        return self.inner.needs_cluster(partitions)
+
     @property
     def splitting(self) -> str:
         return f"{self.inner.splitting}\nid {self.rule.record}"
