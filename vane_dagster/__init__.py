@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from vane_dagster.sources.iceberg import iceberg as iceberg
     from vane_dagster.sources.images import ImagesSource as ImagesSource
     from vane_dagster.sources.images import images as images
+    from vane_dagster.sources.lance import LanceSource as LanceSource
+    from vane_dagster.sources.lance import lance as lance
     from vane_dagster.sources.parquet import ParquetSource as ParquetSource
     from vane_dagster.sources.parquet import parquet as parquet
     from vane_dagster.sources.raw_files import FilesSource as FilesSource
@@ -73,9 +75,11 @@ _HOME = {
     "ImagesSource": "sources.images",
     "images": "sources.images",
     "IcebergSource": "sources.iceberg",
+    "LanceSource": "sources.lance",
     "ParquetSource": "sources.parquet",
     "StoredSource": "sources.stored",
     "iceberg": "sources.iceberg",
+    "lance": "sources.lance",
     "parquet": "sources.parquet",
     "stored": "sources.stored",
     "RayDatasetSource": "sources.ray_dataset",

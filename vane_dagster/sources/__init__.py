@@ -20,6 +20,7 @@ from vane_dagster.sources.base import (
 from vane_dagster.sources.file_source import FileSource
 from vane_dagster.sources.iceberg import IcebergSource
 from vane_dagster.sources.images import ImagesSource
+from vane_dagster.sources.lance import LanceSource
 from vane_dagster.sources.parquet import ParquetSource
 from vane_dagster.sources.raw_files import FilesSource
 from vane_dagster.sources.row_ids import IdentifiedReader
@@ -37,6 +38,7 @@ __all__ = [
     "IdentifiedReader",
     "Listed",
     "IcebergSource",
+    "LanceSource",
     "ParquetSource",
     "ReadContext",
     "Source",

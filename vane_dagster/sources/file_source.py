@@ -276,12 +276,21 @@ def _place(source: FileSource, partition: str | None) -> Location:
 
 
 def _escaped(key: str) -> str:
+    return glob.escape(key_in_path(key))
+
+
+def key_in_path(key: str) -> str:
+    """Return a partition's key, to insert it into a path.
+
+    Raises:
+        SourceError: If the path would lead out of the source's folder.
+    """
     if {"", ".", ".."} & set(re.split(r"[/\\]", key)):
         raise SourceError(
             f"partition {key!r} would leave the source's folder; expected a key without '.', '..' "
             "or nothing between separators"
         )
-    return glob.escape(key)
+    return key
 
 
 def _expand(fs: fsspec.AbstractFileSystem, path: str, suffix: Suffix) -> list[dict[str, Any]]:
