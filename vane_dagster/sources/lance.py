@@ -418,7 +418,7 @@ class _PlannedTable:
                 continue
             state = _state(metadata, self._field_ids)
             version = _digest([state, columns, where])
-            size = sum(each.file_size_bytes or 0 for each in metadata.files)
+            size = self._stored_bytes(metadata)
             record = FileRecord(_data_url(table, self._url, metadata), size, version)
             detail = RowsDetail(self._url, table.version, id, _state(metadata), where)
             found.append(_Unit(record, counts[id], detail))
@@ -456,11 +456,15 @@ class _PlannedTable:
         """Estimate the bytes of a unit's rows in memory."""
         fragment = self._table.get_fragment(unit.detail.fragment)
         metadata = fragment.metadata
-        files = [each for each in metadata.files if self._field_ids.intersection(each.fields)]
-        stored = sum(each.file_size_bytes or 0 for each in files)
+        stored = self._stored_bytes(metadata)
         share = unit.rows / max(1, metadata.physical_rows)
         width = sum(_width(each.type) for each in self.schema)
         return max(int(stored * share), width * unit.rows + self._blob_bytes(fragment, unit))
+
+    def _stored_bytes(self, metadata: Any) -> int:
+        """Return the size of the data files of a fragment that have columns to read."""
+        files = [each for each in metadata.files if self._field_ids.intersection(each.fields)]
+        return sum(each.file_size_bytes or 0 for each in files)
 
     def _blob_bytes(self, fragment: Any, unit: _Unit) -> int:
         """Return the bytes of blobs, which may be in files beside the fragment's."""
@@ -578,7 +582,7 @@ def _data_url(table: Any, url: str, metadata: Any) -> str:
     file = metadata.files[0]
     folder = f"{url.rstrip('/')}/data"
     if file.base_id is not None:
-        base = table.base_paths[file.base_id]
+        base = table.base_paths()[file.base_id]
         folder = f"{base.path.rstrip('/')}/data" if base.is_dataset_root else base.path.rstrip("/")
     return f"{folder}/{file.path}"
 

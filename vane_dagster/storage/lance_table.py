@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import DefinitionError, StoreError, VaneError, first_line
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.publish.delta_types import table_options
+from vane_dagster.storage.table_options import table_options
 from vane_dagster.types.tensors import is_tensor, storage_type
 
 _PROTOCOL = re.compile(r"(?:(file|s3|s3a)://)?(?![A-Za-z][A-Za-z0-9+.\-]*://)")

@@ -687,7 +687,7 @@ def s3() -> Iterator[dict[str, Any]]:
 
 
 def test_published_on_s3(tmp_path, local, materialize, s3):
-    from vane_dagster.storage.publish.delta_types import table_options
+    from vane_dagster.storage.table_options import table_options
 
     base = f"s3://lake/{uuid.uuid4().hex}/to here"
     keys = ["a b", "c%2Fd"]

@@ -74,7 +74,7 @@ def test_an_extra_that_is_not_installed(monkeypatch):
 
 
 def test_options_as_delta_calls_them():
-    from vane_dagster.storage.publish.delta_types import table_options
+    from vane_dagster.storage.table_options import table_options
 
     given = {"key": "k", "secret": "s", "token": "t", "endpoint_url": "https://e"}
     assert table_options(Location("s3://b/t", given)) == {

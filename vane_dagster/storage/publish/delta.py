@@ -26,7 +26,8 @@ from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING, Publisher, Target
 from vane_dagster.storage.publish.compaction import CompactedFile
-from vane_dagster.storage.publish.delta_types import delta_type, shape, table_options
+from vane_dagster.storage.publish.delta_types import delta_type, shape
+from vane_dagster.storage.table_options import table_options
 
 _ATTEMPTS = 12
 _MOVERS = 8

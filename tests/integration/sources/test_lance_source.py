@@ -1,0 +1,319 @@
+"""Pipelines that read Lance tables."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import dagster as dg
+import lance
+import pyarrow as pa
+import pytest
+from moto.server import ThreadedMotoServer
+
+import vane_dagster as vd
+from support.data import read_stage
+from support.results import failure, metadata
+from vane_dagster.sources.lance import LanceSource
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.lance_table import driver_options
+from vane_dagster.storage.store import Store
+
+SECRET = "a-secret-that-nobody-writes-down"
+
+
+def rows(ids: Any, **more: Any) -> pa.Table:
+    ids = list(ids)
+    columns = {"id": pa.array(ids, pa.int64()), "n": pa.array([i * 10 for i in ids], pa.int32())}
+    return pa.table({**columns, "text": pa.array([f"text {i}" for i in ids], pa.string()), **more})
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"{tmp_path}/docs.lance"
+
+
+def docs(url: str, kept: Any = ("n", "text"), keys: Any = None, **given: Any) -> vd.Pipeline:
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.lance(url, **given),
+        id="id",
+        fragment_rows=10,
+        partitions_def=dg.StaticPartitionsDefinition(keys) if keys else None,
+    )
+    docs.project("clean", kept)
+    return docs
+
+
+def ids(root: Path, partition: str | None = None) -> list[int]:
+    return sorted(read_stage(root / "store", "docs", "clean", partition)["id"].to_pylist())
+
+
+def details(root: Path) -> list[dict[str, Any]]:
+    store = Store(Location(str(root / "store")))
+    manifest = store.in_force("docs", "clean", None)
+    assert manifest is not None
+    return [json.loads(span.detail) for f in manifest.fragments for span in f.spans]
+
+
+def append(url: str, ids: Any) -> None:
+    lance.write_dataset(rows(ids), url, mode="append")
+
+
+def computed(result: Any) -> int:
+    found: int = metadata(result, "clean")["fragments_computed"]
+    return found
+
+
+def test_a_commit_that_adds_fragments_computes_those(tmp_path, url, compute, materialize):
+    append(url, range(25))
+    assert computed(materialize(docs(url), compute)) == 3
+    assert ids(tmp_path) == list(range(25))
+    assert computed(materialize(docs(url), compute)) == 0
+
+    append(url, range(100, 105))
+    assert computed(materialize(docs(url), compute)) == 1
+    assert ids(tmp_path) == [*range(25), *range(100, 105)]
+    assert {each["version"] for each in details(tmp_path)} == {2}
+
+    found = vd.trace("docs/clean", 103, store=str(tmp_path / "store"))
+    step = vd.trace(docs(url)["clean"], 103, store=str(tmp_path / "store")).steps[0]
+    assert step.url.startswith(f"{url}/data/")
+    assert step.row == 3
+    assert found.steps[0].url == step.url
+    assert vd.load(docs(url)["clean"], store=str(tmp_path / "store")).num_rows == 30
+
+
+def test_deletions_are_applied_and_recompute_their_fragment(tmp_path, url, local, materialize):
+    for start in (0, 100):
+        append(url, range(start, start + 25))
+    materialize(docs(url), local)
+    lance.dataset(url).delete("id in (0, 3, 24)")
+    assert computed(materialize(docs(url), local)) == 3
+    left = [i for i in range(25) if i not in (0, 3, 24)]
+    assert ids(tmp_path) == [*left, *range(100, 125)]
+    step = vd.trace(docs(url)["clean"], 20, store=str(tmp_path / "store")).steps[0]
+    assert step.row == left.index(20)
+
+    lance.dataset(url).update({"text": "'new'"}, where="id = 110")
+    assert computed(materialize(docs(url), local)) == 4, (
+        "a new fragment, and the one it is gone from"
+    )
+    found = read_stage(tmp_path / "store", "docs", "clean")
+    assert found.filter(pa.compute.field("id") == 110)["text"].to_pylist() == ["new"]
+
+
+def test_partitions_by_filter(tmp_path, url, local, materialize):
+    day = ["it's"] * 10 + ["b"] * 10
+    lance.write_dataset(rows(range(20), day=day), url)
+    lance.write_dataset(rows(range(100, 105), day=["it's"] * 5), url, mode="append")
+    keys = ["it's", "b", "none"]
+
+    def filtered(text: str = "day = '{partition_key}'") -> vd.Pipeline:
+        return docs(url, ("n", "day"), keys, filter=text)
+
+    for key, expected in zip(keys, ([*range(10), *range(100, 105)], list(range(10, 20)))):
+        assert materialize(filtered(), local, partition=key).success
+        assert ids(tmp_path, key) == expected
+    text = failure(materialize(filtered(), local, partition="none", raises=False))
+    assert f"Lance table {url!r} has no rows where day = 'none'" in text
+
+    lance.write_dataset(rows([200], day=["b"]), url, mode="append")
+    assert computed(materialize(filtered(), local, partition="it's")) == 0, "no row of its own"
+    assert computed(materialize(filtered(), local, partition="b")) == 1
+    narrowed = "day = '{partition_key}' AND (n < 30 OR n > 1020)"
+    materialize(filtered(narrowed), local, partition="it's")
+    assert ids(tmp_path, "it's") == [0, 1, 2, 103, 104]
+    step = vd.trace(filtered(narrowed)["clean"], 104, "it's", store=str(tmp_path / "store"))
+    assert step.steps[0].row == 1
+    text = failure(
+        materialize(filtered("dya = '{partition_key}'"), local, partition="b", raises=False)
+    )
+    assert "No field named dya" in text
+    assert "Check the filter, which is \"dya = 'b'\"" in text
+
+
+def test_a_table_for_each_partition(tmp_path, local, materialize):
+    for key, first in (("a", 0), ("b", 100)):
+        append(f"{tmp_path}/lake/{key}.lance", range(first, first + 5))
+    pipeline = docs(f"{tmp_path}/lake/{{partition_key}}.lance", keys=["a", "b", "..", "c"])
+    assert pipeline["clean"].schema.names == ["id", "n", "text"]
+    for key, first in (("a", 0), ("b", 100)):
+        materialize(pipeline, local, partition=key)
+        assert ids(tmp_path, key) == list(range(first, first + 5))
+    text = failure(materialize(pipeline, local, partition="c", raises=False))
+    assert f"no Lance table at '{tmp_path}/lake/c.lance'" in text
+    text = failure(materialize(pipeline, local, partition="..", raises=False))
+    assert "would leave the source's folder" in text
+
+
+def test_versions_and_tags(tmp_path, url, local, materialize):
+    append(url, range(5))
+    lance.dataset(url).tags.create("release", 1)
+    append(url, range(5, 8))
+    for version in (1, "release"):
+        materialize(docs(url, version=version), local)
+        assert ids(tmp_path) == list(range(5))
+    lance.dataset(url).tags.update("release", 2)
+    assert computed(materialize(docs(url, version="release"), local)) == 1
+    assert ids(tmp_path) == list(range(8))
+    text = failure(materialize(docs(url, version=17), local, raises=False))
+    assert "has no version 17; it has 'release', '1', '2'" in text
+
+
+def test_a_run_reads_the_version_that_it_planned(tmp_path, url, local, materialize, monkeypatch):
+    """A commit between planning and reading changes nothing; nor does a cleanup of the version."""
+    append(url, range(25))
+    for_workers = LanceSource.for_workers
+
+    def raced(source: LanceSource) -> Any:
+        monkeypatch.undo()
+        append(url, range(100, 105))
+        lance.dataset(url).cleanup_old_versions(datetime.timedelta(0), delete_unverified=True)
+        return for_workers(source)
+
+    monkeypatch.setattr(LanceSource, "for_workers", raced)
+    materialize(docs(url), local)
+    assert ids(tmp_path) == list(range(25))
+    assert [each["version"] for each in lance.dataset(url).versions()] == [2]
+
+
+def test_only_named_columns_count(tmp_path, url, local, materialize):
+    append(url, range(5))
+    given = {"columns": ["id", "n"]}
+    materialize(docs(url, ["n"], **given), local)
+    lance.dataset(url).add_columns({"more": "n + 1"})
+    assert computed(materialize(docs(url, ["n"], **given), local)) == 0
+    assert computed(materialize(docs(url, ["n", "more"]), local)) == 1
+    with pytest.raises(vd.SourceError, match="has no column 'm'; it has 'id', 'n', 'text', 'more'"):
+        vd.lance(url, columns=["m"]).schema("here")
+
+
+@pytest.mark.parametrize("storage_version", ["2.1", "2.2"])
+def test_blobs_are_bytes(tmp_path, url, local, materialize, storage_version):
+    blob = pa.field("raw", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    schema = pa.schema([("id", pa.int64()), blob])
+    large = [bytes([i]) * (5 << 20) for i in range(30)]
+    table = pa.table({"id": list(range(31)), "raw": [*large, None]}, schema=schema)
+    lance.write_dataset(table, url, data_storage_version=storage_version)
+    docs = vd.Pipeline("docs", source=vd.lance(url), id="id")
+    docs.project("clean", {"size": "octet_length(raw)"})
+    result = materialize(docs, local)
+    assert computed(result) == 3, "of at most 64 MiB each"
+    found = read_stage(tmp_path / "store", "docs", "clean").sort_by("id")
+    assert found["size"].to_pylist() == [5 << 20] * 30 + [None]
+
+
+def test_rows_of_all_types(tmp_path, url, local, materialize):
+    table = pa.table(
+        {
+            "id": pa.array([1, 2], pa.int64()),
+            "at": pa.array([datetime.datetime(2026, 1, 1)] * 2, pa.timestamp("us", "UTC")),
+            "day": pa.array([datetime.date(2026, 1, 1), None]),
+            "price": pa.array([decimal.Decimal("1.50"), None], pa.decimal128(9, 2)),
+            "raw": pa.array([b"abc", None]),
+            "tags": pa.array([["a", "b"], []]),
+            "deep": pa.array([[{"a": 1, "b": "x"}], None]),
+            "vector": pa.array([[1.5, 2.5], None], pa.list_(pa.float32(), 2)),
+            "kind": pa.array(["a", "b"]).dictionary_encode(),
+        }
+    )
+    lance.write_dataset(table, url)
+    materialize(docs(url, table.column_names), local)
+    found = read_stage(tmp_path / "store", "docs", "clean")
+    assert found.to_pylist() == table.to_pylist()
+    assert found.schema.field("vector").type == pa.list_(pa.float32(), 2)
+
+
+def test_what_write_published_is_a_source(tmp_path, local, materialize):
+    """A pipeline downstream of the table recomputes the rows that a publication has changed."""
+    append(f"{tmp_path}/raw.lance", range(20))
+    first = docs(f"{tmp_path}/raw.lance")
+    first["clean"].write("out", f"{tmp_path}/out", format="lance")
+    materialize(first, local)
+    second = vd.Pipeline("more", source=vd.lance(f"{tmp_path}/out", asset="docs/out"), id="id")
+    second.project("doubled", {"double": "n * 2"})
+    materialize(second, local)
+    append(f"{tmp_path}/raw.lance", [50])
+    materialize(first, local)
+    result = materialize(second, local)
+    assert metadata(result, "doubled")["fragments_computed"] == 1
+    found = read_stage(tmp_path / "store", "more", "doubled")
+    assert sorted(found["double"].to_pylist()) == [*range(0, 400, 20), 1000]
+
+
+def test_an_observable_source_and_its_errors(tmp_path, url, local, materialize):
+    text = failure(materialize(docs(url), local, raises=False))
+    assert f"no Lance table at {url!r}. Check the path" in text
+    lance.write_dataset(rows([]), url)
+    assert "has no rows. Write them first" in failure(materialize(docs(url), local, raises=False))
+    assert materialize(docs(url, allow_empty=True), local).success
+    append(url, range(3))
+
+    source = docs(url).build_source()
+    assert "lance" in source.get_asset_spec().kinds
+    resources = {"store": vd.FragmentStore(root=str(tmp_path / "store")), "compute": local}
+    definitions = dg.Definitions(
+        [source], jobs=[dg.define_asset_job("observe", [source.key])], resources=resources
+    )
+    versions = []
+    for added in ([], [10], []):
+        if added:
+            append(url, added)
+        result = definitions.resolve_job_def("observe").execute_in_process()
+        (event,) = result.get_asset_observation_events()
+        found = event.event_specific_data.asset_observation
+        versions.append(found.tags["dagster/data_version"])
+    assert versions[0] != versions[1] == versions[2]
+
+
+def test_rows_that_are_gone(tmp_path, url, local, materialize):
+    append(url, range(25))
+    materialize(docs(url), local)
+    file = next(Path(url, "data").iterdir())
+    lance.dataset(url).delete("id < 5")
+    changed = vd.trace(docs(url)["clean"], 20, store=str(tmp_path / "store"))
+    assert changed.steps[0].row == 20, "the version that was planned is read"
+    lance.write_dataset(rows(range(3)), url, mode="overwrite")
+    lance.dataset(url).cleanup_old_versions(datetime.timedelta(0), delete_unverified=True)
+    assert not file.exists()
+    text = str(vd.trace(docs(url)["clean"], 20, store=str(tmp_path / "store")))
+    assert "the file is gone since" in text
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    """Storage options of an S3 server with the bucket "lake"."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    _, port = server.get_host_and_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    secrets = {"aws_access_key_id": "someone", "aws_secret_access_key": SECRET}
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **secrets)
+    client.create_bucket(Bucket="lake")
+    yield {
+        "key": "someone",
+        "secret": SECRET,
+        "client_kwargs": {"region_name": "us-east-1", "endpoint_url": endpoint},
+    }
+    server.stop()
+
+
+def test_a_table_on_s3(tmp_path, local, materialize, s3):
+    url = f"s3://lake/{uuid.uuid4().hex}/docs.lance"
+    options = driver_options(Location(url, s3))
+    lance.write_dataset(rows(range(15)), url, storage_options=options)
+    materialize(docs(url, storage_options=s3), local)
+    assert ids(tmp_path) == list(range(15))
+    lance.write_dataset(rows([20]), url, storage_options=options, mode="append")
+    assert computed(materialize(docs(url, storage_options=s3), local)) == 1
+    step = vd.trace(docs(url, storage_options=s3)["clean"], 3, store=str(tmp_path / "store"))
+    assert step.steps[0].url.startswith(f"{url}/data/")
+    for path in (tmp_path / "store").rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes()

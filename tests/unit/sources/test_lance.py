@@ -1,0 +1,152 @@
+"""Lance sources as they are declared, and how a table is cut."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import json
+import pickle
+
+import dagster as dg
+import lance
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.sources import FileSpan, FragmentRecord, FragmentRule, ReadContext
+
+SECRET = "a-secret-that-nobody-writes-down"
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "words"),
+    [
+        ("", {}, "url is ''; expected a path or a URL"),
+        ("gs://b/t", {}, "expected a local path or s3://"),
+        ("/t/{day}", {}, "has the unknown placeholder {day}"),
+        ("/t", {"version": True}, "version is True; expected the number of a version, or a tag"),
+        ("/t", {"filter": " "}, "filter is ' '; expected an SQL filter as text"),
+        ("/t", {"columns": "id"}, "columns is 'id'; expected a list of names"),
+    ],
+)
+def test_what_is_refused_where_it_is_declared(url, given, words):
+    with pytest.raises(vd.DefinitionError, match=r"vd\.lance: ") as raised:
+        vd.lance(url, **given)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "partitioned", "words"),
+    [
+        ("/t", {}, True, "has {partition_key} neither in the URL nor in the filter"),
+        ("/t", {"filter": "n > 3"}, True, "has {partition_key} neither in the URL nor"),
+        ("/t", {"filter": "d = '{partition_key}'"}, False, "the pipeline has no partitions_def"),
+        ("/{partition_key}", {}, False, "the pipeline has no partitions_def"),
+        ("/{partition_key.x}", {}, True, "names the dimension 'x'"),
+    ],
+)
+def test_partitions_are_in_the_url_or_the_filter(url, given, partitioned, words):
+    partitions = dg.StaticPartitionsDefinition(["a"]) if partitioned else None
+    with pytest.raises(vd.DefinitionError) as raised:
+        vd.Pipeline("docs", source=vd.lance(url, **given), id="id", partitions_def=partitions)
+    assert words in str(raised.value)
+
+
+def test_an_extra_that_is_not_installed(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "vane_dagster.storage.lance_table.find_spec",
+        lambda name: None if name == "lance" else find(name),
+    )
+    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[lance\]"):
+        vd.lance("/t")
+
+
+def test_secrets_are_in_options_alone():
+    source = vd.lance("s3://b/t", storage_options={"key": "k", "secret": SECRET})
+    assert SECRET not in f"{source} {source.place} {source.describe()} {source.splitting}"
+    reader = pickle.loads(pickle.dumps(source.for_workers()))
+    assert dict(reader.options_for("s3://b/t")) == dict(source.storage_options)
+
+
+def test_rows_are_cut_evenly_and_read_by_number(tmp_path):
+    url = str(tmp_path / "t")
+    table = pa.table({"id": range(100), "text": ["x" * 10] * 100})
+    lance.write_dataset(table, url, max_rows_per_file=60)
+    lance.dataset(url).delete("id % 10 = 3")
+    source = vd.lance(url, filter="id <> 7")
+    files = source.list_files([None], "here")[None]
+    assert [file.url for file in files] == sorted({f.url for f in files}, key=files_in(url).index)
+    found = source.split(files, FragmentRule(20), "here")
+    assert [f.stop - f.start for f in found.fragments] == [17, 18, 18, 18, 18]
+    read = [
+        source.for_workers().read(each, found.schema.remove(1), ReadContext("here"))
+        for each in found.fragments
+    ]
+    assert pa.concat_tables(read)["id"].to_pylist() == [
+        i for i in range(100) if i % 10 != 3 and i != 7
+    ]
+    tiny = source.split(files, FragmentRule(1000, bytes=300), "here")
+    assert len(tiny.fragments) > 5
+
+
+def files_in(url: str) -> list[str]:
+    return [f"{url}/data/{f.metadata.files[0].path}" for f in lance.dataset(url).get_fragments()]
+
+
+def test_identity_is_files_deletions_columns_and_filter(tmp_path):
+    url = str(tmp_path / "t")
+    lance.write_dataset(pa.table({"id": range(10), "n": range(10)}), url)
+
+    def version(**given):
+        (file,) = vd.lance(url, **given).list_files([None], "here")[None]
+        return file.version
+
+    first, few, filtered = version(), version(columns=["id"]), version(filter="n < 5")
+    assert len({first, few, filtered, version(filter="n < 6")}) == 4
+    lance.dataset(url).add_columns({"m": "n + 1"})
+    assert version() != first
+    assert version(columns=["id"]) == few
+    lance.dataset(url).delete("id = 9")
+    assert version(columns=["id"]) != few
+    assert version(version=1) == first
+
+
+def test_rows_of_a_version_that_was_cleaned_up(tmp_path):
+    """They are read from the latest version if the fragment is unchanged there."""
+    url = str(tmp_path / "t")
+    lance.write_dataset(pa.table({"id": range(10)}), url)
+    lance.write_dataset(pa.table({"id": range(10, 20)}), url, mode="append")
+    source = vd.lance(url)
+    files = source.list_files([None], "here")[None]
+    first, second = source.split(files, FragmentRule(100), "here").fragments
+    lance.dataset(url).delete("id = 15")
+    lance.dataset(url).cleanup_old_versions(datetime.timedelta(0), delete_unverified=True)
+    schema, context = pa.schema([("id", pa.int64())]), ReadContext("here")
+    assert source.read(first, schema, context)["id"].to_pylist() == list(range(10))
+    with pytest.raises(vd.SourceError, match="does not have these rows unchanged"):
+        source.read(second, schema, context)
+    assert json.loads(second.detail)["version"] == 2
+
+    changed = FileSpan(files[1].url, 0, 1 << 40)
+    hit = source.find([changed], schema.field(0), 17)
+    assert hit == (changed, 6)
+    gone = FragmentRecord(f"{url}/data/x.lance", 0, 1, "", 0)
+    with pytest.raises(vd.SourceError, match="does not have these rows"):
+        source.read(gone, schema, context)
+    with pytest.raises(FileNotFoundError):
+        source.current(files[0].__class__(f"{url}/data/x.lance", 1, "v"))
+    assert source.current(files[0]) == files[0]
+
+
+def test_a_shallow_clone_reads_the_files_of_its_origin(tmp_path):
+    url, clone = str(tmp_path / "t"), str(tmp_path / "clone")
+    table = lance.write_dataset(pa.table({"id": range(10)}), url)
+    table.shallow_clone(clone, table.version)
+    source = vd.lance(clone)
+    (file,) = source.list_files([None], "here")[None]
+    assert file.url == files_in(url)[0]
+    assert source.current(file) == file
+    (fragment,) = source.split([file], FragmentRule(100), "here").fragments
+    rows = source.read(fragment, pa.schema([("id", pa.int64())]), ReadContext("here"))
+    assert rows["id"].to_pylist() == list(range(10))

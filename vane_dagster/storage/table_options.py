@@ -1,0 +1,30 @@
+"""Storage options of table formats whose drivers are not fsspec's."""
+
+from __future__ import annotations
+
+import os
+
+from vane_dagster._secrets import keep_options, revealed
+from vane_dagster.storage.filesystem import Location, protocol_of
+
+
+def table_options(location: Location) -> dict[str, str]:
+    """Convert options of fsspec's S3 driver to those of the drivers of Delta and Lance."""
+    keep_options(location.storage_options)
+    given = revealed(location.storage_options)
+    client = dict(given.get("client_kwargs") or {})
+    endpoint = client.get("endpoint_url") or given.get("endpoint_url")
+    found = {
+        "AWS_ACCESS_KEY_ID": given.get("key"),
+        "AWS_SECRET_ACCESS_KEY": given.get("secret"),
+        "AWS_SESSION_TOKEN": given.get("token"),
+        "AWS_SKIP_SIGNATURE": "true" if given.get("anon") else None,
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true" if str(endpoint or "").startswith("http:") else None,
+        "AWS_REGION": client.get("region_name"),
+        "AWS_CONDITIONAL_PUT": "etag",
+    }
+    if endpoint and not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
+        found["AWS_REGION"] = found["AWS_REGION"] or "us-east-1"
+    assert protocol_of(location.url) in ("s3", "s3a"), "refused where it is declared"
+    return {name: str(value) for name, value in found.items() if value}
