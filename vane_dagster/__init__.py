@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.decorators import method as method
     from vane_dagster.pipeline.pipeline import Stage as Stage
     from vane_dagster.sources.file import File as File
+    from vane_dagster.sources.huggingface import HuggingFaceSource as HuggingFaceSource
+    from vane_dagster.sources.huggingface import HuggingFaceStream as HuggingFaceStream
+    from vane_dagster.sources.huggingface import huggingface as huggingface
     from vane_dagster.sources.iceberg import IcebergSource as IcebergSource
     from vane_dagster.sources.iceberg import iceberg as iceberg
     from vane_dagster.sources.images import ImagesSource as ImagesSource
@@ -82,6 +85,9 @@ _HOME = {
     "lance": "sources.lance",
     "parquet": "sources.parquet",
     "stored": "sources.stored",
+    "HuggingFaceSource": "sources.huggingface",
+    "HuggingFaceStream": "sources.huggingface",
+    "huggingface": "sources.huggingface",
     "RayDatasetSource": "sources.ray_dataset",
     "TableSource": "sources.table",
     "ray_dataset": "sources.ray_dataset",

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -89,3 +91,15 @@ def test_ray_datasets(tmp_path, cluster, ray_data, materialize):
     assert materialize(module.numbers, vd.RayCompute(cluster=cluster)).success
     halves = read_stage(tmp_path / "store", "numbers", "halves")
     assert sorted(halves["half"].to_pylist()) == [n * n / 2 for n in range(1_000)]
+
+
+def test_hugging_face_datasets(tmp_path, local, materialize):
+    rows = pa.table({"id": ["a", "b"], "question": ["Who was it?", "Why?"]})
+    (tmp_path / "squad").mkdir()
+    pq.write_table(rows, tmp_path / "squad" / "validation.parquet")
+    hub = ('"rajpurkar/squad"', f'"{tmp_path}/squad", cache_dir="{tmp_path}/cache"')
+    module = example("Hugging Face datasets", tmp_path, dict([hub]))
+    assert isinstance(module.defs, dg.Definitions)
+    assert materialize(module.squad, local).success
+    found = read_stage(tmp_path / "store", "squad", "lengths")
+    assert found["words"].to_pylist() == [3, 1]

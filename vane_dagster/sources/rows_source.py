@@ -6,12 +6,13 @@ under the digest of their content, and workers get a `TableReader`.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -283,7 +284,9 @@ class RowsSource(Source):
         if found is None:
             return SourceTable(schema, ())
         for _ in range(_ATTEMPTS):
-            pieces, reused = self._pieces(found, rule)
+            rows = blocks(self.catalog.chunks(found.positions), rule)
+            own = functools.partial(self._places, found)
+            pieces, reused = stored_pieces(self._root, rows, own, stored_rows(self._root))
             table = StoredTable(schema, tuple(pieces))
             write_record(self._root, found.identity, f"{rule.rows}-{rule.bytes}", table)
             # A collection may have deleted some before the record said that they are needed.
@@ -306,39 +309,54 @@ class RowsSource(Source):
         assert self.root is not None, f"{self.place} is bound to a store before it is used"
         return self.root
 
-    def _pieces(self, found: _Identified, rule: FragmentRule) -> tuple[list[Piece], set[str]]:
-        """Return the pieces of a partition, and the files of those that were there already."""
-        present = stored_rows(self._root)
-        reused: set[str] = set()
-        pieces: list[Piece] = []
-        repeated: Counter[str] = Counter()
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            writes: deque[Future[None]] = deque()
-            for block in blocks(self.catalog.chunks(found.positions), rule):
-                places = self._places(found, block)
-                if places is None:
-                    name = rows_name(block.digest)
-                    places = (ParquetRows(f"{ROWS}/{name}", 0, len(block.rows)),)
-                    if name in present:
-                        reused.add(name)
-                    elif not repeated[block.digest]:
-                        writes.append(
-                            threads.submit(write_rows, self._root, block.digest, block.rows)
-                        )
-                    if len(writes) > IO_THREADS:
-                        writes.popleft().result()
-                # Equal blocks are different rows.
-                count = repeated[block.digest]
-                identity = f"{block.digest}~{count}" if count else block.digest
-                repeated[block.digest] += 1
-                pieces.append(Piece(identity, len(block.rows), block.bytes, places))
-            for write in writes:
-                write.result()
-        return pieces, reused
-
     def _places(self, found: _Identified, block: RowBlock) -> tuple[Place, ...] | None:
         own = self.catalog.part(found.positions, block.first, block.first + len(block.rows))
         return self.catalog.rows.places(own)
+
+
+def stored_pieces(
+    root: Location,
+    rows: Iterable[RowBlock],
+    places_of: Callable[[RowBlock], tuple[Place, ...] | None],
+    present: Collection[str],
+) -> tuple[list[Piece], set[str]]:
+    """Write blocks of rows into a store.
+
+    Args:
+        root: The store's root.
+        rows: The blocks.
+        places_of: Returns where workers can read a block; None if it has to be copied.
+        present: The names of the files that the store has.
+
+    Returns:
+        The pieces, and the names of those of their files that were there already.
+
+    Raises:
+        StoreError: If the store refuses.
+    """
+    reused: set[str] = set()
+    pieces: list[Piece] = []
+    repeated: Counter[str] = Counter()
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+        writes: deque[Future[None]] = deque()
+        for block in rows:
+            places, count = places_of(block), repeated[block.digest]
+            if places is None:
+                name = rows_name(block.digest)
+                places = (ParquetRows(f"{ROWS}/{name}", 0, len(block.rows)),)
+                if name in present:
+                    reused.add(name)
+                elif not count:
+                    writes.append(threads.submit(write_rows, root, block.digest, block.rows))
+                if len(writes) > IO_THREADS:
+                    writes.popleft().result()
+            # Equal blocks are different rows.
+            identity = f"{block.digest}~{count}" if count else block.digest
+            repeated[block.digest] += 1
+            pieces.append(Piece(identity, len(block.rows), block.bytes, places))
+        for write in writes:
+            write.result()
+    return pieces, reused
 
 
 def fragments_of(url: str, table: StoredTable) -> Iterator[FragmentRecord]:

@@ -1,0 +1,86 @@
+"""Pipelines over Hugging Face datasets: what workers read, and what is computed again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # the library reads it when it is imported
+datasets = pytest.importorskip("datasets")
+
+import vane_dagster as vd  # noqa: E402 - after the variable
+from support.data import read_stage  # noqa: E402
+from support.results import metadata  # noqa: E402
+
+COUNT = 2_000
+
+
+def shout(batch: pa.Table) -> dict[str, Any]:
+    return {"loud": [text.upper() for text in batch["text"].to_pylist()]}
+
+
+def docs(source: Any, **given: Any) -> vd.Pipeline:
+    pipeline = vd.Pipeline(
+        "docs", source=vd.huggingface(source, **given), id="id", fragment_rows=300
+    )
+    kept = pipeline.project("kept", ["text"], where="id <> 17")
+    kept.map_batches("loud", shout, schema={"loud": "VARCHAR"})
+    return pipeline
+
+
+def saved(folder: Path, count: int = COUNT, first: str = "text 0") -> str:
+    texts = [first, *(f"text {n}" for n in range(1, count))]
+    made = datasets.Dataset.from_dict({"id": range(count), "text": texts})
+    made.save_to_disk(str(folder))
+    return str(folder)
+
+
+def test_a_run_reads_the_arrow_files(tmp_path, compute, materialize):
+    path = saved(tmp_path / "one")
+    first = metadata(materialize(docs(path), compute), "loud")
+    assert first["fragments_computed"] == first["fragments"] > 5
+    rows = read_stage(tmp_path / "store", "docs", "loud")
+    assert rows["loud"].to_pylist() == [f"TEXT {n}" for n in range(COUNT) if n != 17]
+    assert not (tmp_path / "store" / "~tables" / "rows").exists()
+    store = str(tmp_path / "store")
+    assert vd.trace("docs/loud", 1_500, store=store).steps[0].row == 1_500
+
+    # The same rows elsewhere, copied, or in another order of files cost nothing.
+    again = docs(saved(tmp_path / "two"), copy=True)
+    assert metadata(materialize(again, compute), "loud")["fragments_computed"] == 0
+    changed = docs(saved(tmp_path / "three", COUNT + 1, "other"))
+    assert 1 <= metadata(materialize(changed, compute), "loud")["fragments_computed"] <= 3
+    assert read_stage(tmp_path / "store", "docs", "loud")["loud"][0].as_py() == "OTHER"
+
+
+def test_a_shuffled_dataset_is_copied(tmp_path, local, materialize):
+    dataset = datasets.load_from_disk(saved(tmp_path / "one")).shuffle(seed=1)
+    materialize(docs(dataset), local)
+    rows = read_stage(tmp_path / "store", "docs", "loud")
+    assert rows["id"].to_pylist() == [n for n in dataset["id"] if n != 17]
+    assert list((tmp_path / "store" / "~tables" / "rows").iterdir())
+
+
+def test_a_stream_is_read_by_the_first_run(tmp_path, local, materialize):
+    reads = tmp_path / "reads"
+    reads.mkdir()
+
+    def rows() -> Any:
+        (reads / str(len(list(reads.iterdir())))).touch()
+        yield from ({"id": n, "text": f"text {n}"} for n in range(COUNT))
+
+    def run(version: str) -> int:
+        stream = datasets.IterableDataset.from_generator(rows)
+        result = materialize(docs(stream, version=version), local)
+        return int(metadata(result, "loud")["fragments_computed"])
+
+    assert run("1") > 5
+    count = len(list(reads.iterdir()))
+    assert run("1") == 0
+    assert len(list(reads.iterdir())) == count
+    assert run("2") == 0  # it has the same content
+    assert len(list(reads.iterdir())) > count

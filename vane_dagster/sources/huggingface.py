@@ -1,0 +1,467 @@
+"""Hugging Face datasets: `HuggingFaceSource`, and `HuggingFaceStream` for streams."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster._worker_process import is_worker
+from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line, names
+from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.sources.made_source import MadeSource
+from vane_dagster.sources.row_blocks import LISTED, blocks
+from vane_dagster.sources.rows_source import (
+    Catalog,
+    Positions,
+    Rows,
+    RowsSource,
+    check_partitions,
+    stored_pieces,
+)
+from vane_dagster.sources.table_reader import in_plain_types, table_schema
+from vane_dagster.storage.filesystem import files_below, protocol_of
+from vane_dagster.storage.stored_tables import ArrowRows, Place, StoredTable
+from vane_dagster.types.schema import check_distinct, check_storable
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+_LABEL = "vd.huggingface"
+_WINDOW = 1_000
+_MAX_RANGES = 64
+_SAVED = ("state.json", "dataset_dict.json")
+_NO_ROWS = ("token", "storage_options", "cache_dir", "num_proc", "keep_in_memory")
+"""Arguments of `load_dataset` that have no influence on the rows."""
+
+
+@dataclass(frozen=True)
+class _Loading:
+    """How a dataset is loaded.
+
+    Attributes:
+        given: A dataset, or the path or name of one.
+        split: The split.
+        name: The configuration.
+        revision: The revision on the hub.
+        options: Further arguments of `load_dataset`.
+    """
+
+    given: Any
+    split: str | None
+    name: str | None
+    revision: str | None
+    options: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def label(self) -> str:
+        """What is loaded, for messages."""
+        if not isinstance(self.given, str):
+            return f"the {type(self.given).__name__} in memory"
+        split = f", split {self.split!r}" if self.split else ""
+        name = f", {self.name!r}" if self.name else ""
+        return f"dataset {self.given!r}{name}{split}"
+
+    def load(self, streaming: bool = False) -> Any:
+        """Return the dataset.
+
+        Raises:
+            SourceError: If it cannot be loaded, or has several splits and none is named.
+        """
+        datasets: Any = importlib.import_module("datasets")
+        found = self.given
+        try:
+            if isinstance(found, str):
+                found = self._loaded(datasets, streaming)
+        except Exception as error:  # of the library, of the hub's client, or of file systems
+            raise SourceError(
+                f"{_LABEL}: {self.label} cannot be loaded: {type(error).__name__}: "
+                f"{first_line(error)}. Check the name or path, the access to the hub, and that a "
+                "folder holds data files or was written by save_to_disk"
+            ) from error
+        if isinstance(found, dict):
+            found = self._of_splits(found)
+        kind = datasets.IterableDataset if streaming else datasets.Dataset
+        if not isinstance(found, kind):
+            raise SourceError(f"{_LABEL}: {self.label} is a {type(found).__name__}")
+        return found
+
+    def _loaded(self, datasets: Any, streaming: bool) -> Any:
+        path = os.path.expanduser(self.given)
+        if any(os.path.exists(os.path.join(path, name)) for name in _SAVED):
+            loaded = datasets.load_from_disk(path, **self.options)
+            if isinstance(loaded, dict):
+                loaded = self._of_splits(loaded)
+            elif self.split not in (None, str(loaded.split)):
+                raise ValueError(f"split is {self.split!r}; the folder holds {loaded.split}")
+            return loaded.to_iterable_dataset() if streaming else loaded
+        given = {"name": self.name, "split": self.split, "revision": self.revision}
+        given |= {"streaming": True} if streaming else {}
+        return datasets.load_dataset(self.given, **given, **self.options)
+
+    def _of_splits(self, found: Mapping[str, Any]) -> Any:
+        if self.split is None and len(found) == 1:
+            return next(iter(found.values()))
+        if self.split not in found:
+            raise SourceError(
+                f"{_LABEL}: {self.label}: split is {self.split!r}; expected one of {names(found)}"
+            )
+        return found[self.split]
+
+
+@dataclass(frozen=True)
+class HuggingFaceSource(RowsSource):
+    """A dataset with a number of rows, identified by its content.
+
+    Attributes:
+        label: What it is, for messages.
+    """
+
+    kind: ClassVar[str] = "huggingface"
+    label: str = ""
+
+    def url_for(self, partition_key: str | None) -> str:
+        """Return what the dataset is, for messages."""
+        where = "" if partition_key is None else f", {self.partition_column} = {partition_key}"
+        return f"{self.label}{where}"
+
+    def describe(self) -> str:
+        return f"Hugging Face {self.label}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceStream(MadeSource):
+    """A dataset that is read once, as a stream, into the store.
+
+    Attributes:
+        loading: How it is loaded.
+        data_version: Part of its identity.
+    """
+
+    kind: ClassVar[str] = "huggingface"
+    loading: _Loading = field(repr=False, compare=False)
+    data_version: str | None = None
+
+    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
+        if partitions_def is not None:
+            check_partitions(
+                location, partitions_def, self.place, "partition_column= without streaming=True"
+            )
+
+    def url_for(self, partition_key: str | None) -> str:
+        """Return what the dataset is, for messages."""
+        return self.loading.label
+
+    def describe(self) -> str:
+        return f"Hugging Face {self.loading.label}, streamed"
+
+    def identity(self, partition: str | None) -> str:
+        given, options = self.loading, dict(self.loading.options)
+        files = options.get("data_files"), options.get("data_dir")
+        rows = {name: repr(value) for name, value in options.items() if name not in _NO_ROWS}
+        own = given.given if isinstance(given.given, str) else ""
+        place = (own, given.split, given.name, given.revision, self.data_version)
+        state = _local_state([own, *_paths(files)])
+        return digest(_LABEL, *place, *(part for item in sorted(rows.items()) for part in item),
+                      state)[:40]  # fmt: skip
+
+    def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
+        """Read the stream into the store.
+
+        Args:
+            partition: None.
+            identity: The identity of the rows.
+            location: The pipeline, for messages.
+
+        Raises:
+            SourceError: If it cannot be read, or its rows differ in types.
+            StoreError: If the store refuses.
+        """
+        dataset = self.loading.load(streaming=True)
+        known = dataset.features
+        schemas = [] if known is None else [_checked(known.arrow_schema)]
+        chunks = _streamed(dataset, schemas)
+        try:
+            pieces, _ = stored_pieces(
+                self.store_root, blocks(chunks, LISTED), lambda block: None, ()
+            )
+        except VaneError:
+            raise
+        except Exception as error:  # of the library, of the hub's client, or of user code
+            raise SourceError(
+                f"{location}: {self.place} cannot be read: {type(error).__name__}: "
+                f"{first_line(error)}. Nothing of it is kept; run it again"
+            ) from error
+        if not schemas:
+            raise SourceError(f"{location}: {self.place} has no rows, and no columns are known")
+        return StoredTable(schemas[0], tuple(pieces))
+
+
+def huggingface(
+    path: Any,
+    *,
+    split: str | None = None,
+    name: str | None = None,
+    revision: str | None = None,
+    streaming: bool = False,
+    partition_column: str | None = None,
+    copy: bool = False,
+    version: str | None = None,
+    allow_empty: bool = False,
+    **load_options: Any,
+) -> HuggingFaceSource | HuggingFaceStream:
+    """Declare a Hugging Face dataset as a pipeline's source.
+
+    Its rows are identified by their content. Workers read them in the Arrow files in which the
+    dataset lies on disk; rows that lie in none, or are scattered over it by a shuffle, are copied
+    into the store.
+
+    Args:
+        path: A `datasets.Dataset` or `IterableDataset`, a dict of them by split, a folder that
+            `save_to_disk` wrote, or the name or folder that `datasets.load_dataset` takes. It is
+            loaded when the rows are needed.
+        split: The split; needed if there are several.
+        name: The configuration of the dataset.
+        revision: The revision on the hub.
+        streaming: Whether to read the dataset once, as a stream, into the store, without a copy on
+            this machine. It is identified by the arguments, and by size and time of local files.
+        partition_column: For a partitioned pipeline: the rows of a partition are those whose value
+            in this column, as text, equals the key.
+        copy: Whether to copy all rows into the store: for workers that cannot read the files.
+        version: Part of the identity of a stream: another one reads it again.
+        allow_empty: Whether a partition without rows is accepted; an error by default.
+        **load_options: Further arguments of `datasets.load_dataset`, such as `data_files`.
+
+    Raises:
+        DefinitionError: If the library is missing, or the arguments do not fit.
+    """
+    if importlib.util.find_spec("datasets") is None and not is_worker():
+        raise DefinitionError(f"{_LABEL}: Install vane-dagster[huggingface]")
+    given = os.fspath(path) if isinstance(path, os.PathLike) else path
+    kinds = {kind.__name__ for kind in type(given).__mro__}
+    is_stream = streaming or bool(kinds & {"IterableDataset", "IterableDatasetDict"})
+    if not isinstance(given, str) and not kinds & {"Dataset", "DatasetDict", "IterableDataset",
+                                                   "IterableDatasetDict"}:  # fmt: skip
+        raise DefinitionError(
+            f"{_LABEL}: path is a {type(path).__module__}.{type(path).__qualname__}; expected a "
+            "datasets.Dataset, an IterableDataset, or the path or name of a dataset"
+        )
+    if not isinstance(given, str) and (name or revision or load_options):
+        raise DefinitionError(
+            f"{_LABEL}: name, revision and options say how a dataset is loaded, and this one is a "
+            f"{type(given).__name__} already. Leave them out"
+        )
+    loading = _Loading(given, split, name, revision, load_options)
+    if not is_stream:
+        if version is not None:
+            raise DefinitionError(
+                f"{_LABEL}: version is for streaming=True; other datasets are identified by their "
+                "content. Leave it out"
+            )
+        catalog = Catalog(lambda: _DatasetRows(loading.load(), copy), partition_column)
+        return HuggingFaceSource(catalog, partition_column, allow_empty, loading.label)
+    if partition_column is not None:
+        raise DefinitionError(
+            f"{_LABEL}: a stream is read as a whole, and has no partition_column. Leave out "
+            "partition_column, or streaming=True"
+        )
+    if not isinstance(given, str) and version is None:
+        raise DefinitionError(
+            f"{_LABEL}: an IterableDataset has no identity: nothing says whether its rows have "
+            "changed. Give version=, and another one when they have"
+        )
+    return HuggingFaceStream(loading=loading, data_version=version, allow_empty=allow_empty)
+
+
+@dataclass(frozen=True)
+class _FileBlock:
+    """Consecutive rows of a dataset: where they lie in an Arrow file, if they do."""
+
+    count: int
+    rows: ArrowRows | None
+
+
+class _DatasetRows(Rows):
+    """The rows of a `datasets.Dataset`, through its mapping of indices."""
+
+    window = _WINDOW
+
+    def __init__(self, dataset: Any, copy: bool) -> None:
+        self.schema = _checked(dataset.features.arrow_schema)
+        self.count = len(dataset)
+        self._arrow = dataset.with_format("arrow")
+        self._embeds = _has_external_files(dataset)
+        found = getattr(dataset, "_indices", None)
+        self._indices = None if found is None else found.column(0).to_numpy().astype(np.int64)
+        in_store = copy or self._embeds
+        self._blocks = [] if in_store else list(_file_blocks(dataset.data, self.schema))
+        self._edges = np.cumsum([0, *(block.count for block in self._blocks)])
+
+    def take(self, positions: Positions) -> pa.Table:
+        key = positions if isinstance(positions, slice) else positions.tolist()
+        return _plain_chunk(self._arrow[key], self.schema, self._embeds)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        if name not in self.schema.names:
+            raise SourceError(
+                f"partition_column is {name!r}; expected one of {names(self.schema.names)}"
+            )
+        found = self._arrow.select_columns([name])[:]
+        return in_plain_types(found, pa.schema([self.schema.field(name)])).column(name)
+
+    def places(self, positions: Positions) -> tuple[Place, ...] | None:
+        """Return the ranges of rows of Arrow files; None if there are many, or some lie in none."""
+        if not self._blocks:
+            return None
+        if isinstance(positions, slice):
+            positions = np.arange(positions.start, positions.stop)
+        if self._indices is not None:
+            positions = self._indices[positions]
+        edges = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1), len(positions)]
+        if len(edges) > _MAX_RANGES:
+            return None
+        found: list[Place] = []
+        for low, high in itertools.pairwise(edges):
+            start, stop = int(positions[low]), int(positions[high - 1]) + 1
+            for index, block in enumerate(self._blocks):
+                first = int(self._edges[index])
+                low_row, high_row = max(start, first), min(stop, first + block.count)
+                if low_row >= high_row:
+                    continue
+                if block.rows is None:
+                    return None
+                move = block.rows.start - first
+                found.append(replace(block.rows, start=low_row + move, stop=high_row + move))
+        return tuple(found)
+
+
+def _checked(schema: pa.Schema) -> pa.Schema:
+    plain = table_schema(schema)
+    check_distinct(plain.names, _LABEL)
+    check_storable(plain, _LABEL)
+    return plain
+
+
+def _plain_chunk(table: pa.Table, schema: pa.Schema, embeds: bool) -> pa.Table:
+    if embeds:
+        tables: Any = importlib.import_module("datasets.table")
+        table = tables.embed_table_storage(table)
+    return in_plain_types(table, schema)
+
+
+def _streamed(dataset: Any, schemas: list[pa.Schema]) -> Iterator[pa.Table]:
+    """Yield the rows of a stream; `schemas` gets the schema if it is empty."""
+    features = dataset.features
+    embeds = features is not None and bool(_media(features))
+    for chunk in dataset.with_format("arrow").iter(batch_size=_WINDOW):
+        if features is not None:
+            chunk = chunk.select(features.arrow_schema.names).cast(features.arrow_schema)
+        if not schemas:
+            schemas.append(_checked(chunk.schema))
+        yield _plain_chunk(chunk, schemas[0], embeds)
+
+
+def _media(features: Mapping[str, Any]) -> list[str]:
+    """Return the columns with images, sounds and the like, which may name files."""
+    inner: Any = importlib.import_module("datasets.features.features")
+    return [name for name, each in features.items() if inner.require_storage_embed(each)]
+
+
+def _has_external_files(dataset: Any) -> bool:
+    """Return whether rows name files in place of their content.
+
+    The content is part of the rows: the files may change, and workers may not have them.
+    """
+    for name in _media(dataset.features):
+        for chunk in dataset.data.column(name).chunks:
+            chunk = getattr(chunk, "storage", chunk)
+            if not pa.types.is_struct(chunk.type):
+                return True
+            content, path = pc.struct_field(chunk, "bytes"), pc.struct_field(chunk, "path")
+            if pc.any(pc.and_(pc.is_null(content), pc.is_valid(path))).as_py():
+                return True
+    return False
+
+
+def _file_blocks(data: Any, schema: pa.Schema) -> Iterator[_FileBlock]:
+    """Yield the blocks of a dataset's table, in the order of its rows."""
+    rows: Iterable[Sequence[Any]] = getattr(data, "blocks", [[data]])
+    for row in rows:
+        found = _in_file(row[0], schema) if len(row) == 1 else None
+        yield _FileBlock(row[0].num_rows, found)
+
+
+def _in_file(block: Any, schema: pa.Schema) -> ArrowRows | None:
+    """Return where the rows of a block lie in its Arrow file.
+
+    Returns:
+        None if it has no file, or was changed in another way than by a choice of its rows and
+        columns.
+    """
+    path, replays = getattr(block, "path", None), getattr(block, "replays", None)
+    if path is None or replays is None:
+        return None
+    own = pa.ipc.open_stream(pa.memory_map(path)).schema
+    columns = [(name, name) for name in own.names]
+    start = 0
+    for action, args, kwargs in replays:
+        if kwargs:
+            return None
+        if action == "slice":
+            start += int(args[0])
+        elif action == "rename_columns" and not isinstance(args[0], Mapping):
+            columns = [(new, former) for new, (_, former) in zip(args[0], columns)]
+        elif action == "select":
+            columns = [(name, dict(columns)[name]) for name in args[0]]
+        elif action == "drop":
+            columns = [(name, former) for name, former in columns if name not in args[0]]
+        elif action == "remove_column":
+            columns = [each for index, each in enumerate(columns) if index != args[0]]
+        elif action not in ("cast", "replace_schema_metadata"):
+            return None
+    renamed = dict(columns)
+    plain = table_schema(own)
+    for column in schema:  # a cast may have changed the values
+        if column.name not in renamed or plain.field(renamed[column.name]).type != column.type:
+            return None
+    stat = os.stat(path)
+    moved = tuple((name, former) for name, former in columns if name != former)
+    return ArrowRows(path, stat.st_size, stat.st_mtime_ns, start, start + block.num_rows, moved)
+
+
+def _paths(given: Any) -> Iterator[str]:
+    """Yield the texts in an argument such as `data_files`."""
+    if isinstance(given, (str, os.PathLike)):
+        yield os.fspath(given)
+    elif isinstance(given, Mapping):
+        for value in given.values():
+            yield from _paths(value)
+    elif isinstance(given, Iterable):
+        for value in given:
+            yield from _paths(value)
+
+
+def _local_state(paths: Iterable[str]) -> str:
+    """Return a digest of names, sizes and times of the local files at some paths."""
+    import fsspec
+
+    state = hashlib.sha256()
+    for path in paths:
+        if not path or protocol_of(path) != "file":
+            continue
+        local = os.path.expanduser(path)
+        fs = fsspec.filesystem("file")
+        for place in sorted(fs.glob(local)) if "*" in local else [local]:
+            for file in sorted(files_below(fs, place)):
+                stat = os.stat(file)
+                state.update(f"{file}\n{stat.st_size}\n{stat.st_mtime_ns}\n".encode())
+    return state.hexdigest()
