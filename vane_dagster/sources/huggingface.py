@@ -104,14 +104,14 @@ class _Loading:
             elif self.split not in (None, str(loaded.split)):
                 raise ValueError(f"split is {self.split!r}; the folder holds {loaded.split}")
             return loaded.to_iterable_dataset() if streaming else loaded
-        given = {"name": self.name, "split": self.split, "revision": self.revision}
+        given: dict[str, Any] = {"name": self.name, "split": self.split, "revision": self.revision}
         given |= {"streaming": True} if streaming else {}
         return datasets.load_dataset(self.given, **given, **self.options)
 
     def _of_splits(self, found: Mapping[str, Any]) -> Any:
         if self.split is None and len(found) == 1:
             return next(iter(found.values()))
-        if self.split not in found:
+        if self.split is None or self.split not in found:
             raise SourceError(
                 f"{_LABEL}: {self.label}: split is {self.split!r}; expected one of {names(found)}"
             )
@@ -323,15 +323,17 @@ class _DatasetRows(Rows):
         if not self._blocks:
             return None
         if isinstance(positions, slice):
-            positions = np.arange(positions.start, positions.stop)
+            rows = np.arange(positions.start, positions.stop)
+        else:
+            rows = positions
         if self._indices is not None:
-            positions = self._indices[positions]
-        edges = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1), len(positions)]
+            rows = self._indices[rows]
+        edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1), len(rows)]
         if len(edges) > _MAX_RANGES:
             return None
         found: list[Place] = []
         for low, high in itertools.pairwise(edges):
-            start, stop = int(positions[low]), int(positions[high - 1]) + 1
+            start, stop = int(rows[low]), int(rows[high - 1]) + 1
             for index, block in enumerate(self._blocks):
                 first = int(self._edges[index])
                 low_row, high_row = max(start, first), min(stop, first + block.count)
