@@ -410,6 +410,8 @@ def _list_together(
         key = pattern.partition
         try:
             found[key] = _recorded(fs, matched.get(key, ()))
+        except SourceError as error:
+            found[key] = SourceError(f"{location}: {error}")
         except OSError as error:  # gone since it was listed
             found[key] = _unlisted(source.url_for(key), error, location)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 
+from vane_dagster.errors import SourceError
 from vane_dagster.storage.filesystem import Location, modified, protocols
 from vane_dagster.storage.manifest import FileRecord, parse_part_name
+
+_DIGESTS = ("ETag", "etag", "generation", "blob_id", "sha")
+_TIMES = ("mtime", "LastModified", "created", "last_modified", "Last-Modified", "updated", "modify")
 
 if TYPE_CHECKING:
     from vane_dagster.sources.base import SourceReader
@@ -27,17 +32,36 @@ def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileR
     Args:
         fs: The file system.
         info: The description, as of `fs.info`.
+
+    Raises:
+        SourceError: If the file system has no version of it.
     """
     name = info["name"]
-    url, size = fs.unstrip_protocol(name), int(info["size"])
+    url = fs.unstrip_protocol(name)
     if part := parse_part_name(PurePosixPath(name).name):
-        return FileRecord(url, size, part[1], part[1])
-    version = info.get("ETag") or info.get("etag") or info.get("generation")
+        return FileRecord(url, int(info["size"]), part[1], part[1])
+    version = _first_of(_DIGESTS, info)
     if version is None and "file" in protocols(fs):
         version = os.stat(name).st_mtime_ns
-    elif version is None:
-        version = info.get("mtime") or info.get("LastModified") or info.get("created")
-    return FileRecord(url, size, str(version).strip('"'), modified=modified(info))
+    elif version is None and (version := _first_of(_TIMES, info)) is None:
+        info = fs.info(name)  # listings of some file systems, as of HTTP, have names alone
+        version = _first_of((*_DIGESTS, *_TIMES), info)
+    if version is None or info.get("size") is None:
+        raise SourceError(
+            f"{url!r} has no ETag, modification time or size on its file system, so a changed file "
+            "would not be noticed. Copy the files to a local disk or an object store"
+        )
+    changed = modified(info)
+    return FileRecord(
+        url,
+        int(info["size"]),
+        str(version).strip('"'),
+        modified=changed if math.isfinite(changed) else None,
+    )
+
+
+def _first_of(names: Sequence[str], info: Mapping[str, Any]) -> Any:
+    return next((value for name in names if (value := info.get(name))), None)
 
 
 def listed_file(url: str, source: SourceReader) -> FileRecord:

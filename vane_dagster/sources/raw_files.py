@@ -84,6 +84,11 @@ class FilesSource(FileSource):
     ) -> SourceTable:
         """Group files, by a hash of their paths; see `grouping`."""
         by_url = {file.url: file for file in files}
+        if wrong := next((url for url in by_url if not _is_text(url)), None):
+            raise SourceError(
+                f"{location}: the name of {wrong!r} is no valid UTF-8, so its path cannot be in a "
+                "row. Rename the file"
+            )
         sizes = [FileSize(file.url, 1, max(1, self.row_bytes(file))) for file in files]
         fragments = []
         for grouped in group(sizes, rule.rows, rule.bytes):
@@ -154,6 +159,14 @@ def listed_rows(spans: Sequence[FileSpan]) -> pa.Table:
     times = [_time(detail[1]) if len(detail) > 1 else None for detail in details]
     paths = [path_of(span.url) for span in spans]
     return pa.table([paths, pa.array(sizes, pa.int64()), times], schema=_SCHEMA)
+
+
+def _is_text(url: str) -> bool:
+    try:
+        url.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _detail(file: FileRecord) -> str:

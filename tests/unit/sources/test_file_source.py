@@ -1,13 +1,16 @@
-"""Listings of local folders that links lead into."""
+"""Listings of files: links, and versions of file systems."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import vane_dagster as vd
 from vane_dagster.errors import SourceError
+from vane_dagster.sources.files import file_record
 from vane_dagster.storage.filesystem import Location
 
 
@@ -60,3 +63,31 @@ def test_a_cycle_of_links_in_a_store_is_an_error(tmp_path):
     (tmp_path / "a" / "up").symlink_to(tmp_path)
     with pytest.raises(vd.StoreError, match="leads back to the folder"):
         Location(str(tmp_path)).walk()
+
+
+class _Unversioned(MemoryFileSystem):
+    """A file system that knows names and sizes alone, as some HTTP servers do."""
+
+    protocol = "unversioned"
+    cachable = False
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        found = super().info(path, **kwargs)
+        return {name: found[name] for name in ("name", "size", "type")}
+
+
+def test_files_without_a_version_are_refused():
+    fs = _Unversioned()
+    with fs.open("/plain.txt", "wb") as stream:
+        stream.write(b"x")
+    with pytest.raises(SourceError, match=r"has no ETag, modification time or size.*Copy"):
+        file_record(fs, fs.info("/plain.txt"))
+
+
+def test_a_listing_with_names_alone_is_completed():
+    fs = MemoryFileSystem()
+    with fs.open("/known.txt", "wb") as stream:
+        stream.write(b"x")
+    complete = file_record(fs, fs.info("/known.txt"))
+    assert file_record(fs, {"name": "/known.txt", "size": None}) == complete
+    assert complete.modified is not None
