@@ -136,3 +136,21 @@ def test_an_s3_store(s3, local):
 def test_folders_of_tables_are_no_pipelines(tmp_path, local, materialize):
     materialize(docs(rows()), local)
     assert {path.name for path in Path(tmp_path, "store").iterdir()} == {"docs", "~tables"}
+
+
+def test_rows_without_an_id_column(tmp_path, local, materialize):
+    def numbered(*texts: str) -> vd.Pipeline:
+        source = vd.table({"text": ["a", "a", *texts]})
+        pipeline = vd.Pipeline("docs", source=source, id=vd.row_id(), fragment_rows=1)
+        pipeline.map_batches("loud", shout, schema={"loud": "VARCHAR"})
+        return pipeline
+
+    assert metadata(materialize(numbered(), local), "loud")["fragments_computed"] == 2
+    assert metadata(materialize(numbered(), local), "loud")["fragments_computed"] == 0
+    # The ids of all rows name the new table.
+    assert metadata(materialize(numbered("b"), local), "loud")["fragments_computed"] == 3
+    found = read_stage(tmp_path / "store", "docs", "loud")
+    assert found["loud"].to_pylist() == ["A", "A", "B"]
+    assert [id.rpartition("#")[2] for id in found["row_id"].to_pylist()] == ["0", "1", "2"]
+    step = vd.trace("docs/loud", found["row_id"][2].as_py(), store=str(tmp_path / "store")).steps[0]
+    assert step.row == 2
