@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.decorators import func as func
     from vane_dagster.pipeline.decorators import method as method
     from vane_dagster.pipeline.pipeline import Stage as Stage
+    from vane_dagster.sources.csv_files import CsvSource as CsvSource
+    from vane_dagster.sources.csv_files import csv as csv
     from vane_dagster.sources.file import File as File
     from vane_dagster.sources.huggingface import HuggingFaceSource as HuggingFaceSource
     from vane_dagster.sources.huggingface import HuggingFaceStream as HuggingFaceStream
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from vane_dagster.sources.iceberg import iceberg as iceberg
     from vane_dagster.sources.images import ImagesSource as ImagesSource
     from vane_dagster.sources.images import images as images
+    from vane_dagster.sources.json_files import JsonSource as JsonSource
+    from vane_dagster.sources.json_files import json as json
     from vane_dagster.sources.lance import LanceSource as LanceSource
     from vane_dagster.sources.lance import lance as lance
     from vane_dagster.sources.parquet import ParquetSource as ParquetSource
@@ -60,6 +64,8 @@ if TYPE_CHECKING:
     from vane_dagster.sources.stored import stored as stored
     from vane_dagster.sources.table import TableSource as TableSource
     from vane_dagster.sources.table import table as table
+    from vane_dagster.sources.text_files import TextSource as TextSource
+    from vane_dagster.sources.text_files import text as text
     from vane_dagster.tracing.steps import Step as Step
     from vane_dagster.tracing.steps import Trace as Trace
     from vane_dagster.types.tensors import tensor as tensor
@@ -79,6 +85,12 @@ _HOME = {
     "images": "sources.images",
     "IcebergSource": "sources.iceberg",
     "LanceSource": "sources.lance",
+    "CsvSource": "sources.csv_files",
+    "JsonSource": "sources.json_files",
+    "TextSource": "sources.text_files",
+    "csv": "sources.csv_files",
+    "json": "sources.json_files",
+    "text": "sources.text_files",
     "ParquetSource": "sources.parquet",
     "StoredSource": "sources.stored",
     "iceberg": "sources.iceberg",

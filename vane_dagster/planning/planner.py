@@ -273,7 +273,7 @@ class _Planner:
             whose = "its source" if key is None else f"partition {key!r}"
             raise SourceError(
                 f"{self.location}: the files of {whose} hold no rows. If that is in order, declare "
-                "the source with vd.parquet(..., allow_empty=True)"
+                "the source with allow_empty=True"
             )
         schemas = self.pipeline.resolve_schemas(self.selected, known)
         schemas |= self._published_schemas(key, stages, schemas)

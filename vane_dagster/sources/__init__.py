@@ -17,17 +17,23 @@ from vane_dagster.sources.base import (
     SourceTable,
     fragment_record,
 )
+from vane_dagster.sources.csv_files import CsvSource
 from vane_dagster.sources.file_source import FileSource
 from vane_dagster.sources.iceberg import IcebergSource
 from vane_dagster.sources.images import ImagesSource
+from vane_dagster.sources.json_files import JsonSource
 from vane_dagster.sources.lance import LanceSource
 from vane_dagster.sources.parquet import ParquetSource
 from vane_dagster.sources.raw_files import FilesSource
 from vane_dagster.sources.row_ids import IdentifiedReader
 from vane_dagster.sources.table_reader import TableReader
+from vane_dagster.sources.text_files import TextSource
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 
 __all__ = [
+    "CsvSource",
+    "JsonSource",
+    "TextSource",
     "FileRecord",
     "FileSource",
     "FilesSource",

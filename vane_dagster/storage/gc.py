@@ -8,7 +8,8 @@ staged in the target of a `write` stage. Published files are not examined.
 
 Local files that arguments name are needed by the runs that began with their record. They are
 deleted once their last run has begun longer ago than both periods together. The same applies to
-tables in the store, which are also needed while a manifest to keep names them.
+tables in the store, which are also needed while a manifest to keep names them, and to indexes of
+source files.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
 from vane_dagster.storage.shipped_files import FILES, RECORD, parse_record, shipped_files
+from vane_dagster.storage.source_indexes import INDEXES, source_indexes
 from vane_dagster.storage.store import ANNOUNCED, CONDEMNED, Store
 from vane_dagster.storage.stored_tables import TABLES, files_of, identity_of, record_of, tables
 
@@ -94,7 +96,7 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
         NewerFormatError: If a newer release has written a manifest to keep.
         StoreError: If the store cannot be listed or changed, or a manifest cannot be read.
     """
-    others = (FILES, TABLES)
+    others = (FILES, INDEXES, TABLES)
     surveyed = [_survey(store, name, policy) for name in store.root.folders() if name not in others]
     stages = list(itertools.chain(*surveyed))
     named = {identity for stage, _ in stages for identity in stage.tables}
@@ -104,6 +106,8 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
         yield report
     unused = functools.partial(_unused_tables, named)
     if report := _collect_files(TABLES, tables(store.root), policy, unused):
+        yield report
+    if report := _collect_files(INDEXES, source_indexes(store.root), policy, _unused_indexes):
         yield report
 
 
@@ -128,6 +132,12 @@ def _collect_files(
         found = report.temporaries if is_temporary else report.files
         found[folder.file_url(path)] = listed[path].size
     return report
+
+
+def _unused_indexes(_: Location, listed: Mapping[str, FileInfo], policy: GcPolicy) -> set[str]:
+    """Return the names of indexes that are old enough: plans write those in use again."""
+    oldest = policy.now - policy.keep - policy.grace
+    return {name for name, info in listed.items() if info.modified < oldest}
 
 
 def _unused_files(folder: Location, listed: Mapping[str, FileInfo], policy: GcPolicy) -> set[str]:

@@ -1,0 +1,213 @@
+"""`TextStream`: a file's text as UTF-8, decompressed by its suffix, in blocks of bytes."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.errors import DefinitionError, SourceError
+from vane_dagster.sources.base import unreadable
+from vane_dagster.storage.damage import is_damage
+from vane_dagster.storage.filesystem import Location
+
+BLOCK = 8 << 20
+"""Bytes of one request to the file system."""
+UTF_8 = "utf-8"
+BOM = codecs.BOM_UTF8
+MAX_LINE = 256 << 20
+"""Maximum bytes of a line."""
+
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
+_UNPACKERS: Mapping[str, Callable[[Any], Any]] = {
+    "gzip": lambda packed: gzip.GzipFile(fileobj=packed),
+    "bzip2": bz2.BZ2File,
+    "xz": lzma.LZMAFile,
+    "zstd": lambda packed: pa.CompressedInputStream(packed, "zstd"),
+}
+_MAGIC = {
+    b"\x1f\x8b": "gzip-compressed data; rename it to end in .gz",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed data; rename it to end in .zst",
+    b"BZh": "bzip2-compressed data; rename it to end in .bz2",
+    b"PAR1": "Parquet; read it by vd.parquet",
+    b"PK\x03\x04": "a zip archive; unpack it",
+    codecs.BOM_UTF16_LE: 'UTF-16; set encoding="utf-16"',
+    codecs.BOM_UTF16_BE: 'UTF-16; set encoding="utf-16"',
+}
+_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+
+
+def with_compressed(*suffixes: str) -> tuple[str, ...]:
+    """Return suffixes of file names, each plain and with those of compressed files."""
+    return tuple(each + more for each in suffixes for more in ("", *_COMPRESSIONS))
+
+
+def parse_encoding(where: str, encoding: Any) -> str:
+    """Return the normalized name of an encoding.
+
+    Args:
+        where: The argument, for the message.
+        encoding: A name that Python knows.
+
+    Raises:
+        DefinitionError: If Python does not know it.
+    """
+    try:
+        return codecs.lookup(encoding).name
+    except (LookupError, TypeError):
+        raise DefinitionError(
+            f"{where}: encoding is {encoding!r}; expected the name of a text encoding of Python, "
+            "such as 'utf-8', 'latin-1' or 'utf-16'"
+        ) from None
+
+
+@dataclass(frozen=True)
+class TextStream:
+    """The text of a file. Positions are bytes of the decompressed text in UTF-8.
+
+    Attributes:
+        url: The file.
+        encoding: The encoding of the file.
+        location: The pipeline, or stage and fragment, for messages.
+        storage_options: Options of the fsspec file system.
+    """
+
+    url: str
+    encoding: str
+    location: str
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def compression(self) -> str | None:
+        """The file's compression, by its suffix."""
+        return next((_COMPRESSIONS[s] for s in _COMPRESSIONS if self.url.endswith(s)), None)
+
+    @property
+    def is_seekable(self) -> bool:
+        """Whether positions are those of the file, so that a range is read without the rest."""
+        return self.compression is None and self.encoding == UTF_8
+
+    def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """Read a range of the text, in blocks.
+
+        Args:
+            start: The first byte.
+            stop: The byte after the last; None for the end of the file.
+
+        Yields:
+            Blocks of at most about `BLOCK` bytes.
+
+        Raises:
+            SourceError: If the file cannot be read, decompressed or decoded.
+        """
+        try:
+            with self._opened() as stream:
+                if self.is_seekable:
+                    stream.seek(start)
+                    yield from _limited(self._checked(_read(stream), start == 0), start, stop)
+                else:
+                    decoded = self._decoded(self._checked(_read(stream), True))
+                    yield from _skipped(_limited(decoded, 0, stop), start)
+        except SourceError:
+            raise
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                f"{self.location}: {self.url!r} is not valid {self.encoding}. Set encoding= to the "
+                "file's encoding, or write it again as UTF-8"
+            ) from error
+        except Exception as error:  # drivers and decompressors raise their own exception classes
+            if self.compression and (isinstance(error, _DAMAGE) or is_damage(error)):
+                raise SourceError(
+                    f"{self.location}: {self.url!r} cannot be decompressed as {self.compression}: "
+                    "it is truncated or damaged. Write it again, or take it out of the source"
+                ) from error
+            raise unreadable(self.url, error, self.location) from error
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """Open the file for reading of its decompressed bytes."""
+        location = Location(self.url, self.storage_options)
+        with ExitStack() as opened:
+            raw: Any
+            if location.is_local:
+                raw = opened.enter_context(io.FileIO(location.path))
+            else:
+                raw = opened.enter_context(location.fs.open(location.path, cache_type="none"))
+            if self.compression is None:
+                yield raw
+                return
+            buffered = opened.enter_context(io.BufferedReader(raw, BLOCK))
+            yield opened.enter_context(_UNPACKERS[self.compression](buffered))
+
+    def _checked(self, blocks: Iterable[bytes], from_start: bool) -> Iterator[bytes]:
+        """Yield the blocks; refuse a file whose first bytes are those of another format."""
+        for number, block in enumerate(blocks):
+            if number == 0 and from_start:
+                for magic, found in _MAGIC.items():
+                    is_wide = magic in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+                    if block.startswith(magic) and not (is_wide and self.encoding != UTF_8):
+                        raise SourceError(
+                            f"{self.location}: {self.url!r} is {found}; expected text in "
+                            f"{self.encoding}, or take the file out of the source"
+                        )
+            yield block
+
+    def _decoded(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        if self.encoding == UTF_8:
+            yield from blocks
+            return
+        decoder = codecs.getincrementaldecoder(self.encoding)()
+        for block in blocks:
+            yield decoder.decode(block).encode(UTF_8)
+        yield decoder.decode(b"", final=True).encode(UTF_8)
+
+
+def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Join and cut blocks so that each ends after a newline, except for the last.
+
+    Raises:
+        ValueError: If a line has more than `MAX_LINE` bytes.
+    """
+    held: list[bytes] = []
+    for block in blocks:
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield b"".join([*held, block[:end]])
+            held = []
+        held.append(block[end:])
+        if sum(map(len, held)) > MAX_LINE:
+            raise ValueError(f"a line has more than {MAX_LINE >> 20} MiB")
+    if rest := b"".join(held):
+        yield rest
+
+
+def _read(stream: Any) -> Iterator[bytes]:
+    while block := stream.read(BLOCK):
+        yield block
+
+
+def _limited(blocks: Iterable[bytes], at: int, stop: int | None) -> Iterator[bytes]:
+    """Yield the blocks, which begin at a position, up to another."""
+    for block in blocks:
+        if stop is not None and at + len(block) >= stop:
+            yield block[: stop - at]
+            return
+        at += len(block)
+        yield block
+
+
+def _skipped(blocks: Iterable[bytes], start: int) -> Iterator[bytes]:
+    """Yield the blocks without the bytes before a position."""
+    for block in blocks:
+        if start < len(block):
+            yield block[start:]
+        start = max(0, start - len(block))
