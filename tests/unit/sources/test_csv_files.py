@@ -1,0 +1,352 @@
+"""CSV files: columns, types, fragments, and what is refused."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import itertools
+import lzma
+from dataclasses import replace
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.sources import FragmentRule, ReadContext, SourceTable
+from vane_dagster.sources.record_files import RecordSource
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileSpan, FragmentRecord
+from vane_dagster.storage.source_indexes import source_indexes
+from vane_dagster.storage.store import Store
+
+RULE = FragmentRule(1000)
+CONTEXT = ReadContext("here")
+
+
+def split(source: RecordSource, rule: FragmentRule = RULE) -> SourceTable:
+    files = source.required(source.list_files([None], "here")[None], None, "here")
+    return source.split(files, rule, "here")
+
+
+def rows(source: RecordSource, rule: FragmentRule = RULE) -> list[dict[str, Any]]:
+    table = split(source, rule)
+    found = [source.read(each, table.schema, CONTEXT) for each in table.fragments]
+    return [row for each in found for row in each.to_pylist()]
+
+
+def types(source: RecordSource) -> dict[str, str]:
+    schema = split(source).schema
+    return dict(zip(schema.names, map(str, schema.types)))
+
+
+def write(folder: Path, **files: bytes) -> str:
+    for name, data in files.items():
+        (folder / name.replace("__", ".")).write_bytes(data)
+    return str(folder)
+
+
+def refusal(source: RecordSource) -> str:
+    with pytest.raises(vd.SourceError) as caught:
+        rows(source)
+    return str(caught.value)
+
+
+def test_types_are_found_in_the_files(tmp_path):
+    text = b"n,x,d,t,b,s\n1,1.5,2024-01-31,2024-01-31 10:00:00,true,x\n,,,,,\n"
+    source = vd.csv(write(tmp_path, a__csv=text))
+    assert types(source) == {
+        "n": "int64", "x": "double", "d": "date32[day]", "t": "timestamp[us]", "b": "bool",
+        "s": "string",
+    }  # fmt: skip
+    first, second = rows(source)
+    expected = (1, 1.5, date(2024, 1, 31), datetime(2024, 1, 31, 10), True, "x")
+    assert tuple(first.values()) == expected
+    assert set(second.values()) == {None}
+
+
+def test_declared_types_replace_those_in_the_files(tmp_path):
+    url = write(tmp_path, a__csv=b"zip,n\n1234,1\n", b__csv=b"zip,n\nx,2\n")
+    assert "types= or schema=" in refusal(vd.csv(url))
+    source = vd.csv(url, types={"zip": "VARCHAR", "n": "INTEGER"})
+    assert types(source) == {"zip": "string", "n": "int32"}
+    assert [row["zip"] for row in rows(source)] == ["1234", "x"]
+    schema = pa.schema([("n", pa.float64())])
+    assert rows(vd.csv(url, schema=schema)) == [{"n": 1.0}, {"n": 2.0}]
+    assert "no file has the column 'm'" in refusal(vd.csv(url, schema={"m": "BIGINT"}))
+
+
+def test_a_column_that_a_file_lacks_or_leaves_empty_is_null(tmp_path):
+    url = write(tmp_path, a__csv=b"id,x\n1,2\n", b__csv=b"id\n2\n", c__csv=b"x,id\n,3\n")
+    assert rows(vd.csv(url)) == [{"id": 1, "x": 2}, {"id": 2, "x": None}, {"id": 3, "x": None}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("BIGINT", "1.5"),
+        ("BIGINT", "xyzzy"),
+        ("TINYINT", "300"),
+        ("DATE", "2024-01-31 10:00:00"),
+        ("TIMESTAMP", "2024-01-31T10:00:00+02:00"),
+        ("TIMESTAMP", "2024-01-31 10:00:00.123456789"),
+        ("DECIMAL(10,2)", "1.005"),
+        ("BOOLEAN", "perhaps"),
+        ("DOUBLE", "1,5"),
+    ],
+)
+def test_a_value_that_does_not_fit_names_file_line_and_column(kind, value, tmp_path):
+    body = b"".join(b'%d,"a\nb",\n' % n for n in range(50))
+    text = b"id,s,v\n" + body + b'50,"c",SECRET\n'.replace(b"SECRET", f'"{value}"'.encode()) + body
+    source = vd.csv(write(tmp_path, a__csv=text), types={"v": kind}, small_files="separate")
+    message = refusal(source)
+    assert f"here: 'file://{tmp_path}/a.csv', line 102: column 'v'" in message
+    assert f"is no {kind}" in message
+    assert "types={'v': 'VARCHAR'}" in message
+    assert value not in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("BIGINT", " +5", 5),
+        ("BIGINT", "5.0", 5),
+        ("DATE", "2024-1-31", date(2024, 1, 31)),
+        ("TIMESTAMP", "2024-01-31T10:00:00Z", datetime(2024, 1, 31, 10)),
+        ("TIMESTAMP", "2024-01-31", datetime(2024, 1, 31)),
+    ],
+)
+def test_a_value_in_another_form_is_read(kind, value, expected, tmp_path):
+    text = f"id,v\n1,{value}\n".encode()
+    assert rows(vd.csv(write(tmp_path, a__csv=text), types={"v": kind}))[0]["v"] == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "given", "expected"),
+    [
+        (b"a;b\n1;2\n", {}, {"a": 1, "b": 2}),
+        (b"a\tb\n1\t2\n", {}, {"a": 1, "b": 2}),
+        (b"a||b\n1||2\n", {"delimiter": "||"}, {"a": 1, "b": 2}),
+        (b"1,2\n", {"header": False, "column_names": ["a", "b"]}, {"a": 1, "b": 2}),
+        (b"1,2\n", {"header": False, "schema": {"a": "INT", "b": "INT"}}, {"a": 1, "b": 2}),
+        (b"made today\n\na,b\n1,2\n", {"skip_rows": 1}, {"a": 1, "b": 2}),
+        (b"# x\na,b\n# y\n1,2\n", {"comment": "#"}, {"a": 1, "b": 2}),
+        (b"a,b\n1,NA\n", {"null_values": ["NA"]}, {"a": 1, "b": None}),
+        (b"a,b\n'1,5',2\n", {"quote": "'"}, {"a": "1,5", "b": 2}),
+        (b'a,b\n"x,2\n', {"quote": None}, {"a": '"x', "b": 2}),
+        (b'a,b\n"x\\"y",2\n', {"escape": "\\"}, {"a": 'x"y', "b": 2}),
+        (b'a,b\n5" pipe,2\n', {}, {"a": '5" pipe', "b": 2}),
+        (b"a;b\n1,5;2\n", {"decimal_separator": ","}, {"a": 1.5, "b": 2}),
+        (b"a,b\n31.12.2024,2\n", {"date_format": "%d.%m.%Y"}, {"a": date(2024, 12, 31), "b": 2}),
+        (b"a,b\n1,2\n3\n", {"null_padding": True}, {"a": 1, "b": 2}),
+        (b"a,b\n\xe9,2\n", {"encoding": "latin-1"}, {"a": "é", "b": 2}),
+        ("a,b\né,2\n".encode("utf-16"), {"encoding": "utf-16"}, {"a": "é", "b": 2}),
+        (b"\xef\xbb\xbfa,b\r\n1,2\r\n", {}, {"a": 1, "b": 2}),
+    ],
+)
+def test_dialects(data, given, expected, tmp_path):
+    source = vd.csv(write(tmp_path, a__csv=data), **given)
+    assert rows(source)[0] == expected
+    assert rows(source, FragmentRule(1)) == rows(source)
+
+
+def test_paths_are_a_column_if_wanted(tmp_path):
+    url = write(tmp_path, a__csv=b"id\n1\n2\n", b__csv=b"id\n3\n")
+    source = vd.csv(url, include_paths=True)
+    assert [row["path"] for row in rows(source)] == [f"{url}/{name}.csv" for name in "aab"]
+    write(tmp_path, c__csv=b"id,path\n1,x\n")
+    assert "a column 'path' of its own" in refusal(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("a.csv.gz", gzip.compress),
+        ("a.csv.gz", lambda data: gzip.compress(data[:4]) + gzip.compress(data[4:])),
+        ("a.csv.bz2", bz2.compress),
+        ("a.csv.xz", lzma.compress),
+        ("a.csv.zst", lambda data: pa.compress(data, "zstd", asbytes=True)),
+    ],
+)
+def test_compressed_files_are_one_fragment(name, pack, tmp_path):
+    data = b"id\n" + b"".join(b"%d\n" % n for n in range(5000))
+    packed = pack(data)
+    (tmp_path / name).write_bytes(packed)
+    source = vd.csv(str(tmp_path))
+    assert [f.stop for f in split(source).fragments] == [5000]
+    assert [row["id"] for row in rows(source)] == list(range(5000))
+    (tmp_path / name).write_bytes(packed[: len(packed) // 2])
+    assert "it is truncated or damaged. Write it again" in refusal(source)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "is empty, and has no header"),
+        (b"a,a\n1,2\n", "has the column 'a' twice"),
+        (b"a,A\n1,2\n", "has the column 'a' twice"),
+        (b"a,b\n1,2\n3\n", ", line 3: the row has 1 fields, expected 2"),
+        (b"a,b\n1,2\n3,4,5\n", ", line 3: the row has 3 fields, expected 2"),
+        (b'a,b\n1,"x\ny"\n3,4,5\n', ", line 4: the row has 3 fields, expected 2"),
+        (b"a,b\n1,\xe9\n", ", line 2: it is not valid UTF-8. Set encoding="),
+        (b"\x1f\x8b\x08", "is gzip-compressed data; rename it to end in .gz"),
+        (b"PAR1", "is Parquet; read it by vd.parquet"),
+        ("a\n1\n".encode("utf-16"), 'is UTF-16; set encoding="utf-16"'),
+        (b"a,b\n", ""),
+    ],
+)
+def test_bad_files_are_refused(data, expected, tmp_path):
+    source = vd.csv(write(tmp_path, a__csv=data))
+    if not expected:
+        assert rows(source) == []
+        return
+    message = refusal(source)
+    assert f"'file://{tmp_path}/a.csv'" in message
+    assert expected in message
+
+
+def test_all_bad_files_are_named_at_once(tmp_path):
+    source = vd.csv(write(tmp_path, a__csv=b"", b__csv=b"x,x\n1,2\n", c__csv=b"x\n1\n"))
+    message = refusal(source)
+    assert "2 files: " in message
+    assert "a.csv' is empty" in message
+    assert "b.csv' has the column 'x' twice" in message
+
+
+def test_a_row_far_behind_the_head_names_its_line(tmp_path):
+    data = b"a,b\n" + b"1,2\n" * 1_200_000 + b"3,4,5\n"
+    source = vd.csv(write(tmp_path, a__csv=data))
+    rule = FragmentRule(500_000)
+    assert len(split(source, rule).fragments) == 3
+    with pytest.raises(vd.SourceError, match=r"line 1200002: the row has 3 fields, expected 2"):
+        rows(source, rule)
+
+
+def test_cuts_hold_at_most_the_rows_and_bytes_of_the_rule(tmp_path):
+    data = b"id,s\n" + b"".join(b'%d,"%s"\n' % (n, b"x\n" * (n % 40)) for n in range(400))
+    source = vd.csv(write(tmp_path, a__csv=data))
+    for rule in (FragmentRule(37), FragmentRule(1000, 500), FragmentRule(1)):
+        fragments = split(source, rule).fragments
+        edges = [(f.start, f.stop) for f in fragments]
+        assert edges[0][0] == 0
+        assert edges[-1][1] == 400
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(edges))
+        assert all(f.stop - f.start <= rule.rows for f in fragments)
+        assert all(f.bytes <= rule.bytes for f in fragments)
+        assert [row["id"] for row in rows(source, rule)] == list(range(400))
+
+
+def test_small_files_are_grouped_by_default(tmp_path):
+    for n in range(30):
+        (tmp_path / f"{n:02d}.csv").write_bytes(b"id\n%d\n" % n)
+    source = vd.csv(str(tmp_path))
+    before = split(source).fragments
+    assert len(before) < 10
+    assert sum(len(f.spans) for f in before) == 30
+    assert [row["id"] for row in rows(source)] == list(range(30))
+    assert len(split(vd.csv(str(tmp_path), small_files="separate")).fragments) == 30
+    (tmp_path / "07.csv").write_bytes(b"id\n70\n71\n")
+    after = split(source).fragments
+    assert len({f.identity for f in after} - {f.identity for f in before}) == 1
+
+
+def test_a_bad_file_of_a_group_is_named(tmp_path):
+    write(tmp_path, a__csv=b"id\n1\n", b__csv=b"id\n2\n", c__csv=b"id\n3\n")
+    source = vd.csv(str(tmp_path), types={"id": "TINYINT"})
+    table = split(source)
+    (tmp_path / "b.csv").write_bytes(b"id\n9\n")
+    (tmp_path / "b.csv").write_bytes(b"id\nx\n")
+    with pytest.raises(vd.SourceError, match=r"b\.csv', line 2: column 'id'"):
+        source.read(table.fragments[0], table.schema, CONTEXT)
+
+
+def test_options_that_change_rows_change_fragments(tmp_path):
+    url = write(tmp_path, a__csv=b"a,b\n1,2\n")
+    seen = set()
+    for given in (
+        {},
+        {"types": {"a": "VARCHAR"}},
+        {"schema": {"a": "BIGINT"}},
+        {"null_values": ["1"]},
+        {"include_paths": True},
+        {"null_padding": True},
+    ):
+        source = vd.csv(url, **given)
+        seen.add((split(source).fragments[0].identity, source.splitting))
+    assert len({identity for identity, _ in seen}) == len({text for _, text in seen}) == 6
+
+
+def test_a_span_without_a_detail_is_read_as_the_file_is_now(tmp_path):
+    write(tmp_path, a__csv=b"id,s\n" + b"".join(b"%d,x\n" % n for n in range(10)))
+    source = vd.csv(str(tmp_path))
+    url = f"file://{tmp_path}/a.csv"
+    field = pa.field("id", pa.int64())
+    rest = source.read(FragmentRecord(url, 3, 1 << 60, "", 0), pa.schema([field]), CONTEXT)
+    assert rest["id"].to_pylist() == list(range(3, 10))
+    span = FileSpan(url, 0, 1 << 60)
+    assert source.find([span], field, 7) == (span, 7)
+    spans = [s for f in split(source, FragmentRule(4)).fragments for s in f.spans]
+    assert source.find(spans, field, 9) == (spans[-1], 9)
+
+
+def test_a_part_of_a_fragment_is_read(tmp_path):
+    write(tmp_path, a__csv=b"id\n" + b"".join(b"%d\n" % n for n in range(10)))
+    source = vd.csv(str(tmp_path))
+    table = split(source, FragmentRule(6))
+    part = replace(table.fragments[1], start=7, stop=9)
+    assert source.read(part, table.schema, CONTEXT)["id"].to_pylist() == [7, 8]
+
+
+def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
+    folder = tmp_path / "src"
+    folder.mkdir()
+    write(folder, a__csv=b"id\n1\n", b__csv=b"id\n2\n")
+    source = vd.csv(str(folder)).bind(Store(Location(str(tmp_path / "store"))))
+    read = []
+    inspect = type(source).inspect
+
+    def counted(self, stream, rule):
+        read.append(stream.url.rpartition("/")[2])
+        return inspect(self, stream, rule)
+
+    monkeypatch.setattr(type(source), "inspect", counted)
+    first = split(source)
+    assert sorted(read) == ["a.csv", "b.csv"]
+    assert split(source) == first
+    assert len(read) == 2
+    write(folder, b__csv=b"id\n2\n3\n", c__csv=b"id\n4\n")
+    assert sum(f.stop - f.start for f in split(source).fragments) == 4
+    assert sorted(read[2:]) == ["b.csv", "c.csv"]
+    index = source_indexes(Location(str(tmp_path / "store")))
+    assert len(index.names()) == 1
+    for name in index.names():
+        index.write(name, b"damaged")
+    assert sum(f.stop - f.start for f in split(source).fragments) == 4
+    assert sorted(read[4:]) == ["a.csv", "b.csv", "c.csv"]
+    assert source.for_workers().root is None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"schema": {"a": "INT"}, "types": {"a": "INT"}}, "schema and types are both given"),
+        ({"column_names": ["a"]}, "column_names are for files without a header"),
+        ({"quote": "ab"}, "quote is 'ab'; expected one ASCII character"),
+        ({"delimiter": ""}, "delimiter is ''"),
+        ({"encoding": "klingon"}, "encoding is 'klingon'"),
+        ({"decimal_separator": ";"}, "decimal_separator is ';'"),
+        ({"skip_rows": -1}, "skip_rows is -1"),
+        ({"small_files": "merge"}, "small_files is 'merge'"),
+    ],
+)
+def test_wrong_arguments_are_refused(given, expected):
+    with pytest.raises(vd.DefinitionError, match=r"^vd\.csv: ") as caught:
+        vd.csv("/data", **given)
+    assert expected in str(caught.value)
+
+
+def test_types_that_no_text_has_are_refused():
+    with pytest.raises(vd.SchemaError, match="declare a SQL type"):
+        vd.csv("/data", schema={"x": vd.tensor("float32", (2, 2))})
