@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import signal
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -313,6 +316,46 @@ def test_a_commit_is_made_once_however_often_a_run_is_cut_off(once, local, monke
     assert metadata(result, "clean")["fragments_computed"] == 0
     assert not staged(root)
     assert not list((root / "store").rglob("publishing-*"))
+
+
+KILLED = """
+import os, signal, sys
+import lance
+import dagster as dg
+import vane_dagster as vd
+
+root, moment = sys.argv[1:]
+commit = lance.LanceDataset.commit
+
+def killed(*args, **given):
+    if moment == "after":
+        commit(*args, **given)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+lance.LanceDataset.commit = killed
+docs = vd.Pipeline("docs", source=vd.parquet(f"{root}/src"), id="id", fragment_rows=10)
+docs.project("clean", ["n", "e"], where="id < 15").write("out", f"{root}/out", format="lance")
+store = vd.FragmentStore(root=f"{root}/store")
+resources = {"compute": vd.LocalCompute(num_cpus=1), "store": store}
+dg.materialize([docs.build_assets()], resources=resources)
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_process_that_is_killed_around_its_commit(tmp_path, local, materialize, moment):
+    write_source(tmp_path / "src", rows(range(40)))
+    materialize(published(tmp_path), local)
+    before = opened(tmp_path).version
+    process = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), moment], check=False)
+    assert process.returncode == -signal.SIGKILL
+    assert ids(tmp_path) == list(range(40 if moment == "before" else 15))
+
+    materialize(published(tmp_path, where="id < 15"), local)
+
+    assert ids(tmp_path) == list(range(15))
+    assert opened(tmp_path).version == before + 1
+    assert not staged(tmp_path)
+    assert not list((tmp_path / "store").rglob("publishing-*"))
 
 
 # Several writers
