@@ -98,25 +98,27 @@ class Rows(MapRows, LabelRows, EmbedRows):
         """Add a stage that publishes the rows: in a plain folder of Parquet, or a table.
 
         A partition is replaced as a whole; files of other owners in the folder are left alone. In a
-        Delta or Lance table a partition is replaced in one commit, so readers see either the old
-        rows or the new rows. Files that are no longer in the table remain until Delta's own vacuum,
-        or Lance's ``cleanup_old_versions``.
+        table a partition is replaced in one commit, so readers see either the old rows or the new
+        rows. Files that are no longer in the table remain until its own maintenance: Delta's
+        vacuum, Lance's ``cleanup_old_versions``, or the expiry of Iceberg's snapshots.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             url: For "parquet" a folder, as a path or fsspec URL, with ``{partition_key}`` if the
                 pipeline is partitioned. For other formats the table, a local path or ``s3://``,
-                which holds all partitions.
-            format: "parquet", "delta" or "lance". The last two require the extra of their name, as
-                ``vane-dagster[lance]``. A Lance table holds tensors as fixed-size lists. A Delta
-                table has no unsigned integers and no fixed sizes. Unsigned integers of at most 32
-                bits become the next larger signed type, fixed-size lists and bytes become
-                variable-size, and times of day with a zone are stored in UTC.
+                which holds all partitions. For "iceberg" the folder of the table's files.
+            format: "parquet", "delta", "lance" or "iceberg". Tables require the extra of their
+                name, as ``vane-dagster[lance]``. A Lance table holds tensors as fixed-size lists.
+                Delta and Iceberg tables have no unsigned integers and no fixed-size lists.
+                Unsigned integers of at most 32 bits become the next larger signed type,
+                fixed-size lists become variable-size, as bytes do in Delta, and times of day with
+                a zone are stored in UTC.
             storage_options: Options of the fsspec file system. For a table on S3, the options that
                 the format's own driver supports are passed to it too: ``key``, ``secret``,
                 ``token``, ``anon``, ``endpoint_url``, and ``endpoint_url`` and ``region_name`` of
                 ``client_kwargs``. The driver takes missing ones from AWS's environment variables
-                and profiles. The server must support conditional puts, as S3 does.
+                and profiles. The server must support conditional puts, as S3 does. For an Iceberg
+                table, options of S3 and Azure among the catalog's properties need not be repeated.
             compression: "zstd", "snappy", "lz4", "gzip" or "none".
             target_file_bytes: Approximate size of the files in bytes. Neighbouring fragments are
                 written together, larger ones are split (not in a Lance table). Default: one file
@@ -127,7 +129,8 @@ class Rows(MapRows, LabelRows, EmbedRows):
                 vector index with the metric "cosine", "l2" or "dot", and optionally ``type`` (such
                 as "IVF_PQ", the default, or "IVF_HNSW_SQ"), ``num_partitions`` and
                 ``num_sub_vectors``. It is built once there are 256 vectors, and updated after each
-                publication.
+                publication. "iceberg" needs ``table``, as "db.labels", and ``catalog``, as of
+                `vane_dagster.iceberg`. The table is created if it does not exist.
 
         Returns:
             The new stage.

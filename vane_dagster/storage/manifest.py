@@ -278,8 +278,8 @@ class Published:
     Attributes:
         url: The folder, or the table.
         files: Names of the files in it, relative to `url`.
-        format: "parquet" or "delta".
-        version: The table's version, for formats that have one.
+        format: "parquet", or the name of a table's format, as "delta".
+        version: The table's version or snapshot, for formats that have one.
     """
 
     url: str

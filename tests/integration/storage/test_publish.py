@@ -567,14 +567,14 @@ def test_a_conflict_is_tried_again(tmp_path, local, materialize, monkeypatch):
 def test_a_conflict_that_does_not_end_is_told(tmp_path, local, materialize, monkeypatch):
     from deltalake.exceptions import CommitFailedError
 
-    from vane_dagster.storage.publish import delta
+    from vane_dagster.storage.publish import table
 
     def conflict(*args: Any, **given: Any) -> None:
         raise CommitFailedError("somebody was faster")
 
     write_source(tmp_path / "src", rows(range(20)))
     monkeypatch.setattr(DeltaTable, "create_write_transaction", conflict)
-    monkeypatch.setattr(delta, "_ATTEMPTS", 3)
+    monkeypatch.setattr(table, "_ATTEMPTS", 3)
     result = materialize(docs(tmp_path, format="delta"), local, raises=False)
     assert "changed the same partition 3 times" in failure(result)
 

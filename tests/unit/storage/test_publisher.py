@@ -10,8 +10,11 @@ import pytest
 import vane_dagster as vd
 from support.published import docs
 from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.iceberg_catalog import IcebergCatalog
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.publish.compaction import plan_compaction
+
+ICEBERG = {"format": "iceberg", "catalog": "prod", "table": "db.labels"}
 
 
 def test_bundles_are_about_the_size_and_named_by_their_parts():
@@ -45,7 +48,14 @@ def test_bundles_are_about_the_size_and_named_by_their_parts():
         ({"format": "delta", "url": "/t/100%"}, "holds '%', which Delta's driver takes"),
         ({"format": "delta", "partition_column": "_key"}, "partition_column is '_key'; expected"),
         ({"format": "delta", "partition_column": "N"}, "the rows have a column 'n', and the table"),
-        ({"partition_column": "day"}, "is for format='delta'"),
+        ({"partition_column": "day"}, "is for a table, as in format='delta'"),
+        ({"format": "iceberg", "url": "/t"}, "needs catalog and table, as in write('/t'"),
+        ({**ICEBERG, "url": "/{partition_key}"}, "but an Iceberg table holds all partitions"),
+        ({**ICEBERG, "url": "ftp://h/t"}, "cannot be the folder of an Iceberg table"),
+        ({**ICEBERG, "url": "/t#1"}, "holds '#', which Iceberg's driver takes"),
+        ({**ICEBERG, "url": "/t", "table": "labels"}, "table is 'labels'; expected the namespace"),
+        ({**ICEBERG, "url": "/t", "catalog": 3}, "catalog is a int; expected the name of"),
+        ({**ICEBERG, "url": "/t", "partition_column": "N"}, "the rows have a column 'n', and"),
     ],
 )
 def test_what_is_refused_where_it_is_declared(given, words):
@@ -71,6 +81,36 @@ def test_an_extra_that_is_not_installed(monkeypatch):
     with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[delta\]"):
         docs("/somewhere", format="delta")
     assert docs("/somewhere")["out"]
+
+
+def test_a_catalog_is_in_the_definition_by_its_name():
+    secret = {"uri": "https://catalog", "token": "a-secret-that-nobody-writes-down"}
+    given = {"format": "iceberg", "table": "db.labels"}
+    made = [
+        docs("/somewhere", **given, catalog=catalog)["out"].spec
+        for catalog in ({**secret, "name": "prod"}, "prod", "other")
+    ]
+    definitions = [spec.definition(None) for spec in made]
+    assert definitions[0] == definitions[1] != definitions[2]
+    assert "secret" not in repr(made[0])
+
+
+def test_options_of_a_catalog_as_fsspec_calls_them(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
+    properties = {
+        "s3.endpoint": "http://e",
+        "s3.access-key-id": "k",
+        "s3.secret-access-key": "s",
+        "s3.region": "r",
+        "adls.account-name": "a",
+    }
+    assert IcebergCatalog("prod", properties).storage_options({"key": "mine"}) == {
+        "endpoint_url": "http://e",
+        "key": "mine",
+        "secret": "s",
+        "client_kwargs": {"region_name": "r"},
+        "account_name": "a",
+    }
 
 
 def test_options_as_delta_calls_them():

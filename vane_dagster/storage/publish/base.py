@@ -45,6 +45,8 @@ class Target:
         target_bytes: Approximate size of a file; None for one file per fragment.
         partition_column: The table's column with the partition's key; None without one.
         options: The arguments that only this format takes; see `Publisher.options`.
+        connection: How to reach what the table is registered in, such as the properties of a
+            catalog; never part of a key.
     """
 
     url: str
@@ -54,6 +56,7 @@ class Target:
     target_bytes: int | None = None
     partition_column: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def publish(
@@ -112,7 +115,7 @@ class Publisher(abc.ABC):
         holds_parquet: Whether published files are Parquet, which readers, checks and traces open.
             If not, they read the rows of the upstream stage, which are the same.
         options: The arguments of `write` that only this format takes, with their defaults. They are
-            part of the stage's definition, so their values are plain.
+            part of the stage's definition, so `validate` makes their values plain.
         target: The folder or table that people read.
         staging: The folder that workers write the parts into: a folder named `STAGING` in the
             target, or one below it. Readers of the target ignore it.
@@ -320,6 +323,23 @@ class Publisher(abc.ABC):
             wanted, self.staging, self.target, manifest.schema, manifest.keys[0],
             self._declared.compression,
         )  # fmt: skip
+
+
+def column_clash(column: str | None, columns: Iterable[str]) -> str | None:
+    """Describe the row column that has the name of the partition column, if any.
+
+    Args:
+        column: The partition column; None without one.
+        columns: The rows' columns.
+    """
+    for name in columns:
+        if column and name.lower() == column.lower():
+            return (
+                f"the rows have a column {name!r}, and the table needs {column!r} for the "
+                "partition's key; give partition_column another name, or rename the rows' column "
+                "in a project"
+            )
+    return None
 
 
 def staged_parts(pattern: str, options: Mapping[str, Any]) -> dict[str, FileInfo]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.types.tensors import is_tensor, storage_type
+from vane_dagster.storage.publish.column_types import held_type
 
 _WIDER = {
     pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(),
@@ -20,31 +20,18 @@ _HELD = {
 
 
 def delta_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type in which a Delta table holds a column without loss; None if there is none.
+    """Return the type in which a Delta table holds a column without loss; None if there is none."""
+    return held_type(kind, _flat_type)
 
-    A tensor is the flat list of its elements, in row-major order.
-    """
-    if is_tensor(kind):
-        return delta_type(storage_type(kind))
+
+def _flat_type(kind: pa.DataType) -> pa.DataType | None:
     if kind in _HELD or (pa.types.is_decimal128(kind) and kind.scale >= 0):
         return kind
     if kind in _WIDER:
         return _WIDER[kind]
     if pa.types.is_timestamp(kind) and kind.unit != "ns":
         return pa.timestamp("us", "UTC" if kind.tz else None)
-    if pa.types.is_fixed_size_binary(kind):
-        return pa.binary()
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        value = delta_type(kind.value_type)
-        return value and pa.list_(value)
-    if pa.types.is_map(kind):
-        key, value = delta_type(kind.key_type), delta_type(kind.item_type)
-        return pa.map_(key, value) if key and value else None
-    if pa.types.is_struct(kind) and kind.num_fields:
-        kinds = [delta_type(field.type) for field in kind]
-        pairs = [(field.name, found) for field, found in zip(kind, kinds) if found]
-        return pa.struct(pairs) if len(pairs) == kind.num_fields else None
-    return None
+    return pa.binary() if pa.types.is_fixed_size_binary(kind) else None
 
 
 def shape(schema: Any) -> dict[str, str]:

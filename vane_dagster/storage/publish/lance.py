@@ -36,7 +36,7 @@ from vane_dagster.storage.lance_table import (
 )
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.base import STAGING, Publisher, Target
+from vane_dagster.storage.publish.base import STAGING, Publisher, Target, column_clash
 from vane_dagster.storage.publish.compaction import CompactionGroup, staged_rows
 from vane_dagster.storage.publish.lance_index import VectorIndex
 from vane_dagster.storage.store import Store
@@ -109,7 +109,7 @@ class LancePublisher(Publisher):
         declared = replace(declared, options={"index": index})
         if not partitioned:
             return replace(declared, partition_column=None)
-        if clash := _clash(column, columns):
+        if clash := column_clash(column, columns):
             raise DefinitionError(f"{where}: {clash}")
         return declared
 
@@ -133,7 +133,7 @@ class LancePublisher(Publisher):
         return {**super().metadata(published), "table_version": published.version}
 
     def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
-        if clash := _clash(self._column, schema.names):
+        if clash := column_clash(self._column, schema.names):
             raise SchemaError(f"{location}: {clash}")
         fields = []
         for field in schema:
@@ -399,15 +399,3 @@ def _shape(schema: pa.Schema) -> dict[str, str]:
         field.name: f"{lance_type(field.type)}{'' if field.nullable else ' not null'}"
         for field in schema
     }
-
-
-def _clash(column: str | None, columns: Iterable[str]) -> str | None:
-    """Describe the row column that has the name of the partition column, if any."""
-    for name in columns:
-        if column and name.lower() == column.lower():
-            return (
-                f"the rows have a column {name!r}, and the table needs {column!r} for the "
-                "partition's key; give partition_column another name, or rename the rows' column "
-                "in a project"
-            )
-    return None

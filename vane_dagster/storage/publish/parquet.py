@@ -39,8 +39,8 @@ class FolderPublisher(Publisher):
     ) -> Target:
         if declared.partition_column != PARTITION_COLUMN:
             raise DefinitionError(
-                f"{where}: partition_column={declared.partition_column!r} is for format='delta'; a "
-                "plain folder has {partition_key} in its URL, and no column for it"
+                f"{where}: partition_column={declared.partition_column!r} is for a table, as in "
+                "format='delta'; a plain folder has {partition_key} in its URL and no column for it"
             )
         return replace(declared, partition_column=None)
 

@@ -11,6 +11,7 @@ PUBLISHERS = {
     "parquet": "vane_dagster.storage.publish.parquet:FolderPublisher",
     "delta": "vane_dagster.storage.publish.delta:DeltaPublisher",
     "lance": "vane_dagster.storage.publish.lance:LancePublisher",
+    "iceberg": "vane_dagster.storage.publish.iceberg:IcebergPublisher",
 }
 """Module and class of each format, imported on first use. Manifests contain the names."""
 

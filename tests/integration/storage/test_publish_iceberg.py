@@ -1,0 +1,402 @@
+"""What `write` publishes into Iceberg tables, as other tools read them."""
+
+from __future__ import annotations
+
+import datetime
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table
+from pyiceberg.types import StringType
+
+import vane_dagster as vd
+from support.data import write_source
+from support.iceberg_tables import catalog_in, opened
+from support.published import docs
+from support.results import failure, materializing, metadata
+from support.snapshots import Snapshot
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.gc import GcPolicy, collect
+from vane_dagster.storage.publish import table as table_module
+from vane_dagster.storage.publish.iceberg import IcebergPublisher
+from vane_dagster.storage.store import Store
+
+DAY = 86_400.0
+SECRET = "a-secret-that-nobody-writes-down"
+
+
+def rows(ids: Any) -> dict[str, Any]:
+    return {"id": list(ids), "n": [i * 10 for i in ids], "text": [f"text {i}" for i in ids]}
+
+
+def published(root: Path, **given: Any) -> vd.Pipeline:
+    """Publish into the table db.out of a catalog in the folder."""
+    target = {"format": "iceberg", "catalog": catalog_in(root / "lake"), "table": "db.out"}
+    return docs(root, **{"out": f"{root}/out", **target, **given})
+
+
+def table_in(root: Path) -> Table:
+    return opened(catalog_in(root / "lake")).load_table("db.out")
+
+
+def read(root: Path) -> list[int]:
+    return sorted(table_in(root).scan().to_arrow()["id"].to_pylist())
+
+
+def staged(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if "_vane_staging" in path.parts and path.is_file()]
+
+
+@pytest.mark.parametrize("target", [None, 3000])
+def test_a_table_is_read_by_its_readers(tmp_path, compute, materialize, monkeypatch, target):
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    for key in ("a", "it's"):
+        write_source(tmp_path / "src" / key, rows(range(25)))
+        pipeline = published(tmp_path, keys=["a", "it's"], target_file_bytes=target)
+        result = materialize(pipeline, compute, partition=key)
+        assert metadata(result, "out")["dagster/uri"] == f"{tmp_path}/out"
+
+    table = table_in(tmp_path)
+    current = table.current_snapshot()
+    assert current is not None
+    assert metadata(result, "out")["table_version"] == str(current.snapshot_id)
+    assert len(table.snapshots()) == 2, "one a partition"
+    assert current.summary is not None
+    assert current.summary["vane_dagster.stage"] == "docs/out"
+    assert current.summary["vane_dagster.partition"] == "it's"
+    assert current.summary["total-records"] == "50"
+    names = ["id", "n", "text", "partition_key"]
+    expected = [(i, i * 10, f"text {i}", key) for key in ("a", "it's") for i in range(25)]
+    found = table.scan().to_arrow().sort_by([("partition_key", "ascending"), ("id", "ascending")])
+    assert list(zip(*(found[name].to_pylist() for name in names))) == expected
+    connection = table.scan(row_filter="partition_key = 'a' and id < 3").to_duckdb("out")
+    assert connection.sql("SELECT count(*), max(n) FROM out").fetchall() == [(3, 20)]
+    by_polars = pl.scan_iceberg(table).sort("partition_key", "id").select(names).collect()
+    assert by_polars.rows() == expected
+    # Bounds in the manifests let readers skip files.
+    assert len(list(table.scan(row_filter="id < 2 and partition_key = 'a'").plan_files())) == 1
+    assert not staged(tmp_path)
+
+
+def test_a_published_table_is_read_as_a_source(tmp_path, local, materialize):
+    keys = ["a", "b"]
+    for key, first in (("a", 0), ("b", 100)):
+        write_source(tmp_path / "src" / key, rows(range(first, first + 10)))
+        materialize(published(tmp_path, keys=keys), local, partition=key)
+    catalog = catalog_in(tmp_path / "lake")
+    source = vd.iceberg(catalog, "db.out", filter="partition_key = 'b' and n > 1030")
+    again = vd.Pipeline("again", source=source, id="id")
+    again.project("kept", ["partition_key", "text"])
+    materialize(again, local)
+    found = vd.load(again["kept"], store=str(tmp_path / "store")).sort_by("id")
+    assert found["id"].to_pylist() == list(range(104, 110))
+    assert set(found["partition_key"].to_pylist()) == {"b"}
+    loaded = vd.load("docs/out", store=str(tmp_path / "store"), partition="a")
+    assert sorted(loaded["id"].to_pylist()) == list(range(10))
+    step = vd.trace("docs/out", 103, store=str(tmp_path / "store"), partition="b").steps[0]
+    assert step.url is not None
+    assert step.url.endswith("src/b/a.parquet")
+
+
+def test_a_partition_is_replaced_as_a_whole(tmp_path, local, materialize):
+    keys = ["a", "b"]
+    for key, first in (("a", 0), ("b", 100)):
+        write_source(tmp_path / "src" / key, rows(range(first, first + 40)))
+        materialize(published(tmp_path, keys=keys), local, partition=key)
+    before = table_in(tmp_path).current_snapshot()
+    shrunk = published(tmp_path, keys=keys, where="id % 2 = 0")
+    materialize(shrunk, local, partition="a")
+    assert read(tmp_path) == [*range(0, 40, 2), *range(100, 140)]
+    assert metadata(materialize(shrunk, local, partition="a"), "out")["fragments_computed"] == 0
+    table = table_in(tmp_path)
+    assert len(table.snapshots()) == 3
+    assert before is not None
+    assert table.scan(snapshot_id=before.snapshot_id).to_arrow().num_rows == 80, "time travel"
+
+    materialize(published(tmp_path, keys=keys), local, partition="a")
+    assert read(tmp_path) == [*range(40), *range(100, 140)]
+    materialize(published(tmp_path, keys=keys, where="id < 0"), local, partition="a")
+    assert read(tmp_path) == list(range(100, 140))
+    again = materialize(published(tmp_path, keys=keys, where="id < 0"), local, partition="a")
+    assert metadata(again, "out")["fragments_computed"] == 0
+    assert not staged(tmp_path)
+
+
+def test_a_table_that_never_had_rows_has_its_columns(tmp_path, local, materialize):
+    write_source(tmp_path / "src", rows(range(20)))
+    materialize(published(tmp_path, where="id < 0"), local)
+    table = table_in(tmp_path).scan().to_arrow()
+    assert table.schema.names == ["id", "n", "text"]
+    assert table.num_rows == 0
+
+
+@pytest.mark.parametrize("target", [None, 10_000])
+def test_types(tmp_path, local, materialize, target):
+    moment = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+    table = pa.table(
+        {
+            "id": pa.array([1, 2], pa.uint32()),
+            "small": pa.array([255, None], pa.uint8()),
+            "vector": pa.array([[1.5, 2.5], None], pa.list_(pa.float32(), 2)),
+            "at": pa.array([moment, None], pa.timestamp("ms", "Europe/Berlin")),
+            "raw": pa.array([b"abc", None], pa.binary(3)),
+            "rows": pa.array([[{"a": 1}], []], pa.list_(pa.struct([("a", pa.uint16())]))),
+            "price": pa.array([None, None], pa.decimal128(10, 2)),
+            "day": pa.array([datetime.date(2026, 1, 1), None]),
+            "of": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+        }
+    )
+    write_source(tmp_path / "src", table)
+    pipeline = published(tmp_path, columns=table.column_names, target_file_bytes=target)
+    materialize(pipeline, local)
+    found = table_in(tmp_path).scan().to_arrow().sort_by("id").to_pylist()
+    assert found[0] == {
+        "id": 1,
+        "small": 255,
+        "vector": [1.5, 2.5],
+        "at": moment,
+        "raw": b"abc",
+        "rows": [{"a": 1}],
+        "price": None,
+        "day": datetime.date(2026, 1, 1),
+        "of": [("k", 1)],
+    }
+    assert (found[1]["raw"], found[1]["vector"], found[1]["of"]) == (None, None, None)
+    assert metadata(materialize(pipeline, local), "out")["fragments_computed"] == 0
+
+
+def test_a_type_that_iceberg_cannot_hold_is_refused_before_anything_runs(
+    tmp_path, local, materialize
+):
+    write_source(tmp_path / "src", {"id": [1], "big": pa.array([1], pa.uint64())})
+    result = materialize(published(tmp_path, columns=["big"]), local, raises=False)
+    assert "'docs/out': column 'big' is uint64, which an Iceberg table cannot hold" in (
+        failure(result)
+    )
+    assert not list((tmp_path / "store").rglob("*.parquet"))
+
+
+def test_tables_that_do_not_fit(tmp_path, local, materialize):
+    write_source(tmp_path / "src", rows(range(20)))
+    materialize(published(tmp_path), local)
+    changed = published(tmp_path, columns={"n": "n::VARCHAR", "text": "text"})
+    text = failure(materialize(changed, local, raises=False))
+    assert "'docs/out': column 'n' is string here, but int64 in the Iceberg table" in text
+    assert "table.update_schema()" in text
+    text = failure(materialize(published(tmp_path, columns=["n"]), local, raises=False))
+    assert "column 'text' is no column here, but string in the Iceberg table" in text
+
+    write_source(tmp_path / "src/a", rows(range(20)))
+    other = published(tmp_path, keys=["a"])
+    text = failure(materialize(other, local, partition="a", raises=False))
+    assert "is partitioned by [], expected ['identity(partition_key)']" in text
+    assert read(tmp_path) == list(range(20))
+
+
+def test_a_table_of_others_with_the_columns_is_taken(tmp_path, local, materialize):
+    """It has another location, other ids, no name mapping, and files from elsewhere."""
+    write_source(tmp_path / "src", rows(range(20)))
+    catalog = opened(catalog_in(tmp_path / "lake"))
+    schema = pa.schema([("text", pa.string()), ("n", pa.int64()), ("id", pa.int64())])
+    table = catalog.create_table("db.out", schema)
+    table.append(pa.table({"text": ["x"], "n": pa.array([1]), "id": pa.array([99])}, schema))
+    materialize(published(tmp_path), local)
+    assert read(tmp_path) == list(range(20))
+    with table_in(tmp_path).update_schema() as update:
+        update.rename_column("text", "body")
+    with table_in(tmp_path).update_schema() as update:
+        update.add_column("more", StringType())
+    found = table_in(tmp_path).scan().to_arrow().sort_by("id")
+    assert found["body"].to_pylist() == [f"text {i}" for i in range(20)]
+
+
+# Killed between the steps
+
+
+@pytest.fixture(scope="module", params=[None, 3000])
+def once(request, tmp_path_factory, local) -> tuple[Snapshot, dict[str, Any]]:
+    """40 rows that were published, and how."""
+    given = {"target_file_bytes": request.param}
+    root = tmp_path_factory.mktemp("iceberg") / "root"
+    write_source(root / "src", rows(range(40)))
+    materializing(root)(published(root, **given), local)
+    return Snapshot(root), given
+
+
+def cut_off(*args: Any, **given: Any) -> None:
+    raise OSError("the machine went away")
+
+
+def landed_and_cut_off(table: Table, *args: Any, **given: Any) -> None:
+    """The catalog commits, and the answer is lost."""
+    commit(table, *args, **given)
+    cut_off()
+
+
+commit = Table._do_commit
+
+
+@pytest.mark.parametrize("step", ["transaction", "answer", "commit", "retire", "clear", "forget"])
+def test_a_snapshot_is_made_once_however_often_a_run_is_cut_off(once, local, monkeypatch, step):
+    snapshot, given = once
+    root = snapshot.restore()
+    materialize = materializing(root)
+    given = {"where": "id < 15", **given}
+    before = len(table_in(root).snapshots())
+    commit = Store.commit
+
+    def only_others(store: Store, manifest: Any) -> Any:
+        return cut_off() if manifest.stage == "out" else commit(store, manifest)
+
+    places = {
+        "transaction": (Table, "_do_commit", cut_off),
+        "answer": (Table, "_do_commit", landed_and_cut_off),
+        "commit": (Store, "commit", only_others),
+        "retire": (IcebergPublisher, "retire", cut_off),
+        "clear": (IcebergPublisher, "clear", cut_off),
+        "forget": (Store, "forget_announced", cut_off),
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(*places[step])
+        assert not materialize(published(root, **given), local, raises=False).success
+    now = list(range(40)) if step == "transaction" else list(range(15))
+    assert read(root) == now, "the rows before or after, nothing between"
+
+    result = materialize(published(root, **given), local)
+
+    assert read(root) == list(range(15))
+    assert len(table_in(root).snapshots()) == before + 1
+    assert metadata(result, "clean")["fragments_computed"] == 0
+    assert not staged(root)
+    assert not list((root / "store").rglob("publishing-*"))
+
+
+# Two writers
+
+
+def first_time(monkeypatch: Any, owner: Any, name: str, before: Any) -> None:
+    """Has something happen once, right before a method is called for the first time."""
+    real = getattr(owner, name)
+
+    def raced(*args: Any, **given: Any) -> Any:
+        monkeypatch.undo()
+        before()
+        return real(*args, **given)
+
+    monkeypatch.setattr(owner, name, raced)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_two_partitions_committed_at_once_both_land(
+    tmp_path, local, materialize, monkeypatch, exists
+):
+    given = {"keys": ["a", "b"]}
+    for key, first in (("a", 0), ("b", 100)):
+        write_source(tmp_path / "src" / key, rows(range(first, first + 10)))
+    if exists:
+        materialize(published(tmp_path, **given, where="id < 5"), local, partition="a")
+    before = len(table_in(tmp_path).snapshots()) if exists else 0
+
+    def other() -> None:
+        assert materialize(published(tmp_path, **given), local, partition="b").success
+
+    first_time(monkeypatch, Table, "_do_commit", other)
+    materialize(published(tmp_path, **given), local, partition="a")
+    assert read(tmp_path) == [*range(10), *range(100, 110)]
+    assert len(table_in(tmp_path).snapshots()) == before + 2
+
+
+def test_many_partitions_of_one_run(tmp_path, local, materialize):
+    keys = [f"k{n}" for n in range(6)]
+    for n, key in enumerate(keys):
+        write_source(tmp_path / "src" / key, rows(range(n * 10, n * 10 + 10)))
+    ends = {"start": keys[0], "end": keys[-1]}
+    tags = {f"dagster/asset_partition_range_{end}": key for end, key in ends.items()}
+    materialize(published(tmp_path, keys=keys), local, tags=tags)
+    assert read(tmp_path) == list(range(60))
+
+
+def test_a_conflict_is_tried_again(tmp_path, local, materialize, monkeypatch):
+    """Somebody else changes the same partition right before the transaction."""
+    write_source(tmp_path / "src", rows(range(20)))
+    materialize(published(tmp_path), local)
+    first_time(monkeypatch, Table, "_do_commit", lambda: table_in(tmp_path).delete("id = 3"))
+    materialize(published(tmp_path, where="id < 15"), local)
+    assert read(tmp_path) == list(range(15))
+
+
+def test_a_conflict_that_does_not_end(tmp_path, local, materialize, monkeypatch):
+    def conflict(*args: Any, **given: Any) -> None:
+        raise CommitFailedException("somebody was faster")
+
+    write_source(tmp_path / "src", rows(range(20)))
+    materialize(published(tmp_path, where="id < 3"), local)
+    with table_in(tmp_path).transaction() as transaction:
+        transaction.set_properties({"commit.retry.num-retries": "0"})
+    monkeypatch.setattr(Table, "_do_commit", conflict)
+    monkeypatch.setattr(table_module, "_ATTEMPTS", 3)
+    result = materialize(published(tmp_path), local, raises=False)
+    assert "changed the same partition 3 times" in failure(result)
+    assert "Iceberg table 'test.db.out'" in failure(result)
+
+
+# Elsewhere
+
+
+def test_staged_parts_of_a_killed_run_are_collected(tmp_path, local, materialize, monkeypatch):
+    write_source(tmp_path / "src", rows(range(20)))
+    materialize(published(tmp_path), local)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "announce", cut_off)
+        changed = published(tmp_path, columns={"n": "n + 1", "text": "text"})
+        assert not materialize(changed, local, raises=False).success
+    assert len(staged(tmp_path)) == 2
+    store = Store(Location(str(tmp_path / "store")))
+    for days in (8, 10):
+        policy = GcPolicy(keep=7 * DAY, grace=DAY, now=time.time() + days * DAY)
+        assert list(collect(store, policy))
+    assert not staged(tmp_path)
+    assert read(tmp_path) == list(range(20))
+
+
+def test_published_on_s3(tmp_path, local, materialize, s3_endpoint):
+    import s3fs
+
+    bucket = f"lake-{uuid.uuid4().hex}"
+    storage = {
+        "s3.endpoint": s3_endpoint,
+        "s3.access-key-id": "someone",
+        "s3.secret-access-key": SECRET,
+        "s3.region": "us-east-1",
+    }
+    fs = s3fs.S3FileSystem(key="someone", secret=SECRET, endpoint_url=s3_endpoint)
+    fs.mkdir(bucket)
+    catalog = {**catalog_in(tmp_path / "lake"), **storage, "warehouse": f"s3://{bucket}"}
+    given = {"catalog": catalog, "out": f"s3://{bucket}/to/out"}
+    write_source(tmp_path / "src", rows(range(20)))
+    for where in (None, "id < 7"):
+        materialize(published(tmp_path, where=where, **given), local)
+    table = opened(catalog).load_table("db.out")
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(7))
+    assert not [path for path in fs.find(bucket) if "_vane_staging" in path]
+
+    again = vd.Pipeline("again", source=vd.iceberg(catalog, "db.out"), id="id")
+    again.project("kept", ["text"])
+    materialize(again, local)
+    assert vd.load(again["kept"], store=str(tmp_path / "store")).num_rows == 7
+    for path in (tmp_path / "store").rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes()
+
+
+def test_a_catalog_that_is_not_there(tmp_path, local, materialize):
+    write_source(tmp_path / "src", rows(range(3)))
+    catalog = {"type": "sql", "uri": f"sqlite:////nowhere/{SECRET}.db", "token": SECRET}
+    text = failure(materialize(published(tmp_path, catalog=catalog), local, raises=False))
+    assert "Iceberg table 'default.db.out' cannot be read" in text
+    assert SECRET not in text

@@ -1,0 +1,285 @@
+"""Iceberg tables: each publication of a partition is one snapshot."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vane_dagster.errors import DefinitionError, SchemaError
+from vane_dagster.storage.filesystem import IO_THREADS, Location, protocol_of
+from vane_dagster.storage.iceberg_catalog import IcebergCatalog, parse_catalog, parse_identifier
+from vane_dagster.storage.manifest import Manifest, Published
+from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.publish.base import STAGING, Target
+from vane_dagster.storage.publish.column_types import held_type
+from vane_dagster.storage.publish.compaction import CompactedFile
+from vane_dagster.storage.publish.table import TablePublisher
+
+_FOLDER = "data"
+_PROTOCOL = re.compile(r"(?:(file|s3|s3a|gs|gcs|abfs|abfss)://)?(?![A-Za-z][A-Za-z0-9+.\-]*://)")
+_WIDER = {
+    pa.int8(): pa.int32(), pa.int16(): pa.int32(), pa.uint8(): pa.int32(), pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(), pa.float16(): pa.float32(), pa.large_string(): pa.string(),
+    pa.large_binary(): pa.binary(), pa.time32("s"): pa.time64("us"),
+    pa.time32("ms"): pa.time64("us"),
+}  # fmt: skip
+_HELD = {
+    pa.bool_(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(),
+    pa.date32(), pa.time64("us"),
+}  # fmt: skip
+
+
+class IcebergPublisher(TablePublisher):
+    """A publisher into an Iceberg table, as one partition of it or as the whole table.
+
+    The files have no field ids: the table's name mapping says which column is which field.
+    """
+
+    format = "iceberg"
+    label = "Iceberg table"
+    options: ClassVar[Mapping[str, Any]] = {"catalog": None, "table": None}
+
+    def __init__(self, declared: Target, partition: str | None) -> None:
+        super().__init__(declared, partition)
+        self._catalog = IcebergCatalog(declared.options["catalog"], declared.connection)
+        self._identifier = str(declared.options["table"])
+        if protocol_of(declared.url) != "file":
+            options = self._catalog.storage_options(declared.storage_options)
+            self.target = Location(declared.url, options)
+            self.staging = self.target.child(STAGING, partition_folder(partition))
+
+    @classmethod
+    def validate(
+        cls, declared: Target, where: str, partitioned: bool, columns: Sequence[str]
+    ) -> Target:
+        if declared.options["catalog"] is None or declared.options["table"] is None:
+            raise DefinitionError(
+                f"{where}: format='iceberg' needs catalog and table, as in write({declared.url!r}, "
+                'format="iceberg", catalog="prod", table="db.labels"); the URL is the folder of '
+                "the table's files"
+            )
+        catalog = parse_catalog(where, declared.options["catalog"])
+        table = parse_identifier(where, declared.options["table"])
+        if not _PROTOCOL.match(declared.url):
+            raise DefinitionError(
+                f"{where}: {declared.url!r} cannot be the folder of an Iceberg table; expected a "
+                "local path, s3://, gs:// or abfs://"
+            )
+        declared = replace(
+            declared,
+            options={"catalog": catalog.name, "table": table},
+            connection=catalog.properties,
+        )
+        return super().validate(declared, where, partitioned, columns)
+
+    @classmethod
+    def metadata(cls, published: Published) -> dict[str, Any]:
+        place = {"dagster/uri": published.url}
+        if published.version is None:
+            return place
+        return {**place, "table_version": str(published.version)}
+
+    @property
+    def _name(self) -> str:
+        return f"{self._catalog.name}.{self._identifier}"
+
+    def _stored_type(self, kind: pa.DataType) -> pa.DataType | None:
+        return iceberg_type(kind)
+
+    def _folder(self) -> str:
+        return _FOLDER
+
+    # The table
+
+    def _opened(self) -> Any:
+        return self._catalog.table(self._identifier)
+
+    def _create(self, schema: pa.Schema) -> Any:
+        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+
+        catalog = self._catalog.open()
+        catalog.create_namespace_if_not_exists(self._identifier.rpartition(".")[0])
+        if self._column:
+            schema = schema.append(pa.field(self._column, pa.string()))
+        try:
+            with catalog.create_table_transaction(
+                self._identifier, schema, location=self._base
+            ) as transaction:
+                if self._column:
+                    with transaction.update_spec() as spec:
+                        spec.add_identity(self._column)
+                _map_names(transaction)
+        except (TableAlreadyExistsError, CommitFailedException):  # another run has created it
+            if (table := self._opened()) is None:
+                raise
+            return table
+        return self._opened()
+
+    def _active(self, table: Any) -> set[str] | None:
+        if table is None:
+            return None
+        below = f"{self._base}/"
+        return {file.file_path.removeprefix(below) for file in self._data_files(table)}
+
+    def _data_files(self, table: Any) -> Iterator[Any]:
+        """Yield the data files of the partition, from the manifests that may have some."""
+        from pyiceberg.expressions.visitors import inclusive_projection, manifest_evaluator
+        from pyiceberg.manifest import ManifestContent
+
+        if (snapshot := table.current_snapshot()) is None:
+            return
+        spec, schema = table.spec(), table.schema()
+        partition = inclusive_projection(schema, spec)(self._predicate)
+        may_have_some = manifest_evaluator(spec, schema, partition)
+        for manifest in snapshot.manifests(table.io):
+            is_data = manifest.content == ManifestContent.DATA
+            own = is_data and manifest.partition_spec_id == spec.spec_id
+            if not own or not may_have_some(manifest):
+                continue
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                if not self._column or entry.data_file.partition[0] == self._key:
+                    yield entry.data_file
+
+    @property
+    def _predicate(self) -> Any:
+        """The filter of the partition's rows."""
+        from pyiceberg.expressions import AlwaysTrue, EqualTo, Reference
+        from pyiceberg.expressions.literals import literal
+
+        if not self._column:
+            return AlwaysTrue()
+        return EqualTo(term=Reference(self._column), value=literal(str(self._key)))
+
+    def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+        from pyiceberg.transforms import IdentityTransform
+
+        columns = [self._column] if self._column else []
+        fields = table.spec().fields
+        found = [table.schema().find_column_name(field.source_id) for field in fields]
+        plain = all(isinstance(field.transform, IdentityTransform) for field in fields)
+        if found != columns or not plain:
+            shown = [str(field.transform) + f"({name})" for field, name in zip(fields, found)]
+            raise SchemaError(
+                f"{location}: Iceberg table {self._name!r} is partitioned by {shown}, expected "
+                f"{[f'identity({name})' for name in columns]}. Publish into another table"
+            )
+        wanted = {field.name: str(field.type) for field in schema}
+        wanted |= dict.fromkeys(columns, "string")
+        there = {
+            field.name: str(iceberg_type(field.type)) + ("" if field.nullable else " not null")
+            for field in schema_to_pyarrow(table.schema(), include_field_ids=False)
+        }
+        for name in dict.fromkeys([*wanted, *there]):
+            if wanted.get(name) != there.get(name):
+                raise SchemaError(
+                    f"{location}: column {name!r} is {wanted.get(name, 'no column')} here, but "
+                    f"{there.get(name, 'no column')} in the Iceberg table {self._name!r}. Make "
+                    "the rows fit with a project, change the table (pyiceberg's "
+                    "table.update_schema()), or publish into another one"
+                )
+
+    def _replace(self, table: Any, manifest: Manifest, made: Mapping[str, CompactedFile]) -> bool:
+        from pyiceberg.exceptions import (
+            CommitFailedException,
+            CommitStateUnknownException,
+            ValidationException,
+        )
+
+        transaction = table.transaction()
+        _map_names(transaction)
+        former = list(self._data_files(table))
+        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+            added = list(threads.map(lambda item: self._data_file(table, *item), made.items()))
+        properties = {
+            "vane_dagster.stage": f"{manifest.pipeline}/{manifest.stage}",
+            "vane_dagster.run_id": manifest.run_id,
+            "vane_dagster.publication": manifest.content,
+        }
+        if self._key is not None:
+            properties["vane_dagster.partition"] = self._key
+        try:
+            with transaction.update_snapshot(properties).overwrite() as snapshot:
+                # Other writers of this partition, and no others, are a conflict.
+                snapshot.delete_by_predicate(self._predicate)
+                for file in former:
+                    snapshot.delete_data_file(file)
+                for file in added:
+                    snapshot.append_data_file(file)
+            transaction.commit_transaction()
+        except (CommitFailedException, CommitStateUnknownException, ValidationException):
+            return False
+        return True
+
+    def _data_file(self, table: Any, name: str, file: CompactedFile) -> Any:
+        """Describe a file for a manifest, with the statistics of its footer."""
+        from pyiceberg.io.pyarrow import (
+            compute_statistics_plan,
+            data_file_statistics_from_parquet_metadata,
+            parquet_path_to_id_mapping,
+        )
+        from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+        from pyiceberg.typedef import Record
+
+        with self.target.fs.open(self.target.file(name), "rb") as stream:
+            footer = pq.read_metadata(stream)
+        statistics = data_file_statistics_from_parquet_metadata(
+            footer,
+            compute_statistics_plan(table.schema(), table.properties),
+            parquet_path_to_id_mapping(table.schema()),
+        )
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=f"{self._base}/{name}",
+            file_format=FileFormat.PARQUET,
+            partition=Record(self._key) if self._column else Record(),
+            file_size_in_bytes=file.size,
+            sort_order_id=None,
+            spec_id=table.spec().spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **statistics.to_serialized_dict(),
+        )
+
+    def _version(self, table: Any) -> int | None:
+        snapshot = table.current_snapshot()
+        return None if snapshot is None else int(snapshot.snapshot_id)
+
+    @functools.cached_property
+    def _base(self) -> str:
+        """The URL of the table's folder, as it is in the table's metadata."""
+        return f"file://{self.target.path}" if self.target.is_local else self.target.url.rstrip("/")
+
+
+def iceberg_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type in which an Iceberg table holds a column without loss; None without one."""
+    return held_type(kind, _flat_type)
+
+
+def _flat_type(kind: pa.DataType) -> pa.DataType | None:
+    if kind in _HELD or pa.types.is_fixed_size_binary(kind):
+        return kind
+    if pa.types.is_decimal128(kind) and kind.scale >= 0:
+        return kind
+    if kind in _WIDER:
+        return _WIDER[kind]
+    if pa.types.is_timestamp(kind) and kind.unit != "ns":
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    return None
+
+
+def _map_names(transaction: Any) -> None:
+    """Store the table's name mapping, if it has none: field ids by column names."""
+    from pyiceberg.table import TableProperties
+
+    metadata = transaction.table_metadata
+    if metadata.name_mapping() is None:
+        mapping = metadata.schema().name_mapping.model_dump_json()
+        transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
