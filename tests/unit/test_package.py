@@ -17,6 +17,7 @@ from support.paths import TESTS
 
 ROOT = Path(vane_dagster.__file__).parent
 OPTIONAL = {
+    "PIL",
     "anthropic",
     "deltalake",
     "lance",
