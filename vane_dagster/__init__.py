@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Stage as Stage
     from vane_dagster.sources.csv_files import CsvSource as CsvSource
     from vane_dagster.sources.csv_files import csv as csv
+    from vane_dagster.sources.delta import DeltaSource as DeltaSource
+    from vane_dagster.sources.delta import delta as delta
     from vane_dagster.sources.file import File as File
     from vane_dagster.sources.huggingface import HuggingFaceSource as HuggingFaceSource
     from vane_dagster.sources.huggingface import HuggingFaceStream as HuggingFaceStream
@@ -78,6 +80,8 @@ _HOME = {
     "cls": "pipeline.decorators",
     "method": "pipeline.decorators",
     "func": "pipeline.decorators",
+    "DeltaSource": "sources.delta",
+    "delta": "sources.delta",
     "File": "sources.file",
     "FilesSource": "sources.raw_files",
     "files": "sources.raw_files",

@@ -18,6 +18,7 @@ from vane_dagster.sources.base import (
     fragment_record,
 )
 from vane_dagster.sources.csv_files import CsvSource
+from vane_dagster.sources.delta import DeltaSource
 from vane_dagster.sources.file_source import FileSource
 from vane_dagster.sources.iceberg import IcebergSource
 from vane_dagster.sources.images import ImagesSource
@@ -34,6 +35,7 @@ __all__ = [
     "CsvSource",
     "JsonSource",
     "TextSource",
+    "DeltaSource",
     "FileRecord",
     "FileSource",
     "FilesSource",

@@ -187,32 +187,8 @@ def read_footers(
     Raises:
         SourceError: If a file is not Parquet, or columns have no common type.
     """
-
-    def footer(file: FileRecord) -> tuple[pa.Schema, pq.FileMetaData]:
-        file_location = Location(file.url, source.options_for(file.url))
-
-        def read() -> pq.FileMetaData:
-            with file_location.fs.open(file_location.path, "rb") as stream:
-                return pq.read_metadata(stream)
-
-        try:
-            metadata = with_retries(_failpoints.failing("read", file.url, read))
-            return metadata.schema.to_arrow_schema(), metadata
-        except Exception as error:  # from pyarrow, or from a file system's driver
-            if file.size and not _begins_as_parquet(file_location):
-                raise SourceError(
-                    f"{location}: {file.url!r} ({file.size} bytes) is not a Parquet file, and "
-                    "vd.parquet reads no other format. Convert it, for example with DuckDB's COPY "
-                    "(FROM 'data.csv') TO 'data.parquet' (FORMAT parquet), or with pyarrow, and "
-                    "name the Parquet file; or take it out of the source"
-                ) from error
-            raise SourceError(
-                f"{location}: {file.url!r} ({file.size} bytes) cannot be read as Parquet: "
-                f"{type(error).__name__}: {error}. Write it again, or take it out of the source"
-            ) from error
-
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        footers = list(threads.map(footer, files))
+        footers = list(threads.map(lambda file: read_footer(file, source, location), files))
     common = common_columns([(f.url, own) for f, (own, _) in zip(files, footers)], location)
     if ROW_NUMBER in common.schema.names:
         first = next(file for file, own in zip(files, common.files) if ROW_NUMBER in own.own.names)
@@ -223,7 +199,9 @@ def read_footers(
     fragments: list[FragmentRecord] = []
     small: dict[str, tuple[FileRecord, FileSize, str, str]] = {}
     for file, (_, metadata), columns in zip(files, footers, common.files):
-        types, detail = kept_types(columns.own) + columns.extra, reading_detail(columns)
+        types = kept_types(columns.own) + columns.extra
+        absent = dict.fromkeys(column.name for column in columns.absent)
+        detail = reading_detail([column.name for column in columns.cast], absent)
         held = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
         size = FileSize(file.url, metadata.num_rows, held)
         if source.groups_small_files and size.rows and is_small(size, rule.rows, rule.bytes):
@@ -240,6 +218,42 @@ def read_footers(
     if small:
         fragments.sort(key=lambda fragment: fragment.url)  # stable: rows of a file stay in order
     return SourceTable(common.schema, tuple(fragments), common.partial)
+
+
+def read_footer(
+    file: FileRecord, source: SourceReader, location: str
+) -> tuple[pa.Schema, pq.FileMetaData]:
+    """Read the columns and the metadata of a Parquet file.
+
+    Args:
+        file: The file.
+        source: The source, with the options of the file system.
+        location: The pipeline, for messages.
+
+    Raises:
+        SourceError: If it is not Parquet, or cannot be read.
+    """
+    file_location = Location(file.url, source.options_for(file.url))
+
+    def read() -> pq.FileMetaData:
+        with file_location.fs.open(file_location.path, "rb") as stream:
+            return pq.read_metadata(stream)
+
+    try:
+        metadata = with_retries(_failpoints.failing("read", file.url, read))
+        return metadata.schema.to_arrow_schema(), metadata
+    except Exception as error:  # from pyarrow, or from a file system's driver
+        if file.size and not _begins_as_parquet(file_location):
+            raise SourceError(
+                f"{location}: {file.url!r} ({file.size} bytes) is not a Parquet file, and "
+                "vd.parquet reads no other format. Convert it, for example with DuckDB's COPY "
+                "(FROM 'data.csv') TO 'data.parquet' (FORMAT parquet), or with pyarrow, and "
+                "name the Parquet file; or take it out of the source"
+            ) from error
+        raise SourceError(
+            f"{location}: {file.url!r} ({file.size} bytes) cannot be read as Parquet: "
+            f"{type(error).__name__}: {error}. Write it again, or take it out of the source"
+        ) from error
 
 
 def _begins_as_parquet(file_location: Location) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import duckdb
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -17,7 +19,7 @@ import pyarrow.parquet as pq
 from vane_dagster import _failpoints
 from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import ReadContext, unreadable
-from vane_dagster.sources.schemas import FileColumns, conform
+from vane_dagster.sources.schemas import conform
 from vane_dagster.storage.damage import is_damage
 from vane_dagster.storage.filesystem import Location, duckdb_path, protocols
 from vane_dagster.storage.manifest import FileSpan
@@ -48,7 +50,7 @@ class _FileRows:
         schema: The columns to read.
         storage_options: Options of the fsspec file system.
         cast: Names of columns that have another type in the file.
-        absent: Names of columns that the file lacks; they are null.
+        constants: Columns that the file lacks, each with its value as text; None for null.
     """
 
     url: str
@@ -57,20 +59,25 @@ class _FileRows:
     schema: pa.Schema
     storage_options: Mapping[str, Any] = field(repr=False)
     cast: Collection[str] = ()
-    absent: Collection[str] = ()
+    constants: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def reading_detail(columns: FileColumns) -> str:
-    """Return the detail of a file's spans: its columns that differ from those of other files."""
-    cast, absent = [each.name for each in columns.cast], [each.name for each in columns.absent]
-    record = {"cast": cast} if cast else {}
-    record |= {"absent": absent} if absent else {}
+def reading_detail(cast: Collection[str], constants: Mapping[str, str | None], **more: Any) -> str:
+    """Return the detail of a file's spans, as JSON; empty for a file that is read as it is.
+
+    Args:
+        cast: Names of the columns that have another type in the file.
+        constants: Columns that the file lacks, each with its value as text; None for null.
+        **more: Further entries, for another reader.
+    """
+    record = {"cast": list(cast), "constants": constants, **more}
+    record = {name: value for name, value in record.items() if value}
     return json.dumps(record) if record else ""
 
 
 def _file_rows(span: FileSpan, schema: pa.Schema, storage_options: Mapping[str, Any]) -> _FileRows:
     record = json.loads(span.detail) if span.detail else {}
-    columns = (record.get("cast", ()), record.get("absent", ()))
+    columns = (record.get("cast", ()), record.get("constants", {}))
     return _FileRows(span.url, span.start, span.stop, schema, storage_options, *columns)
 
 
@@ -137,6 +144,31 @@ def scan_projected(
     return table
 
 
+def passing(
+    span: FileSpan,
+    schema: pa.Schema,
+    where: str,
+    storage_options: Mapping[str, Any],
+    context: ReadContext,
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the numbers of the rows that pass a filter, counted from the first of the file.
+
+    Args:
+        span: The rows.
+        schema: The columns of the filter.
+        where: The filter.
+        storage_options: Options of the file's fsspec file system.
+        context: Location and DuckDB connection.
+
+    Raises:
+        SourceError: If they cannot be read.
+        SchemaError: If the filter fails for a row.
+    """
+    rows = _file_rows(span, schema, storage_options)
+    table = _computed([("row", _ROW)], where, rows, context)
+    return np.sort(table.column("row").to_numpy())
+
+
 def _kept_out_of_sql(names: Iterable[str], rows: _FileRows) -> list[str]:
     """Return the columns with types that SQL would change."""
     kinds = {name: rows.schema.field(name).type for name in names}
@@ -159,17 +191,27 @@ def _read_row_groups(
             wanted = rows.schema.names if aligned else list(columns)
             if not wanted:
                 return pa.table({})
-            present = [name for name in wanted if name not in rows.absent]
+            present = [name for name in wanted if name not in rows.constants]
             table = file.read_row_groups(groups, columns=present, use_threads=False)
             table = table.select(present).slice(rows.start - first, rows.stop - rows.start)
             count = table.num_rows if present else max(0, min(rows.stop, stop) - rows.start)
             fields = [rows.schema.field(name) for name in wanted]
-            return conform(unsliced(table), pa.schema(fields), count)
+            return _with_constants(conform(unsliced(table), pa.schema(fields), count), rows)
 
     try:
         return with_retries(_failpoints.failing("read", rows.url, read))
     except Exception as error:  # drivers raise their own exception classes
         raise _unreadable(rows, context, error) from error
+
+
+def _with_constants(table: pa.Table, rows: _FileRows) -> pa.Table:
+    """Fill the columns that a file lacks, and that are not null."""
+    for index, column in enumerate(table.schema):
+        text = rows.constants.get(column.name)
+        if text is not None:
+            value = pa.array([text]).cast(column.type)[0]
+            table = table.set_column(index, column, pa.repeat(value, table.num_rows))
+    return table
 
 
 def _opened(location: Location, stream: object) -> pq.ParquetFile:
@@ -220,11 +262,13 @@ def _query(rows: _FileRows, listed: str, context: ReadContext) -> pa.Table:
 
 
 def _asked(rows: _FileRows, listed: str, where: str | None, context: ReadContext) -> pa.Table:
-    table = f"read_parquet({literal(_duckdb_path(rows, context))}, {_ROW}=true)"
-    casts, nulls = _casts(rows), _nulls(rows)
-    if casts or nulls:
+    # Names of folders, as day=2026-01-01, are no columns.
+    options = f"{_ROW}=true, hive_partitioning=false"
+    table = f"read_parquet({literal(_duckdb_path(rows, context))}, {options})"
+    casts, constants = _casts(rows), _constants(rows)
+    if casts or constants:
         replaced = f" REPLACE ({casts})" if casts else ""
-        table = f"(SELECT *{replaced}{nulls} FROM {table})"
+        table = f"(SELECT *{replaced}{constants} FROM {table})"
     query = (
         f"SELECT {listed} FROM {table} AS source "
         f"WHERE {_ROW} >= {rows.start} AND {_ROW} < {rows.stop}"
@@ -239,7 +283,7 @@ def _asked(rows: _FileRows, listed: str, where: str | None, context: ReadContext
 
 def _casts(rows: _FileRows) -> str:
     """Return casts of columns whose type in SQL is not the one that the file declares."""
-    present = [field for field in rows.schema if field.name not in rows.absent]
+    present = [field for field in rows.schema if field.name not in rows.constants]
     seen = [(field.name, field.type, seen_by_sql(field.type)) for field in present]
     kinds = [
         (name, sql_name(s)) for name, kind, s in seen
@@ -248,14 +292,15 @@ def _casts(rows: _FileRows) -> str:
     return ", ".join(f"{quote(name)}::{kind} AS {quote(name)}" for name, kind in kinds if kind)
 
 
-def _nulls(rows: _FileRows) -> str:
+def _constants(rows: _FileRows) -> str:
     """Return the columns that the file lacks, as further columns of a SELECT."""
-    wanted = [name for name in rows.absent if name in rows.schema.names]
-    seen = {name: seen_by_sql(rows.schema.field(name).type) for name in wanted}
-    kinds = {name: sql_name(kind) for name, kind in seen.items() if kind is not None}
-    return "".join(
-        f", {f'NULL::{kind}' if kind else 'NULL'} AS {quote(name)}" for name, kind in kinds.items()
-    )
+    found = ""
+    for name, text in rows.constants.items():
+        seen = seen_by_sql(rows.schema.field(name).type) if name in rows.schema.names else None
+        if seen is not None:
+            value, kind = "NULL" if text is None else literal(text), sql_name(seen)
+            found += f", {f'{value}::{kind}' if kind else value} AS {quote(name)}"
+    return found
 
 
 def _has_sizes(kind: pa.DataType) -> bool:
@@ -278,15 +323,17 @@ def _duckdb_path(rows: _FileRows, context: ReadContext) -> str:
 
 
 _registered: dict[str, fsspec.AbstractFileSystem] = {}
+_registering = threading.Lock()
 
 
 def _register(fs: fsspec.AbstractFileSystem, opened: duckdb.DuckDBPyConnection) -> None:
     """Make DuckDB read through this file system, instead of an earlier one of its protocol."""
     names = protocols(fs)
-    if all(_registered.get(name) is fs for name in names):
-        return
-    for name in names:
-        _registered[name] = fs
-        if opened.filesystem_is_registered(name):
-            opened.unregister_filesystem(name)
-    opened.register_filesystem(fs)
+    with _registering:
+        if all(_registered.get(name) is fs for name in names):
+            return
+        for name in names:
+            _registered[name] = fs
+            if opened.filesystem_is_registered(name):
+                opened.unregister_filesystem(name)
+        opened.register_filesystem(fs)

@@ -317,6 +317,15 @@ def test_files_whose_types_sql_sees_alike_are_read_together(tmp_path):
     assert found == [1000, 1]
 
 
+def test_names_of_folders_are_no_columns(tmp_path):
+    file = str(write_source(tmp_path / "day=7" / "n=x", {"id": [1, 2], "day": [5, 6]}))
+    schema = pa.schema([("id", pa.int64()), ("day", pa.int64())])
+    rows = source_rows(file, 0, 1, schema, listed_file(file, vd.parquet(file)), "id")
+    op = Project((("id", "id"), ("twice", "day * 2")), None)
+    assert scan_projected(op, rows, work(op, rows, schema)).to_pylist() == [{"id": 1, "twice": 10}]
+    assert scan(rows, work(Gather(), rows, schema))["day"].to_pylist() == [5]
+
+
 def test_one_protocol_at_two_places_is_read_at_the_right_one(tmp_path):
     """A warm worker serves pipelines whose stores differ by endpoint or credentials alone."""
     schema = pa.schema([("id", pa.int64())])

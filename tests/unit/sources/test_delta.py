@@ -1,0 +1,203 @@
+"""Declarations of Delta tables, refused tables, and the details of their spans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+import vane_dagster as vd
+from support.delta_tables import commit, log_actions, use_features
+from vane_dagster.sources import FileSpan
+from vane_dagster.sources.delta_scan import LiveRows, RowFilter
+from vane_dagster.types.sql import conjuncts, range_test
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"url": ""}, "expected a path or a URL"),
+        ({"url": "gs://lake/t"}, "expected a local path or s3://"),
+        ({"url": "lake/a%20b"}, "holds '%'"),
+        ({"url": "lake/{day}"}, "unknown placeholder {day}"),
+        ({"url": "t", "version": True}, "expected a version number"),
+        ({"url": "t", "version": 1.5}, "expected a version number"),
+        ({"url": "t", "filter": " "}, "expected a row filter"),
+        ({"url": "t", "filter": "n >"}, "is not valid SQL"),
+        ({"url": "t", "columns": "n"}, "expected a list of names"),
+    ],
+)
+def test_a_declaration_that_does_not_fit(given, words):
+    with pytest.raises(vd.DefinitionError, match=r"vd\.delta") as caught:
+        vd.delta(**given)
+    assert words in str(caught.value)
+
+
+def test_a_source_fits_the_partitions():
+    days = dg.StaticPartitionsDefinition(["a"])
+    two = dg.MultiPartitionsDefinition({"day": days, "place": days})
+    vd.delta("t", filter="d = '{partition_key}'").validate("here", days)
+    vd.delta("t/{partition_key}").validate("here", days)
+    vd.delta("t/{partition_key.day}", filter="p = '{partition_key.place}'").validate("here", two)
+    vd.delta("t", filter="n > 1").validate("here", None)
+    for source, partitions, words in (
+        (vd.delta("t", filter="n > 1"), days, "every partition would have the same rows"),
+        (vd.delta("t/{partition_key}"), None, "has no partitions_def"),
+        (vd.delta("t", filter="d = '{partition_key}'"), None, "has no partitions_def"),
+        (vd.delta("t", filter="d = '{partition_key.hour}'"), two, "the dimension 'hour'"),
+    ):
+        with pytest.raises(vd.DefinitionError, match=words):
+            source.validate("here", partitions)
+
+
+@pytest.mark.parametrize("where", [None, RowFilter("n > 1", pa.schema([("n", pa.int32())]))])
+@pytest.mark.parametrize("deleted", [[], [100], list(range(100, 200)), [101, 150, 199]])
+def test_details_are_read_as_they_were_written(where, deleted):
+    live = LiveRows(100, 200, 40, np.array(deleted, np.int64), where)
+    detail = live.detail(["n"], {"day": "2024-01-01", "new": None})
+    found = LiveRows.of(FileSpan("f", 40, 90, detail))
+    assert found is not None
+    assert (found.first, found.last, found.start) == (100, 200, 40)
+    assert found.deleted.tolist() == deleted
+    assert found.filter == where
+    assert json.loads(detail)["constants"] == {"day": "2024-01-01", "new": None}
+    assert LiveRows.of(FileSpan("f", 0, 1)) is None
+
+
+def test_many_deleted_rows_have_a_small_detail():
+    deleted = np.arange(0, 131_072, 100)
+    detail = LiveRows(0, 131_072, 0, deleted, None).detail([], {})
+    assert len(detail) < 2_000
+
+
+def write(folder: Path, **more: Any) -> Path:
+    write_deltalake(folder / "t", pa.table({"id": [1, 2], **more}))
+    return folder / "t"
+
+
+def listing(table: Path, **given: Any) -> Any:
+    return vd.delta(str(table), **given).list_files([None], "here")[None]
+
+
+def test_column_mapping_is_refused(tmp_path):
+    table = write(tmp_path)
+    metadata = log_actions(table, "metaData")[-1]
+    schema = json.loads(metadata["schemaString"])
+    names = {"delta.columnMapping.id": 1, "delta.columnMapping.physicalName": "col-1"}
+    schema["fields"][0]["metadata"] = names
+    metadata["schemaString"] = json.dumps(schema)
+    metadata["configuration"] = {"delta.columnMapping.mode": "name"}
+    protocol = {"minReaderVersion": 2, "minWriterVersion": 5}
+    commit(table, [{"protocol": protocol}, {"metaData": metadata}])
+    error = listing(table)
+    assert isinstance(error, vd.SourceError)
+    assert "has column mapping, and its files have other column names" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("feature", "words"),
+    [
+        ("variantType", "uses 'variantType', which vd.delta cannot read"),
+        ("feature of the future", "cannot be read"),
+        ("timestampNtz", None),
+        ("v2Checkpoint", None),
+    ],
+)
+def test_features_of_tables(feature, words, tmp_path):
+    table = write(tmp_path)
+    try:
+        use_features(table, feature)
+    finally:
+        found = listing(table)
+    if words is None:
+        assert len(found) == 1
+    else:
+        assert words in str(found)
+
+
+def test_bad_columns_and_filters(tmp_path):
+    table = write(tmp_path, n=[1, 2])
+    for given, words in (
+        ({"columns": ["x"]}, "has no column 'x'; it has 'id', 'n'"),
+        ({"filter": "x > 1"}, "does not fit its input"),
+        ({"filter": "sum(n) > 1"}, "aggregate"),
+        ({"filter": "n > random()"}, "not a function of the row"),
+    ):
+        error = listing(table, **given)
+        assert isinstance(error, vd.SourceError), given
+        assert words in str(error)
+    clash = write(tmp_path / "more", file_row_number=[1, 2])
+    assert "rename it" in str(listing(clash))
+
+
+def test_binary_partition_columns_are_refused(tmp_path):
+    write_deltalake(tmp_path / "t", pa.table({"id": [1], "b": [b"x"]}), partition_by=["b"])
+    assert "is partitioned by 'b', of the type BINARY" in str(listing(tmp_path / "t"))
+
+
+def test_units_are_sorted_and_have_versions(tmp_path):
+    table = write(tmp_path)
+    before = listing(table)
+    write_deltalake(table, pa.table({"id": [3]}), mode="append")
+    after = listing(table)
+    assert set(before) < set(after)
+    assert list(after) == sorted(after, key=lambda record: record.url)
+    assert [r.size for r in after] == [
+        Path(r.url.removeprefix("file://")).stat().st_size for r in after
+    ]
+    filtered = listing(table, filter="id > 0")
+    assert [r.url for r in filtered] == [r.url for r in after]
+    assert {r.version for r in filtered}.isdisjoint(r.version for r in after)
+    assert listing(table, version=0) == before
+    assert DeltaTable(str(table)).version() == 1
+
+
+def test_deletes_are_refused_without_deltalake(monkeypatch):
+    monkeypatch.setattr("vane_dagster.sources.delta.find_spec", lambda name: None)
+    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[delta\]"):
+        vd.delta("t")
+
+
+def test_filters_are_split_at_their_outer_ands():
+    found = conjuncts("a = 1 AND (b = 2 AND (c = 3 OR d = 4)) AND NOT (e AND f)", "here")
+    assert found == ("(a = 1)", "(b = 2)", "((c = 3) OR (d = 4))", "(NOT (e AND f))")
+    assert conjuncts("a IS NULL", "here") == ("(a IS NULL)",)
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "passing", "failing"),
+    [
+        ("n = 5", "n", [(5, 5), (0, 9)], [(6, 9), (0, 4)]),
+        ("5 = source.N", "N", [(5, 5)], [(6, 9)]),
+        ("n < 5", "n", [(4, 9)], [(5, 9)]),
+        ("5 < n", "n", [(0, 6)], [(0, 5)]),
+        ("n >= 5", "n", [(0, 5)], [(0, 4)]),
+        ("n <= 5", "n", [(5, 9)], [(6, 9)]),
+        ("n BETWEEN 2 AND 1 + 3", "n", [(0, 2), (4, 9)], [(0, 1), (5, 9)]),
+        ("n IN (1, 7)", "n", [(0, 1), (7, 7)], [(2, 6), (8, 9)]),
+    ],
+)
+def test_a_comparison_as_a_test_of_a_range(text, column, passing, failing):
+    from vane_dagster.sources.delta_table import _evaluated
+
+    found = range_test(text, "here")
+    assert found is not None
+    assert found[0] == column
+    pairs = [*passing, *failing]
+    ranges = pa.table({"low": [low for low, _ in pairs], "high": [high for _, high in pairs]})
+    expected = [True] * len(passing) + [False] * len(failing)
+    assert _evaluated(found[1], ranges).to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["n <> 5", "n = m", "n + 1 = 5", "n IS NULL", "n = 1 OR n = 2", "s.f = 1", "NOT n = 5",
+             "n NOT IN (1)", "n NOT BETWEEN 1 AND 2"],
+)  # fmt: skip
+def test_other_conditions_are_no_test_of_a_range(text):
+    assert range_test(text, "here") is None
