@@ -27,7 +27,7 @@ from vane_dagster.sources.parquet import ROW_NUMBER
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord
-from vane_dagster.storage.publish.delta_types import table_options
+from vane_dagster.storage.table_options import table_options
 from vane_dagster.storage.transient_errors import with_retries
 from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.sql import bind, conjuncts, range_test, referenced_columns

@@ -20,7 +20,7 @@ from support.data import read_stage
 from support.delta_tables import commit, delete_positions, log_actions
 from support.results import failure, metadata
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.publish.delta_types import table_options
+from vane_dagster.storage.table_options import table_options
 
 
 def rows(ids: Any, **more: Any) -> pa.Table:
