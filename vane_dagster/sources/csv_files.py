@@ -6,7 +6,7 @@ import csv as python_csv
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,7 +37,6 @@ from vane_dagster.sources.record_files import (
 from vane_dagster.sources.record_scan import (
     Cut,
     QuotedFinder,
-    RecordFinder,
     ends_of_lines,
     scan,
     unix_newlines,
@@ -51,6 +50,9 @@ from vane_dagster.types.sql import quote as quoted_name
 _DELIMITERS = (",", "\t", ";", "|")
 _LINE_LIMIT = 2_000_000
 """Bytes of a record for which DuckDB's default buffers are large enough."""
+_OPEN_QUOTE = "a quote is not closed. Close it, or declare another quote, or quote=None"
+_END = "end-of-file-7c1f0b52e6d9"
+"""A record after the last one."""
 _RECORD = re.compile(r"CSV Error on Line: (\d+)")
 _CONVERTED = re.compile(r'Error when converting column "(.*?)"\..*? to \'([^\']+)\'', re.DOTALL)
 _WIDTH = re.compile(r"Expected Number of Columns: (\d+) Found: (\d+)")
@@ -121,16 +123,19 @@ class CsvSource(RecordSource):
         if finder is None:
             return self._counted(stream, at, schema, form)
         found = scan(blocks(), finder, rule, at)
+        if finder.is_open:
+            raise SourceError(
+                f"{stream.location}: {stream.url!r}, line {found.end.line + 1}: {_OPEN_QUOTE}"
+            )
         if not found.is_regular:
             return self._counted(stream, at, schema, form)
-        assert isinstance(finder, QuotedFinder)
         if finder.newline == "\r\n":
             form["newline"] = "\r\n"
         if found.longest > _LINE_LIMIT:
             form["longest"] = found.longest
         return FileLayout(schema, found.cuts, form)
 
-    def finder(self, form: Mapping[str, Any]) -> RecordFinder | None:
+    def finder(self, form: Mapping[str, Any]) -> QuotedFinder | None:
         is_simple = self.escape in ("", self.quote) and not self.comment and not self.null_padding
         if form.get("irregular") or not is_simple or len(form["delimiter"].encode()) != 1:
             return None
@@ -348,6 +353,10 @@ class CsvSource(RecordSource):
         """Return the error of the first record that differs from the first one in its columns."""
         columns = self._fields(head[: self._header_end(head)], delimiter)
         form = {"names": [f"c{n}" for n in range(len(columns))], "delimiter": delimiter}
+        if finder := self.finder(form):
+            found = scan([head], finder, None, Cut(0, 0, 0))
+            if finder.is_open:
+                return ParseError(_OPEN_QUOTE, found.end.row + 1)
         kinds = dict.fromkeys(form["names"], pa.string())
         try:
             with as_file(shared(), lambda: iter([head]), len(head)) as url:
@@ -387,20 +396,38 @@ class CsvSource(RecordSource):
     def _counted(
         self, stream: TextStream, start: Cut, schema: pa.Schema, form: Mapping[str, Any]
     ) -> FileLayout:
-        """Count the records of a file whose structure only DuckDB knows."""
+        """Count the records of a file whose structure only DuckDB knows.
+
+        DuckDB drops a last record whose quote is not closed. A record that is added to the text is
+        dropped with it, which shows that.
+        """
         form = {**form, "irregular": True}
-        size = start.byte + sum(map(len, stream.blocks(start.byte)))
+        size, first, last = start.byte, b"", b""
+        for block in stream.blocks(start.byte):
+            size, first, last = size + len(block), first or block, block
+        newline = next((each for each in (b"\r\n", b"\n", b"\r") if each in first), b"\n")
+        ends = b"" if last.endswith((b"\n", b"\r")) else newline
+        ends += _END.encode() + form["delimiter"].encode() * (len(form["names"]) - 1)
         read = dict.fromkeys(form["names"], pa.string())
-        query = f"SELECT count(*) FROM read_csv(%s, {self._arguments(form, read)})"
+        column = quoted_name(form["names"][0])
+        counts = f"count(*), count(*) FILTER (WHERE {column} = {literal(_END)})"
+        query = f"SELECT {counts} FROM read_csv(%s, {self._arguments(form, read)})"
+
+        def blocks() -> Iterator[bytes]:
+            return itertools.chain(stream.blocks(start.byte), [ends])
+
         try:
-            with as_file(shared(), lambda: stream.blocks(start.byte), size - start.byte) as url:
-                (count,) = shared().cursor().execute(query % literal(url)).fetchall()[0]
+            with as_file(shared(), blocks, size - start.byte + len(ends)) as url:
+                ((count, ended),) = shared().cursor().execute(query % literal(url)).fetchall()
         except duckdb.Error as error:
             explained = _explained(error)
             where = "" if explained.record is None else f", line {start.line + explained.record}"
             raise SourceError(
                 f"{stream.location}: {stream.url!r}{where}: {explained.reason}"
             ) from error
+        if ended != 1:
+            raise SourceError(f"{stream.location}: {stream.url!r}: {_OPEN_QUOTE}")
+        count -= 1
         cuts = (start, Cut(count, size, start.line + count)) if count else (start,)
         return FileLayout(schema, cuts, form)
 
@@ -534,10 +561,15 @@ def _explained(error: duckdb.Error) -> ParseError:
     elif "Invalid unicode" in text:
         reason = 'it is not valid UTF-8. Set encoding= to the encoding of the file, as "latin-1"'
     elif "unterminated quote" in text:
-        reason = "a quote is not closed. Close it, or declare another quote, or quote=None"
+        reason = _OPEN_QUOTE
     elif "state machine" in text:
         reason = (
             "quotes or newlines are mixed. Fix the file, or check quote=, escape= and delimiter="
+        )
+    elif "sniffing" in text:
+        reason = (
+            "its rows have no common structure. Check delimiter=, escape= and skip_rows=, and that "
+            "each quote is closed"
         )
     elif "Maximum line size" in text:
         reason = "a row is too long. Check the quotes and newlines"

@@ -77,6 +77,7 @@ class QuotedFinder:
 
     Attributes:
         newline: The newline at the ends of records; None until one was found.
+        is_open: Whether the text ended in quotes.
     """
 
     def __init__(self, delimiter: str, quote: str, skips_blank: bool) -> None:
@@ -85,6 +86,7 @@ class QuotedFinder:
         self._skips_blank = skips_blank
         self._is_quoted = 0
         self.is_regular = True
+        self.is_open = False
         self.newline: str | None = None
 
     def ends(self, chunk: bytes, line_ends: Positions) -> Positions:
@@ -110,7 +112,8 @@ class QuotedFinder:
 
     def finish(self) -> None:
         """Note the end of the file; it must not be in quotes."""
-        self.is_regular &= not self._is_quoted
+        self.is_open = self.is_regular and bool(self._is_quoted)
+        self.is_regular &= not self.is_open
 
     def _are_regular(self, chunk: bytes, quotes: Positions) -> bool:
         """Return whether each quote opens or closes a field, or is doubled."""
@@ -182,13 +185,13 @@ class Records:
         cuts: The cuts, from the start of the first fragment to the end of the last. Without rows
             there is one.
         is_regular: Whether the counts are certain.
-        size: Position of the end of the text.
+        end: The cut after the last record that is certain.
         longest: Bytes of the longest record.
     """
 
     cuts: tuple[Cut, ...]
     is_regular: bool
-    size: int
+    end: Cut
     longest: int
 
 
@@ -228,7 +231,7 @@ def scan(
     finder.finish()
     if rows > cuts[-1].row:
         cuts.append(Cut(rows, at, lines))
-    return Records(tuple(cuts), finder.is_regular, at, longest)
+    return Records(tuple(cuts), finder.is_regular, last, longest)
 
 
 def _cut(index: int, ends: Positions, line_ends: Positions, last: Cut, lines: int) -> Cut:

@@ -207,6 +207,22 @@ def test_bad_files_are_refused(data, expected, tmp_path):
     assert expected in message
 
 
+@pytest.mark.parametrize(
+    ("rows_before", "row", "given", "expected"),
+    [
+        (1, b'1,"x\n2,y\n', {}, ", line 3: a quote is not closed"),
+        (600_000, b'1,"x\n2,y\n', {}, ", line 600002: a quote is not closed"),
+        (1, b'5" pipe,z\n1,"x\n2,y\n', {}, "and that each quote is closed"),
+        (600_000, b'5" pipe,z\n1,"x\n2,y\n', {}, "a quote is not closed"),
+        (600_000, b'1,"x\\"\n2,y', {"escape": "\\"}, "a quote is not closed"),
+        (600_000, b'1,"x\n2,y', {"comment": "#"}, "a quote is not closed"),
+    ],
+)
+def test_a_quote_that_is_not_closed_loses_no_rows(rows_before, row, given, expected, tmp_path):
+    data = b"a,b\n" + b"1,xyz\n" * rows_before + row
+    assert expected in refusal(vd.csv(write(tmp_path, a__csv=data), **given))
+
+
 def test_all_bad_files_are_named_at_once(tmp_path):
     source = vd.csv(write(tmp_path, a__csv=b"", b__csv=b"x,x\n1,2\n", c__csv=b"x\n1\n"))
     message = refusal(source)
