@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+import numpy as np
 import pytest
 
 from support.example_runs import (  # noqa: F401  # fixtures
@@ -13,13 +14,13 @@ from support.example_runs import (  # noqa: F401  # fixtures
     example_cluster,
     runs_twice,
 )
-from support.tiny_transformers import image_classifier, text_classifier
+from support.tiny_transformers import image_classifier, resnet, text_classifier
 
 
 @pytest.fixture(scope="module")
 def classifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Tiny models for the pipelines of transformers, which know the right answers."""
-    from PIL import Image
+    from PIL import Image, ImageColor
 
     folder = tmp_path_factory.mktemp("classifiers")
     reviews, messages = example("hf_text_classification"), example("hf_zero_shot")
@@ -35,7 +36,13 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     colors = zip(example("hf_image_classification").COLORS, ["red", "blue"] * 2)
     images = [(Image.new("RGB", (64, 48), color), label) for color, label in colors]
     vision = image_classifier(folder / "vision", images)
+    photos = [
+        (np.full((224, 224, 3), ImageColor.getrgb(color), np.uint8), label)
+        for color, label in zip(example("photo_labels").COLORS, ["red", "blue"] * 2)
+    ]
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
     return {
+        "VANE_EXAMPLES_RESNET": str(resnet(folder / "resnet", photos, mean, std)),
         "VANE_EXAMPLES_SENTIMENT": str(sentiment),
         "VANE_EXAMPLES_NLI": str(nli),
         "VANE_EXAMPLES_VISION": str(vision),

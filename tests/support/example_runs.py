@@ -40,6 +40,9 @@ PRINTED = {
     "onnx_model": r"wine 0 is of grape 0 \(\d\.\d\d\).*wine 160 is of grape 2",
     "own_provider": r"3 lamps to Rome.*7 desks to Paris.*"
     r"quarantined, id 2: The answer is no JSON.*cost 0\.0",
+    "photo_labels": r"blue\.jpg: blue.*red\.jpg: red.*broken\.jpg: it is no image",
+    "voice_commands": r"go-forward-ten-meters\.wav: go forward ten meters.*stop\.wav: stop.*"
+    r"2026-03-01 cut\.wav: EOFError.*2026-03-02 turn-right\.wav: turn right",
     "partitioned": r"2026-01-05 strangest: .*'anomaly': 3\.37",
     "prompt_pre_and_postprocess": r"May I return the lamp\? -> echo: May I return the lamp\? "
     r"\(6 words\).*quarantined, id 2: the question is empty",
@@ -65,6 +68,8 @@ ON_FRAMEWORKS = {
     "hf_zero_shot": "transformers",
     "keras_model": "tensorflow",
     "onnx_model": "onnxruntime",
+    "photo_labels": "transformers",
+    "voice_commands": "pocketsphinx",
     "xgboost_model": "xgboost",
 }
 """Examples that call a framework, for tests of the same tier, with the module that they need."""

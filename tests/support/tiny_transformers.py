@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.tiny_llm import make
 
 _STEPS = 60
@@ -68,6 +70,34 @@ def image_classifier(folder: Path, examples: Sequence[tuple[Any, str]]) -> Path:
     _teach(model, [label for _, label in examples], lambda: model(**given).logits)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
+    return folder
+
+
+def resnet(folder: Path, examples: Sequence[tuple[Any, str]], mean: Any, std: Any) -> Path:
+    """Make a small ResNet that knows the labels of some images.
+
+    Args:
+        folder: The folder of the model.
+        examples: The images as arrays of shape (height, width, 3) uint8, each with its label.
+        mean: What is subtracted from each channel, after division by 255.
+        std: What each channel is then divided by.
+    """
+    import torch
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(0)
+    config = ResNetConfig(
+        embedding_size=8,
+        hidden_sizes=[8, 16],
+        depths=[1, 1],
+        layer_type="basic",
+        **_labels([label for _, label in examples]),
+    )
+    model = ResNetForImageClassification(config)
+    pixels = np.stack([(image / 255 - mean) / std for image, _ in examples]).transpose(0, 3, 1, 2)
+    given = torch.from_numpy(pixels.astype(np.float32))
+    _teach(model, [label for _, label in examples], lambda: model(given).logits)
+    model.save_pretrained(folder)
     return folder
 
 
