@@ -3,8 +3,6 @@
 Needs ``pip install pocketsphinx espeakng-loader``; the latter only speaks the example's input.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import wave

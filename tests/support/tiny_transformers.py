@@ -93,10 +93,16 @@ def resnet(folder: Path, examples: Sequence[tuple[Any, str]], mean: Any, std: An
         layer_type="basic",
         **_labels([label for _, label in examples]),
     )
-    model = ResNetForImageClassification(config)
+    model = ResNetForImageClassification(config).eval()
     pixels = np.stack([(image / 255 - mean) / std for image, _ in examples]).transpose(0, 3, 1, 2)
-    given = torch.from_numpy(pixels.astype(np.float32))
-    _teach(model, [label for _, label in examples], lambda: model(given).logits)
+    with torch.no_grad():
+        features = model.resnet(torch.from_numpy(pixels.astype(np.float32))).pooler_output
+        wanted = [model.config.label2id[label] for _, label in examples]
+        found = torch.linalg.lstsq(
+            features.flatten(1), 10 * torch.eye(len(model.config.label2id))[wanted]
+        )
+        model.classifier[1].weight.copy_(found.solution.T)
+        model.classifier[1].bias.zero_()
     model.save_pretrained(folder)
     return folder
 

@@ -61,11 +61,11 @@ class PartInfo:
         filtered: Input rows without output, as the stage declares.
         quarantined: Input rows without output, because of errors.
         nulled: Input rows with nulls as output, because of errors.
-        unread: Of the quarantined and nulled rows, those that the source could not read.
         faults: Name of the file beside it with the records of these errors; empty without any.
         made: Which run made it, on which workers, when, and how long it took.
         measures: Statistics of its columns for checks, by column and measure.
         sample: Some rows as texts, of a part just written.
+        unread: Of the quarantined and nulled rows, those that the source could not read.
     """
 
     key: str
@@ -78,11 +78,11 @@ class PartInfo:
     filtered: int = 0
     quarantined: int = 0
     nulled: int = 0
-    unread: int = 0
     faults: str = ""
     made: PartProvenance | None = None
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     sample: Sequence[Mapping[str, str]] = field(default=(), compare=False)
+    unread: int = 0
 
     @property
     def name(self) -> str:

@@ -523,7 +523,8 @@ def test_each_attribute_of_a_record_has_a_name_on_disk(kind):
     """A new attribute that no table names would be lost without a word."""
     codecs = [getattr(records, n) for n in dir(records) if n.endswith("_CODEC")]
     (codec,) = [c for c in (*codecs, local_head._HEAD_CODEC) if c.kind is kind]
-    beside = {"sample"} if kind is PartInfo else set()  # which stands beside the part's record
+    # A sample stands beside the part's record, and a listing knows when a file changed.
+    beside = {PartInfo: {"sample"}, records.FileRecord: {"modified"}}.get(kind, set())
     assert set(codec.names.values()) | beside == set(kind.__dataclass_fields__)
 
 
