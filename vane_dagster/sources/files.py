@@ -108,19 +108,25 @@ def content_hash(file: FileRecord, source: SourceReader) -> str | None:
         source: The source, with the options of the file system.
 
     Returns:
-        The digest; None if the file is no longer in the listed version.
+        The digest; None if the file is no longer in the listed version, or its version is not its
+        time of change, as of a table's files.
     """
     state = hashlib.sha256()
-    location = Location(file.url, source.options_for(file.url))
+    path = Location(file.url, source.options_for(file.url)).path
+
+    def is_listed() -> bool:
+        now = os.stat(path)
+        return (now.st_size, str(now.st_mtime_ns)) == (file.size, file.version)
+
     try:
-        with open(location.path, "rb") as stream:
+        if not is_listed():
+            return None
+        with open(path, "rb") as stream:
             while piece := stream.read(8 << 20):
                 state.update(piece)
-            after = os.stat(location.path)
+        return state.hexdigest() if is_listed() else None
     except FileNotFoundError:
         return None
-    same = (after.st_size, str(after.st_mtime_ns)) == (file.size, file.version)
-    return state.hexdigest() if same else None
 
 
 def reconcile(

@@ -261,3 +261,27 @@ def test_rows_without_an_id(tmp_path, catalog, local, materialize):
     assert ids[24] == f"{path}#22"
     step = vd.trace(docs["clean"], ids[24], store=str(tmp_path / "store")).steps[0]
     assert (step.url, step.row) == (path, 22)
+
+
+def test_previews_and_inferred_schemas(tmp_path, catalog, local, materialize):
+    table = opened(catalog).create_table("db.docs", rows([]).schema)
+    table.append(rows(range(25)))
+    docs = vd.Pipeline("docs", source=vd.iceberg(catalog, "db.docs", filter="id > 3"), id="id")
+
+    def longer(row: dict[str, Any]) -> dict[str, Any]:
+        return {"longer": row["text"] + "!"}
+
+    docs.map("longer", longer, schema="infer")
+    assert docs["longer"].preview(rows=2)["longer"].to_pylist() == ["text 4!", "text 5!"]
+    materialize(docs, local)
+    found = read_stage(tmp_path / "store", "docs", "longer")
+    assert found.num_rows == 21
+    assert found.schema.field("longer").type == pa.string()
+
+
+def test_a_forced_run_reads_everything_again(tmp_path, catalog, local, materialize):
+    table = opened(catalog).create_table("db.docs", rows([]).schema)
+    table.append(rows(range(25)))
+    materialize(docs(catalog), local)
+    again = materialize(docs(catalog), local, config={"force": True})
+    assert metadata(again, "clean")["fragments_computed"] == 3

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import os
+import signal
+import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -18,6 +22,7 @@ from pyiceberg.types import StringType
 import vane_dagster as vd
 from support.data import write_source
 from support.iceberg_tables import catalog_in, opened
+from support.paths import TESTS
 from support.published import docs
 from support.results import failure, materializing, metadata
 from support.snapshots import Snapshot
@@ -275,6 +280,72 @@ def test_a_snapshot_is_made_once_however_often_a_run_is_cut_off(once, local, mon
     assert metadata(result, "clean")["fragments_computed"] == 0
     assert not staged(root)
     assert not list((root / "store").rglob("publishing-*"))
+
+
+KILLED = """
+import os, signal, sys
+import dagster as dg
+from pyiceberg.table import Table
+from pyiceberg.table.update import snapshot
+import vane_dagster as vd
+from support.iceberg_tables import catalog_in
+from vane_dagster.storage.publish.iceberg import IcebergPublisher
+from pathlib import Path
+
+root, moment = sys.argv[1:]
+owner, name, happens = {
+    "before the move": (IcebergPublisher, "_place", False),
+    "after the move": (IcebergPublisher, "_place", True),
+    "in the manifests": (snapshot, "write_manifest_list", False),
+    "before the commit": (Table, "_do_commit", False),
+    "after the commit": (Table, "_do_commit", True),
+}[moment]
+real = getattr(owner, name)
+
+def killed(*args, **given):
+    if happens:
+        real(*args, **given)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(owner, name, killed)
+docs = vd.Pipeline("docs", source=vd.parquet(f"{root}/src"), id="id", fragment_rows=10)
+clean = docs.project("clean", ["n", "text"], where="id < 15")
+catalog = catalog_in(Path(root) / "lake")
+clean.write("out", f"{root}/out", format="iceberg", catalog=catalog, table="db.out")
+store = vd.FragmentStore(root=f"{root}/store")
+resources = {"compute": vd.LocalCompute(num_cpus=1), "store": store}
+dg.materialize([docs.build_assets()], resources=resources)
+"""
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "before the move",
+        "after the move",
+        "in the manifests",
+        "before the commit",
+        "after the commit",
+    ],
+)
+def test_a_process_that_is_killed_while_it_publishes(tmp_path, local, materialize, moment):
+    write_source(tmp_path / "src", rows(range(40)))
+    materialize(published(tmp_path), local)
+    before = len(table_in(tmp_path).snapshots())
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), moment],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        check=False,
+    )
+    assert process.returncode == -signal.SIGKILL
+    assert read(tmp_path) == list(range(15 if moment == "after the commit" else 40))
+
+    materialize(published(tmp_path, where="id < 15"), local)
+
+    assert read(tmp_path) == list(range(15))
+    assert len(table_in(tmp_path).snapshots()) == before + 1
+    assert not staged(tmp_path)
+    assert not list((tmp_path / "store").rglob("publishing-*"))
 
 
 # Two writers
