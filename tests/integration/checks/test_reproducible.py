@@ -461,3 +461,23 @@ def test_a_package_that_was_upgraded_is_told_where_rows_are_kept(tmp_path, check
     assert "1 of 2 fragments" in found().description, "the other was computed again"
     assert checked.run(docs, checks_alone=False, config={"force": True}).success
     assert found().passed
+
+
+def kinds(batch: pa.Table) -> dict[str, Any]:
+    """Returns the type that the function was given."""
+    return {"kind": [f"{batch['n'].type}, {batch.column_names}"] * len(batch)}
+
+
+def test_a_sample_is_read_with_the_columns_of_all_files(checked):
+    """Nearly all rows are of the narrow file, which alone has other columns."""
+    narrow = pa.table({"id": range(300), "n": pa.array(range(300), pa.int16())})
+    write_source(checked.folder / "source", narrow, "a.parquet")
+    wide = pa.table({"id": [999], "n": [1 << 40], "extra": ["e"]})
+    write_source(checked.folder / "source", wide, "b.parquet")
+    docs = vd.Pipeline("docs", source=vd.parquet(f"{checked.folder}/source"), id="id")
+    check = vd.checks.Reproducible(rows=1)
+    docs.map_batches("kinds", kinds, schema={"kind": "VARCHAR"}, checks=[check])
+    checked.run(docs, checks_alone=False)
+    found = checked.evaluation(docs, config={"reproduce_seed": 7})
+    assert found.passed, found.description
+    assert (value(found, "rows"), value(found, "differing")) == (1, 0)
