@@ -141,11 +141,11 @@ class Pipeline(Rows):
             )
         source = as_source(location, source)
         id_rule = as_id(location, source.default_id if id is None else id)
-        source.validate(location, partitions_def)
         id_label = str(id_rule) if isinstance(id_rule, IdRule) else repr(id_rule)
         if isinstance(id_rule, IdRule):
             source = identified(source, id_rule)
             id_rule = id_rule.name
+        source.validate(location, partitions_def)
         self.name = name
         self.source: Source = source
         self.id = id_rule

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster._secrets import masked
 from vane_dagster.errors import DefinitionError, IntegrityError, SchemaError, SourceError, names
 from vane_dagster.sources.base import (
     ROW_ERROR,
@@ -487,6 +488,11 @@ class IdentifiedSource(IdentifiedReader, Source):
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
         self.inner.validate(location, partitions_def)
+        if isinstance(self.rule, RowId) and masked(self.place) != self.place:
+            raise DefinitionError(
+                f"{location}: vd.row_id() would put the secret in the URL {masked(self.place)!r} "
+                "into every id. Give credentials as storage_options, or name columns as the id"
+            )
 
     def describe(self) -> str:
         return self.inner.describe()

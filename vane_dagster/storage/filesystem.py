@@ -9,6 +9,7 @@ import math
 import os
 import re
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -50,6 +51,18 @@ class FileInfo:
     modified: float
 
 
+class _Resolved(threading.local):
+    """The file system and path of a location, in one thread.
+
+    Attributes:
+        key: The process and the working folder in which they are valid; None before the first use.
+    """
+
+    key: tuple[int, str] | None = None
+    fs: fsspec.AbstractFileSystem
+    path: str
+
+
 @dataclass(frozen=True)
 class Location:
     """A folder, identified by its URL. It is cheap to send to a worker.
@@ -69,26 +82,45 @@ class Location:
         if found:
             object.__setattr__(self, "url", url)
             object.__setattr__(self, "storage_options", with_options(found, self.storage_options))
+        object.__setattr__(self, "_resolved", _Resolved())
+
+    def __getstate__(self) -> tuple[str, Mapping[str, Any]]:
+        return self.url, self.storage_options
+
+    def __setstate__(self, state: tuple[str, Mapping[str, Any]]) -> None:
+        for name, value in zip(("url", "storage_options"), state):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_resolved", _Resolved())
 
     @property
     def fs(self) -> fsspec.AbstractFileSystem:
         """The file system. fsspec keeps one instance per process."""
-        return self._resolved()[0]
+        return self._resolve()[0]
 
     @property
     def path(self) -> str:
         """The folder's path on its file system."""
-        return self._resolved()[1].rstrip("/") or "/"
+        return self._resolve()[1]
 
     @property
     def is_local(self) -> bool:
         """Whether it is on a local disk."""
         return "file" in protocols(self.fs)
 
-    def _resolved(self) -> tuple[fsspec.AbstractFileSystem, str]:
+    def _resolve(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        """Return the file system and the path, once in each thread, as fsspec itself does."""
+        protocol = protocol_of(self.url)
+        is_relative = protocol == "file" and not self.url.startswith(("/", "~", "file:///"))
+        key = (os.getpid(), os.getcwd() if is_relative else "")
+        resolved: _Resolved = self.__dict__["_resolved"]
+        if resolved.key != key:
+            resolved.fs, resolved.path = self._opened(protocol)
+            resolved.key = key
+        return resolved.fs, resolved.path
+
+    def _opened(self, protocol: str) -> tuple[fsspec.AbstractFileSystem, str]:
         keep_options(self.storage_options)
         options = revealed(self.storage_options)
-        protocol = protocol_of(self.url)
         if protocol in _OBJECT_STORES:
             options.setdefault("use_listings_cache", False)  # other processes write there too
         url = os.path.expanduser(self.url) if protocol == "file" else self.url
@@ -108,7 +140,7 @@ class Location:
                 f"{self.url!r} has no file system: {error}. Expected a path, or a URL of a file "
                 "system that fsspec knows, as s3://bucket/folder"
             ) from error
-        return fs, path
+        return fs, path.rstrip("/") or "/"
 
     def options_for(self, url: str) -> Mapping[str, Any]:
         """Return the storage options for a URL with this folder's protocol, else none."""

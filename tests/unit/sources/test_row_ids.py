@@ -281,3 +281,14 @@ def test_the_default_rule_is_enough_to_look_at_one_file(tmp_path):
     assert own.schema("here").names == ["row_id", "doc", "page", "text"]
     assert default_rule([]).rows > 4
     assert as_id("here", ("a", "b")) == vd.composite_id("a", "b")
+
+
+def test_row_ids_hold_no_secrets():
+    signed = vd.parquet("https://host/x.parquet?sig=ABCDEFGH")
+    with pytest.raises(vd.DefinitionError, match="would put the secret in the URL") as caught:
+        vd.Pipeline("docs", source=signed, id=vd.row_id())
+    assert "ABCDEFGH" not in str(caught.value)
+    assert vd.Pipeline("docs", source=signed, id=["doc", "page"]).id == "id"
+    hidden = vd.parquet("s3://key:secretsecret@bucket/x.parquet")
+    own = vd.Pipeline("docs", source=hidden, id=vd.row_id())
+    assert own.source.place == "s3://bucket/x.parquet"
