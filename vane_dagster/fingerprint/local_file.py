@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from vane_dagster._keywords import known_keywords
 from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import CodeIdentityError, DefinitionError
 from vane_dagster.fingerprint.files import MAX_FILES, file_digests, walk_files
@@ -138,6 +139,7 @@ class FileContent:
         return sum(blob.size for blob in self.blobs)
 
 
+@known_keywords("vd.local_file")
 def local_file(path: str | os.PathLike[str]) -> Any:
     """Name a file or folder whose content travels to the workers: weights, a tokenizer, labels.
 

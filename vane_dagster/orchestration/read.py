@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster._home import default_root
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of, known_forms, loaded
 from vane_dagster.storage.filesystem import Location
@@ -17,6 +18,7 @@ from vane_dagster.storage.reader import StoredRows, find, read
 from vane_dagster.storage.store import Store
 
 
+@known_keywords("vd.load")
 def load(
     stage: Any,
     partition: str | Sequence[str] | None = None,
@@ -60,6 +62,7 @@ def load(
     return loaded(connected(rows.select(columns), form), form)
 
 
+@known_keywords("vd.quarantine")
 def quarantine(
     stage: Any,
     partition: str | Sequence[str] | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import TraceError
 from vane_dagster.orchestration.read import asset_path, open_store
 from vane_dagster.pipeline.specs import SOURCE
@@ -12,6 +13,7 @@ from vane_dagster.tracing.steps import Trace
 from vane_dagster.tracing.walk import trace_back, trace_forward
 
 
+@known_keywords("vd.trace")
 def trace(
     stage: Any,
     id: Any,

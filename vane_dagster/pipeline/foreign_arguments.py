@@ -17,13 +17,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster._keywords import similar
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.types import spark
 from vane_dagster.types.annotations import arrow_type
 from vane_dagster.types.schema import sql_name
 
-_NEAREST = 3
-_SIMILARITY = 0.6
 _MISSPELT = 0.85
 """The similarity from which a name is taken for one of another system."""
 
@@ -91,7 +90,7 @@ def misplaced_option(call: StageCall, name: str, value: Any, known: Collection[s
     Returns:
         A sentence that begins with a full stop; empty if nothing is known.
     """
-    if found := _similar(name, known):
+    if found := similar(name, known):
         return f". {found}"
     if name in call.options:
         return f". {name!r} is an argument of {call.method}: write {name}={_shown(value)} there"
@@ -127,12 +126,6 @@ def _advice(call: StageCall, name: str, value: Any) -> str | None:
     return known.write(call, name, value)
 
 
-def _similar(name: str, known: Collection[str]) -> str:
-    """Return a question that names the options with a similar spelling; empty if there is none."""
-    found = difflib.get_close_matches(name.lower(), known, _NEAREST, _SIMILARITY)
-    return f"Did you mean {' or '.join(map(repr, found))}?" if found else ""
-
-
 def _correction(call: StageCall, name: str, value: Any, others: Collection[str]) -> str:
     for option, inner in call.nested.items():
         if name in inner:
@@ -145,7 +138,7 @@ def _correction(call: StageCall, name: str, value: Any, others: Collection[str])
     nearest = difflib.get_close_matches(name.lower(), [*known, *_FOREIGN], 1, _MISSPELT)
     if nearest and nearest[0] not in known and (written := _advice(call, nearest[0], value)):
         return f". Did you mean {nearest[0]!r} of {_FOREIGN[nearest[0]].system}: {written}"
-    if found := _similar(name, known):
+    if found := similar(name, known):
         return f". {found}"
     own = f"its options are {names(call.options, 50)}" if call.options else "it has no options"
     further = f"; those of its Dagster asset are {names(others, 20)}" if others else ""

@@ -5,15 +5,11 @@ It imports little, because a user's module that only decorates functions does to
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from vane_dagster.errors import DefinitionError
-
-F = TypeVar("F", bound=Callable[..., Any])
+from vane_dagster._keywords import F, check_arguments
 
 
 def known_arguments(
@@ -33,20 +29,10 @@ def known_arguments(
         more: See `StageCall`.
     """
 
-    def decorate(function: F) -> F:
-        declared = list(inspect.signature(function).parameters.values())
-        own = tuple(options or (each.name for each in declared if each.kind is each.KEYWORD_ONLY))
-        known = {*own, *(each.name for each in declared if each.kind is not each.VAR_KEYWORD)}
+    def describe(own: tuple[str, ...], unknown: Mapping[str, Any]) -> str:
+        from vane_dagster.pipeline.foreign_arguments import StageCall, unknown_arguments
 
-        @functools.wraps(function)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            if unknown := {name: kwargs[name] for name in kwargs if name not in known}:
-                from vane_dagster.pipeline.foreign_arguments import StageCall, unknown_arguments
+        call = StageCall(method, own, adds_stage=False, elsewhere=elsewhere, more=more)
+        return unknown_arguments(call, unknown)
 
-                call = StageCall(method, own, adds_stage=False, elsewhere=elsewhere, more=more)
-                raise DefinitionError(unknown_arguments(call, unknown))
-            return function(*args, **kwargs)
-
-        return cast(F, checked)
-
-    return decorate
+    return check_arguments(method, describe, options)

@@ -86,6 +86,7 @@ class Stage(Rows):
         """
         return self.pipeline.schema_of(self.name)
 
+    @known_arguments("Stage.preview")
     def preview(
         self, rows: int = 10, *, partition: str | None = None, store: Any = None
     ) -> pa.Table:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import check_placeholders, fill_placeholders, list_of_names
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError, names
 from vane_dagster.sources.base import (
     FragmentRule,
@@ -370,6 +371,7 @@ class _PlannedTable:
             start += rows
 
 
+@known_keywords("vd.iceberg")
 def iceberg(
     catalog: Any,
     table: str,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vane_dagster._arguments import one_of, positive
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, first_line
 from vane_dagster.sources.base import ROW_ERROR, ROW_ERROR_TYPE, ReadContext, unreadable
 from vane_dagster.sources.file_source import file_arguments
@@ -223,6 +224,7 @@ def _from_array(values: npt.NDArray[np.uint8]) -> Any:
     return Image.fromarray(values)
 
 
+@known_keywords("vd.images")
 def images(
     url: str,
     *,

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import one_of
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import (
     FragmentRule,
@@ -141,6 +142,7 @@ class ParquetSource(FileSource, ParquetFiles):
         return "group small files, 1" if self.groups_small_files else ""
 
 
+@known_keywords("vd.parquet")
 def parquet(
     url: str,
     *,

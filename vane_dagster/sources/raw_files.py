@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import FragmentRule, ReadContext, SourceTable, fragment_record
 from vane_dagster.sources.file import path_of
@@ -116,6 +117,7 @@ class FilesSource(FileSource):
         return next(((span, 0) for span in spans if path_of(span.url) == id), None)
 
 
+@known_keywords("vd.files")
 def files(
     url: str,
     *,

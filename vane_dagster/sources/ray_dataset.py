@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError, UdfError, first_line
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.files import LocalFiles
@@ -149,6 +150,7 @@ class RayDatasetSource(MadeSource):
         return code_identity(self.function, version=self.code_version, files=unread)
 
 
+@known_keywords("vd.ray_dataset")
 def ray_dataset(
     fn: Callable[..., Any], *, version: str | None = None, allow_empty: bool = False
 ) -> RayDatasetSource:

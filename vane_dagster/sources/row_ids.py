@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster._keywords import known_keywords
 from vane_dagster._secrets import masked
 from vane_dagster.errors import DefinitionError, IntegrityError, SchemaError, SourceError, names
 from vane_dagster.sources.base import (
@@ -243,6 +244,7 @@ class RowId(IdRule):
         return "vd.row_id(name='row_number_id')"
 
 
+@known_keywords("vd.composite_id")
 def composite_id(*columns: str, name: str = COMPOSITE_ID) -> CompositeId:
     r"""Declare several columns as the id of a source's rows; ``Pipeline(id=[...])`` is the same.
 
@@ -275,6 +277,7 @@ def composite_id(*columns: str, name: str = COMPOSITE_ID) -> CompositeId:
     return CompositeId(name, columns)
 
 
+@known_keywords("vd.row_id")
 def row_id(name: str = ROW_ID) -> RowId:
     """Declare that rows are identified by their file and their number in it.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError
 from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceReader, SourceTable
 from vane_dagster.sources.file_source import asset_path
@@ -123,6 +124,7 @@ class StoredSource(ParquetFiles):
         return SourceTable(plain_schema(next(iter(found.values())).schema), ())
 
 
+@known_keywords("vd.stored")
 def stored(asset: Any, *, allow_empty: bool = False) -> StoredSource:
     """Declare the stored rows of another asset as a pipeline's source.
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError, StoreError, VaneError, names
 from vane_dagster.sources.rows_source import Catalog, Positions, Rows, RowsSource
 from vane_dagster.sources.table_reader import in_plain_types, table_schema
@@ -41,6 +42,7 @@ class TableSource(RowsSource):
         return self.label[:1].upper() + self.label[1:]
 
 
+@known_keywords("vd.table")
 def table(
     data: Any, *, partition_column: str | None = None, allow_empty: bool = False
 ) -> TableSource:

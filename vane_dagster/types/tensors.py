@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SchemaError
 from vane_dagster.types.casts import Mismatch, cast, checked_cast
 from vane_dagster.types.host_arrays import native
@@ -23,6 +24,7 @@ from vane_dagster.types.kinds import is_list
 _MAX_ELEMENTS = 2**31 - 1
 
 
+@known_keywords("vd.tensor")
 def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
     """Return the type of a column with a tensor of one shape in each row.
 

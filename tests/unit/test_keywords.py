@@ -1,0 +1,69 @@
+"""Arguments that functions do not take, or that need a name, each with what to write."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+from vane_dagster._keywords import known_keywords
+
+NAMED = [
+    "files", "iceberg", "images", "load", "local_file", "parquet", "quarantine", "ray_dataset",
+    "row_id", "stored", "table", "tensor", "trace",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_public_function_names_what_it_takes(name):
+    function = getattr(vd, name)
+    taken = list(inspect.signature(function).parameters)
+    for argument in taken:
+        wrong = {f"{argument}x": 1}
+        expected = rf"unknown argument '{argument}x' of vd\.{name}\. Did you mean .*'{argument}'"
+        with pytest.raises(vd.DefinitionError, match=expected):
+            function(**wrong)
+    with pytest.raises(vd.DefinitionError, match=rf"^vd\.{name} takes .* by position"):
+        function(*range(len(taken) + 1))
+
+
+def test_arguments_without_a_name():
+    docs = vd.Pipeline("docs", source=vd.parquet("x"), id="id")
+    schema = {"y": "BIGINT"}
+    for add in (docs.map, docs.map_batches):
+        expected = "stage 'docs/m': map.* takes 'name', 'fn' by position, .* Name each, as schema="
+        with pytest.raises(vd.DefinitionError, match=expected):
+            add("m", len, schema)
+    stage = docs.project("p", ["x"])
+    for call, expected in (
+        (lambda: stage.preview(limit=3), "unknown argument 'limit' of Stage.preview: its options"),
+        (lambda: stage.preview(row=3), "Did you mean 'rows'"),
+        (lambda: stage.preview(3, "day"), "Stage.preview takes 'rows' by position.*partition="),
+        (lambda: vd.Pipeline("docs", vd.parquet("x")), "vd.Pipeline takes 'name' by position"),
+        (lambda: vd.composite_id("a", nam="b"), "of vd.composite_id. Did you mean 'name'"),
+    ):
+        with pytest.raises(vd.DefinitionError, match=expected):
+            call()
+
+
+def test_a_checked_function_stays_what_it_is():
+    @known_keywords("f")
+    def f(a: int, b: int = 2, *more: int, c: int = 3) -> Any:
+        """Adds."""
+        return (a, b, more, c)
+
+    assert f(1) == (1, 2, (), 3)
+    assert f(1, 5, 6, 7, c=4) == (1, 5, (6, 7), 4)
+    assert (f.__doc__, f.__name__) == ("Adds.", "f")
+    assert list(inspect.signature(f).parameters) == ["a", "b", "more", "c"]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'a'"):
+        f()
+
+    @known_keywords("g")
+    def g() -> None:
+        """Takes nothing."""
+
+    with pytest.raises(vd.DefinitionError, match=r"^g takes no argument by position.*Leave them"):
+        g(1)

@@ -1,0 +1,107 @@
+"""A check of the arguments of functions, which describes those that they do not take."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar, cast
+
+from vane_dagster.errors import DefinitionError, names
+
+F = TypeVar("F", bound=Callable[..., Any])
+Describe = Callable[[tuple[str, ...], Mapping[str, Any]], str]
+"""Returns the message for unknown arguments, from the options of the function and the values."""
+
+_NEAREST = 3
+_SIMILARITY = 0.6
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def known_keywords(method: str) -> Callable[[F], F]:
+    """Decorate a function so that it describes the arguments that it does not take.
+
+    Without it Python raises a TypeError that names one of them.
+
+    Args:
+        method: The function's name for users.
+    """
+
+    def describe(options: tuple[str, ...], unknown: Mapping[str, Any]) -> str:
+        return "\n".join(
+            f"unknown argument {name!r} of {method}{_correction(name, options)}"
+            for name in sorted(unknown)
+        )
+
+    return check_arguments(method, describe)
+
+
+def check_arguments(
+    method: str, describe: Describe, options: Collection[str] = ()
+) -> Callable[[F], F]:
+    """Decorate a function so that it refuses the arguments that it does not take.
+
+    Args:
+        method: The function's name for users.
+        describe: Describes the unknown keyword arguments.
+        options: The keyword arguments that it takes. Default: those that it declares.
+    """
+
+    def decorate(function: F) -> F:
+        declared = list(inspect.signature(function).parameters.values())
+        named = [each.name for each in declared if each.kind in (*_POSITIONAL, _BY_NAME)]
+        own = tuple(options or (name for name in named if name != "self"))
+        known = {*own, *named}
+        by_name = tuple(options or (each.name for each in declared if each.kind is _BY_NAME))
+        is_open = any(each.kind is each.VAR_POSITIONAL for each in declared)
+        by_place = [each.name for each in declared if each.kind in _POSITIONAL]
+
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            if unknown := {name: kwargs[name] for name in kwargs if name not in known}:
+                raise DefinitionError(describe(own, unknown))
+            if len(args) > len(by_place) and not is_open:
+                raise DefinitionError(too_many(method, by_place, by_name, len(args)))
+            return function(*args, **kwargs)
+
+        return cast(F, checked)
+
+    return decorate
+
+
+def too_many(method: str, by_place: Collection[str], options: Collection[str], given: int) -> str:
+    """Describe arguments that have to be given by name.
+
+    Args:
+        method: The function's name for users.
+        by_place: The parameters that may be given by position, with ``self``.
+        options: The arguments that are given by name.
+        given: The number of arguments that were given by position.
+    """
+    own = [name for name in by_place if name != "self"]
+    more = given - len(by_place)
+    those = "1 more value was" if more == 1 else f"{more} more values were"
+    taken = f"takes {names(own)} by position" if own else "takes no argument by position"
+    text = f"{method} {taken}, and {those} given without a name"
+    if not options:
+        return f"{text}. Leave them out"
+    return f"{text}. Name each, as {next(iter(options))}=...; its options are {names(options, 50)}"
+
+
+def similar(name: str, known: Collection[str]) -> str:
+    """Return a question that names the options with a similar spelling; empty if there is none.
+
+    Args:
+        name: The name that was given.
+        known: The options.
+    """
+    found = difflib.get_close_matches(name.lower(), known, _NEAREST, _SIMILARITY)
+    return f"Did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def _correction(name: str, options: Collection[str]) -> str:
+    if found := similar(name, options):
+        return f". {found}"
+    return f": its options are {names(options, 50)}" if options else ": it has no options"
