@@ -17,6 +17,7 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.pools_process import Process
+from vane_dagster.compute import local_guard
 
 ROWS = 4
 BAD = 2
@@ -317,7 +318,6 @@ def test_workers_end_with_their_driver(model, tmp_path):
     write_source(tmp_path / "src" / "a", {"id": range(10)})
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "models.py").write_text(HANGS)
-    before = shared()
     run = Process(tmp_path, {"one": {"model": model}}, "a", local=True)
     pids = tmp_path / "pids"
     deadline = time.monotonic() + 60
@@ -326,13 +326,15 @@ def test_workers_end_with_their_driver(model, tmp_path):
         assert run.process.poll() is None, run.failed()
         time.sleep(0.05)
     workers = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+    tables = table_folder(run.process.pid)
+    assert tables.is_dir()
 
     run.kill()
 
     _, alive = psutil.wait_procs(workers, timeout=30)
     try:
         assert not alive
-        while shared() - before:
+        while tables.exists():
             assert time.monotonic() < deadline, "its tables were left"
             time.sleep(0.05)
     finally:
@@ -340,5 +342,8 @@ def test_workers_end_with_their_driver(model, tmp_path):
             process.kill()
 
 
-def shared() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("vane-")}
+def table_folder(driver: int) -> Path:
+    """Return the folder of a driver's tables, which it names to its guard."""
+    commands = [child.cmdline() for child in psutil.Process(driver).children()]
+    (guard,) = [command for command in commands if local_guard.__file__ in command]
+    return Path(guard[-1])
