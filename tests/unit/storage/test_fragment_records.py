@@ -41,3 +41,10 @@ def test_the_kind_of_a_source_that_is_not_parquet_comes_back():
     record = json.loads(manifest.dumps())
     assert (record["format"], record["source"]) == (3, "jsonl")
     assert Manifest.loads(manifest.dumps()).source == "jsonl"
+
+
+def test_how_ids_were_computed_comes_back():
+    found = replace(MANIFEST, id_rule='{"row": true}')
+    record = json.loads(found.dumps())
+    assert (record["format"], record["id_rule"]) == (3, '{"row": true}')
+    assert Manifest.loads(found.dumps()) == found
