@@ -18,7 +18,7 @@ from vane_dagster._arguments import one_of, positive
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, first_line
 from vane_dagster.sources.base import ROW_ERROR, ROW_ERROR_TYPE, ReadContext, unreadable
-from vane_dagster.sources.file_source import file_arguments
+from vane_dagster.sources.file_source import Suffix, file_arguments
 from vane_dagster.sources.raw_files import PATH, FilesSource, listed_rows
 from vane_dagster.storage.filesystem import IO_THREADS, Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
@@ -28,6 +28,7 @@ from vane_dagster.types.tensors import from_ndarray, tensor, with_null_rows
 
 ImageErrors = Literal["quarantine", "null", "raise"]
 _CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "CMYK": 4}
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp")
 _MAX_PIXELS = 89_478_485
 _SCALED = 2
 """JPEG files are decoded at a reduced scale of at least this multiple of the size wanted."""
@@ -49,6 +50,8 @@ class ImagesSource(FilesSource):
     """
 
     kind: ClassVar[str] = "image"
+    suffix: ClassVar[Suffix] = tuple(s for each in _SUFFIXES for s in (each, each.upper()))
+    function: ClassVar[str | None] = "vd.images"
     reads_contents: ClassVar[bool] = True
     size: tuple[int, int] | None = None
     mode: str = "RGB"
@@ -245,7 +248,9 @@ def images(
     is read. Needs the package Pillow where the workers run.
 
     Args:
-        url: A path or fsspec URL; see `files`.
+        url: A path or fsspec URL; see `files`. Of a folder, files are read whose names end like
+            those of images: .jpg, .jpeg, .png, .gif, .bmp, .tif, .tiff or .webp. A glob may match
+            any.
         size: Height and width in pixels to resize each image to, bilinear. JPEG files more than
             twice as large are decoded at a reduced scale first.
         mode: Pillow's mode, such as "RGB", "RGBA" or "L".

@@ -13,7 +13,7 @@ from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import FragmentRule, ReadContext, SourceTable, fragment_record
 from vane_dagster.sources.file import path_of
-from vane_dagster.sources.file_source import FileSource, file_arguments
+from vane_dagster.sources.file_source import FileSource, Suffix, file_arguments
 from vane_dagster.sources.grouping import FileSize, group
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 
@@ -39,7 +39,8 @@ class FilesSource(FileSource):
     """
 
     kind: ClassVar[str] = "file"
-    suffix: ClassVar[str] = ""
+    suffix: ClassVar[Suffix] = ""
+    function: ClassVar[str | None] = "vd.files"
     default_id: ClassVar[str | None] = PATH
     names_files: ClassVar[bool] = True
     reads_contents: ClassVar[bool] = False

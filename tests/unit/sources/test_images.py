@@ -146,6 +146,18 @@ def test_nothing_is_decoded_for_paths_alone(tmp_path):
     assert table.num_rows == 5
 
 
+def test_of_a_folder_files_with_names_of_images_are_read(tmp_path):
+    for name in ("a.png", "b.JPG", "c.txt", "d"):
+        picture().save(tmp_path / name, "png")
+    source = vd.images(str(tmp_path), size=(6, 4))
+    paths = read(source)["path"].to_pylist()
+    assert sorted(paths) == [str(tmp_path / "a.png"), str(tmp_path / "b.JPG")]
+    assert read(vd.images(f"{tmp_path}/*", size=(6, 4))).num_rows == 4
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"no image file.*\.jpeg"):
+        read(vd.images(str(tmp_path / "empty")))
+
+
 def test_options_change_the_identity_of_fragments(tmp_path):
     picture().save(tmp_path / "a.png")
 
