@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from benchmarks.check import Fingerprint, fingerprint, tolerance
 from benchmarks.job import Job, Result, Step
 from benchmarks.report import LABELS, Measurement
-from benchmarks.workloads import MiniLM, Workload, generate
+from benchmarks.workloads import MARKS, MiniLM, Workload, generate
 from vane_dagster.errors import VaneError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +46,7 @@ class Contender:
 
     Args:
         key: Key of `LABELS`.
-        module: Module name in `benchmarks.contenders`.
+        module: Full name of the module that runs it.
         package: Package that must be importable.
         python: The interpreter that runs it.
         serves: Whether it needs a cluster that outlives its processes.
@@ -62,10 +62,10 @@ class Contender:
 
 
 CONTENDERS = (
-    Contender("bare", "bare", "pyarrow", living=True),
-    Contender("raydata", "raydata", "ray", serves=True),
-    Contender("daft", "daft_", "daft"),
-    Contender("vane", "vane", "vane_dagster", serves=True),
+    Contender("bare", "benchmarks.contenders.bare", "pyarrow", living=True),
+    Contender("raydata", "benchmarks.contenders.raydata", "ray", serves=True),
+    Contender("daft", "benchmarks.contenders.daft_", "daft"),
+    Contender("vane", "benchmarks.contenders.vane", "vane_dagster", serves=True),
 )
 
 
@@ -74,18 +74,22 @@ class Bench:
     """One workload on one machine: its input and its expected output.
 
     Args:
-        work: The workload.
+        key: Key of the workload.
         quick: Whether it has the sizes of the smoke test.
         folder: A short folder of its own.
         partitions: The folders of input.
-        expected: The expected output of each partition.
+        differences: Describes how the files of an output differ from a partition's expected one.
+        passes: Steps over the same input in one process.
+        process_per_step: Whether each step runs in a process of its own.
     """
 
-    work: Workload
+    key: str
     quick: bool
     folder: Path
     partitions: Sequence[Path]
-    expected: Mapping[str, Fingerprint] = field(repr=False)
+    differences: Callable[[str, Sequence[Path]], list[str]] = field(repr=False)
+    passes: int = 1
+    process_per_step: bool = False
 
 
 def prepare(work: Workload, quick: bool, folder: Path) -> Bench:
@@ -101,7 +105,13 @@ def prepare(work: Workload, quick: bool, folder: Path) -> Bench:
     marks.mkdir()
     udf = MiniLM(str(marks)) if work.key == "a" else None
     expected = {part.name: _reference(work, part, udf, folder) for part in partitions}
-    return Bench(work, quick, folder, partitions, expected)
+
+    def differences(name: str, paths: Sequence[Path]) -> list[str]:
+        return expected[name].differences(fingerprint(paths), tolerance(work))
+
+    return Bench(
+        work.key, quick, folder, partitions, differences, work.passes, work.process_per_step
+    )
 
 
 def _reference(work: Workload, partition: Path, udf: MiniLM | None, folder: Path) -> Fingerprint:
@@ -152,12 +162,14 @@ def _measure(bench: Bench, contender: Contender, repeat: int, folder: Path) -> M
             f"install it, or pass --skip {contender.key}"
         )
     job = _job(bench, contender, folder)
-    environment = _environment(contender)
+    environment = {**_environment(contender), MARKS: job.marks}
     with contextlib.ExitStack() as stack:
+        start = time.perf_counter()
         if contender.serves:
             service = stack.enter_context(_serving(contender, job, environment, folder))
             job = replace(job, service=service)
-        alone = bench.work.process_per_step and not contender.living
+        serving = time.perf_counter() - start
+        alone = bench.process_per_step and not contender.living
         groups = [[step] for step in job.steps] if alone else [job.steps]
         start = time.perf_counter()
         results = [
@@ -175,6 +187,7 @@ def _measure(bench: Bench, contender: Contender, repeat: int, folder: Path) -> M
         len(list(Path(job.marks).iterdir())),
         results[0].versions,
         [result.notes for result in results if result.notes],
+        serving=serving,
     )
 
 
@@ -186,14 +199,14 @@ def _job(bench: Bench, contender: Contender, folder: Path) -> Job:
             f"sockets; expected at most {SOCKET_PATH - RAY_TAIL} characters: pass a shorter --temp"
         )
     steps = []
-    for number in range(bench.work.passes):
+    for number in range(bench.passes):
         for partition in bench.partitions:
             out = folder / "o" / str(number) / partition.name
             out.mkdir(parents=True)
             steps.append(Step(partition.name, str(partition), str(out)))
     marks.mkdir()
     temp.mkdir()
-    return Job(contender.module, bench.work.key, bench.quick, tuple(steps), str(marks), str(temp))
+    return Job(contender.module, bench.key, bench.quick, tuple(steps), str(marks), str(temp))
 
 
 def _environment(contender: Contender) -> dict[str, str]:
@@ -305,8 +318,7 @@ def verify(
     for number, step in enumerate(steps):
         out = Path(step.out)
         paths = sorted(out.glob(outputs[number]) if outputs else out.rglob("*.parquet"))
-        expected = bench.expected[step.name]
-        found = expected.differences(fingerprint(paths), tolerance(bench.work))
+        found = bench.differences(step.name, paths)
         if found:
             raise BenchmarkError(
                 f"{LABELS[contender.key]}: wrong output in step {number} ({step.name}): "

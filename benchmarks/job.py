@@ -23,7 +23,7 @@ class Job:
     """The steps that one process runs, in order.
 
     Args:
-        contender: Module name in `benchmarks.contenders`.
+        contender: Full name of the module that runs the contender.
         workload: Key of the workload.
         quick: Whether the sizes are those of the smoke test.
         steps: The steps to run.

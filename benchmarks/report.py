@@ -56,6 +56,7 @@ class Measurement:
         versions: Package versions in its processes.
         notes: Other numbers, by name.
         error: The error, if any.
+        serving: Seconds in which its cluster started.
     """
 
     contender: str
@@ -66,6 +67,7 @@ class Measurement:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[Mapping[str, float]] = ()
     error: str = ""
+    serving: float = 0.0
 
     def rate(self, work: Workload) -> float:
         """Rows per second of the steps that count: all but the first."""
@@ -87,13 +89,13 @@ def table(work: Workload, measurements: Sequence[Measurement]) -> str:
         "b": ["seconds", "efficiency"],
         "c": ["seconds"],
     }[work.key]
-    lines = [f"### ({work.key}) {work.title}", "", _row(head), _row(["---"] * len(head))]
+    lines = [f"### ({work.key}) {work.title}", "", row(head), row(["---"] * len(head))]
     contenders = list(dict.fromkeys(measured.contender for measured in measurements))
     for contender in contenders:
         own = [measured for measured in measurements if measured.contender == contender]
         error = next((measured.error for measured in own if measured.error), "")
         cells = [f"failed: {error}"] if error else _cells(work, own, measurements)
-        lines.append(_row([LABELS[contender], *cells, *[""] * (len(head) - 1 - len(cells))]))
+        lines.append(row([LABELS[contender], *cells, *[""] * (len(head) - 1 - len(cells))]))
     note = FOOTNOTES[work.key].format(ideal=work.ideal_seconds, warm=work.passes - 1)
     return "\n".join([*lines, "", note])
 
@@ -103,13 +105,13 @@ def _cells(
 ) -> list[str]:
     rates = [measured.rate(work) for measured in own]
     ratios = [_ratio(work, own, everyone, base) for base in ("bare", "raydata")]
-    cells = [_spread(rates, ",.0f"), *ratios]
+    cells = [spread(rates, ",.0f"), *ratios]
     seconds = [work.step_rows / rate for rate in rates]
     if work.key == "a":
         loads = sorted({measured.loads for measured in own})
         totals = [measured.total for measured in own]
-        return [*cells, _spread(totals, ".1f"), "-".join(str(load) for load in loads)]
-    cells.append(_spread(seconds, ".2f"))
+        return [*cells, spread(totals, ".1f"), "-".join(str(load) for load in loads)]
+    cells.append(spread(seconds, ".2f"))
     if work.key == "b":
         cells.append(f"{work.ideal_seconds / median(seconds):.3f}")
     return cells
@@ -130,14 +132,21 @@ def _ratio(
     return f"{median(ratios):.2f}" if ratios else "-"
 
 
-def _spread(values: Sequence[float], form: str) -> str:
+def spread(values: Sequence[float], form: str) -> str:
+    """Return the median, and the lowest and the highest in brackets.
+
+    Args:
+        values: The numbers.
+        form: Their format.
+    """
     middle = format(median(values), form)
     if len(values) == 1:
         return middle
     return f"{middle} ({format(min(values), form)}-{format(max(values), form)})"
 
 
-def _row(cells: Sequence[str]) -> str:
+def row(cells: Sequence[str]) -> str:
+    """Return a row of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
 
 

@@ -29,7 +29,7 @@ def main() -> None:
     """Run a job's steps, or serve its cluster until standard input closes."""
     role, job_path, answer_path = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     job = Job.load(job_path)
-    contender = importlib.import_module(f"benchmarks.contenders.{job.contender}")
+    contender = importlib.import_module(job.contender)
     if role == "run":
         answer(answer_path, asdict(contender.run(job)))
         if getattr(contender, "EXIT_AT_ONCE", False):

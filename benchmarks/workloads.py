@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+MARKS = "BENCHMARK_MARKS"
+"""The environment variable with the folder in which constructed UDFs leave their marks."""
 DIMENSIONS = 384
 FEATURES = tuple(f"f{index}" for index in range(16))
 WORDS = (

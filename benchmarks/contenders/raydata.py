@@ -42,6 +42,17 @@ def run(job: Job) -> Result:
     work = workload(job.workload, job.quick)
     seconds = []
     start = time.perf_counter()
+    connect(job)
+    for step in job.steps:
+        _step(work, job, step)
+        seconds.append(time.perf_counter() - start)
+        start = time.perf_counter()
+    ray.shutdown()
+    return Result(seconds, {"ray": ray.__version__, "pyarrow": pa.__version__})
+
+
+def connect(job: Job) -> None:
+    """Connect to the cluster of `serve`, with the settings of every run."""
     ray.init(
         address=job.service["address"],
         log_to_driver=False,
@@ -51,12 +62,6 @@ def run(job: Job) -> Result:
     settings = ray.data.DataContext.get_current()
     settings.use_datasource_v2 = False
     settings.enable_progress_bars = False
-    for step in job.steps:
-        _step(work, job, step)
-        seconds.append(time.perf_counter() - start)
-        start = time.perf_counter()
-    ray.shutdown()
-    return Result(seconds, {"ray": ray.__version__, "pyarrow": pa.__version__})
 
 
 def _step(work: Workload, job: Job, step: Step) -> None:

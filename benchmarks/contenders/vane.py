@@ -24,8 +24,8 @@ def serve(job: Job) -> Iterator[dict[str, str]]:
     """Run a local cluster that outlives the processes of the steps."""
     from vane_dagster.compute.local_head import LocalHead
 
-    _own_home(job)
-    head = LocalHead(name=NAME)
+    own_home(job)
+    head = LocalHead()
     try:
         head.ensure()
         yield {}
@@ -35,7 +35,7 @@ def serve(job: Job) -> Iterator[dict[str, str]]:
 
 def run(job: Job) -> Result:
     """Materialize one partition per step."""
-    _own_home(job)
+    own_home(job)
     work = workload(job.workload, job.quick)
     pipeline = _pipeline(work, job)
     seconds, calls = [], []
@@ -59,7 +59,7 @@ def run(job: Job) -> Result:
     )
 
 
-def _own_home(job: Job) -> None:
+def own_home(job: Job) -> None:
     """Separate this job's cluster from any other cluster of this environment."""
     os.environ["VANE_DAGSTER_HOME"] = job.temp
     os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
@@ -92,18 +92,28 @@ def _step(pipeline: vd.Pipeline, step: Step, instance: dg.DagsterInstance) -> fl
     """Materialize a partition into its own store, so that every pass computes it anew.
 
     Returns:
-        Seconds of Dagster's step, from its start event to its end event.
+        Seconds of Dagster's step.
     """
     result = dg.materialize(
         [pipeline.build_assets()],
         partition_key=step.name,
         instance=instance,
         resources={
-            "compute": vd.RayCompute(cluster=vd.LocalCluster(name=NAME)),
+            "compute": vd.RayCompute(),
             "store": vd.FragmentStore(root=step.out),
         },
     )
-    (stats,) = instance.get_run_step_stats(result.run_id)
+    return step_seconds(instance, result.run_id)
+
+
+def step_seconds(instance: dg.DagsterInstance, run_id: str) -> float:
+    """Return the seconds of a run's step, from its start event to its end event.
+
+    Args:
+        instance: The instance that has its events.
+        run_id: A run of one step.
+    """
+    (stats,) = instance.get_run_step_stats(run_id)
     assert stats.start_time is not None
     assert stats.end_time is not None
     return stats.end_time - stats.start_time

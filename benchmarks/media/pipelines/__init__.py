@@ -1,0 +1,1 @@
+"""What a user writes: one file for each workload and contender, whose lines are counted."""

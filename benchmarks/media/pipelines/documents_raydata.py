@@ -1,0 +1,30 @@
+"""Documents by Ray Data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ray.data
+
+from benchmarks.media.models import MiniLM, pdf_chunks
+
+
+class Embeddings(MiniLM):
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "embedding": self.embed(batch["text"].tolist())}
+
+
+def chunks(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Make a row of each chunk of a document."""
+    for chunk in pdf_chunks(row["bytes"]):
+        yield {"path": row["path"], **chunk}
+
+
+def run(source: str, out: str) -> None:
+    """Embed the documents of a folder."""
+    ray.data.read_binary_files(source, include_paths=True, override_num_blocks=8).flat_map(
+        chunks
+    ).map_batches(
+        Embeddings, batch_size=16, num_cpus=0.5, compute=ray.data.ActorPoolStrategy(size=2)
+    ).write_parquet(out)

@@ -1,0 +1,46 @@
+"""vane_dagster: a pipeline's partitions, materialized through Dagster, on this job's own cluster."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import ray
+
+import vane_dagster as vd
+from benchmarks.contenders.vane import own_home, serve, step_seconds
+from benchmarks.job import Job, Result
+
+__all__ = ["run", "serve"]
+
+
+def run(job: Job) -> Result:
+    """Materialize one partition per step."""
+    own_home(job)
+    pipeline = importlib.import_module(f"benchmarks.media.pipelines.{job.workload}_vane")
+    source, out = Path(job.steps[0].source).parent, Path(job.steps[0].out).parent
+    definitions: dg.Definitions = pipeline.definitions(str(source), str(out))
+    work = definitions.resolve_implicit_global_asset_job_def()
+    seconds, calls = [], []
+    with dg.DagsterInstance.local_temp(job.temp) as instance:
+        for step in job.steps:
+            start = time.perf_counter()
+            result = work.execute_in_process(instance=instance, partition_key=step.name)
+            seconds.append(step_seconds(instance, result.run_id))
+            calls.append(time.perf_counter() - start)
+    versions = {
+        "vane_dagster": vd.__version__,
+        "dagster": dg.__version__,
+        "ray": ray.__version__,
+        "pyarrow": pa.__version__,
+    }
+    return Result(
+        seconds,
+        versions,
+        # The store is beside the folders of the steps; the last stage's parts are the output.
+        [f"../*/{pipeline.OUTPUT}/parts/{step.name}/*.parquet" for step in job.steps],
+        {f"materialize_call_{number}": call for number, call in enumerate(calls)},
+    )
