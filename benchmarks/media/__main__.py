@@ -28,6 +28,9 @@ CONTENDERS = (
     Contender("daft", "benchmarks.media.daft_", "daft"),
     Contender("vane", "benchmarks.media.vane", "vane_dagster", serves=True),
 )
+CORES = 2
+"""Cores of this and all processes that it starts: two workers would leave others idle."""
+HEAD = ["cold s", "factor", "second s", "factor", "from nothing s", "loads", "lines"]
 PIPELINES = Path(__file__).resolve().parent / "pipelines"
 NOTE = (
     "Seconds are medians of {repeats} interleaved repeats, in brackets the lowest and the highest. "
@@ -48,12 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         1 if a contender failed, else 0.
     """
-    command = parser("python -m benchmarks.media", __doc__, tuple(MEDIA))
-    command.add_argument("--cores", type=int, default=2, help="cores for everybody (default 2)")
-    options = command.parse_args(arguments)
+    options = parser("python -m benchmarks.media", __doc__, tuple(MEDIA)).parse_args(arguments)
     end_on_sigterm()
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     contenders = chosen(CONTENDERS, options)
     tables, measured = [], {}
     for key in options.only or MEDIA:
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measured[key] = measure_all(bench, contenders, options.repeat, _figures)
         tables.append(table(MEDIA[key], rows, measured[key]))
     everything = [one for several in measured.values() for one in several]
-    found = {**machine(), "cores": str(options.cores)}
+    found = {**machine(), "cores": str(CORES)}
     print(machine_line(found, everything))
     print("\n" + "\n\n".join([*tables, NOTE.format(repeats=options.repeat)]))
     if options.quick:

@@ -19,9 +19,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 def run(job: Job) -> Result:
     """Run a step for each partition."""
-    pipeline = importlib.import_module(f"benchmarks.media.pipelines.{job.workload}_daft")
     seconds = []
     start = time.perf_counter()
+    pipeline = importlib.import_module(f"benchmarks.media.pipelines.{job.workload}_daft")
     daft.set_runner_native()
     for step in job.steps:
         pipeline.run(step.source, step.out)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-WORDS = "river stone quiet engine paper morning signal garden copper window market winter".split()
+WORDS = ["river", "stone", "quiet", "engine", "paper", "morning", "signal", "garden", "copper"]
 RATE = 16_000
 LINE_WORDS, PAGE_LINES = 14, 48
 

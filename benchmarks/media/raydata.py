@@ -17,9 +17,9 @@ __all__ = ["run", "serve"]
 
 def run(job: Job) -> Result:
     """Connect, then run a step for each partition."""
-    pipeline = importlib.import_module(f"benchmarks.media.pipelines.{job.workload}_raydata")
     seconds = []
     start = time.perf_counter()
+    pipeline = importlib.import_module(f"benchmarks.media.pipelines.{job.workload}_raydata")
     connect(job)
     for step in job.steps:
         pipeline.run(step.source, step.out)

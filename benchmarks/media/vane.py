@@ -1,4 +1,4 @@
-"""vane_dagster: a pipeline's partitions, materialized through Dagster, on this job's own cluster."""
+"""vane_dagster: partitions of a pipeline, materialized through Dagster, on a cluster of its own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ from benchmarks.contenders.vane import own_home, serve, step_seconds
 from benchmarks.job import Job, Result
 
 __all__ = ["run", "serve"]
+
+OUTPUTS = {
+    "audio": "audio/text",
+    "documents": "documents/embeddings",
+    "images": "images/labels",
+    "video": "video/detections",
+}
+"""The last stage of each pipeline, whose parts are the output."""
 
 
 def run(job: Job) -> Result:
@@ -40,7 +48,7 @@ def run(job: Job) -> Result:
     return Result(
         seconds,
         versions,
-        # The store is beside the folders of the steps; the last stage's parts are the output.
-        [f"../*/{pipeline.OUTPUT}/parts/{step.name}/*.parquet" for step in job.steps],
+        # The store is the parent of the folders of the steps.
+        [f"../{OUTPUTS[job.workload]}/parts/{step.name}/*.parquet" for step in job.steps],
         {f"materialize_call_{number}": call for number, call in enumerate(calls)},
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import Bench
 from benchmarks.media import models
-from benchmarks.media.data import WRITERS, generate
+from benchmarks.media.data import generate
 
 PARTITIONS = 2
 EVERY = 8
@@ -53,6 +53,12 @@ def _sampled(
     for position, row in enumerate(rows[::EVERY]):
         row.update({name: values[position] for name, values in columns.items()})
     return rows
+
+
+def _rows(
+    files: Sequence[Path], cut: Callable[[bytes], Iterator[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    return [{"path": file, **row} for file in files for row in cut(file.read_bytes())]
 
 
 def _audio(files: Sequence[Path]) -> list[dict[str, Any]]:
@@ -185,6 +191,3 @@ def _equal(media: Media, expected: Mapping[str, Any], found: Mapping[str, Any]) 
         else np.allclose(expected[name], found[name], rtol=1e-3, atol=1e-4)
         for name in media.values
     )
-
-
-EXTENSIONS = {key: extension for key, (extension, _) in WRITERS.items()}

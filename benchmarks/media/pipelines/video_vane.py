@@ -1,0 +1,40 @@
+"""Video by vane_dagster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+
+import vane_dagster as vd
+from benchmarks.media.models import Yolos, video_frames
+
+
+class Detections(Yolos):
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return dict(zip(("labels", "scores", "boxes"), self.detect(batch["data"])))
+
+
+def frames(file: vd.File) -> Iterator[dict[str, Any]]:
+    """Make a row of each frame of a video."""
+    return video_frames(file.read())
+
+
+def definitions(source: str, out: str) -> dg.Definitions:
+    """Detect the objects in the videos of a folder."""
+    files = vd.files(f"{source}/{{partition_key}}/*.mp4")
+    days = dg.StaticPartitionsDefinition(["p0", "p1"])
+    video = vd.Pipeline("video", source=files, partitions_def=days)
+    types = {"frame_index": "BIGINT", "data": vd.tensor("uint8", (224, 224, 3))}
+    video.flat_map("frames", frames, id="id", schema=types).map_batches(
+        "detections",
+        Detections,
+        schema={"labels": "BIGINT[3]", "scores": "FLOAT[3]", "boxes": "FLOAT[12]"},
+        include_columns=["frame_index"],
+        batch_format="numpy",
+        batch_size=16,
+        concurrency=2,
+    )
+    resources = {"compute": vd.RayCompute(), "store": vd.FragmentStore(root=out)}
+    return dg.Definitions(assets=[video.build_assets()], resources=resources)
