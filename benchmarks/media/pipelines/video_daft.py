@@ -8,8 +8,10 @@ import daft
 import numpy as np
 from daft import DataType
 
-from benchmarks.media.models import Yolos
+from benchmarks.media.models import Yolos, video_frames
 
+PICTURE = DataType.tensor(DataType.uint8(), (224, 224, 3))
+FRAME = DataType.struct({"frame_index": DataType.int64(), "data": PICTURE})
 FOUND = DataType.struct(
     {
         "labels": DataType.list(DataType.int64()),
@@ -19,16 +21,23 @@ FOUND = DataType.struct(
 )
 
 
+@daft.func(return_dtype=DataType.list(FRAME))
+def frames(content: bytes) -> list[dict[str, Any]]:
+    """Return the frames of a video."""
+    return list(video_frames(content))
+
+
 @daft.cls
 class Detections(Yolos):
     @daft.method.batch(return_dtype=FOUND, unnest=True, batch_size=16)
-    def found(self, frames: daft.Series) -> list[dict[str, Any]]:
-        columns = self.detect(np.stack(frames.to_pylist()))
+    def found(self, pictures: daft.Series) -> list[dict[str, Any]]:
+        columns = self.detect(np.stack(pictures.to_pylist()))
         return [dict(zip(("labels", "scores", "boxes"), row)) for row in zip(*columns)]
 
 
 def run(source: str, out: str) -> None:
     """Detect the objects in the videos of a folder."""
-    frames = daft.read_video_frames(f"{source}/*.mp4", image_height=224, image_width=224)
-    found = Detections().found(frames["data"])
-    frames.select("path", "frame_index", found).write_parquet(out)
+    files = daft.from_glob_path(f"{source}/*.mp4")
+    rows = files.select("path", frames(files["path"].download()).alias("frame")).explode("frame")
+    rows = rows.select("path", rows["frame"].unnest())
+    rows.select("path", "frame_index", Detections().found(rows["data"])).write_parquet(out)
