@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -90,3 +91,16 @@ def test_a_contract_and_batches_compute_the_same(name: str) -> None:
         found.append([np.asarray(value).ravel().tolist() for value in output["out"].to_pylist()])
         assert len(found[-1]) == 40 // contracts.SHARE[data]
     assert found[0] == found[1]
+
+
+def test_a_media_workload_is_measured_verified_and_printed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.media", "--quick", "--repeat", "1"]
+    arguments = ["--only", "images", *skipping("raydata", "daft"), "--results", str(tmp_path)]
+    done = subprocess.run([*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("| vane_dagster")]
+    assert "| 1.00 |" in row
+    (path,) = tmp_path.glob("media-*.json")
+    (measured,) = json.loads(path.read_text())["workloads"]["images"]
+    assert len(measured["seconds"]) == 2
+    assert measured["loads"] == 2

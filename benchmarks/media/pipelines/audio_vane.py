@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import dagster as dg
-
 import vane_dagster as vd
 from benchmarks.media.models import Whisper, wav_samples
 
@@ -15,8 +13,10 @@ class Transcripts(Whisper):
         return {"text": self.transcribe([wav_samples(vd.File(p).read()) for p in batch["path"]])}
 
 
-def definitions(source: str, out: str) -> dg.Definitions:
+def definitions(source: str, out: str) -> Any:
     """Transcribe the clips of a folder."""
+    import dagster as dg
+
     clips = vd.files(f"{source}/{{partition_key}}/*.wav")
     days = dg.StaticPartitionsDefinition(["p0", "p1"])
     audio = vd.Pipeline("audio", source=clips, partitions_def=days)

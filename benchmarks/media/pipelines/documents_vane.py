@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import dagster as dg
-
 import vane_dagster as vd
 from benchmarks.media.models import MiniLM, pdf_chunks
 
@@ -21,8 +19,10 @@ def chunks(file: vd.File) -> Iterator[dict[str, Any]]:
     return pdf_chunks(file.read())
 
 
-def definitions(source: str, out: str) -> dg.Definitions:
+def definitions(source: str, out: str) -> Any:
     """Embed the documents of a folder."""
+    import dagster as dg
+
     files = vd.files(f"{source}/{{partition_key}}/*.pdf")
     days = dg.StaticPartitionsDefinition(["p0", "p1"])
     documents = vd.Pipeline("documents", source=files, partitions_def=days)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import dagster as dg
-
 import vane_dagster as vd
 from benchmarks.media.models import ResNet
 
@@ -15,8 +13,10 @@ class Labels(ResNet):
         return {"label": self.classify(batch["image"])}
 
 
-def definitions(source: str, out: str) -> dg.Definitions:
+def definitions(source: str, out: str) -> Any:
     """Classify the images of a folder."""
+    import dagster as dg
+
     photos = vd.images(f"{source}/{{partition_key}}/*.jpg", size=(224, 224))
     days = dg.StaticPartitionsDefinition(["p0", "p1"])
     images = vd.Pipeline("images", source=photos, partitions_def=days)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import dagster as dg
-
 import vane_dagster as vd
 from benchmarks.media.models import Yolos, video_frames
 
@@ -21,8 +19,10 @@ def frames(file: vd.File) -> Iterator[dict[str, Any]]:
     return video_frames(file.read())
 
 
-def definitions(source: str, out: str) -> dg.Definitions:
+def definitions(source: str, out: str) -> Any:
     """Detect the objects in the videos of a folder."""
+    import dagster as dg
+
     files = vd.files(f"{source}/{{partition_key}}/*.mp4")
     days = dg.StaticPartitionsDefinition(["p0", "p1"])
     video = vd.Pipeline("video", source=files, partitions_def=days)

@@ -88,7 +88,7 @@ def test_no_output_is_found(bench: harness.Bench, tmp_path: Path) -> None:
 
 
 def test_a_package_that_is_not_installed_is_named(bench: harness.Bench) -> None:
-    missing = harness.Contender("daft", "daft_", "no_such_package")
+    missing = harness.Contender("daft", "benchmarks.contenders.daft_", "no_such_package")
     assert "'no_such_package' is not installed" in measure(bench, missing, 0).error
 
 

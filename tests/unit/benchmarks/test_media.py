@@ -1,0 +1,116 @@
+"""The media benchmark: its files, the functions that read them, its checks and its line count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.media import __main__ as media
+from benchmarks.media.data import RATE, WRITERS, generate
+from benchmarks.media.models import CHUNK, OVERLAP, pdf_chunks, video_frames, wav_samples
+from benchmarks.media.workloads import MEDIA, compare
+from benchmarks.report import Measurement
+
+
+@pytest.mark.parametrize("key", WRITERS)
+def test_files_differ_and_are_written_for_each_partition(key: str, tmp_path: Path) -> None:
+    first, second = generate(key, tmp_path, 2, 2)
+    contents = [path.read_bytes() for folder in (first, second) for path in folder.iterdir()]
+    assert len(set(contents)) == 4
+
+
+def test_a_clip_is_read_as_samples(tmp_path: Path) -> None:
+    (folder,) = generate("audio", tmp_path, 1, 1)
+    samples = wav_samples((folder / "0-000.wav").read_bytes())
+    assert samples.dtype == np.float32
+    assert samples.shape == (5 * RATE,)
+    assert 0.1 < np.abs(samples).max() <= 1
+
+
+def test_a_page_is_cut_into_chunks_that_overlap(tmp_path: Path) -> None:
+    (folder,) = generate("documents", tmp_path, 1, 1)
+    chunks = list(pdf_chunks((folder / "0-000.pdf").read_bytes()))
+    assert [(row["page"], row["chunk"]) for row in chunks[:4]] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert {row["page"] for row in chunks} == {0, 1, 2, 3}
+    assert len(chunks[0]["text"]) == CHUNK
+    assert chunks[0]["text"][-OVERLAP:] == chunks[1]["text"][:OVERLAP]
+
+
+def test_a_video_is_read_as_frames(tmp_path: Path) -> None:
+    (folder,) = generate("video", tmp_path, 1, 1)
+    frames = list(video_frames((folder / "0-000.mp4").read_bytes()))
+    assert [frame["frame_index"] for frame in frames] == list(range(24))
+    assert {frame["data"].shape for frame in frames} == {(224, 224, 3)}
+    assert not np.array_equal(frames[0]["data"], frames[-1]["data"])
+
+
+EXPECTED = {(f"{n}.wav",): {"path": f"{n}.wav", "text": f"t{n}"} for n in range(20)}
+
+
+def differences(folder: Path, table: pa.Table) -> list[str]:
+    pq.write_table(table, folder / "0.parquet")
+    return compare(MEDIA["audio"], EXPECTED, [folder / "0.parquet"])
+
+
+def output(**changed: str) -> pa.Table:
+    names = [f"file:///in/{n}.wav" for n in range(20)]
+    return pa.table({"path": names, "text": [changed.get(f"t{n}", f"t{n}") for n in range(20)]})
+
+
+def test_rows_in_any_order_are_right_and_a_path_counts_by_its_name(tmp_path: Path) -> None:
+    assert differences(tmp_path, output().take(list(range(20))[::-1])) == []
+
+
+def test_lost_rows_are_found(tmp_path: Path) -> None:
+    rows, ids = differences(tmp_path, output().slice(1))
+    assert rows == "rows: expected 20, got 19"
+    assert ids == "missing ids: 1 of 20, such as ('0.wav',)"
+    assert compare(MEDIA["audio"], EXPECTED, [])[0] == "rows: expected 20, got 0"
+
+
+def test_a_missing_column_is_found(tmp_path: Path) -> None:
+    (found,) = differences(tmp_path, output().drop_columns(["text"]))
+    assert found == "columns of 0.parquet: ['text'] missing"
+
+
+def test_few_values_may_differ_and_no_more(tmp_path: Path) -> None:
+    assert differences(tmp_path, output(t3="other")) == []
+    (found,) = differences(tmp_path, output(t3="other", t4="other"))
+    assert found == "values: 18 of 20 rows agree with a plain loop, expected 95%"
+
+
+def test_code_is_counted_and_documentation_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        '"""A file\n\nof two."""\n\nimport os  # why\n\n\n'
+        'def f():\n    """Do."""\n    # more\n    return """a\nb"""\n'
+    )
+    (tmp_path / "audio_daft.py").write_text(text)
+    monkeypatch.setattr(media, "PIPELINES", tmp_path)
+    assert media.lines("audio", "daft") == 4
+
+
+@pytest.mark.parametrize("key", MEDIA)
+def test_every_contender_has_a_file_of_each_workload(key: str) -> None:
+    for contender in media.CONTENDERS:
+        assert media.lines(key, contender.key) > 5
+
+
+def test_factors_are_those_of_the_same_repeat() -> None:
+    measured = [
+        Measurement("daft", 0, 9.0, [4.0, 3.0], 4),
+        Measurement("vane", 0, 8.0, [2.0, 1.0], 2, serving=3.0),
+        Measurement("daft", 1, 9.0, [8.0, 3.0], 4),
+        Measurement("vane", 1, 8.0, [8.0, 1.0], 2, serving=3.0),
+    ]
+    daft, vane = media.table(MEDIA["audio"], 7, measured).splitlines()[-2:]
+    assert daft.startswith(
+        "| Daft | 6.0 (4.0-8.0) | 1.50 | 3.0 (3.0-3.0) | 3.00 | 6.0 (6.0-6.0) | 4 "
+    )
+    assert vane.startswith("| vane_dagster | 5.0 (2.0-8.0) | 1.00 |")
+    assert "| 10.0 (10.0-10.0) | 2 |" in vane
