@@ -14,6 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from vane_dagster._arguments import list_of_names
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError
 from vane_dagster.sources.base import FragmentRule, ReadContext
 from vane_dagster.sources.duckdb_stream import as_file
@@ -432,6 +433,7 @@ class CsvSource(RecordSource):
         return FileLayout(schema, cuts, form)
 
 
+@known_keywords("vd.csv")
 def csv(
     url: str,
     *,

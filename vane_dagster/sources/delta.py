@@ -20,6 +20,7 @@ from vane_dagster._arguments import (
     fill_placeholders,
     list_of_names,
 )
+from vane_dagster._keywords import known_keywords
 from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, StoreError, VaneError, names
 from vane_dagster.sources.base import (
@@ -278,6 +279,7 @@ def _count(live: LiveRows, passed: np.ndarray[Any, np.dtype[np.int64]] | None) -
     return len(np.setdiff1d(inside, live.deleted, assume_unique=True))
 
 
+@known_keywords("vd.delta")
 def delta(
     url: str,
     *,

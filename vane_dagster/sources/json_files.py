@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import duckdb
 import pyarrow as pa
 
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import FragmentRule, ReadContext
 from vane_dagster.sources.duckdb_stream import as_file
@@ -157,6 +158,7 @@ class JsonSource(RecordSource):
                 )
 
 
+@known_keywords("vd.json")
 def json(
     url: str,
     *,

@@ -23,6 +23,7 @@ from vane_dagster._arguments import (
     fill_placeholders,
     list_of_names,
 )
+from vane_dagster._keywords import known_keywords
 from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, names
 from vane_dagster.sources.base import (
@@ -488,6 +489,7 @@ class _PlannedTable:
         return self.schema.field(column).type
 
 
+@known_keywords("vd.lance")
 def lance(
     url: str,
     *,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster._keywords import known_keywords
 from vane_dagster.sources.base import FragmentRule, ReadContext
 from vane_dagster.sources.record_files import (
     Blocks,
@@ -57,6 +58,7 @@ class TextSource(RecordSource):
         return pa.table({"text": lines}).select(schema.names)
 
 
+@known_keywords("vd.text")
 def text(
     url: str,
     *,
