@@ -91,7 +91,9 @@ class CsvSource(RecordSource):
 
     def inspect(self, stream: TextStream, rule: FragmentRule | None) -> FileLayout:
         head, is_all, rest = begin(stream)
-        start = self._first_record(head, after_bom(head))
+        begins = after_bom(head)
+        start = self._first_record(head, begins)
+        self._check_newline(head[begins:start], stream)
         if start == len(head) and is_all:
             if self.header:
                 raise SourceError(
@@ -103,6 +105,7 @@ class CsvSource(RecordSource):
         sniffed = self._sniffed(whole, stream, head.count(b"\n", 0, start))
         after_header = self._header_end(whole) if self.header else 0
         if self.header:
+            self._check_newline(whole[:after_header], stream)
             self._check_header(whole[:after_header], sniffed, stream)
         first = start + after_header
         form: dict[str, Any] = {
@@ -166,7 +169,8 @@ class CsvSource(RecordSource):
                 rows = f"read_csv({literal(url)}, {self._arguments(form, read)})"
                 query = f"SELECT {selected} FROM {rows}"
                 table = context.connect().sql(query).to_arrow_table()
-            return _completed(convert(table, pa.schema(present), context.connect), schema, table)
+            converted = convert(table, pa.schema(present), context.connect)
+            return _completed(converted, schema, table) if len(schema) else table.select([])
         except InexactError as error:
             raise unfit(error) from error
         except duckdb.Error as error:
@@ -237,6 +241,20 @@ class CsvSource(RecordSource):
                 break
             start += len(line)
         return start
+
+    def _check_newline(self, text: bytes, stream: TextStream) -> None:
+        """Refuse lines before the rows that end in CR alone: the rows would be taken for them.
+
+        Args:
+            text: Lines that are skipped, or the header.
+            stream: The file.
+        """
+        if b"\r" in text.replace(b"\r\n", b"").rstrip(b"\r"):
+            raise SourceError(
+                f"{stream.location}: {stream.url!r} has lines that end in CR alone; expected LF or "
+                "CRLF. Convert the file, for example with tr '\\r' '\\n', or take it out of the "
+                "source"
+            )
 
     def _whole_records(self, head: bytes, stream: TextStream) -> bytes:
         """Return the head up to the last newline that is not in quotes."""
@@ -477,7 +495,8 @@ def csv(
         quote: The character around fields; None for none.
         escape: The character before a quote in a quoted field; the quote itself by default.
         null_values: Texts that are null, beside the empty one.
-        comment: The character that begins a comment line.
+        comment: The character that begins a comment: outside of quotes, the rest of the line is not
+            read.
         skip_rows: Lines before the header, or before the first row, that are no data.
         null_padding: Whether columns that are missing at the end of a row are null; an error by
             default.

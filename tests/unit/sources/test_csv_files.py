@@ -160,6 +160,28 @@ def test_paths_are_a_column_if_wanted(tmp_path):
     assert "a column 'path' of its own" in refusal(source)
 
 
+def test_the_path_can_be_the_only_column_that_is_read(tmp_path):
+    source = vd.csv(write(tmp_path, a__csv=b"k\n1\n2\n", b__csv=b"k\n3\n"), include_paths=True)
+    found = split(source)
+    wanted = pa.schema([found.schema.field("path")])
+    (fragment,) = found.fragments
+    read = source.for_workers().read(fragment, wanted, ReadContext("stage"))
+    names = [Path(path).name for path in read["path"].to_pylist()]
+    assert names == ["a.csv", "a.csv", "b.csv"]
+
+
+@pytest.mark.parametrize(
+    ("data", "given"),
+    [
+        (b"a,b\r1,2\r3,4\r", {}),
+        (b"note\r1,2\r3,4\r", {"skip_rows": 1, "header": False}),
+        (b"#note\ra,b\r1,2\r", {"comment": "#"}),
+    ],
+)
+def test_lines_that_end_in_cr_alone_lose_no_rows(data, given, tmp_path):
+    assert "end in CR alone" in refusal(vd.csv(write(tmp_path, a__csv=data), **given))
+
+
 @pytest.mark.parametrize(
     ("name", "pack"),
     [
