@@ -6,10 +6,12 @@ import importlib.util
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -31,6 +33,7 @@ PRINTED = {
     r"found in radio-1 of radio: Turn the left knob",
     "classify_labels": r"golden passed.*no_label_takes_all passed.*question +Do you deliver to",
     "cpu_preprocess": r"urgency 2: please reply today \(3 words\).*urgency 6: server down",
+    "csv_to_delta": r"2026-05-04: 65 payments look like fraud.*2026-05-05: 59 payments",
     "extract_fields": r"desk lamp, new: 45\.00 euros.*piano, used: 600\.00 euros.*"
     r"no offer in advert 3: .*The answer is no JSON.*The answer: A cat is not for sale",
     "hf_image_classification": r"red looks like red.*navy looks like blue",
@@ -43,6 +46,8 @@ PRINTED = {
     "photo_labels": r"blue\.jpg: blue.*red\.jpg: red.*broken\.jpg: it is no image",
     "voice_commands": r"go-forward-ten-meters\.wav: go forward ten meters.*stop\.wav: stop.*"
     r"2026-03-01 cut\.wav: EOFError.*2026-03-02 turn-right\.wav: turn right",
+    "pdf_search": r"2026-05-04 toaster\.pdf: PdfStreamError: .*2026-05-05 toaster\.pdf: .*"
+    r"How do I clean the kettle\? kettle\.pdf, page 2: Remove limescale",
     "partitioned": r"2026-01-05 strangest: .*'anomaly': 3\.37",
     "prompt_pre_and_postprocess": r"May I return the lamp\? -> echo: May I return the lamp\? "
     r"\(6 words\).*quarantined, id 2: the question is empty",
@@ -60,9 +65,17 @@ PRINTED = {
     "two_models": r"delivery \(0\.\d\d\): My package never arrived.*account +\(.*product +\(",
 }
 ON_VLLM = ("summarise_vllm", "two_prompts_one_engine")
-ON_MODELS = (*ON_VLLM, "classify_labels", "extract_fields", "sentence_transformer", "two_models")
+ON_MODELS = (
+    *ON_VLLM,
+    "classify_labels",
+    "extract_fields",
+    "pdf_search",
+    "sentence_transformer",
+    "two_models",
+)
 """Examples that load a model, for tests of the tier "providers"."""
 ON_FRAMEWORKS = {
+    "csv_to_delta": "xgboost",
     "hf_image_classification": "transformers",
     "hf_text_classification": "transformers",
     "hf_zero_shot": "transformers",
@@ -108,7 +121,9 @@ def example(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy= of assets
+        spec.loader.exec_module(module)
     return module
 
 
@@ -174,10 +189,55 @@ def has_replies(root: Path) -> None:
     assert table["reply"].null_count == 0
 
 
+def has_scores(root: Path) -> None:
+    import deltalake
+    import xgboost
+
+    payments = example("csv_to_delta")
+    booster = xgboost.Booster(model_file=root / "payments" / "model.json")
+    table = deltalake.DeltaTable(str(root / "payments" / "scored")).to_pyarrow_table()
+    assert table.column_names == ["id", "amount", "abroad", "score", "partition_key"]
+    found = {row["id"]: row for row in table.to_pylist()}
+    assert len(found) == table.num_rows == 1_000
+    for day in ("2026-05-04", "2026-05-05"):
+        given = payments.some_payments(int(day.replace("-", "")), 500)
+        expected = booster.inplace_predict(given.to_numpy("float64"))
+        assert [found[id]["score"] for id in given.index] == pytest.approx(expected.tolist())
+        assert [found[id]["amount"] for id in given.index] == given["amount"].tolist()
+        assert {found[id]["partition_key"] for id in given.index} == {day}
+
+
+def has_pages(root: Path) -> None:
+    import lance
+    from sentence_transformers import SentenceTransformer
+
+    manuals = example("pdf_search")
+    table = lance.dataset(str(root / "pdfs" / "manuals.lance"))
+    pages = {
+        (f"{day}/{name}", number): text
+        for day, files in manuals.MANUALS.items()
+        for name, texts in files.items()
+        for number, text in enumerate(texts, start=1)
+    }
+    rows = table.to_table(["path", "page", "text"]).to_pylist()
+    assert {("/".join(Path(r["path"]).parts[-2:]), r["page"]): r["text"] for r in rows} == pages
+    model = SentenceTransformer(manuals.MODEL)
+    for question, name, page in (
+        ("How do I clean the kettle?", "kettle.pdf", 2),
+        ("Can I make the room darker?", "lamp.pdf", 1),
+        ("I want to listen to another broadcaster", "radio.pdf", 1),
+    ):
+        nearest = {"column": "embedding", "q": model.encode(question), "k": 1}
+        (best,) = table.to_table(nearest=nearest).to_pylist()
+        assert (Path(best["path"]).name, best["page"]) == (name, page)
+
+
 WROTE: dict[str, Callable[[Path], None]] = {
     "api_rate_limits": has_slogans,
     "classify_labels": has_labels,
+    "csv_to_delta": has_scores,
     "extract_fields": has_offers,
+    "pdf_search": has_pages,
     "summarise_vllm": has_summaries,
     "two_prompts_one_engine": has_replies,
 }
