@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -234,6 +235,11 @@ def check_url(where: str, url: str) -> None:
     Raises:
         DefinitionError: If the URL is empty or has an unknown placeholder.
     """
+    if isinstance(url, os.PathLike):
+        raise DefinitionError(
+            f"{where}: url is a {type(url).__name__}; expected a path or a URL as text. Write "
+            "str(path)"
+        )
     if not isinstance(url, str) or not url.strip():
         raise DefinitionError(f"{where}: url is {url!r}; expected a path or a URL")
     if "::" in url:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import itertools
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -119,7 +120,8 @@ class FileSource(Source):
     def patterns(self) -> str:
         """The names of the files in a folder that the source reads, for messages."""
         suffixes = (self.suffix,) if isinstance(self.suffix, str) else self.suffix
-        return " or ".join(f"*{suffix}" for suffix in suffixes)
+        lower = dict.fromkeys(suffix.lower() for suffix in suffixes)
+        return " or ".join(f"*{suffix}" if suffix else "files" for suffix in lower)
 
 
 def file_arguments(
@@ -261,8 +263,11 @@ def _list_one(source: FileSource, partition: str | None, location: str) -> Liste
 
 
 def _unlisted(url: str, error: Exception, location: str) -> SourceError:
-    is_cycle = isinstance(error, OSError) and error.errno == errno.ELOOP
-    fix = "Remove the link" if is_cycle else "Check the URL and the credentials"
+    fix = "Check the URL and the credentials"
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        fix = "Remove the link"
+    elif isinstance(error, FileNotFoundError) and os.path.islink(error.filename or ""):
+        fix = "It is a link to nothing: remove the link, or restore its file"
     made = SourceError(
         f"{location}: source {url!r} cannot be listed: {type(error).__name__}: {error}. {fix}"
     )
@@ -301,7 +306,9 @@ def _expand(fs: fsspec.AbstractFileSystem, path: str, suffix: Suffix) -> list[di
     for name, info in fs.glob(path, detail=True).items():
         if _is_hidden(name[fixed:]):
             continue
-        found = [info] if info["type"] == "file" else _data_below(fs, name, suffix)
+        leads_nowhere = info.get("islink") and not fs.exists(name)  # an error, as in a folder
+        is_file = info["type"] == "file" or leads_nowhere
+        found = [info] if is_file else _data_below(fs, name, suffix)
         files.update({info["name"]: info for info in found})
     return list(files.values())
 

@@ -155,7 +155,7 @@ class _Images:
 
         if not data:
             raise ValueError("the file is empty")
-        with _opened(data) as image:
+        with _opened(data, self._source.max_pixels) as image:
             pixels = image.width * image.height
             if pixels > self._source.max_pixels:
                 raise Image.DecompressionBombError(
@@ -202,11 +202,18 @@ class _Images:
         return found
 
 
-def _opened(data: bytes) -> Any:
+def _opened(data: bytes, max_pixels: int) -> Any:
     from PIL import Image, UnidentifiedImageError
 
+    # Pillow refuses an image of twice its own limit before its size is known.
+    if Image.MAX_IMAGE_PIXELS is not None:
+        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
     try:
         return Image.open(io.BytesIO(data))
+    except Image.DecompressionBombError as error:
+        raise Image.DecompressionBombError(
+            f"it has more pixels than max_pixels={max_pixels}"
+        ) from error
     except UnidentifiedImageError as error:
         raise UnidentifiedImageError("it is no image in a format that Pillow reads") from error
 

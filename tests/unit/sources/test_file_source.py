@@ -46,6 +46,15 @@ def test_a_cycle_of_links_is_an_error(kind, pattern, tmp_path):
     assert str(error).endswith("Remove the link")
 
 
+@pytest.mark.parametrize("pattern", ["", "/**/*.parquet", "/*", "/*.parquet"])
+def test_a_link_to_nothing_is_an_error(pattern, tmp_path):
+    write(tmp_path / "x.parquet")
+    (tmp_path / "gone.parquet").symlink_to("/nowhere")
+    error = listed(f"{tmp_path}{pattern}")
+    assert isinstance(error, SourceError)
+    assert "gone.parquet'. It is a link to nothing: remove the link" in str(error)
+
+
 @pytest.mark.parametrize("pattern", ["", "/**/*.parquet", "/*"])
 def test_a_folder_that_two_links_lead_to_is_no_cycle(pattern, tmp_path):
     write(tmp_path / "data" / "x.parquet", tmp_path / "src" / "own" / "y.parquet")

@@ -111,6 +111,19 @@ def test_files_that_are_no_images_are_row_errors(tmp_path):
     assert all(found[name]["image"] is None for name in names)
 
 
+def test_the_limit_of_pixels_replaces_that_of_pillow(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    picture(50, 50).save(tmp_path / "large.png")
+    picture(8, 8).save(tmp_path / "small.png")
+    assert ROW_ERROR not in read(vd.images(str(tmp_path), size=(6, 4))).column_names
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    refused, kept = read(vd.images(str(tmp_path), size=(6, 4), max_pixels=200))[
+        ROW_ERROR
+    ].to_pylist()
+    assert refused["message"] == "it has more than max_pixels=200"
+    assert kept is None
+
+
 def test_errors_can_be_nulls_with_a_text(tmp_path):
     names = broken(tmp_path)
     table = read(vd.images(str(tmp_path), size=(6, 4), max_pixels=2000, errors="null"))

@@ -84,8 +84,11 @@ def test_the_row_of_a_path_is_found_without_reading(tmp_path):
 
 
 def test_no_file_is_an_error_unless_it_is_allowed(tmp_path):
-    with pytest.raises(SourceError, match=r"no matching file at .*Check the path"):
+    match = r"no matching file at .*a folder that holds files, or a glob .*Check the path"
+    with pytest.raises(SourceError, match=match):
         listed(vd.files(f"{tmp_path}/*.wav"))
+    with pytest.raises(SourceError, match=r"a folder that holds \*\.jpg or \*\.jpeg or \*\.png"):
+        listed(vd.images(f"{tmp_path}"))
     source = vd.files(f"{tmp_path}/*.wav", allow_empty=True)
     assert listed(source) == ()
     assert source.split((), RULE, "here").fragments == ()
@@ -109,3 +112,8 @@ def test_the_id_is_the_path_by_default():
 def test_wrong_urls_are_refused(url):
     with pytest.raises(DefinitionError, match=r"vd\.files"):
         vd.files(url)
+
+
+def test_a_path_object_is_refused_with_the_fix(tmp_path):
+    with pytest.raises(DefinitionError, match=r"url is a PosixPath; .* Write str\(path\)"):
+        vd.files(tmp_path)
