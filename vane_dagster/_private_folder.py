@@ -22,6 +22,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from vane_dagster.errors import ComputeError
 
@@ -172,6 +173,19 @@ def temporary_folder(prefix: str = "vane-") -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_temporary_file(suffix: str) -> Any:
+    """Create a file that only this user can read, open for writing; it is deleted when closed.
+
+    Args:
+        suffix: The suffix of its name.
+
+    Raises:
+        ComputeError: Another user could replace the file.
+    """
+    check_parents(temporary_root() / "vane", "TMPDIR")
+    return tempfile.NamedTemporaryFile(suffix=suffix)
 
 
 def new_temporary_folder(prefix: str, below: str | Path | None = None) -> Path:

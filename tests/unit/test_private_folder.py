@@ -391,10 +391,10 @@ def test_a_cluster_that_another_user_recorded_is_not_auto(
 def test_temporary_folders_come_from_one_place() -> None:
     """A use of `tempfile` elsewhere would escape the rule for private folders."""
     package = Path(next(iter(vd.__path__)))
-    using = {file.name for file in package.rglob("*.py") if "tempfile" in file.read_text()}
+    using = {file.name for file in package.rglob("*.py") if "import tempfile" in file.read_text()}
     assert using == {"_private_folder.py"}
     examples = (package.parent / "examples").glob("*.py")
-    assert [file.name for file in examples if "tempfile" in file.read_text()] == []
+    assert [file.name for file in examples if "import tempfile" in file.read_text()] == []
 
 
 @as_root

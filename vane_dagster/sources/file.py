@@ -11,13 +11,13 @@ import functools
 import io
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import IO, Any
 
+from vane_dagster._private_folder import new_temporary_file
 from vane_dagster.errors import DefinitionError
 from vane_dagster.sources.base import SourceReader
 from vane_dagster.storage.filesystem import Location, protocol_of
@@ -115,13 +115,13 @@ class File:
         """Copy the content to a local temporary file, for libraries that need a path.
 
         Returns:
-            A `tempfile.NamedTemporaryFile`, open at its beginning: use its ``name``, with the
-            file's suffix. It is deleted when it is closed, so use it in a ``with`` block.
+            A file as of `tempfile.NamedTemporaryFile`, open at its beginning: use its ``name``,
+            with the file's suffix. It is deleted when it is closed: use it in a ``with`` block.
 
         Raises:
             OSError: If it cannot be read, such as FileNotFoundError.
         """
-        copied = tempfile.NamedTemporaryFile(suffix=self.suffix)  # noqa: SIM115 caller closes
+        copied = new_temporary_file(self.suffix)
         try:
             with self.open() as stream:
                 shutil.copyfileobj(stream, copied, 1 << 20)

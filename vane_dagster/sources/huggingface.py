@@ -169,10 +169,11 @@ class HuggingFaceStream(MadeSource):
         files = options.get("data_files"), options.get("data_dir")
         rows = {name: repr(value) for name, value in options.items() if name not in _NO_ROWS}
         own = given.given if isinstance(given.given, str) else ""
+        columns = "" if own else _columns(given.given)
         place = (own, given.split, given.name, given.revision, self.data_version)
         state = _local_state([own, *_paths(files)])
         return digest(_LABEL, *place, *(part for item in sorted(rows.items()) for part in item),
-                      state)[:40]  # fmt: skip
+                      state, *([columns] if columns else []))[:40]  # fmt: skip
 
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Read the stream into the store.
@@ -237,7 +238,9 @@ def huggingface(
         partition_column: For a partitioned pipeline: the rows of a partition are those whose value
             in this column, as text, equals the key.
         copy: Whether to copy all rows into the store: for workers that cannot read the files.
-        version: Part of the identity of a stream: another one reads it again.
+        version: Part of the identity of a stream: another one reads it again. An `IterableDataset`
+            has no identity but its columns and this: name it after the data, as "reviews-2025-01",
+            because two such streams of one version are the same rows to a store.
         allow_empty: Whether a partition without rows is accepted; an error by default.
         **load_options: Further arguments of `datasets.load_dataset`, such as `data_files`.
 
@@ -438,6 +441,12 @@ def _in_file(block: Any, schema: pa.Schema) -> ArrowRows | None:
     stat = os.stat(path)
     moved = tuple((name, former) for name, former in columns if name != former)
     return ArrowRows(path, stat.st_size, stat.st_mtime_ns, start, start + block.num_rows, moved)
+
+
+def _columns(dataset: Any) -> str:
+    """Return the columns of a stream, or of each of several splits, as far as they are known."""
+    found = dataset if isinstance(dataset, Mapping) else {"": dataset}
+    return repr({split: repr(each.features) for split, each in found.items()})
 
 
 def _paths(given: Any) -> Iterator[str]:

@@ -287,6 +287,7 @@ class _PlannedTable:
             snapshot_id=self._snapshot.snapshot_id,
             row_filter=row_filter or AlwaysTrue(),
         )
+        tested = self._tested(row_filter)
         for task in self._tasks(scan):
             file = task.file
             if file.file_format != FileFormat.PARQUET:
@@ -302,7 +303,7 @@ class _PlannedTable:
                 filter=None if isinstance(task.residual, AlwaysTrue) else row_filter,
                 constants=self._constants(file),
             )
-            yield _Unit(self._record(file, detail), detail)
+            yield _Unit(self._record(file, detail, tested), detail)
 
     def _tasks(self, scan: Any) -> Sequence[Any]:
         try:
@@ -324,15 +325,32 @@ class _PlannedTable:
             return True
         return path in deleted_positions(self._table.io, deletes.file_path, deletes.file_format)
 
-    def _record(self, file: Any, detail: FileDetail) -> FileRecord:
-        """Return the record of a file; its version is a digest of all that its rows follow from."""
+    def _record(self, file: Any, detail: FileDetail, tested: Sequence[int]) -> FileRecord:
+        """Return the record of a file; its version is a digest of all that its rows follow from.
+
+        Args:
+            file: The data file.
+            detail: What applies to all its rows.
+            tested: The ids of the filter's columns.
+        """
         columns = [
             (each.field_id, each.name, str(each.field_type), str(each.initial_default))
             for each in self._schema.fields
         ]
-        text = json.dumps([columns, detail.deletes, detail.filter, detail.constants])
+        tests = detail.filter and [detail.filter, tested]
+        text = json.dumps([columns, detail.deletes, tests, detail.constants])
         version = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return FileRecord(file.file_path, file.file_size_in_bytes, version)
+
+    def _tested(self, row_filter: str | None) -> list[int]:
+        """Return the ids of a filter's columns: a name may have been another column's."""
+        from pyiceberg.expressions.parser import parse
+        from pyiceberg.expressions.visitors import bind, extract_field_ids
+
+        if row_filter is None:
+            return []
+        bound = bind(self._metadata.schema(), parse(row_filter), case_sensitive=True)
+        return sorted(extract_field_ids(bound))
 
     def _constants(self, file: Any) -> dict[str, str]:
         """Return the values of columns that follow from a data file's partition."""

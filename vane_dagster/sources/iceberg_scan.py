@@ -93,12 +93,13 @@ class IcebergReader(SourceReader):
 
     def current(self, file: FileRecord) -> FileRecord:
         """Return the record of a data file, which never changes once it is written."""
-        found = self._opened().io.new_input(file.url)
+        found = self._opened(FileDetail()).io.new_input(file.url)
         return dataclasses.replace(file, size=len(found))
 
     def _read_span(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
         def read() -> pa.Table:
-            opened = DataFile(self._opened(), span.url, FileDetail.loads(span.detail))
+            detail = FileDetail.loads(span.detail)
+            opened = DataFile(self._opened(detail), span.url, detail)
             return opened.rows(span.start, span.stop, schema.names).cast(schema)
 
         try:
@@ -108,12 +109,22 @@ class IcebergReader(SourceReader):
         except Exception as error:  # from pyiceberg, pyarrow, or the driver of a file system
             raise unreadable(span.url, error, context.location) from error
 
-    def _opened(self) -> Any:
+    def _opened(self, detail: FileDetail) -> Any:
+        """Return the table, loaded again if it was changed or written anew since the last time."""
         properties = repr(sorted(revealed(self.catalog.properties).items()))
         key, now = (self.catalog.name, properties, self.table), time.monotonic()
-        if key not in _loaded or now - _loaded[key][0] > _REFRESH_SECONDS:
+        loaded, found = _loaded.get(key, (now, None))
+        if found is None or now - loaded > _REFRESH_SECONDS or not _knows(found, detail):
             _loaded[key] = (now, open_table(self.catalog, self.table, "a worker"))
         return _loaded[key][1]
+
+
+def _knows(table: Any, detail: FileDetail) -> bool:
+    """Return whether loaded metadata of a table has the snapshot and the schema of a plan."""
+    has_schema = detail.schema is None or detail.schema in table.schemas()
+    return has_schema and (
+        detail.snapshot is None or table.snapshot_by_id(detail.snapshot) is not None
+    )
 
 
 def open_table(catalog: IcebergCatalog, table: str, location: str) -> Any:

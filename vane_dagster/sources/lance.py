@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -131,9 +131,12 @@ class LanceReader(SourceReader):
         """
         if span.detail:
             detail = RowsDetail(**json.loads(span.detail))
-            table = _table(Location(detail.table, self.storage_options), detail.version)
-            if table is not None:
-                return table, table.get_fragment(detail.fragment), detail.filter
+            place = Location(detail.table, self.storage_options)
+            for is_new in (False, True):  # a table may have been written anew, from version 1
+                table = _table(place, detail.version, is_new)
+                fragment = None if table is None else table.get_fragment(detail.fragment)
+                if fragment is not None and _state(fragment.metadata) == detail.state:
+                    return table, fragment, detail.filter
             url, state, where = detail.table, detail.state, detail.filter
         else:
             url, state, where = span.url.rpartition("/data/")[0], None, None
@@ -387,9 +390,18 @@ class _PlannedTable:
         return plain_schema(table.scanner(columns=wanted, blob_handling=_BLOBS).projected_schema)
 
     @functools.cached_property
+    def _columns(self) -> Mapping[str, Any]:
+        """The table's columns by name, each as a field of Lance, whose id no other one ever has."""
+        return {field.name(): field for field in self._table.lance_schema.fields()}
+
+    @functools.cached_property
     def _field_ids(self) -> set[int]:
         """The ids of the columns to read, and of the fields in them."""
-        pending = [f for f in self._table.lance_schema.fields() if f.name() in self.schema.names]
+        return self._ids_of(self.schema.names)
+
+    def _ids_of(self, columns: Iterable[str]) -> set[int]:
+        """Return the ids of columns, and of the fields in them."""
+        pending = [self._columns[name] for name in columns if name in self._columns]
         found = set()
         while pending:
             each = pending.pop()
@@ -412,18 +424,25 @@ class _PlannedTable:
             counts = Counter({id: metadata.num_rows for id, metadata in fragments.items()})
         else:
             counts = self._passing(where)
-        columns = [[each.name, str(each.type)] for each in self.schema]
+        # Names in other texts than names of columns do no harm: they add to what rows depend on.
+        tested = [name for name in self._columns if where and name.lower() in where.lower()]
+        columns = [[each.name, str(each.type), *self._id_of(each.name)] for each in self.schema]
+        tests = where and [where, *([name, *self._id_of(name)] for name in tested)]
+        fields = self._field_ids | self._ids_of(tested)
         found = []
         for id, metadata in fragments.items():
             if not counts[id]:
                 continue
-            state = _state(metadata, self._field_ids)
-            version = _digest([state, columns, where])
+            version = _digest([_state(metadata, fields), columns, tests])
             size = self._stored_bytes(metadata)
             record = FileRecord(_data_url(table, self._url, metadata), size, version)
             detail = RowsDetail(self._url, table.version, id, _state(metadata), where)
             found.append(_Unit(record, counts[id], detail))
         return tuple(found)
+
+    def _id_of(self, column: str) -> list[int]:
+        """Return the id of a column, which a name may not have had before; none for `_rowid`."""
+        return [self._columns[column].id()] if column in self._columns else []
 
     def _passing(self, where: str) -> Counter[int]:
         """Return the number of rows that pass a filter, by the fragment's id."""
@@ -546,9 +565,17 @@ def lance(
     )
 
 
-def _table(place: Location, version: int) -> Any:
-    """Open a version of a table; the tables opened last are kept, as versions never change."""
+def _table(place: Location, version: int, is_new: bool = False) -> Any:
+    """Open a version of a table; the tables opened last are kept, as versions rarely change.
+
+    Args:
+        place: The table.
+        version: The version.
+        is_new: Whether to open it again.
+    """
     key = (place.url, repr(sorted(place.storage_options.items(), key=str)), version)
+    if is_new:
+        _opened.pop(key, None)
     if key not in _opened:
         table = open_table(place, version)
         if table is None:

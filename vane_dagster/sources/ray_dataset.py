@@ -9,7 +9,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,11 +18,19 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import DefinitionError, SourceError, UdfError, first_line
+from vane_dagster.errors import (
+    CodeIdentityError,
+    DefinitionError,
+    SourceError,
+    UdfError,
+    first_line,
+)
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
+from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
-from vane_dagster.fingerprint.modules import MAIN_NAMES
+from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder
+from vane_dagster.fingerprint.objects import ObjectEncoder
 from vane_dagster.sources.made_source import MadeSource
 from vane_dagster.sources.rows_source import check_partitions
 from vane_dagster.sources.table_reader import table_schema
@@ -72,7 +80,7 @@ class RayDatasetSource(MadeSource):
 
     def identity(self, partition: str | None) -> str:
         key = partition if self.takes_partition else None
-        return digest(_LABEL, self._code.digest, key)[:40]
+        return digest(_LABEL, self._code.digest, key, *self._values)[:40]
 
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Execute the dataset on the cluster, which writes its rows into the store.
@@ -145,6 +153,14 @@ class RayDatasetSource(MadeSource):
         return StoredTable(schema, pieces)
 
     @functools.cached_property
+    def _values(self) -> Sequence[str]:
+        """Digests of what tells functions of one name and version apart."""
+        if self.code_version is None:
+            return ()  # they are part of the code's identity
+        encoder = ObjectEncoder(DependencyWalk(Finder(), None), LocalFiles(read=False))
+        return [_digest(encoder, value) for value in _bound_values(self.function)]
+
+    @functools.cached_property
     def _code(self) -> CodeIdentity:
         unread = LocalFiles(read=False) if self.code_version is not None else LocalFiles()
         return code_identity(self.function, version=self.code_version, files=unread)
@@ -166,7 +182,8 @@ def ray_dataset(
         fn: A function that returns any `ray.data.Dataset`. For a partitioned pipeline, it has a
             parameter ``partition_key``, and is called for each partition.
         version: Replaces the function's code in its identity: the rows are made again when the
-            version changes, and not when the code does.
+            version changes, and not when the code does. Arguments of a partial, values that an
+            inner function has captured, and names and constants of a lambda still count.
         allow_empty: Whether a dataset without rows is accepted; an error by default.
 
     Raises:
@@ -193,6 +210,33 @@ def ray_dataset(
     return RayDatasetSource(
         function=fn, code_version=version, takes_partition=takes, allow_empty=allow_empty
     )
+
+
+def _bound_values(function: Any) -> Iterator[Any]:
+    """Yield what tells functions of one name apart.
+
+    These are arguments of partials, captured values, and the names and constants of a lambda.
+    """
+    while isinstance(function, functools.partial):
+        yield from function.args
+        for name in sorted(function.keywords):
+            yield from (name, function.keywords[name])
+        function = function.func
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # it has no value yet
+            yield cell.cell_contents
+    if getattr(function, "__name__", None) == "<lambda>":
+        code = function.__code__
+        yield [*code.co_names, *(each for each in code.co_consts if not inspect.iscode(each))]
+
+
+def _digest(encoder: ObjectEncoder, value: Any) -> str:
+    if callable(value):
+        return _name(value)
+    try:
+        return encoder.digest(value, "an argument")
+    except CodeIdentityError:
+        return type(value).__qualname__
 
 
 def _is_needed(parameter: inspect.Parameter) -> bool:

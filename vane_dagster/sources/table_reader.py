@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import ReadContext, SourceReader
@@ -127,6 +128,8 @@ def in_plain_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
             column = pa.chunked_array(chunks, column.type.storage_type)
         if is_list_view(column.type):
             column = as_lists(column)
+        if pa.types.is_run_end_encoded(column.type):
+            column = pc.run_end_decode(column)
         columns.append(column if column.type == field.type else column.cast(field.type))
     return pa.Table.from_arrays(columns, schema=schema)
 

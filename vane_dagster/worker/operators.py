@@ -143,12 +143,15 @@ def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, in
         work: The task, with the output schema.
 
     Returns:
-        The rows, the number of rows of the base, and the rows of the base that could not be read.
+        The rows, the number of rows of the base that could be read, and those of the base that
+        could not be read or match a row that could not be read.
     """
-    readable = [split_unread(table) for table in inputs]
-    by_node = {node: table for node, (table, _) in zip(op.nodes, readable)}
-    base = by_node[op.shape.base]
-    unread = readable[op.nodes.index(op.shape.base)][1]
+    readable = {node: split_unread(table) for node, table in zip(op.nodes, inputs)}
+    by_node = {node: table for node, (table, _) in readable.items()}
+    base, unread = readable[op.shape.base]
+    for side in op.shape.sides:
+        base, more = _without_unread(base, readable[side.node][1], side)
+        unread = [*unread, *more]
     given = base.num_rows
     if op.how == "inner":
         present = [p for s in op.shape.sides if (p := _present(base, by_node[s.node], op, s))]
@@ -164,6 +167,28 @@ def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, in
         rows = table if positions is None else table.take(positions)
         columns |= _taken(op, side.node, rows, side.known)
     return pa.table({name: columns[name] for name in work.schema.names}), given, unread
+
+
+def _without_unread(
+    base: pa.Table, unread: Sequence[RowFault], side: JoinSide
+) -> tuple[pa.Table, list[RowFault]]:
+    """Separate the base's rows that match a row of an input that could not be read.
+
+    Args:
+        base: The rows of the base.
+        unread: The rows of the input that could not be read.
+        side: How its rows match.
+    """
+    if not unread or side.label is not None:
+        return base, []
+    faults = {fault.batch.column(side.id)[0].as_py(): fault for fault in unread}
+    matches = pc.is_in(base.column(side.match), value_set=pa.array(faults, base[side.match].type))
+    places = np.flatnonzero(matches.combine_chunks().to_numpy(zero_copy_only=False))
+    found = []
+    for place in places.tolist():
+        fault = faults[base[side.match][place].as_py()]
+        found.append(replace(fault, batch=base.slice(place, 1)))
+    return unsliced(base).filter(pc.invert(matches)), found
 
 
 def _taken(op: Join, node: str, table: pa.Table, known: Collection[str] = ()) -> dict[str, Any]:

@@ -285,3 +285,37 @@ def test_a_forced_run_reads_everything_again(tmp_path, catalog, local, materiali
     materialize(docs(catalog), local)
     again = materialize(docs(catalog), local, config={"force": True})
     assert metadata(again, "clean")["fragments_computed"] == 3
+
+
+def test_workers_that_have_loaded_the_table_before(tmp_path, catalog, compute, materialize):
+    """They load it again if its schema has changed, or if it was created anew."""
+
+    def texts() -> list[str]:
+        materialize(docs(catalog, ["text"]), compute)
+        return read_stage(tmp_path / "store", "docs", "clean")["text"].to_pylist()
+
+    known = opened(catalog)
+    table = known.create_table("db.docs", pa.schema([("id", pa.int64()), ("text", pa.string())]))
+    table.append(pa.table({"id": [1], "text": ["a"]}))
+    assert texts() == ["a"]
+    with table.update_schema() as change:
+        change.add_column("more", StringType())
+    table.append(pa.table({"id": [2], "text": ["b"], "more": ["c"]}))
+    assert sorted(texts()) == ["a", "b"]
+
+    known.drop_table("db.docs")
+    moved = pa.table({"id": [1], "more": ["x"], "text": ["y"]})  # with the ids of other columns
+    known.create_table("db.docs", moved.schema).append(moved)
+    assert texts() == ["y"]
+
+
+def test_a_filter_on_a_name_that_is_given_to_another_column(tmp_path, catalog, local, materialize):
+    table = opened(catalog).create_table("db.docs", rows([], high=pa.array([], pa.int64())).schema)
+    table.append(rows(range(6), high=pa.array(range(60, 0, -10), pa.int64())))
+    filtered = {"columns": ["id", "text"], "filter": "high < 30"}
+    materialize(docs(catalog, ["text"], **filtered), local)
+    assert ids(tmp_path) == [4, 5]
+    with table.update_schema() as change:
+        change.rename_column("high", "low").rename_column("n", "high")
+    materialize(docs(catalog, ["text"], **filtered), local)
+    assert ids(tmp_path) == [0, 1, 2]

@@ -112,6 +112,23 @@ def test_identity_is_files_deletions_columns_and_filter(tmp_path):
     assert version(version=1) == first
 
 
+def test_a_name_that_is_given_to_another_column_changes_the_identity(tmp_path):
+    url = str(tmp_path / "t")
+    lance.write_dataset(pa.table({"id": range(3), "raw": ["a"] * 3, "clean": ["b"] * 3}), url)
+
+    def version(**given):
+        (file,) = vd.lance(url, **given).list_files([None], "here")[None]
+        return file.version
+
+    given = ({"columns": ["raw"]}, {"columns": ["id"], "filter": "raw <> ''"}, {"columns": ["id"]})
+    read, tested, other = (version(**each) for each in given)
+    lance.dataset(url).alter_columns({"path": "raw", "name": "former"})
+    lance.dataset(url).alter_columns({"path": "clean", "name": "raw"})
+    assert version(**given[0]) != read
+    assert version(**given[1]) != tested
+    assert version(**given[2]) == other
+
+
 def test_rows_of_a_version_that_was_cleaned_up(tmp_path):
     """They are read from the latest version if the fragment is unchanged there."""
     url = str(tmp_path / "t")

@@ -119,6 +119,32 @@ def test_the_identity_is_that_of_the_code_or_of_the_version():
     assert listed(one) != listed(two)
 
 
+def inner(n: Any) -> Any:
+    def made() -> Any:
+        return n
+
+    return made
+
+
+def test_what_tells_functions_of_one_name_and_version_apart():
+    def listed(fn: Any) -> Any:
+        return vd.ray_dataset(fn, version="1").list_files([None], "here")[None]
+
+    def partial(*args: Any, **given: Any) -> Any:
+        return functools.partial(lambda *args, **given: args, *args, **given)
+
+    functions = [
+        inner(1), inner(2), partial(1), partial(2), partial(n=1), partial(m=1),
+        lambda: make("a"), lambda: make("b"), lambda: inner("b"),
+    ]  # fmt: skip
+    found = [listed(fn) for fn in functions]
+    assert len(set(found)) == len(functions)
+    assert listed(inner(1)) == found[0]
+    # Neither code nor values without an identity count.
+    assert listed(inner(len)) == listed(inner(len))
+    assert listed(inner(object())) == listed(inner(object()))
+
+
 def test_code_without_an_identity_is_an_error_of_the_listing():
     source = vd.ray_dataset(functools.partial(lambda lock: lock, object()))
     found = source.list_files([None], "here")[None]

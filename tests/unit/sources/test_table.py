@@ -241,6 +241,11 @@ def test_arrays_of_several_dimensions_are_tensors(store):
     np.testing.assert_array_equal(to_ndarray(found["image"].chunk(0)), images)
 
 
+def test_runs_of_equal_values_are_values(store):
+    runs = pa.RunEndEncodedArray.from_arrays([2, 3], ["a", "b"])
+    assert read(vd.table(pa.table({"x": runs})), store)["x"].to_pylist() == ["a", "a", "b"]
+
+
 def test_a_list_of_dicts_may_lack_fields(store):
     found = read(vd.table([{"id": 1}, {"id": 2, "text": "b"}]), store)
     assert found.to_pylist() == [{"id": 1, "text": None}, {"id": 2, "text": "b"}]
