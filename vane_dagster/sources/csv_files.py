@@ -6,7 +6,7 @@ import csv as python_csv
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError
 from vane_dagster.sources.base import FragmentRule, ReadContext
 from vane_dagster.sources.duckdb_stream import as_file
-from vane_dagster.sources.exact_types import InexactError, convert, raw_type
+from vane_dagster.sources.exact_types import Formats, InexactError, convert, raw_type
 from vane_dagster.sources.record_files import (
     Blocks,
     FileLayout,
@@ -155,10 +155,8 @@ class CsvSource(RecordSource):
     ) -> pa.Table:
         kinds = {column.name: column.type for column in schema}
         present = [column for column in schema if column.name in form["names"]]
-        read = {
-            n: raw_type(kinds.get(n, pa.string()), self._is_strict(form)) for n in form["names"]
-        }
-        selected = ", ".join(quoted_name(column.name) for column in present) or "1 AS one"
+        read = {name: raw_type(kinds.get(name, pa.string())) for name in form["names"]}
+        selected = ", ".join(map(self._selected, present)) or "1 AS one"
 
         if form.get("newline"):
             # DuckDB takes an LF in quotes for the end of a record if records end in CRLF.
@@ -169,12 +167,21 @@ class CsvSource(RecordSource):
                 rows = f"read_csv({literal(url)}, {self._arguments(form, read)})"
                 query = f"SELECT {selected} FROM {rows}"
                 table = context.connect().sql(query).to_arrow_table()
-            converted = convert(table, pa.schema(present), context.connect)
+            formats = Formats(form.get("DateFormat"), form.get("TimestampFormat"))
+            converted = convert(table, pa.schema(present), context.connect, formats)
             return _completed(converted, schema, table) if len(schema) else table.select([])
         except InexactError as error:
             raise unfit(error) from error
         except duckdb.Error as error:
             raise _explained(error) from error
+
+    def _selected(self, column: pa.Field) -> str:
+        """Return the SQL expression of a column, with the decimal separator that Arrow expects."""
+        name = quoted_name(column.name)
+        is_fraction = pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)
+        if self.decimal_separator == "," and is_fraction:
+            return f"translate({name}, '.,', ',.') AS {name}"
+        return name
 
     def _arguments(self, form: Mapping[str, Any], read: Mapping[str, pa.DataType]) -> str:
         """Return the arguments of `read_csv` for records without a header."""
@@ -196,9 +203,6 @@ class CsvSource(RecordSource):
             longest = min(MAX_LINE, form.get("longest") or 16 * _LINE_LIMIT)
             found["max_line_size"] = str(longest + 1)
             found["buffer_size"] = str(2 * longest + 1024)
-        for key, name in (("DateFormat", "dateformat"), ("TimestampFormat", "timestampformat")):
-            if key in form:
-                found[name] = literal(form[key])
         return ", ".join(f"{name}={value}" for name, value in found.items())
 
     def _dialect(self) -> dict[str, str]:
@@ -215,18 +219,6 @@ class CsvSource(RecordSource):
         if self.null_values:
             found["nullstr"] = f"[{', '.join(map(literal, ('', *self.null_values)))}]"
         return found
-
-    def _is_strict(self, form: Mapping[str, Any]) -> Callable[[pa.DataType], bool]:
-        def is_strict(kind: pa.DataType) -> bool:
-            if pa.types.is_decimal(kind):
-                return self.decimal_separator == "."
-            if pa.types.is_date(kind):
-                return "DateFormat" not in form
-            if pa.types.is_timestamp(kind):
-                return kind.tz is None and "TimestampFormat" not in form
-            return bool(pa.types.is_integer(kind))
-
-        return is_strict
 
     # Planning.
 
@@ -359,6 +351,10 @@ class CsvSource(RecordSource):
         }
         if delimiter is not None:
             arguments["delim"] = literal(delimiter)
+        if self.date_format:
+            arguments["dateformat"] = literal(self.date_format)
+        if self.timestamp_format:
+            arguments["timestampformat"] = literal(self.timestamp_format)
         given = self.columns.names if self.columns is not None else self.column_names
         if given and not self.header:
             arguments["names"] = f"[{', '.join(map(literal, given))}]"
@@ -387,7 +383,9 @@ class CsvSource(RecordSource):
 
     def _found(self, sniffed: Mapping[str, Any], rows: bytes, form: Mapping[str, Any]) -> pa.Schema:
         """Return the columns that were sniffed; those without any value have the null type."""
-        schema = pa.schema([(c["name"], arrow_type(c["type"])) for c in sniffed["Columns"]])
+        formats = Formats(timestamp=self.timestamp_format)
+        kinds = [(c["name"], arrow_type(c["type"])) for c in sniffed["Columns"]]
+        schema = pa.schema([(name, formats.inferred(kind)) for name, kind in kinds])
         first = self._fields(rows[: self._header_end(rows)], sniffed["Delimiter"]) if rows else []
         nulls = ("", *self.null_values)
         maybe = dict(itertools.zip_longest(schema.names, first[: len(schema)], fillvalue=""))

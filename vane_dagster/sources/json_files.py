@@ -124,6 +124,7 @@ class JsonSource(RecordSource):
                 raise refused from error
             if not any(_objects(head)):
                 return pa.schema([])
+            self._check_keys(head, stream)
             reason = _explained(error, None).reason
             raise SourceError(f"{stream.location}: {stream.url!r}: {reason}") from error
         names = {name.lower() for name, *_ in found}
@@ -148,13 +149,14 @@ class JsonSource(RecordSource):
         return None
 
     def _check_keys(self, head: bytes, stream: TextStream) -> None:
-        """Refuse keys that SQL does not distinguish: DuckDB renames the second one."""
+        """Refuse keys that SQL does not distinguish: DuckDB renames the second one, or fails."""
         keys: dict[str, str] = {}
-        for key in itertools.chain.from_iterable(_objects(head)):
-            if (known := keys.setdefault(key.lower(), key)) != key:
+        for path in itertools.chain.from_iterable(map(_paths, _objects(head))):
+            if (known := keys.setdefault(path.lower(), path)) != path:
                 raise SourceError(
-                    f"{stream.location}: {stream.url!r} has the keys {known!r} and {key!r}, which "
-                    "are the same name to SQL. Rename one in the file"
+                    f"{stream.location}: {stream.url!r} has the keys {known!r} and {path!r}, which "
+                    "are the same name to SQL. Rename one in the file, or declare the one to read "
+                    "by schema="
                 )
 
 
@@ -228,9 +230,20 @@ def _objects(head: bytes) -> Iterator[dict[str, Any]]:
             yield value
 
 
+def _paths(value: Any, parent: str = "") -> Iterator[str]:
+    """Yield the keys of an object and of those in it, as "a.b"; lists count for their elements."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _paths(each, parent)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield f"{parent}{key}"
+            yield from _paths(inner, f"{parent}{key}.")
+
+
 def _rows(url: str, schema: pa.Schema, form: Mapping[str, Any]) -> str:
     """Return the call of `read_json` for some columns."""
-    fields = [(column.name, raw_type(column.type, _is_strict)) for column in schema]
+    fields = [(column.name, raw_type(column.type)) for column in schema]
     fields = fields or [("", pa.string())]  # DuckDB reads no rows without columns
     columns = ", ".join(f"{literal(name)}: {literal(sql_code(kind))}" for name, kind in fields)
     return (
@@ -241,18 +254,6 @@ def _rows(url: str, schema: pa.Schema, form: Mapping[str, Any]) -> str:
 
 def _limit(form: Mapping[str, Any]) -> str:
     return f", maximum_object_size={form['longest'] + 1}" if "longest" in form else ""
-
-
-def _is_strict(kind: pa.DataType) -> bool:
-    """Return whether DuckDB would convert some JSON values to a type with a loss."""
-    if pa.types.is_timestamp(kind):
-        return kind.tz is None
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_date(kind)
-    )
 
 
 def _explained(error: duckdb.Error, schema: pa.Schema | None) -> ParseError:

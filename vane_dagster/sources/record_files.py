@@ -537,8 +537,8 @@ def misfit(column: str, kind: str) -> ParseError:
         kind: Its type.
     """
     return ParseError(
-        f"column {column!r} has a value that is no {kind}, the type of the column. Fix the file, "
-        f"or declare a type that holds all values, as types={{{column!r}: 'VARCHAR'}}"
+        f"column {column!r} has a value that {kind}, the type of the column, cannot hold exactly. "
+        f"Fix the file, or declare a type that holds all values, as types={{{column!r}: 'VARCHAR'}}"
     )
 
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vane_dagster.errors import SourceError
 from vane_dagster.sources import ReadContext, SourceReader
+from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.file import TaskFiles
 from vane_dagster.sources.planned_read import as_planned, check_unchanged, read_planned
 from vane_dagster.sources.raw_files import PATH
@@ -46,7 +48,24 @@ def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
         IntegrityError: If there are more or fewer than planned.
     """
     source, context = unpack_source(rows.source), ReadContext(work.location, connection)
-    return unsliced(read_planned(source, rows.fragment, rows.schema, rows.files, context))
+    table = unsliced(read_planned(source, rows.fragment, rows.schema, rows.files, context))
+    return _identified(table, rows, work)
+
+
+def _identified(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:
+    """Return a table unchanged after a check that each row that cannot be read has an id."""
+    if ROW_ERROR not in table.column_names:
+        return table
+    errors = table.filter(pc.is_null(table.column(rows.id))).column(ROW_ERROR).drop_null()
+    if len(errors):
+        first = errors[0].as_py()
+        raise SourceError(
+            f"{work.location}: {len(errors)} rows of the source could not be read, so their id "
+            f"{rows.id!r} is null; the first error is {first['error']}: {first['message']}. Name "
+            f"as the id columns that are known of a file that cannot be read, as {PATH!r}, or take "
+            "the files out of the source"
+        )
+    return table
 
 
 def scan_projected(op: Project, rows: SourceRows, work: Work) -> pa.Table | None:

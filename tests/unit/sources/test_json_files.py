@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,16 @@ def test_declared_columns_are_those_of_the_source(tmp_path):
         ("TIMESTAMP", '"2024-01-31T10:00:00+02:00"'),
         ("STRUCT(a BIGINT)", '{"a": 1.5}'),
         ("BIGINT[]", "[1.5]"),
+        ("BIGINT[2]", "[1.5, 2]"),
+        ("MAP(VARCHAR, BIGINT)", '{"a": 1.5}'),
+        ("STRUCT(a STRUCT(b TIME)[])", '{"a": [{"b": "10:00:00.1234567"}]}'),
+        ("BOOLEAN", "20"),
+        ("BOOLEAN", "0.5"),
+        ("DOUBLE", "9007199254740993"),
+        ("DOUBLE", "1e400"),
+        ("DOUBLE[]", "[0.5, 9007199254740993]"),
+        ("TIME", '"24:00:00"'),
+        ("TIMESTAMPTZ", '"2024-01-31T10:00:00.1234567Z"'),
     ],
 )
 def test_a_value_that_does_not_fit_names_file_line_and_column(kind, value, tmp_path):
@@ -101,6 +113,36 @@ def test_a_value_that_does_not_fit_names_file_line_and_column(kind, value, tmp_p
     assert value not in message
 
 
+def test_nested_values_are_converted_as_others(tmp_path):
+    kind = "STRUCT(d DATE, m MAP(VARCHAR, DOUBLE), f INTEGER[2], l STRUCT(t TIME, b BOOLEAN)[])"
+    values = [
+        {"d": "2024-1-31", "m": {"a": 1, "b": None}, "f": [1, 2], "l": [{"t": "9:05"}, None]},
+        None,
+        {"d": None, "m": {}, "f": None, "l": []},
+        {"d": "2024-02-01", "m": None, "f": [None, 4], "l": [{"t": None, "b": True}, {"b": 0}]},
+    ]
+    text = "".join(json.dumps({"v": value}) + "\n" for value in values)
+    source = vd.json(written(tmp_path, text.encode()), types={"v": kind})
+    assert [row["v"] for row in rows(source)] == [
+        {"d": date(2024, 1, 31), "m": [("a", 1.0), ("b", None)], "f": [1, 2],
+         "l": [{"t": time(9, 5), "b": None}, None]},
+        None,
+        {"d": None, "m": [], "f": None, "l": []},
+        {"d": date(2024, 2, 1), "m": None, "f": [None, 4],
+         "l": [{"t": None, "b": True}, {"t": None, "b": False}]},
+    ]  # fmt: skip
+
+
+def test_whole_numbers_among_fractions_lose_nothing(tmp_path):
+    lines = b'{"v":1.5}\n{"v":9007199254740992}\n'
+    source = vd.json(written(tmp_path, lines))
+    assert types(source) == {"v": "double"}
+    assert [row["v"] for row in rows(source)] == [1.5, 2.0**53]
+    source = vd.json(written(tmp_path, lines + b'{"v":9007199254740993}\n'))
+    with pytest.raises(vd.SourceError, match="line 3: column 'v' has a value that DOUBLE"):
+        rows(source)
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -112,6 +154,8 @@ def test_a_value_that_does_not_fit_names_file_line_and_column(kind, value, tmp_p
         (b'{"a":1}\n{"a":"\xe9"}\n', ", line 2: it is not valid UTF-8"),
         (b'{"a":1,"a":2}\n', ", line 1: an object has a key twice"),
         (b'{"a":1,"A":2}\n', "has the keys 'a' and 'A'"),
+        (b'{"a":1,"A":2}\n', "Rename one in the file, or declare the one to read by schema="),
+        (b'{"o":[{"x":1}]}\n{"o":[{"X":2}]}\n', "has the keys 'o.x' and 'o.X'"),
         (b"", "has no row to find columns in"),
         (b"{}\n", "has no row to find columns in"),
     ],

@@ -134,6 +134,16 @@ def test_slices_of_loaded_rows_quarantine_their_own(host):
     assert found == [(1, 1, 0), (0, 1, 1), (1, 1, 0)]
 
 
+@pytest.mark.parametrize("op", [Gather(), Project((("n", "n"),), "n > 1")])
+def test_an_id_that_is_unknown_for_them_is_refused(op, host):
+    table, report = host.run(work(op, (replace(ROWS, id="n"),), READ))
+    assert table is None
+    assert report.fault is not None
+    message = report.fault.message
+    assert "2 rows of the source could not be read, so their id 'n' is null" in message
+    assert "ValueError: damaged. Name as the id columns that are known" in message
+
+
 def test_a_project_quarantines_them(host, target):
     schema = pa.schema([("id", pa.string()), ("more", pa.int64())])
     op = Project((("id", "id"), ("more", "n + 1")), "n > 1")
