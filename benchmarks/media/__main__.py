@@ -1,8 +1,8 @@
 """The four workloads that Ray Data and Daft publish against each other, at a small scale.
 
 Each contender runs two partitions in one process: the first is cold, the second finds warm what the
-contender keeps. Both are timed from the call that starts the work to the last file written; for
-vane_dagster that is Dagster's step. Clusters that outlive runs are started before the clock.
+contender keeps. Both are timed from the call that starts the work to its return; for vane_dagster
+that is a whole run of Dagster. Clusters that outlive runs are started before the clock.
 """
 
 from __future__ import annotations

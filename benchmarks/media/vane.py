@@ -11,7 +11,7 @@ import pyarrow as pa
 import ray
 
 import vane_dagster as vd
-from benchmarks.contenders.vane import own_home, serve, step_seconds
+from benchmarks.contenders.vane import own_home, serve
 from benchmarks.job import Job, Result
 
 __all__ = ["run", "serve"]
@@ -28,17 +28,19 @@ OUTPUTS = {
 def run(job: Job) -> Result:
     """Materialize one partition per step."""
     own_home(job)
-    pipeline = importlib.import_module(f"benchmarks.media.pipelines.{job.workload}_vane")
+    module = importlib.import_module(f"benchmarks.media.pipelines.{job.workload}_vane")
     source, out = Path(job.steps[0].source).parent, Path(job.steps[0].out).parent
-    definitions: dg.Definitions = pipeline.definitions(str(source), str(out))
+    days = dg.StaticPartitionsDefinition([step.name for step in job.steps])
+    assets = module.pipeline(str(source), days).build_assets()
+    resources = {"compute": vd.RayCompute(), "store": vd.FragmentStore(root=str(out))}
+    definitions = dg.Definitions(assets=[assets], resources=resources)
     work = definitions.resolve_implicit_global_asset_job_def()
-    seconds, calls = [], []
+    seconds = []
     with dg.DagsterInstance.local_temp(job.temp) as instance:
         for step in job.steps:
             start = time.perf_counter()
-            result = work.execute_in_process(instance=instance, partition_key=step.name)
-            seconds.append(step_seconds(instance, result.run_id))
-            calls.append(time.perf_counter() - start)
+            work.execute_in_process(instance=instance, partition_key=step.name)
+            seconds.append(time.perf_counter() - start)
     versions = {
         "vane_dagster": vd.__version__,
         "dagster": dg.__version__,
@@ -50,5 +52,4 @@ def run(job: Job) -> Result:
         versions,
         # The store is the parent of the folders of the steps.
         [f"../{OUTPUTS[job.workload]}/parts/{step.name}/*.parquet" for step in job.steps],
-        {f"materialize_call_{number}": call for number, call in enumerate(calls)},
     )

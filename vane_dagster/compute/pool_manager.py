@@ -291,7 +291,6 @@ class PoolManager:
 
     def _create(self, start: WorkerStart) -> None:
         bundle, threads = dict(start.claim.bundle), _threads(start)
-        share = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
         node = NodeAffinitySchedulingStrategy(start.node, soft=False) if start.node else None
         host = ray.remote(concurrency_groups={"control": 2})(HostActor)
         actor = host.options(
@@ -305,7 +304,6 @@ class PoolManager:
             max_concurrency=start.claim.slots,
             max_restarts=0,
             scheduling_strategy=node or "DEFAULT",
-            runtime_env={"env_vars": share},
         ).remote(start.claim, threads)
         self._in_background(self._watch(start, actor.whereabouts.remote()))
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
+import threadpoolctl
 
 from vane_dagster.storage.transient_errors import class_names
 
@@ -66,6 +67,7 @@ def set_threads(threads: int) -> None:
     for name in _THREADS:
         os.environ[name] = str(threads)
     pa.set_cpu_count(threads)
+    threadpoolctl.threadpool_limits(threads)  # those of libraries that are loaded, such as BLAS
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)
 

@@ -11,6 +11,7 @@ import ray
 
 from vane_dagster._worker_process import mark_worker
 from vane_dagster.pipeline.options import WorkerLifecycle
+from vane_dagster.worker.frameworks import set_threads
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.protocol import (
     LoadReport,
@@ -34,6 +35,7 @@ class HostActor:
 
     def __init__(self, claim: PoolRequest, threads: int) -> None:
         mark_worker()
+        set_threads(threads)
         self._claim = claim
         self._threads = threads
         self._host = Host(claim.slots)

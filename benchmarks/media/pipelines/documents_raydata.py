@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import ray.data
@@ -11,8 +12,8 @@ from benchmarks.media.models import MiniLM, pdf_chunks
 
 
 class Embeddings(MiniLM):
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return {**batch, "embedding": self.embed(batch["text"].tolist())}
+    async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        yield {**batch, "embedding": await asyncio.to_thread(self.embed, batch["text"].tolist())}
 
 
 def chunks(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -26,5 +27,5 @@ def run(source: str, out: str) -> None:
     ray.data.read_binary_files(source, include_paths=True, override_num_blocks=8).flat_map(
         chunks
     ).map_batches(
-        Embeddings, batch_size=16, num_cpus=0.5, compute=ray.data.ActorPoolStrategy(size=2)
+        Embeddings, batch_size=16, max_concurrency=2, compute=ray.data.ActorPoolStrategy(size=1)
     ).write_parquet(out)

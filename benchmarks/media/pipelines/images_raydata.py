@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import ray.data
@@ -10,8 +12,9 @@ from benchmarks.media.models import ResNet
 
 
 class Labels(ResNet):
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return {"path": batch["path"], "label": self.classify(batch["image"])}
+    async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        labels = await asyncio.to_thread(self.classify, batch["image"])
+        yield {"path": batch["path"], "label": labels}
 
 
 def run(source: str, out: str) -> None:
@@ -19,5 +22,5 @@ def run(source: str, out: str) -> None:
     ray.data.read_images(
         source, size=(224, 224), mode="RGB", include_paths=True, override_num_blocks=16
     ).map_batches(
-        Labels, batch_size=16, num_cpus=0.5, compute=ray.data.ActorPoolStrategy(size=2)
+        Labels, batch_size=16, max_concurrency=2, compute=ray.data.ActorPoolStrategy(size=1)
     ).write_parquet(out)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import ray.data
@@ -11,9 +12,9 @@ from benchmarks.media.models import Yolos, video_frames
 
 
 class Detections(Yolos):
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        labels, scores, boxes = self.detect(batch.pop("data"))
-        return {**batch, "labels": labels, "scores": scores, "boxes": boxes}
+    async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        labels, scores, boxes = await asyncio.to_thread(self.detect, batch.pop("data"))
+        yield {**batch, "labels": labels, "scores": scores, "boxes": boxes}
 
 
 def frames(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -27,5 +28,5 @@ def run(source: str, out: str) -> None:
     ray.data.read_binary_files(source, include_paths=True, override_num_blocks=12).flat_map(
         frames
     ).map_batches(
-        Detections, batch_size=16, num_cpus=0.5, compute=ray.data.ActorPoolStrategy(size=2)
+        Detections, batch_size=16, max_concurrency=2, compute=ray.data.ActorPoolStrategy(size=1)
     ).write_parquet(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,9 @@ from benchmarks.media.models import Yolos, video_frames
 
 
 class Detections(Yolos):
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return dict(zip(("labels", "scores", "boxes"), self.detect(batch["data"])))
+    async def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        found = await asyncio.to_thread(self.detect, batch["data"])
+        return dict(zip(("labels", "scores", "boxes"), found))
 
 
 def frames(file: vd.File) -> Iterator[dict[str, Any]]:
@@ -19,12 +21,9 @@ def frames(file: vd.File) -> Iterator[dict[str, Any]]:
     return video_frames(file.read())
 
 
-def definitions(source: str, out: str) -> Any:
-    """Detect the objects in the videos of a folder."""
-    import dagster as dg
-
+def pipeline(source: str, days: Any) -> vd.Pipeline:
+    """Detect the objects in the videos of a folder a day."""
     files = vd.files(f"{source}/{{partition_key}}/*.mp4")
-    days = dg.StaticPartitionsDefinition(["p0", "p1"])
     video = vd.Pipeline("video", source=files, partitions_def=days)
     types = {"frame_index": "BIGINT", "data": vd.tensor("uint8", (224, 224, 3))}
     video.flat_map("frames", frames, id="id", schema=types).map_batches(
@@ -34,7 +33,6 @@ def definitions(source: str, out: str) -> Any:
         include_columns=["frame_index"],
         batch_format="numpy",
         batch_size=16,
-        concurrency=2,
+        max_concurrency=2,
     )
-    resources = {"compute": vd.RayCompute(), "store": vd.FragmentStore(root=out)}
-    return dg.Definitions(assets=[video.build_assets()], resources=resources)
+    return video

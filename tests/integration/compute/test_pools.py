@@ -16,6 +16,7 @@ import psutil
 import pyarrow as pa
 import pytest
 import ray
+import threadpoolctl
 from click.testing import CliRunner
 
 import vane_dagster as vd
@@ -291,12 +292,15 @@ class Environment:
     def __call__(self, batch):
         count = len(batch["id"])
         omp = int(os.environ["OMP_NUM_THREADS"])
-        facts = {"omp": omp, "arrow": pa.cpu_count(), "torch": self.torch}
+        libraries = threadpoolctl.threadpool_info()
+        blas = max(one["num_threads"] for one in libraries if one["user_api"] == "blas")
+        facts = {"omp": omp, "blas": blas, "arrow": pa.cpu_count(), "torch": self.torch}
         columns = {name: np.full(count, value) for name, value in facts.items()}
         return {"id": batch["id"], "token": [self.token[::-1]] * count, **columns}
 
 
-FACTS = {"id": "BIGINT", "token": "VARCHAR", "omp": "BIGINT", "arrow": "BIGINT", "torch": "BIGINT"}
+COUNTS = ("omp", "blas", "arrow", "torch")
+FACTS = {"id": "BIGINT", "token": "VARCHAR", **dict.fromkeys(COUNTS, "BIGINT")}
 
 
 @pytest.mark.parametrize("on_ray", [False, True], ids=["local", "ray"])
@@ -317,7 +321,8 @@ def test_variables_and_threads_reach_the_workers(
 
     (found,) = rows(tmp_path, "out").slice(0, 1).drop_columns("id").to_pylist()
     token = "s3cret-of-mine"[::-1]
-    assert found == {"token": token, "omp": 2, "arrow": 2, "torch": 2 if on_ray else 0}
+    counts = {"omp": 2, "blas": 2, "arrow": 2, "torch": 2 if on_ray else 0}
+    assert found == {"token": token, **counts}
     places = [tmp_path / "store"]
     if on_ray:
         places.append(LocalHead(**CLUSTER).temp_dir / "r" / "session_latest" / "logs")

@@ -185,9 +185,12 @@ def test_runs_on_ray_tell_no_secret(secrets, cluster, capfd):
     home = Path(os.environ["VANE_DAGSTER_HOME"])
     out, err = capfd.readouterr()
     written = secrets.written(out + err, session / "logs", home)
+    never = {"resources": {"none": 1}, "runtime_env": {"env_vars": {"SEEN_BY_OTHERS": "1"}}}
+    waiting = ray.remote(type("Waiting", (), {})).options(name="waiting", **never).remote()
     state = ray._private.state.state
     actors = state._connect_and_get_accessor().get_actor_table(None, None)
-    assert any(b"OMP_NUM_THREADS" in actor for actor in actors)  # so that variables would be seen
+    assert any(b"SEEN_BY_OTHERS" in actor for actor in actors)  # so that variables would be seen
+    ray.kill(waiting)
     written["actors"] = repr(actors)
     secrets.check(written)
     store = vd.FragmentStore(
