@@ -133,7 +133,7 @@ class CsvSource(RecordSource):
             )
         if not found.is_regular:
             return self._counted(stream, at, schema, form)
-        if finder.newline == "\r\n":
+        if finder.has_crlf:
             form["newline"] = "\r\n"
         if found.longest > _LINE_LIMIT:
             form["longest"] = found.longest

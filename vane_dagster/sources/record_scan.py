@@ -72,11 +72,11 @@ class QuotedFinder:
     """Records whose fields may have newlines in quotes, with a doubled quote for a quote.
 
     The number of quotes before a newline tells whether it is in quotes, provided that each quote
-    opens a field, closes one, or is doubled. A file where this does not hold, or that mixes
-    newlines, is irregular.
+    opens a field, closes one, or is doubled. A file where this does not hold, or with a CR that is
+    neither in quotes nor before LF, is irregular.
 
     Attributes:
-        newline: The newline at the ends of records; None until one was found.
+        has_crlf: Whether some record ends in CRLF.
         is_open: Whether the text ended in quotes.
     """
 
@@ -87,7 +87,7 @@ class QuotedFinder:
         self._is_quoted = 0
         self.is_regular = True
         self.is_open = False
-        self.newline: str | None = None
+        self.has_crlf = False
 
     def ends(self, chunk: bytes, line_ends: Positions) -> Positions:
         letters = np.frombuffer(chunk, np.uint8)
@@ -100,13 +100,14 @@ class QuotedFinder:
             self.is_regular &= self._are_regular(chunk, quotes)
             found = line_ends[(np.searchsorted(quotes, line_ends) + inside) % 2 == 0]
             self._is_quoted = (inside + quotes.size) % 2
-        has_newline = chunk.endswith(b"\n")
-        self.is_regular &= self._has_one_newline(letters, quotes, inside, found, has_newline)
+        newlines = found if chunk.endswith(b"\n") else found[found < len(chunk)]
+        returns = np.flatnonzero(letters == _CR)
+        returns = returns[(np.searchsorted(quotes, returns) + inside) % 2 == 0]
+        self.has_crlf |= bool(returns.size)
+        self.is_regular &= bool(np.isin(returns + 2, newlines).all())
         if self._skips_blank and found.size:
-            starts = np.concatenate(([-1 if inside else 0], found[:-1]))
-            held = found - starts - (2 if self.newline == "\r\n" else 1)
-            if found[-1] == len(chunk) and not has_newline:
-                held[-1] = 1
+            held = np.diff(found, prepend=-1 if inside else 0)
+            held[: newlines.size] -= 1 + np.isin(newlines, returns + 2)
             found = found[held > 0]
         return found
 
@@ -125,27 +126,6 @@ class QuotedFinder:
         starts = follows | (before == self._delimiter) | (before == _LF)
         closes = precedes | (after == self._delimiter) | (after == _LF) | (after == _CR)
         return bool(np.where(opens, starts, closes).all())
-
-    def _has_one_newline(
-        self,
-        letters: npt.NDArray[np.uint8],
-        quotes: Positions,
-        inside: int,
-        ends: Positions,
-        has_newline: bool,
-    ) -> bool:
-        """Return whether all records so far end in the same newline."""
-        last = ends[-1:] == letters.size
-        newlines = ends[:-1] if last.any() and not has_newline else ends
-        returns = np.flatnonzero(letters == _CR)
-        returns = returns[(np.searchsorted(quotes, returns) + inside) % 2 == 0]
-        if not newlines.size:
-            return not returns.size
-        newline = "\r\n" if returns.size else "\n"
-        if self.newline not in (None, newline):
-            return False
-        self.newline = newline
-        return not returns.size or np.array_equal(returns + 2, newlines)
 
 
 def unix_newlines(blocks: Iterable[bytes], quote: str) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import tempfile
 from collections.abc import Iterator
@@ -58,23 +59,22 @@ def written(name: str, data: bytes) -> Path:
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 99), TEXTS, TEXTS), min_size=1, max_size=12),
-    newline=st.sampled_from(["\n", "\r\n"]),
+    newlines=st.sampled_from([["\n"], ["\r\n"], ["\r\n", "\n"], ["\n", "\n", "\r\n"]]),
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]),
     is_ended=st.booleans(),
     has_bom=st.booleans(),
     blank=st.integers(0, 3),
     rule=CUTS,
 )
-def test_csv_that_was_written_is_read_back(rows, newline, quoting, is_ended, has_bom, blank, rule):
+def test_csv_that_was_written_is_read_back(rows, newlines, quoting, is_ended, has_bom, blank, rule):
     # csv does not quote a lone CR or LF of the other kind, and DuckDB trims no quoted spaces.
     has_newline = any(c in text for _, *texts in rows for text in texts for c in "\r\n")
     quoting = csv.QUOTE_ALL if has_newline else quoting
     buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, quoting=quoting, lineterminator=newline)
-    writer.writerow(["n", "a", "b"])
-    for row in rows:
-        writer.writerow(row)
-        buffer.write(newline * (blank if row[0] % 3 == 0 else 0))
+    newline = ""
+    for row, newline in zip([["n", "a", "b"], *rows], itertools.cycle(newlines)):
+        csv.writer(buffer, quoting=quoting, lineterminator=newline).writerow(row)
+        buffer.write(newline * (blank if row[0] != "n" and row[0] % 3 == 0 else 0))
     text = buffer.getvalue()
     text = text if is_ended else text.removesuffix(newline)
     folder = written("a.csv", (BOM if has_bom else b"") + text.encode())
