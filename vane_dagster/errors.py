@@ -167,3 +167,17 @@ def names(items: Iterable[object], limit: int = 5) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message; the name of its class if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def described(error: BaseException | str, name: str | None = None) -> str:
+    """Return the class and the message of an error, ``ValueError: no header``.
+
+    Of an error without a message, such as many an `EOFError`, it returns the class alone.
+
+    Args:
+        error: The error, or its message.
+        name: The name of the class. Default: that of `error`.
+    """
+    message = str(error).strip()
+    kind = name or type(error).__name__
+    return f"{kind}: {message}" if message else kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
@@ -22,11 +23,12 @@ from vane_dagster.checks.context import CheckContext, CheckOutcome, PartCounts, 
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.types.kinds import is_floats, is_text
 
-DEFAULT_ERROR_RATE = 0.01
-"""The default share of rows that may fail."""
+_DEFAULT_RATE, _DEFAULT_ROWS = 0.01, 10
+"""The share and the number of rows that may fail by default; the one that allows more counts."""
 
 _SHOWN = 50
 _DESCRIBED = 5
+_FAILURES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -71,37 +73,58 @@ class IdsComplete(Check):
 class ErrorRate(Check):
     """The share of rows that errors took away.
 
+    If all rows of a partition failed, the rows are not the cause: the check then fails, unless
+    `max_rate` is 1.
+
     Attributes:
         max_rate: The largest share of input rows that may fail in the stage: quarantined, or null
-            because of an error. Rows that the source could not read do not count.
+            because of an error. Rows that the source could not read do not count. Default: 1%, or
+            10 rows if that is more.
     """
 
     kind: ClassVar[str] = "error_rate"
     thresholds: ClassVar[Mapping[str, str]] = {"max_rate": "max_rate"}
 
-    max_rate: float = DEFAULT_ERROR_RATE
+    max_rate: float | None = None
     name: str = field(default="error_rate", kw_only=True)
     blocking: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set(max_rate=share(self._location, "max_rate", self.max_rate))
+        if self.max_rate is not None:
+            self._set(max_rate=share(self._location, "max_rate", self.max_rate))
 
     @property
     def description(self) -> str:
+        if self.max_rate is None:
+            return f"At most {percent(_DEFAULT_RATE)} of the rows fail, or {_DEFAULT_ROWS} of them"
         return f"At most {percent(self.max_rate)} of the rows fail"
+
+    def allowed(self, rows: int) -> int:
+        """Return how many of a number of rows may fail."""
+        if self.max_rate is None:
+            return max(_DEFAULT_ROWS, int(rows * _DEFAULT_RATE))
+        return math.floor(rows * self.max_rate + 1e-9)  # 100 * 0.29 is 28.999...
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the share of rows that failed with the largest allowed."""
         counts = context.counts
-        failed = counts.quarantined + counts.nulled - counts.unread
-        rate = _share(failed, counts.rows_in)
-        shown, limit = _percents(rate, self.max_rate)
-        return CheckOutcome(
-            rate <= self.max_rate,
-            f"{failed:,} of {counts.rows_in:,} rows failed ({shown}); the limit is {limit}",
-            {**_counted(counts), "error_rate": rate, "max_rate": self.max_rate},
-        )
+        lost, rows = counts.quarantined + counts.nulled, counts.rows_in
+        failed, allowed = lost - counts.unread, self.allowed(rows)
+        rate = _share(failed, rows)
+        metadata = {**_counted(counts), "error_rate": rate, "max_failed_rows": allowed}
+        if self.max_rate is not None:
+            metadata["max_rate"] = self.max_rate
+        if rows and lost == rows and self.max_rate != 1:
+            first = "; ".join(context.first_failures(_FAILURES_SHOWN))
+            described = f"All {rows:,} rows failed. The first: {first}"
+            return CheckOutcome(False, described, metadata)
+        if self.max_rate is None:
+            shown, limit = f"{rate:.2%}", f"{allowed:,} rows"
+        else:
+            shown, limit = _percents(rate, self.max_rate)
+        described = f"{failed:,} of {rows:,} rows failed ({shown}); the limit is {limit}"
+        return CheckOutcome(failed <= allowed, described, metadata)
 
 
 @dataclass(frozen=True)
@@ -386,7 +409,7 @@ def defaults_for(
     columns: pa.Schema | None,
     kind: str,
     nullable: bool = False,
-    max_error_rate: float = DEFAULT_ERROR_RATE,
+    max_error_rate: float | None = None,
 ) -> tuple[Check, ...]:
     """Return the default checks of a stage.
 
@@ -395,7 +418,7 @@ def defaults_for(
             declaration.
         kind: "project", "map_batches", "join" or "write".
         nullable: Whether the stage adds nulls, as a left join does.
-        max_error_rate: The largest share of rows that may fail.
+        max_error_rate: See `ErrorRate`.
     """
     found: list[Check] = [IdsComplete(), ErrorRate(max_error_rate)]
     if kind == "map_batches":

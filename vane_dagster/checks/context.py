@@ -209,6 +209,13 @@ class CheckContext(Protocol):
     def packages(self) -> Sequence[PackageVersions]:
         """The packages that the stage's code imports."""
 
+    def first_failures(self, limit: int) -> Sequence[str]:
+        """Describe the first rows that failed: the id, and the class and message of the error.
+
+        Args:
+            limit: The maximum number of rows.
+        """
+
     def statistics(self, columns: Sequence[str]) -> Mapping[str, ColumnStatistics]:
         """Return the statistics of columns.
 

@@ -31,6 +31,7 @@ from vane_dagster.storage.column_stats import Measures, measure, merge_measures
 from vane_dagster.storage.damage import verified
 from vane_dagster.storage.manifest import CheckResult, Manifest, PartInfo
 from vane_dagster.storage.packages import version_of
+from vane_dagster.storage.quarantine import first_faults
 from vane_dagster.storage.reader import places
 from vane_dagster.storage.store import Store
 from vane_dagster.types.schema import empty_table
@@ -104,6 +105,7 @@ class CheckRunner:
             manifest=manifest,
             id=self._pipeline[manifest.stage].id,
             dataset=functools.cache(lambda: self._dataset(manifest)),
+            first_faults=functools.partial(self._first_faults, manifest),
             find_previous=functools.cache(lambda: self._previous(manifest)),
             run_id=self._run_id,
         )
@@ -120,6 +122,10 @@ class CheckRunner:
                 earlier = self._store.read(manifest.pipeline, manifest.stage, key, name)
                 return self._context(earlier)
         return None
+
+    def _first_faults(self, manifest: Manifest, limit: int) -> Sequence[str]:
+        folder = self._store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        return first_faults(folder, manifest, limit)
 
     def _dataset(self, manifest: Manifest) -> ds.Dataset:
         import pyarrow.dataset as ds
@@ -277,6 +283,7 @@ class ManifestContext:
         manifest: Its manifest, with or without results of checks.
         id: The column that identifies a row.
         dataset: Opens its rows; called each time a check reads rows.
+        first_faults: Describes the first of its failed rows, at most a number of them.
         find_previous: Finds the stage's previous partition.
         run_id: The current run; empty outside of one.
         recomputation: Recomputed rows, if any.
@@ -285,6 +292,7 @@ class ManifestContext:
     manifest: Manifest
     id: str
     dataset: Callable[[], ds.Dataset]
+    first_faults: Callable[[int], Sequence[str]] = lambda limit: ()
     find_previous: Callable[[], ManifestContext | None] = lambda: None
     run_id: str = ""
     recomputation: Recomputation | None = None
@@ -327,6 +335,9 @@ class ManifestContext:
     @property
     def packages(self) -> Sequence[PackageVersions]:
         return package_versions(self.manifest.parts, self.run_id)
+
+    def first_failures(self, limit: int) -> Sequence[str]:
+        return self.first_faults(limit)
 
     def statistics(self, columns: Sequence[str]) -> Mapping[str, ColumnStatistics]:
         self._require(columns)

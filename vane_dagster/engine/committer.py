@@ -15,7 +15,7 @@ from typing import Any
 
 from vane_dagster._private_folder import temporary_folder
 from vane_dagster.checks.builtin import IdsComplete
-from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, names
+from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, described, names
 from vane_dagster.storage.damage import damage_of
 from vane_dagster.storage.filesystem import IO_THREADS, Location, duckdb_path
 from vane_dagster.storage.manifest import CheckResult, FileRecord, Manifest, ManifestName, PartInfo
@@ -132,7 +132,7 @@ class Committer:
             except Exception as error:
                 outcome = StoreError(
                     f"{manifest.pipeline}/{manifest.stage} could not be committed: "
-                    f"{type(error).__name__}: {error}{self._removed(commit)}"
+                    f"{described(error)}{self._removed(commit)}"
                 )
             self._outcomes[manifest.partition, manifest.stage] = outcome
             commit.done(manifest, outcome)

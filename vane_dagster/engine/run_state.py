@@ -217,8 +217,9 @@ class RunState:
         partition = self.plan.partitions[index]
         if partition.is_sample:
             return sum(map(len, partition.sample.values())) or partition.source_rows
-        rates = [c.max_rate for c in self.pipeline.checks(stage) if isinstance(c, ErrorRate)]
-        return int(self.plan.partitions[index].source_rows * (rates[0] if rates else 1.0))
+        limits = [c for c in self.pipeline.checks(stage) if isinstance(c, ErrorRate)]
+        rows = partition.source_rows
+        return limits[0].allowed(rows) if limits else rows
 
     def faults_allowed(self, index: int, stage: str) -> int:
         """Rows that may still fail: `max_faults` minus those that have failed.

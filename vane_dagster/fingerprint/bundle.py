@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vane_dagster.errors import CodeIdentityError
+from vane_dagster.errors import CodeIdentityError, described
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder, Module
 
@@ -68,7 +68,7 @@ def pack(
     except Exception as error:
         raise CodeIdentityError(
             f"{getattr(obj, '__qualname__', type(obj).__qualname__)} cannot be pickled for the "
-            f"workers: {type(error).__name__}: {error}. Define it at the top level of a module, "
+            f"workers: {described(error)}. Define it at the top level of a module, "
             f"and build what cannot travel (connections, locks, models) inside it."
         ) from error
     archive = _zip(sources)
@@ -139,7 +139,7 @@ def pickled_by_value(
         except Exception as error:
             raise CodeIdentityError(
                 f"{type(obj).__qualname__} cannot be pickled for the workers: "
-                f"{type(error).__name__}: {error}. Let its attributes be plain values"
+                f"{described(error)}. Let its attributes be plain values"
             ) from error
         finally:
             for module in own:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._arguments import positive
-from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.pipeline.model_stages import EmbedSpec, ModelStageRows, name_of
 from vane_dagster.pipeline.options import ExecutionBackend, OnError
 from vane_dagster.pipeline.required_arguments import required_arguments
@@ -44,7 +43,7 @@ class EmbedRows(ModelStageRows):
         env_vars: Sequence[str] = (),
         keyed_env_vars: Sequence[str] = (),
         on_error: OnError = "raise",
-        max_error_rate: float = DEFAULT_ERROR_RATE,
+        max_error_rate: float | None = None,
         max_retries: int = 5,
         retry_on: Sequence[type[BaseException] | str] = (),
         timeout_s: float | None = None,

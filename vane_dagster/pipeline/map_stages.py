@@ -19,7 +19,6 @@ from vane_dagster._arguments import (
     positional,
     positive,
 )
-from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.local_file import check_local_files
 from vane_dagster.pipeline.asset_options import asset_options, check_arguments
@@ -127,7 +126,7 @@ class MapRows:
         parent_id: str | None = None,
         column_lineage: Mapping[str, Sequence[str]] | None = None,
         on_error: OnError | None = None,
-        max_error_rate: float = DEFAULT_ERROR_RATE,
+        max_error_rate: float | None = None,
         max_retries: int | None = None,
         retry_on: Sequence[type[BaseException] | str] = (),
         timeout_s: float | None = None,
@@ -205,7 +204,8 @@ class MapRows:
                 their errors beside the output, and continues. "null" keeps them in the output as
                 nulls, with the error in a column "error".
             max_error_rate: The share of a partition's rows that may fail. Beyond it, the partition
-                fails.
+                fails, and if all rows fail, unless it is 1. Default: 0.01, or 10 rows if that is
+                more.
             max_retries: Retries of a call, with exponential backoff, after a transient error: a
                 connection error, a time-out, HTTP 429 or 5xx. Default: 3.
             retry_on: Further exception classes, or their names, to treat as transient.
@@ -595,7 +595,7 @@ class MapRows:
         parent_id: str | None = None,
         column_lineage: Mapping[str, Sequence[str]] | None = None,
         on_error: OnError | None = None,
-        max_error_rate: float = DEFAULT_ERROR_RATE,
+        max_error_rate: float | None = None,
         max_retries: int | None = None,
         retry_on: Sequence[type[BaseException] | str] = (),
         timeout_s: float | None = None,

@@ -18,7 +18,6 @@ from vane_dagster._arguments import (
     positive,
 )
 from vane_dagster._secrets import keep_arguments
-from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.constructor import ConstructorIdentity
@@ -234,7 +233,7 @@ class ModelStageRows:
         env_vars: Sequence[str] = (),
         keyed_env_vars: Sequence[str] = (),
         on_error: OnError = "raise",
-        max_error_rate: float = DEFAULT_ERROR_RATE,
+        max_error_rate: float | None = None,
         max_retries: int = 5,
         retry_on: Sequence[type[BaseException] | str] = (),
         timeout_s: float | None = None,

@@ -152,14 +152,14 @@ class Failures:
 
     Attributes:
         on_error: How a failed row is handled.
-        max_error_rate: The share of a partition's rows that may fail.
+        max_error_rate: The share of a partition's rows that may fail; None for the default.
         max_retries: Retries of a call after a transient error.
         retry_on: Names of further exception classes to treat as transient.
         timeout_s: Time limit of a call in seconds; None for no limit.
     """
 
     on_error: OnError = "raise"
-    max_error_rate: float = 0.01
+    max_error_rate: float | None = None
     max_retries: int = 3
     retry_on: tuple[str, ...] = ()
     timeout_s: float | None = None
@@ -193,7 +193,7 @@ def parse_include(location: str, include: Any) -> IncludeColumns:
 def parse_failures(
     location: str,
     on_error: OnError,
-    max_error_rate: float,
+    max_error_rate: float | None,
     max_retries: int,
     retry_on: Sequence[type[BaseException] | str],
     timeout_s: float | None,
@@ -203,7 +203,7 @@ def parse_failures(
     Args:
         location: The stage, for messages.
         on_error: "raise", "quarantine" or "null".
-        max_error_rate: A share from 0 to 1.
+        max_error_rate: A share from 0 to 1; None for the default of `ErrorRate`.
         max_retries: The number of retries.
         retry_on: Exception classes, or their names.
         timeout_s: Seconds; None for no limit.
@@ -213,7 +213,7 @@ def parse_failures(
     """
     one_of(location, "on_error", on_error, ("raise", "quarantine", "null"))
     number = isinstance(max_error_rate, (int, float)) and not isinstance(max_error_rate, bool)
-    if not number or not 0 <= max_error_rate <= 1:
+    if max_error_rate is not None and not (number and 0 <= max_error_rate <= 1):
         raise DefinitionError(
             f"{location}: max_error_rate is {max_error_rate!r}; expected a share from 0 to 1"
         )
@@ -225,7 +225,8 @@ def parse_failures(
         raise DefinitionError(f"{location}: retry_on is {retry_on!r}; expected a list of classes")
     names = tuple(_name(location, kind) for kind in retry_on)
     limit = seconds(location, "timeout_s", timeout_s)
-    return Failures(on_error, float(max_error_rate), max_retries, names, limit)
+    rate = None if max_error_rate is None else float(max_error_rate)
+    return Failures(on_error, rate, max_retries, names, limit)
 
 
 def _name(location: str, kind: Any) -> str:

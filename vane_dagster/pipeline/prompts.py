@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from vane_dagster._arguments import list_of_names, mapping, positive
-from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.model_stages import ModelStageRows, PromptSpec, name_of
 from vane_dagster.pipeline.options import ExecutionBackend, OnError
@@ -63,7 +62,7 @@ class PromptRows(ModelStageRows):
         env_vars: Sequence[str] = (),
         keyed_env_vars: Sequence[str] = (),
         on_error: OnError = "raise",
-        max_error_rate: float = DEFAULT_ERROR_RATE,
+        max_error_rate: float | None = None,
         max_retries: int = 5,
         retry_on: Sequence[type[BaseException] | str] = (),
         timeout_s: float | None = None,

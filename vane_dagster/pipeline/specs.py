@@ -150,8 +150,8 @@ class StageKind(abc.ABC):
         return False
 
     @property
-    def max_error_rate(self) -> float:
-        """The share of a partition's rows that may fail."""
+    def max_error_rate(self) -> float | None:
+        """The share of a partition's rows that may fail; None for the default."""
         return 0.0
 
     @property
@@ -496,7 +496,7 @@ class MapBatchesSpec(StageKind):
         return self.failures.on_error == "quarantine"
 
     @property
-    def max_error_rate(self) -> float:
+    def max_error_rate(self) -> float | None:
         """The declared share."""
         return self.failures.max_error_rate
 

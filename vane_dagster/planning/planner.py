@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from vane_dagster.errors import PlanError, SourceError, VaneError
+from vane_dagster.errors import PlanError, SourceError, VaneError, described
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE
@@ -158,7 +158,7 @@ class _Planner:
             return error
         except Exception as error:  # e.g. an unreadable file; plan the other partitions
             where = "" if key is None else f", partition {key!r}"
-            return PlanError(f"{self.location}{where}: {type(error).__name__}: {error}")
+            return PlanError(f"{self.location}{where}: {described(error)}")
 
     def plan(self, key: str | None) -> PartitionPlan:
         names_in_force = {stage: self.latest[stage].get(key) for stage in self.inputs}

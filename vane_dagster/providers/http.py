@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from vane_dagster._secrets import keep_variables
-from vane_dagster.errors import StageError
+from vane_dagster.errors import StageError, described
 from vane_dagster.providers.base import Answer, PromptTooLong, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.rate_limiter import RateLimiter
@@ -207,7 +207,7 @@ class HttpProvider:
 
     def _refusal(self, error: Any) -> str:
         """Describe why an endpoint refuses all requests, and how to fix it."""
-        detail = f"{type(error).__name__}: {error}"
+        detail = f"{described(error)}"
         if error.body and "message" not in error.body:  # a form that the client omits
             detail += f" - {str(error.body)[:_MAX_SHOWN]}"
         if error.status_code == _NOT_FOUND:

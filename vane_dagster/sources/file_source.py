@@ -24,7 +24,7 @@ from vane_dagster._arguments import (
     fill_placeholders,
 )
 from vane_dagster._secrets import url_parts, with_options
-from vane_dagster.errors import DefinitionError, SourceError, VaneError, names
+from vane_dagster.errors import DefinitionError, SourceError, VaneError, described, names
 from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
 from vane_dagster.storage.filesystem import IO_THREADS, Location, files_below
@@ -268,9 +268,7 @@ def _unlisted(url: str, error: Exception, location: str) -> SourceError:
         fix = "Remove the link"
     elif isinstance(error, FileNotFoundError) and os.path.islink(error.filename or ""):
         fix = "It is a link to nothing: remove the link, or restore its file"
-    made = SourceError(
-        f"{location}: source {url!r} cannot be listed: {type(error).__name__}: {error}. {fix}"
-    )
+    made = SourceError(f"{location}: source {url!r} cannot be listed: {described(error)}. {fix}")
     made.__cause__ = error
     return made
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from vane_dagster import _failpoints
 from vane_dagster._arguments import one_of
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import SourceError
+from vane_dagster.errors import SourceError, described
 from vane_dagster.sources.base import (
     FragmentRule,
     ReadContext,
@@ -254,7 +254,7 @@ def read_footer(
             ) from error
         raise SourceError(
             f"{location}: {file.url!r} ({file.size} bytes) cannot be read as Parquet: "
-            f"{type(error).__name__}: {error}. Write it again, or take it out of the source"
+            f"{described(error)}. Write it again, or take it out of the source"
         ) from error
 
 

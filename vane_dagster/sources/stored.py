@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import DefinitionError, SourceError
+from vane_dagster.errors import DefinitionError, SourceError, described
 from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceReader, SourceTable
 from vane_dagster.sources.file_source import asset_path
 from vane_dagster.sources.files import file_record
@@ -98,7 +98,7 @@ class StoredSource(ParquetFiles):
             except Exception as error:  # drivers raise their own exception classes
                 return SourceError(
                     f"{location}: the files of asset {self.asset!r}{_where(partition)} cannot be "
-                    f"listed: {type(error).__name__}: {error}. Materialize it again"
+                    f"listed: {described(error)}. Materialize it again"
                 )
 
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:

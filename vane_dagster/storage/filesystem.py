@@ -21,7 +21,7 @@ import fsspec
 
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_options, revealed, url_parts, with_options, without_secrets
-from vane_dagster.errors import StoreError
+from vane_dagster.errors import StoreError, described
 from vane_dagster.storage.transient_errors import advice, has_status, with_retries
 
 _T = TypeVar("_T")
@@ -398,7 +398,7 @@ class Location:
             raise
         except Exception as error:  # drivers raise their own exception classes
             raise StoreError(
-                f"{self.url!r} cannot be {verb}: {type(error).__name__}: {error}. {advice(error)}"
+                f"{self.url!r} cannot be {verb}: {described(error)}. {advice(error)}"
             ) from without_secrets(error)
 
 

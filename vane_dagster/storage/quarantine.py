@@ -9,11 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vane_dagster.errors import described
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
 
 SUFFIX = ".faults.parquet"
 PARENTS = "parents"
+_MAX_SHOWN_CHARACTERS = 200
 _METADATA = b"vane_faults"
 
 
@@ -108,3 +110,25 @@ def read_faults(folder: Location, manifest: Manifest) -> pa.Table:
         if part.faults:
             found.append(pq.read_table(pa.BufferReader(folder.read(part.faults))))
     return concat_faults(found)
+
+
+def first_faults(folder: Location, manifest: Manifest, limit: int) -> Sequence[str]:
+    """Describe the first quarantined rows of a stage in a partition, each in one line.
+
+    Args:
+        folder: The folder of the stage's parts of the partition.
+        manifest: The manifest of the stage in the partition.
+        limit: The maximum number of rows.
+
+    Raises:
+        StoreError: If a file cannot be read.
+    """
+    found: list[str] = []
+    for name in filter(None, (part.faults for part in manifest.parts)):
+        rows = pq.read_table(pa.BufferReader(folder.read(name)), columns=["id", "error", "message"])
+        for row in rows.slice(0, limit - len(found)).to_pylist():
+            message = " ".join(described(row["message"], row["error"]).split())
+            found.append(f"id {row['id']!r}: {message[:_MAX_SHOWN_CHARACTERS]}")
+        if len(found) == limit:
+            break
+    return found

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vane_dagster.errors import StoreError
+from vane_dagster.errors import StoreError, described
 from vane_dagster.storage.filesystem import IO_THREADS, Location
 
 _COMPARED_ONE_BY_ONE = 64
@@ -180,7 +180,7 @@ def _opened(file: RowFile) -> Iterator[pq.ParquetFile]:
         raise
     except Exception as error:  # from pyarrow, or from a file system's driver
         raise StoreError(
-            f"{file.url!r} cannot be read: {type(error).__name__}: {error}. Check that it is whole "
+            f"{file.url!r} cannot be read: {described(error)}. Check that it is whole "
             "and that the credentials reach it"
         ) from error
 

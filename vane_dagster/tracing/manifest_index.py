@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster._secrets import masked
-from vane_dagster.errors import SourceError, StoreError, TraceError, names
+from vane_dagster.errors import SourceError, StoreError, TraceError, described, names
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.sources import Source, TableReader
 from vane_dagster.sources.base import find_row
@@ -305,7 +305,7 @@ class ManifestIndex:
         except FileNotFoundError:
             return "the file is gone since"
         except Exception as error:  # drivers raise many exception classes of their own
-            return masked(f"the file cannot be looked at: {type(error).__name__}: {error}")
+            return masked(f"the file cannot be looked at: {described(error)}")
         (kept,) = reconcile([now], [recorded], self.source)
         if (kept.size, kept.version) == (recorded.size, recorded.version):
             return None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vane_dagster._user_errors import contained, is_shutdown
-from vane_dagster.errors import RowErrors
+from vane_dagster.errors import RowErrors, described
 from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.frameworks import is_dead
 from vane_dagster.worker.isolation import begin_user_code, one_process
@@ -31,7 +31,7 @@ class UnhealthyModelError(Exception):
     """
 
     def __init__(self, cause: BaseException, rows: bool) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}")
+        super().__init__(described(cause))
         self.cause = cause
         self.rows = rows
 

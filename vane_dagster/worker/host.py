@@ -19,7 +19,13 @@ from vane_dagster import _failpoints
 from vane_dagster._private_folder import worker_folder
 from vane_dagster._secrets import keep_variables, masked
 from vane_dagster._user_errors import contained, is_shutdown
-from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError, VaneError
+from vane_dagster.errors import (
+    DamagedPartError,
+    IntegrityError,
+    ModelLoadError,
+    VaneError,
+    described,
+)
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.sources.planned_read import fitted
 from vane_dagster.storage.manifest import PartInfo, PartProvenance
@@ -328,7 +334,7 @@ def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
         )
     return Fault(
         "ModelLoadError",
-        f"{label} could not be constructed in a worker: {type(error).__name__}: {error}{hint}",
+        f"{label} could not be constructed in a worker: {described(error)}{hint}",
         user_traceback(error),
     )
 
@@ -347,6 +353,6 @@ def work_fault(work: Work, error: BaseException) -> Fault:
         return Fault("DamagedPartError", str(error), part=error.part)
     if isinstance(error, VaneError):
         return Fault(fault_kind(error), str(error))
-    message = f"{where}: {type(error).__name__}: {error}"
+    message = f"{where}: {described(error)}"
     return Fault("UdfError" if isinstance(work.op, CallUdf) else "ComputeError", message,
                  user_traceback(error))  # fmt: skip

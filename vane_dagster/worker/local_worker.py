@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from vane_dagster._user_errors import contained
 from vane_dagster._worker_process import mark_worker
+from vane_dagster.errors import described
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.protocol import (
     Fault,
@@ -103,7 +104,7 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
                 path = None if table is None else write_table(table, folder)
         except BaseException as error:  # the driver waits for an answer in any case
             error = contained(error)
-            fault = Fault("ComputeError", f"worker {os.getpid()}: {type(error).__name__}: {error}")
+            fault = Fault("ComputeError", f"worker {os.getpid()}: {described(error)}")
             report = load_failed(fault) if isinstance(call, LoadCall) else WorkReport(fault=fault)
         channel.send(WorkerReply(ticket, report, path))
 

@@ -20,6 +20,7 @@ from typing import Any
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments, masked
 from vane_dagster._user_errors import contained, is_shutdown
+from vane_dagster.errors import described
 from vane_dagster.pipeline.lazy_instances import construct
 from vane_dagster.worker import user_code
 from vane_dagster.worker.health import UnhealthyModelError
@@ -133,7 +134,7 @@ class ModelVersions:
                 raise
             cause = contained(error)
             self._drop(folder)
-            text = masked(f"{type(cause).__name__}: {cause}")
+            text = masked(described(cause))
             raise OtherCodeError(f"cannot take over this run's code ({text})") from None
         first = self._versions[self._made.content].caller
         self._versions[model.content] = _Version(folder, first.of_version(model, shared))

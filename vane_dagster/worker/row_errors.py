@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from vane_dagster._secrets import masked
 from vane_dagster._user_errors import clean
-from vane_dagster.errors import UdfError
+from vane_dagster.errors import UdfError, described
 from vane_dagster.storage.quarantine import PARENTS, fault_schema
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.worker.protocol import CallUdf, Computed, Reject, Tally, Work
@@ -69,7 +69,7 @@ def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
         if field.name in passed_on:
             columns[field.name] = fault.batch.column(field.name)
         elif field.name == ERROR_COLUMN:
-            text = masked(f"{fault.name}: {fault.error}")[:_MAX_CHARACTERS]
+            text = masked(described(fault.error, fault.name))[:_MAX_CHARACTERS]
             columns[field.name] = pa.chunked_array([pa.array([text], pa.string())])
         else:
             columns[field.name] = pa.chunked_array([pa.nulls(1, field.type)])
@@ -107,7 +107,7 @@ def describe_faults(faults: Sequence[RowFault], id: str) -> tuple[str, ...]:
 
 
 def _described(fault: RowFault, id: str) -> str:
-    text = " ".join(masked(f"{fault.name}: {fault.error}").split())
+    text = " ".join(masked(described(fault.error, fault.name)).split())
     return f"id {fault.batch.column(id)[0].as_py()!r}: {text[:_MAX_SHOWN_CHARACTERS]}"
 
 
@@ -122,7 +122,7 @@ def user_traceback(error: BaseException) -> str:
     try:
         last = traceback.format_exception_only(error)
     except BaseException:  # formatting reads the exception's own attributes and context
-        last = [f"{type(error).__name__}: {error}\n"]
+        last = [f"{described(error)}\n"]
     return masked(clean("Traceback (most recent call last):\n" + "".join(frames + last)))
 
 

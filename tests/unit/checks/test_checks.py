@@ -366,6 +366,42 @@ def test_error_rate(tmp_path: Path):
     assert one(vd.checks.ErrorRate(0.25), context).passed
 
 
+@pytest.mark.parametrize(
+    ("rate", "rows_in", "failed", "passed"),
+    [
+        (None, 50, 10, True),
+        (None, 50, 11, False),
+        (None, 2000, 20, True),
+        (None, 2000, 21, False),
+        (None, 11, 10, True),
+        (None, 10, 10, False),
+        (None, 1, 1, False),
+        (None, 0, 0, True),
+        (0.29, 100, 29, True),
+        (0.29, 100, 30, False),
+        (0.0, 50, 1, False),
+        (1.0, 10, 10, True),
+    ],
+)
+def test_rows_that_may_fail(tmp_path: Path, rate, rows_in, failed, passed):
+    table = rows(x=range(rows_in - failed))
+    context = closed(stage(tmp_path, table, rows_in=rows_in, quarantined=failed))
+    assert one(vd.checks.ErrorRate(rate), context).passed == passed
+
+
+@pytest.mark.parametrize(
+    ("rate", "read", "passed"), [(None, 1, True), (0.0, 1, True), (None, 0, False), (0.5, 0, False)]
+)
+def test_rows_that_were_not_read_count_if_all_failed(tmp_path: Path, rate, read, passed):
+    counts = {"rows_in": 40, "quarantined": 40 - read, "unread": 40 - read}
+    context = closed(stage(tmp_path, rows(x=range(read)), **counts))
+    context = replace(context, first_faults=lambda limit: ["id 'a.png': OSError: broken"] * limit)
+    found = one(vd.checks.ErrorRate(rate), context)
+    assert found.passed == passed
+    if not passed:
+        assert found.description.startswith("All 40 rows failed. The first: id 'a.png': OSError: b")
+
+
 def test_null_rate_of_each_column_but_the_ids(tmp_path: Path):
     table = rows(x=[1, None, None, 2], y=["a", None, "b", "c"])
     context = closed(stage(tmp_path, table, table))

@@ -68,7 +68,7 @@ def test_limits_are_those_of_stages_that_run_code(pipeline):
     assert attribute_by_stage(pipeline, "timeout_s")["chunks"] == 5
     assert attribute_by_stage(pipeline, "timeout_s")["clean"] is None
     assert attribute_by_stage(pipeline, "max_error_rate") == {
-        "clean": 0, "chunks": 0.25, "asked": 0.01, "vectors": 0.01, "listed": 0, "out": 0,
+        "clean": 0, "chunks": 0.25, "asked": None, "vectors": None, "listed": 0, "out": 0,
     }  # fmt: skip
 
 
