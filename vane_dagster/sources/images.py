@@ -260,7 +260,8 @@ def images(
             any.
         size: Height and width in pixels to resize each image to, bilinear. JPEG files more than
             twice as large are decoded at a reduced scale first.
-        mode: Pillow's mode, such as "RGB", "RGBA" or "L".
+        mode: Pillow's mode, such as "RGB", "RGBA" or "L", and its conversion, except that 16 bits
+            are scaled to 8. The EXIF orientation is not applied.
         errors: The outcome of a file that is no image, empty, truncated, too large or unreadable.
             "quarantine": the stage that reads it quarantines the row. "null": the row has a null
             image, and the column ``error`` says why. "raise": the partition fails. If no file of a

@@ -85,10 +85,10 @@ def as_planned(
     """
     try:
         table = read()
-    except VaneError:
-        raise
     except Exception as error:  # a file that is replaced during the read may raise anything
         check_unchanged(source, files, location)
+        if isinstance(error, VaneError):
+            raise
         raise unreadable(files[0].url, error, location) from error
     if source.reads_contents:
         check_unchanged(source, files, location)

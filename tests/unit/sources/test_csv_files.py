@@ -18,6 +18,7 @@ import pytest
 
 import vane_dagster as vd
 from vane_dagster.sources import FragmentRule, ReadContext, SourceTable
+from vane_dagster.sources.planned_read import read_planned
 from vane_dagster.sources.record_files import RecordSource
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord
@@ -387,6 +388,17 @@ def test_a_bad_file_of_a_group_is_named(tmp_path):
     (tmp_path / "b.csv").write_bytes(b"id\nx\n")
     with pytest.raises(vd.SourceError, match=r"b\.csv', line 2: column 'id'"):
         source.read(table.fragments[0], table.schema, CONTEXT)
+
+
+@pytest.mark.parametrize("now", [b"id,s\n1,x\n", b"id\n" * 40, b""])
+def test_a_file_that_is_replaced_before_its_read_is_named_as_such(now, tmp_path):
+    source = vd.csv(write(tmp_path, a__csv=b"id,s\n" + b"1,x\n" * 20))
+    files = source.required(source.list_files([None], "here")[None], None, "here")
+    table = source.split(files, FragmentRule(10), "here")
+    (tmp_path / "a.csv").write_bytes(now)
+    for fragment in table.fragments:
+        with pytest.raises(vd.SourceError, match=r"a\.csv' was replaced while the run read it"):
+            read_planned(source.for_workers(), fragment, table.schema, files, CONTEXT)
 
 
 def test_options_that_change_rows_change_fragments(tmp_path):
