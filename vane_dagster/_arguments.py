@@ -260,6 +260,26 @@ def check_url(where: str, url: str) -> None:
             )
 
 
+def path_text(value: Any) -> Any:
+    """Return the text of a `pathlib.Path` or another `os.PathLike`; other values unchanged."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def checked_url(where: str, url: str | os.PathLike[str]) -> str:
+    """Return a URL or path as text, after `check_url`.
+
+    Args:
+        where: The argument, for the message.
+        url: The URL or path.
+
+    Raises:
+        DefinitionError: If it is empty or has an unknown placeholder.
+    """
+    text: str = path_text(url)
+    check_url(where, text)
+    return text
+
+
 def check_placeholders(
     where: str, url: str, partitions_def: dg.PartitionsDefinition[Any] | None
 ) -> None:

@@ -17,7 +17,6 @@ from PIL import Image
 
 import vane_dagster as vd
 from support.data import read_stage
-from support.results import failure
 
 PAGE = Path(vd.__file__).parents[1] / "docs" / "sources.md"
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vane_dagster._arguments import check_url, mapping
+from vane_dagster._arguments import checked_url, mapping
 from vane_dagster._secrets import keep_options, revealed, url_parts, with_options
 from vane_dagster.checks.base import Check, bound, checked_columns
 from vane_dagster.checks.context import CheckContext, CheckOutcome
@@ -156,9 +156,7 @@ class Golden(Check):
 
     def _parsed(self) -> str | pa.Table:
         if isinstance(self.expected, (str, os.PathLike)):
-            url = os.fspath(self.expected)
-            check_url(self._location, url)
-            return url
+            return checked_url(self._location, self.expected)
         if isinstance(self.expected, pa.Table):
             table = self.expected
         elif isinstance(self.expected, Mapping):

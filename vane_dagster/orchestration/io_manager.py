@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from vane_dagster._arguments import path_text
 from vane_dagster._home import default_root
 from vane_dagster._secrets import errors_masked
 from vane_dagster.errors import StoreError, names
@@ -50,6 +51,11 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
         "stands here is shown in Dagster's UI.",
         json_schema_extra={"dagster__is_secret": True},
     )
+
+    def __init__(self, *values: Any, **arguments: Any) -> None:
+        if "root" in arguments:
+            arguments["root"] = path_text(arguments["root"])
+        super().__init__(*values, **arguments)
 
     def open(self) -> Store:
         """Open the store at the root."""

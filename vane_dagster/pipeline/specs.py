@@ -65,6 +65,10 @@ if TYPE_CHECKING:
 SOURCE = "source"
 """The name of a pipeline's source among its nodes. A node is a stage or the source."""
 
+_OPEN_FILE = (
+    ". To read the row's file, write a parameter `file: vd.File`; else name the column of a "
+    'parameter, as inputs={"parameter": "column"}'
+)
 _NAME_INPUTS = (
     '. Name the column of a parameter, as inputs={"parameter": "column"}, or annotate the one '
     "parameter as a dict to get the whole row"
@@ -531,7 +535,8 @@ class MapBatchesSpec(StageKind):
         needed = dict.fromkeys([*(self.columns or ()), *_listed(self.include)])
         if missing := [column for column in needed if column not in first.names]:
             by_row = isinstance(self.contract, RowCall) and self.contract.inputs is not None
-            hint = _NAME_INPUTS if by_row else ""
+            has_files = pipeline.source.names_files
+            hint = (_OPEN_FILE if has_files else _NAME_INPUTS) if by_row else ""
             raise SchemaError(
                 f"{location}: needs {names(missing)}, which {self.upstream[0]!r} does not have; "
                 f"it has {names(first.names, 20)}{hint}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._arguments import (
     check_placeholders,
-    check_url,
+    checked_url,
     one_of,
     positive,
 )
@@ -86,7 +87,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
     def write(
         self,
         name: str,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         format: str = "parquet",
         storage_options: Mapping[str, Any] | None = None,
@@ -144,8 +145,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
             raise DefinitionError(
                 f"{location}: would publish the source as it is; add a project, and write that"
             )
-        check_url(location, url)
-        url, found = url_parts(url)
+        url, found = url_parts(checked_url(location, url))
         publisher = publisher_class(one_of(location, "format", format, tuple(PUBLISHERS)))
         if publisher.has_folder_per_partition:
             check_placeholders(location, url, self.pipeline.partitions_def)

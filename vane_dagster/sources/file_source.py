@@ -21,6 +21,7 @@ from vane_dagster._arguments import (
     PLACEHOLDER,
     check_placeholders,
     check_url,
+    checked_url,
     fill_placeholders,
 )
 from vane_dagster._secrets import url_parts, with_options
@@ -126,7 +127,7 @@ class FileSource(Source):
 
 def file_arguments(
     location: str,
-    url: str,
+    url: str | os.PathLike[str],
     asset: Any,
     storage_options: Mapping[str, Any] | None,
     allow_empty: bool,
@@ -143,9 +144,8 @@ def file_arguments(
     Raises:
         DefinitionError: If one is invalid.
     """
-    check_url(location, url)
     writer = asset_path(asset, location)
-    url, found = url_parts(url)
+    url, found = url_parts(checked_url(location, url))
     return url, writer, allow_empty, with_options(found, storage_options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -102,14 +103,20 @@ class ImagesSource(FilesSource):
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
             list(threads.map(found.read, range(len(fragment.spans))))
         for place, error in sorted(found.errors.items()):
-            if self.errors == "raise" or len(found.unread) == len(fragment.spans):
-                raise unreadable(fragment.spans[place].url, error, context.location, _FIX)
+            nothing_read = len(found.unread) == len(fragment.spans)
+            if self.errors == "raise" or nothing_read:
+                fix = None if nothing_read else _FIX
+                raise unreadable(fragment.spans[place].url, error, context.location, fix)
         columns = {PATH: paths.column(PATH), **found.columns()}
         kept = [*schema.names, *([ROW_ERROR] if ROW_ERROR in columns else [])]
         return pa.table({name: columns[name] for name in kept})
 
 
-_FIX = "Replace the file or take it out of the source; errors='quarantine' sets it aside"
+_FIX = (
+    "Replace the file or take it out of the source. This is the first such file, and others may "
+    "follow; to find all of them, declare errors='quarantine', and read their errors with "
+    "vd.quarantine"
+)
 
 
 class _Images:
@@ -236,7 +243,7 @@ def _from_array(values: npt.NDArray[np.uint8]) -> Any:
 
 @known_keywords("vd.images")
 def images(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     size: tuple[int, int] | None = None,
     mode: str = "RGB",

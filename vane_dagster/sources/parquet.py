@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ class ParquetSource(FileSource, ParquetFiles):
 
 @known_keywords("vd.parquet")
 def parquet(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     asset: Any = None,
     allow_empty: bool = False,

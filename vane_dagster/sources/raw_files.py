@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -120,7 +121,7 @@ class FilesSource(FileSource):
 
 @known_keywords("vd.files")
 def files(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     asset: Any = None,
     allow_empty: bool = False,
@@ -138,7 +139,8 @@ def files(
     Args:
         url: A path or fsspec URL: a file, a folder (every file below it) or a glob, such as
             ``"s3://bucket/{partition_key}/**/*.wav"``. Names that begin with "." or "_" are
-            ignored. ``{partition_key}`` is replaced by the partition's key,
+            ignored, and so are FIFOs, sockets and devices. A folder that a glob matches stands for
+            the files below it. ``{partition_key}`` is replaced by the partition's key,
             ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
         allow_empty: Whether a partition without files is accepted; an error by default.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -564,7 +565,7 @@ def after_bom(head: bytes) -> int:
 
 def parsed_options(
     where: str,
-    url: str,
+    url: str | os.PathLike[str],
     asset: Any,
     allow_empty: bool,
     storage_options: Mapping[str, Any] | None,

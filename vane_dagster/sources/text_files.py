@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -60,7 +61,7 @@ class TextSource(RecordSource):
 
 @known_keywords("vd.text")
 def text(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     encoding: str = "utf-8",
     include_paths: bool = False,

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import secrets
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -484,37 +485,45 @@ def files_below(
 
 
 def _local_files(path: str) -> dict[str, dict[str, Any]]:
-    """List local files as fsspec's `find` does, but raise for folders that cannot be listed."""
-    if os.path.isfile(path):
-        return {path: _local_info(path)}
-    found = {}
+    """List local files as fsspec's `find` does, but raise for folders that cannot be listed.
+
+    FIFOs, sockets and devices are left out: they have no content, and reading one may never end.
+    """
+    if os.path.exists(path) and not os.path.isdir(path):
+        info = _local_info(path)
+        return {path: info} if info else {}
+    found: dict[str, dict[str, Any]] = {}
     above: dict[str, dict[tuple[int, int], str]] = {path: {}}  # the parent folders of each folder
     for folder, folders, names in os.walk(path, onerror=_unless_missing, followlinks=True):
         outer = above.pop(folder)
         try:
-            stat = os.stat(folder)
+            own = os.stat(folder)
         except FileNotFoundError:  # gone since it was listed
             folders.clear()
             continue
-        if same := outer.get((stat.st_dev, stat.st_ino)):
+        if same := outer.get((own.st_dev, own.st_ino)):
             raise OSError(
                 errno.ELOOP,
                 f"the link {folder!r} leads back to the folder {same!r} that holds it, so that the "
                 "listing would have no end",
             )
-        inner = {**outer, (stat.st_dev, stat.st_ino): folder}
+        inner = {**outer, (own.st_dev, own.st_ino): folder}
         above.update((os.path.join(folder, name), inner) for name in folders)
         for name in names:
-            found[os.path.join(folder, name)] = _local_info(os.path.join(folder, name))
+            if info := _local_info(os.path.join(folder, name)):
+                found[info["name"]] = info
     return found
 
 
-def _local_info(path: str) -> dict[str, Any]:
+def _local_info(path: str) -> dict[str, Any] | None:
+    """Describe a local file as fsspec does; None if it is not a regular file."""
     try:
-        stat = os.stat(path)
+        found = os.stat(path)
     except FileNotFoundError:  # gone since it was listed, or a link to nothing
         return {"name": path, "size": 0, "type": "file"}
-    return {"name": path, "size": stat.st_size, "type": "file", "mtime": stat.st_mtime}
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return {"name": path, "size": found.st_size, "type": "file", "mtime": found.st_mtime}
 
 
 def _unless_missing(error: OSError) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import dagster as dg
 import pytest
 
@@ -46,5 +48,6 @@ def test_a_subclass_has_arguments_of_its_own():
         day: str
 
     assert Dated(root="/x", day="monday").day == "monday"
+    assert Dated(root=Path("/x"), day="monday") == Dated(root="/x", day="monday")
     with pytest.raises(vd.DefinitionError, match=r"'dai' of vd\.Dated\. Did you mean 'day'"):
         Dated(root="/x", dai="monday")

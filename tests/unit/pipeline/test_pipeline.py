@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -47,6 +48,11 @@ def plain(batch, scale=1):
 
 def pipeline(name: str = "docs", **given: Any) -> vd.Pipeline:
     return vd.Pipeline(name, **{"source": vd.parquet("/data/docs"), "id": "id", **given})
+
+
+def test_a_target_may_be_a_path_object():
+    written = pipeline().project("p", ["x"]).write("w", Path("/out"))
+    assert written.spec.target.url == "/out"
 
 
 def mapped(fn: Any = plain, **given: Any) -> vd.Stage:

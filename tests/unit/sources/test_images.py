@@ -137,7 +137,8 @@ def test_errors_can_be_nulls_with_a_text(tmp_path):
 def test_errors_can_fail_the_fragment(tmp_path):
     broken(tmp_path)
     with pytest.raises(
-        SourceError, match=r"here: '.*cut.jpg' cannot be read: .*Truncated.*errors="
+        SourceError,
+        match=r"here: '.*cut.jpg' cannot be read: .*Truncated.*others may follow; .*errors='quar",
     ):
         read(vd.images(str(tmp_path), size=(6, 4), errors="raise"))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import socket
 
 import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.errors import DefinitionError, SourceError
+from vane_dagster.errors import DefinitionError, SchemaError, SourceError
+from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.sources import FragmentRule, ReadContext
 from vane_dagster.sources.raw_files import FilesSource
 
@@ -114,6 +116,40 @@ def test_wrong_urls_are_refused(url):
         vd.files(url)
 
 
-def test_a_path_object_is_refused_with_the_fix(tmp_path):
-    with pytest.raises(DefinitionError, match=r"url is a PosixPath; .* Write str\(path\)"):
-        vd.files(tmp_path)
+@pytest.mark.parametrize(
+    "source", [vd.files, vd.images, vd.parquet, vd.text, vd.csv, vd.json], ids=lambda s: s.__name__
+)
+def test_a_path_object_is_a_url(tmp_path, source):
+    assert source(tmp_path / "{partition_key}") == source(f"{tmp_path}/{{partition_key}}")
+    with pytest.raises(DefinitionError, match=r"unknown placeholder \{day\}"):
+        source(tmp_path / "{day}")
+
+
+@pytest.mark.parametrize("pattern", ["", "/*", "/**", "/**/*.wav", "/sub", "/sub/*", "/pipe*"])
+def test_what_is_no_regular_file_is_left_out(tmp_path, pattern):
+    write(tmp_path, ["sub/a.wav"])
+    for folder in (tmp_path, tmp_path / "sub"):
+        os.mkfifo(folder / "pipe.wav")
+        (folder / "link.wav").symlink_to(folder / "pipe.wav")
+        with socket.socket(socket.AF_UNIX) as opened:
+            opened.bind(os.path.relpath(folder / "sock.wav"))  # its length is limited
+    source = vd.files(f"{tmp_path}{pattern}", allow_empty=True)
+    expected = [] if pattern == "/pipe*" else [f"file://{tmp_path}/sub/a.wav"]
+    assert [file.url for file in listed(source)] == expected
+
+
+def test_a_fifo_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SourceError, match="no matching file at"):
+        listed(vd.files(tmp_path / "pipe"))
+
+
+def test_a_function_that_reads_no_column_of_files_gets_a_hint(tmp_path):
+    def size(content) -> int:
+        return len(content)
+
+    raw = vd.Pipeline("raw", source=vd.files(tmp_path))
+    stage = raw.map("sizes", size)
+    given = {SOURCE: vd.files(tmp_path).columns}
+    with pytest.raises(SchemaError, match=r"needs 'content'.* a parameter `file: vd\.File`; else"):
+        stage.spec.output_schema(raw, given)
