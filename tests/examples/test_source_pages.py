@@ -56,6 +56,26 @@ def test_every_example_is_run():
     assert len(complete) == len(set(named))
 
 
+def test_parquet(tmp_path, local, materialize):
+    (tmp_path / "reviews" / "2025-01-01").mkdir(parents=True)
+    rows = pa.table({"review_id": [1, 2], "text": ["one", "three"]})
+    pq.write_table(rows, tmp_path / "reviews" / "2025-01-01" / "a.parquet")
+    bucket = {'"s3://lake/reviews/': f'"{tmp_path}/reviews/', '{"anon": True}': "None"}
+    module = example("Parquet", tmp_path, bucket)
+    assert materialize(module.reviews, local, "2025-01-01").success
+    found = read_stage(tmp_path / "store", "reviews", "lengths", "2025-01-01")
+    assert found["length"].to_pylist() == [3, 5]
+
+
+def test_results_of_other_assets(tmp_path, local, materialize):
+    module = example("Results of other assets", tmp_path)
+    store = vd.FragmentStore(root=tmp_path / "store")
+    assert dg.materialize([module.customers], resources={"store": store}).success
+    assert materialize(module.people, local).success
+    found = read_stage(tmp_path / "store", "people", "initials")
+    assert found["initial"].to_pylist() == ["A", "B"]
+
+
 def test_raw_files(tmp_path, local, materialize):
     page = importlib.import_module("pypdf")
     writer = page.PdfWriter()
