@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vane_dagster._secrets import holds_password
+from vane_dagster._secrets import holds_secret
 from vane_dagster.errors import DefinitionError, names
 
 if TYPE_CHECKING:
@@ -247,10 +247,10 @@ def check_url(where: str, url: str) -> None:
             f"{where}: {url!r} chains file systems by '::', which is not supported; expected "
             "a path or one URL, with storage_options for the rest"
         )
-    if holds_password(url):
+    if holds_secret(url):
         raise DefinitionError(
-            f"{where}: {url!r} holds a password, which would stand in manifests; give it in "
-            "storage_options"
+            f"{where}: {url!r} holds a password or a signature, which would stand in manifests and "
+            "ids; give the URL without it, and credentials in storage_options"
         )
     for name in PLACEHOLDER.findall(url):
         if name.partition(".")[0] != "partition_key":

@@ -153,9 +153,10 @@ def url_parts(url: str) -> tuple[str, dict[str, Any]]:
     return f"{match['protocol']}://{url[match.end() :]}", options
 
 
-def holds_password(url: str) -> bool:
-    """Return whether a URL holds a password that cannot be passed as a file system option."""
-    return _USER_INFO.match(url_parts(url)[0]) is not None
+def holds_secret(url: str) -> bool:
+    """Return whether a URL holds a signature, or a password that cannot be passed as an option."""
+    plain = url_parts(url)[0]
+    return _USER_INFO.match(plain) is not None or _SIGNED.search(plain) is not None
 
 
 def with_options(found: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:

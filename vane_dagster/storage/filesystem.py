@@ -481,7 +481,8 @@ def files_below(
         found: dict[str, dict[str, Any]] = fs.find(path, detail=True, **options)
     except FileNotFoundError:  # the bucket does not exist
         return {}
-    return found
+    # HTTP has no description of a path that is a file.
+    return {name: info or fs.info(name) for name, info in found.items()}
 
 
 def _local_files(path: str) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +104,39 @@ def test_a_listing_with_names_alone_is_completed():
     complete = file_record(fs, fs.info("/known.txt"))
     assert file_record(fs, {"name": "/known.txt", "size": None}) == complete
     assert complete.modified is not None
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    """Serves files, and logs nothing."""
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def website(tmp_path) -> Iterator[str]:
+    """The URL of an HTTP server with a file in a folder."""
+    (tmp_path / "day").mkdir()
+    (tmp_path / "day" / "a.txt").write_text("one")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("path", ["day/a.txt", "day", "day/*.txt"])
+def test_files_of_a_web_server_are_listed(path, website):
+    source = vd.files(f"{website}/{path}")
+    (file,) = source.required(source.list_files([None], "here")[None], None, "here")
+    assert (file.url, file.size) == (f"{website}/day/a.txt", 3)
+    assert file.version
+
+
+@pytest.mark.parametrize("name", ["sig", "X-Amz-Signature", "token"])
+@pytest.mark.parametrize("make", [vd.files, vd.images, vd.csv, vd.json, vd.text, vd.parquet])
+def test_signed_urls_are_refused(make, name):
+    with pytest.raises(vd.DefinitionError, match="holds a password or a signature") as caught:
+        make(f"https://host/a?x=1&{name}=ABCDEFGH")
+    assert "ABCDEFGH" not in str(caught.value)
