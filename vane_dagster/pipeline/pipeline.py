@@ -140,7 +140,7 @@ class Pipeline(Rows):
             raise DefinitionError(
                 f"{location}: a name has letters, digits and '_', and does not begin with a digit"
             )
-        source = as_source(location, source)
+        source = as_source(location, source).of_pipeline(name)
         id_rule = as_id(location, source.default_id if id is None else id)
         id_label = str(id_rule) if isinstance(id_rule, IdRule) else repr(id_rule)
         if isinstance(id_rule, IdRule):

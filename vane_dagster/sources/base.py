@@ -7,7 +7,7 @@ code needs no registration: its code is part of the keys, and is sent to the wor
 
 | phase | process | methods |
 |---|---|---|
-| declare | driver | `validate`, `kind`, `describe`, `url_for`, `urls` |
+| declare | driver | `of_pipeline`, `validate`, `kind`, `describe`, `url_for`, `urls` |
 | plan | driver | `bind`, `needs_cluster`, `list_files`, `missing`, `split`, `for_workers` |
 | execute | worker | `read`, `project`, `current` |
 | trace | driver | `find`, `current` |
@@ -234,6 +234,10 @@ class Source(SourceReader):
         Raises:
             DefinitionError: If they do not fit.
         """
+
+    def of_pipeline(self, name: str) -> Source:
+        """Return the source as a pipeline reads it, if its identity depends on the pipeline."""
+        return self
 
     def describe(self) -> str:
         """Return a description of the source's Dagster asset."""

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line, names
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.sources.base import Source
 from vane_dagster.sources.made_source import MadeSource
 from vane_dagster.sources.row_blocks import LISTED, blocks
 from vane_dagster.sources.rows_source import (
@@ -145,11 +146,16 @@ class HuggingFaceStream(MadeSource):
     Attributes:
         loading: How it is loaded.
         data_version: Part of its identity.
+        pipeline: The pipeline that reads it, once it is known: part of the identity of an object.
     """
 
     kind: ClassVar[str] = "huggingface"
     loading: _Loading = field(repr=False, compare=False)
     data_version: str | None = None
+    pipeline: str = ""
+
+    def of_pipeline(self, name: str) -> Source:
+        return replace(self, pipeline=name)
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
         if partitions_def is not None:
@@ -169,11 +175,12 @@ class HuggingFaceStream(MadeSource):
         files = options.get("data_files"), options.get("data_dir")
         rows = {name: repr(value) for name, value in options.items() if name not in _NO_ROWS}
         own = given.given if isinstance(given.given, str) else ""
-        columns = "" if own else _columns(given.given)
+        # Nothing of an object tells its rows from those of another stream.
+        unnamed = [] if own else [_columns(given.given), self.pipeline]
         place = (own, given.split, given.name, given.revision, self.data_version)
         state = _local_state([own, *_paths(files)])
         return digest(_LABEL, *place, *(part for item in sorted(rows.items()) for part in item),
-                      state, *([columns] if columns else []))[:40]  # fmt: skip
+                      state, *unnamed)[:40]  # fmt: skip
 
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Read the stream into the store.
@@ -239,8 +246,8 @@ def huggingface(
             in this column, as text, equals the key.
         copy: Whether to copy all rows into the store: for workers that cannot read the files.
         version: Part of the identity of a stream: another one reads it again. An `IterableDataset`
-            has no identity but its columns and this: name it after the data, as "reviews-2025-01",
-            because two such streams of one version are the same rows to a store.
+            is identified by its pipeline, its columns and this, so change it with whatever changes
+            the rows: the data, or the functions and settings of the stream.
         allow_empty: Whether a partition without rows is accepted; an error by default.
         **load_options: Further arguments of `datasets.load_dataset`, such as `data_files`.
 

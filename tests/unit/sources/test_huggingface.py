@@ -266,6 +266,19 @@ def test_arrays_and_labels_are_read_as_stored(store):
     assert rows["label"].to_pylist() == [0, 1]
 
 
+@pytest.mark.parametrize("id", ["id", vd.row_id()])
+def test_a_pipeline_is_part_of_the_identity_of_a_stream_in_memory(id, tmp_path):
+    stream = datasets.IterableDataset.from_generator(lambda: iter([{"id": 1}]))
+    memory, folder = vd.huggingface(stream, version="1"), str(tmp_path)
+    on_disk = vd.huggingface(folder, streaming=True)
+
+    def of(name: str, source: Any) -> Any:
+        return listed(vd.Pipeline(name, source=source, id=id).source)
+
+    assert of("a", memory) == of("a", memory) != of("b", memory)
+    assert of("a", on_disk) == of("b", on_disk)
+
+
 def test_a_stream_is_read_once(tmp_path, store, monkeypatch):
     folder = tmp_path / "data"
     folder.mkdir()
@@ -296,6 +309,9 @@ def test_streams_in_memory(store):
     ]
     doubled = stream.map(lambda row: {"id": 2 * row["id"]})
     assert read(vd.huggingface(doubled, version="2"), store)["id"].to_pylist()[-1] == 18
+    assert read(vd.huggingface(doubled, version="1").of_pipeline("doubled"), store)["id"][9] == (
+        pa.scalar(18)
+    ), "two pipelines share no rows by chance"
     empty = datasets.IterableDataset.from_generator(lambda: iter(()))
     with pytest.raises(vd.SourceError, match="no columns are known"):
         split(vd.huggingface(empty, version="3"), store)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -14,7 +16,7 @@ import vane_dagster as vd
 from support.published import docs
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.storage.lance_table import lance_type
-from vane_dagster.storage.publish.lance_index import VectorIndex
+from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
 from vane_dagster.storage.publish.registry import open_publisher
 
 VECTOR = pa.list_(pa.float32(), 16)
@@ -144,6 +146,60 @@ def test_sub_vectors_divide_the_dimension(tmp_path):
         VectorIndex("e").update(table)
         (index,) = table.describe_indices()
         assert index.details["compression"]["num_sub_vectors"] == expected
+
+
+def vectors(count: int) -> pa.Table:
+    rng = np.random.default_rng(0)
+    kind = pa.list_(pa.float32(), 8)
+    found = {n: pa.array(list(rng.random((count, 8), np.float32)), kind) for n in ("e", "f")}
+    return pa.table({"id": range(count), **found})
+
+
+def metrics(table: Any) -> dict[str, str]:
+    return {each.name: each.details["metric_type"] for each in table.describe_indices()}
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        (VectorIndex("e", "cosine", "IVF_FLAT"), {"e_idx": "COSINE"}),
+        (VectorIndex("e", "l2", "IVF_FLAT"), {}),
+        (VectorIndex("f", "l2", "IVF_FLAT"), {}),
+        (None, {}),
+    ],
+)
+def test_a_table_too_small_for_an_index_keeps_none_that_is_declared_otherwise(
+    tmp_path, declared, expected
+):
+    table = lance.write_dataset(vectors(300), tmp_path / "t")
+    update_index(table, VectorIndex("e", "cosine", "IVF_FLAT"))
+    table.delete("id >= 100")
+    update_index(table, declared)
+    table = lance.dataset(tmp_path / "t")
+    assert metrics(table) == expected
+    assert bool(table.config()) == bool(expected)
+    version = table.version
+    update_index(table, declared)
+    assert lance.dataset(tmp_path / "t").version == version
+
+
+def test_indexes_of_others_stay(tmp_path):
+    table = lance.write_dataset(vectors(300), tmp_path / "t")
+    given = {"metric": "dot", "num_partitions": 1}
+    table.create_index("f", "IVF_FLAT", name="f_idx", **given)
+    table.create_index("e", "IVF_FLAT", name="own", **given)
+    update_index(table, VectorIndex("e", "cosine", "IVF_FLAT"))
+    assert metrics(table) == {"f_idx": "DOT", "own": "DOT", "e_idx": "COSINE"}
+    update_index(table, None)
+    assert metrics(table) == {"f_idx": "DOT", "own": "DOT"}
+
+
+def test_an_index_that_somebody_has_dropped_is_forgotten(tmp_path):
+    table = lance.write_dataset(vectors(300), tmp_path / "t")
+    update_index(table, VectorIndex("e"))
+    table.drop_index("e_idx")
+    update_index(table, None)
+    assert not table.config()
 
 
 def test_partitions_own_their_files(tmp_path):

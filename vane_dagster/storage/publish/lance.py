@@ -38,7 +38,7 @@ from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING, Publisher, Target, column_clash
 from vane_dagster.storage.publish.compaction import CompactionGroup, staged_rows
-from vane_dagster.storage.publish.lance_index import VectorIndex
+from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
 from vane_dagster.storage.store import Store
 from vane_dagster.types.sql import literal
 
@@ -203,9 +203,8 @@ class LancePublisher(Publisher):
                 f"Lance table {self.target.url!r}: other writers committed {_ATTEMPTS} times while "
                 "a partition was published. Run it again when they have ended"
             )
-        if self._index is not None:
-            with table_errors(self.target.url, "indexed"):
-                self._index.update(table)
+        with table_errors(self.target.url, "indexed"):
+            update_index(table, self._index)
         return Published(self.target.url, files, "lance", table.version)
 
     def holds(self, files: Sequence[str]) -> bool:

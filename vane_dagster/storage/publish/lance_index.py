@@ -118,38 +118,29 @@ class VectorIndex:
             raise SchemaError(f"{location}: {found}. The table has {names(schema.names, 20)}")
 
     def update(self, table: Any) -> None:
-        """Bring the index up to date with a table, after a publication.
+        """Bring the index up to date with a version of a table.
 
-        Rows without an index are searched exactly, so an interrupted update loses nothing. Few new
-        rows become a segment beside the others; many, or the ninth segment, are merged with them.
-        The index is trained again when the table has four times the rows of the last training.
+        Few new rows become a segment beside the others; many, or the ninth segment, are merged with
+        them. The index is trained again when the table has four times the rows of the last
+        training, or if it was declared otherwise; it is then dropped if it cannot be trained.
 
         Args:
             table: The latest version of the `lance.LanceDataset`.
         """
-        for attempt in range(_ATTEMPTS):
-            try:
-                return self._update(table)
-            except Exception as error:  # the driver has no class of its own for all conflicts
-                if "conflict" not in str(error).lower() or attempt == _ATTEMPTS - 1:
-                    raise
-            table.checkout_latest()
-        return None
-
-    def _update(self, table: Any) -> None:
         rows = table.count_rows()
-        if rows < max(MIN_ROWS, self.num_partitions or 0):
-            return
         segments = [
             segment
             for index in table.describe_indices()
-            if index.name == self._name
+            if index.name == _index_name(self.column)
             for segment in index.segments
         ]
         trained = json.loads(table.config().get(f"{_CONFIG}{self.column}", "{}"))
         is_same = trained.get("declared") == self.declared
         if not segments or not is_same or rows >= _GROWTH * trained["rows"]:
-            self._train(table)
+            if not self._train(table) and segments and not is_same:
+                _drop(table, self.column)
+            return
+        if rows < self._min_rows:
             return
         indexed = {id for segment in segments for id in segment.fragment_ids}
         new = [f for f in table.get_fragments() if f.fragment_id not in indexed]
@@ -158,13 +149,14 @@ class VectorIndex:
         added = sum(fragment.metadata.num_rows for fragment in new)
         merges_all = len(segments) >= _MAX_SEGMENTS or added * _GROWTH >= rows
         table.optimize.optimize_indices(
-            index_names=[self._name], num_indices_to_merge=len(segments) if merges_all else 0
+            index_names=[_index_name(self.column)], num_indices_to_merge=len(segments) if merges_all else 0
         )
 
-    def _train(self, table: Any) -> None:
+    def _train(self, table: Any) -> bool:
+        """Make the index; False if there are too few vectors."""
         rows = table.count_rows(f"`{self.column}` IS NOT NULL")
-        if rows < max(MIN_ROWS, self.num_partitions or 0):
-            return
+        if rows < self._min_rows:
+            return False
         given: dict[str, Any] = {}
         if self.type.endswith("PQ"):
             dimension = table.schema.field(self.column).type.list_size
@@ -173,15 +165,59 @@ class VectorIndex:
         if self.num_partitions or not is_graph:
             given["num_partitions"] = self.num_partitions or max(1, rows // _PARTITION_ROWS)
         table.create_index(
-            self.column, self.type, name=self._name, metric=self.metric, replace=True, **given
+            self.column,
+            self.type,
+            name=_index_name(self.column),
+            metric=self.metric,
+            replace=True,
+            **given,
         )
         record = json.dumps({"declared": self.declared, "rows": rows})
         table.update_config({f"{_CONFIG}{self.column}": record})
+        return True
 
     @property
-    def _name(self) -> str:
-        """The name that Lance itself would give."""
-        return f"{self.column}_idx"
+    def _min_rows(self) -> int:
+        return max(MIN_ROWS, self.num_partitions or 0)
+
+
+def update_index(table: Any, declared: VectorIndex | None) -> None:
+    """Bring the indexes of a table up to date, after a publication.
+
+    Indexes made by this package that are no longer declared are dropped; others are left as they
+    are. Rows without an index are searched exactly, so an interrupted update loses nothing.
+
+    Args:
+        table: The latest version of the `lance.LanceDataset`.
+        declared: The index; None for none.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            for name in table.config():
+                column = name.removeprefix(_CONFIG)
+                if column != name and (declared is None or column != declared.column):
+                    _drop(table, column)
+            if declared is not None:
+                declared.update(table)
+            return
+        except Exception as error:  # the driver has no class of its own for all conflicts
+            if "conflict" not in str(error).lower() or attempt == _ATTEMPTS - 1:
+                raise
+        table.checkout_latest()
+
+
+def _drop(table: Any, column: str) -> None:
+    """Drop the index of a column, if it exists, and then the record of its training."""
+    name = _index_name(column)
+    if any(index.name == name for index in table.describe_indices()):
+        table.drop_index(name)
+    if f"{_CONFIG}{column}" in table.config():
+        table.delete_config_keys([f"{_CONFIG}{column}"])
+
+
+def _index_name(column: str) -> str:
+    """Return the name that Lance itself would give."""
+    return f"{column}_idx"
 
 
 def _sub_vectors(dimension: int) -> int:
