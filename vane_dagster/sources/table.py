@@ -14,7 +14,13 @@ from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError, StoreError, VaneError, names
 from vane_dagster.sources.rows_source import Catalog, Positions, Rows, RowsSource
 from vane_dagster.sources.table_reader import in_plain_types, table_schema
-from vane_dagster.storage.dataframes import NEEDS_RAY, batches, form_of_value, known_forms
+from vane_dagster.storage.dataframes import (
+    NEEDS_RAY,
+    batches,
+    check_dtype,
+    form_of_value,
+    known_forms,
+)
 from vane_dagster.types.schema import check_distinct, check_storable
 from vane_dagster.types.to_arrow import as_column
 
@@ -189,7 +195,9 @@ def _of_columns(columns: Mapping[str, Any]) -> pa.Table:
     made = {}
     for name, values in columns.items():
         try:
-            made[name] = _as_array(values)
+            made[name] = _as_array(values, name)
+        except StoreError as error:
+            raise SourceError(str(error)) from error
         except (pa.ArrowException, TypeError, ValueError, VaneError) as error:
             raise SourceError(
                 f"{_LABEL}: column {name!r} cannot be converted to Arrow: {error}. Give it values "
@@ -204,11 +212,14 @@ def _of_columns(columns: Mapping[str, Any]) -> pa.Table:
     return pa.table(made)
 
 
-def _as_array(values: Any) -> Any:
+def _as_array(values: Any, name: str) -> Any:
+    check_dtype(getattr(values, "dtype", None), name, _LABEL)
     if isinstance(values, np.ndarray) and values.ndim > 1:
         flat = pa.array(np.ascontiguousarray(values).reshape(-1))
         kind = pa.fixed_shape_tensor(flat.type, values.shape[1:])
         stored = pa.FixedSizeListArray.from_arrays(flat, int(np.prod(values.shape[1:])))
         return pa.ExtensionArray.from_storage(kind, stored)
     column = as_column(values)
+    if isinstance(column, list):
+        check_dtype(next((type(v).__name__ for v in column if v is not None), None), name, _LABEL)
     return column if isinstance(column, (pa.Array, pa.ChunkedArray)) else pa.array(column)

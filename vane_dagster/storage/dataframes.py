@@ -95,6 +95,10 @@ def batches(value: Any, label: str) -> pa.RecordBatchReader:
             f"{label}: got a {type(value).__module__}.{type(value).__qualname__}; expected one of "
             f"{known_forms()}"
         )
+    if form == "pandas.DataFrame":
+        value = _with_named_index(value)
+        for column, dtype in value.dtypes.items():
+            check_dtype(dtype, column, label)
     schema, found = _READERS[form](value)
     plain = pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
     repeated = {name for name in plain.names if plain.names.count(name) > 1}
@@ -250,17 +254,44 @@ _LOADERS: Mapping[str, Any] = {
 }
 
 _Batches = tuple[pa.Schema, Iterable[Any]]
+_NO_ARROW_TYPE = {
+    "period[": "by .dt.to_timestamp() or .astype(str)",
+    "Sparse[": "by .sparse.to_dense()",
+    "complex": "into two columns, of .real and .imag",
+}
+
+
+def check_dtype(dtype: Any, column: Any, label: str) -> None:
+    """Refuse a column of pandas or NumPy for which Arrow has no type.
+
+    Args:
+        dtype: Its dtype, or the name of its values' class.
+        column: Its name.
+        label: The asset or source, for messages.
+
+    Raises:
+        StoreError: If Arrow has none. It would convert periods into their ordinal numbers.
+    """
+    for prefix, fix in _NO_ARROW_TYPE.items():
+        if str(dtype).startswith(prefix):
+            raise StoreError(
+                f"{label}: column {column!r} is {dtype}, for which Arrow has no type. Convert it "
+                f"{fix}"
+            )
 
 
 def _of_reader(reader: pa.RecordBatchReader) -> _Batches:
     return reader.schema, reader
 
 
-def _of_pandas(frame: Any) -> _Batches:
-    """Read a pandas frame. An index with names becomes columns; one without is left out."""
+def _with_named_index(frame: Any) -> Any:
+    """Return a pandas frame whose index is a column if it has a name."""
     named = [name for name in frame.index.names if name is not None]
-    if named:
-        frame = frame.reset_index(level=named)
+    return frame.reset_index(level=named) if named else frame
+
+
+def _of_pandas(frame: Any) -> _Batches:
+    """Read a pandas frame without its index."""
     return _of_reader(pa.Table.from_pandas(frame, preserve_index=False).to_reader())
 
 

@@ -149,7 +149,8 @@ class VectorIndex:
         added = sum(fragment.metadata.num_rows for fragment in new)
         merges_all = len(segments) >= _MAX_SEGMENTS or added * _GROWTH >= rows
         table.optimize.optimize_indices(
-            index_names=[_index_name(self.column)], num_indices_to_merge=len(segments) if merges_all else 0
+            index_names=[_index_name(self.column)],
+            num_indices_to_merge=len(segments) if merges_all else 0,
         )
 
     def _train(self, table: Any) -> bool:
