@@ -46,7 +46,10 @@ class _Misfit(ValueError):
 
 @dataclass(frozen=True)
 class Formats:
-    """Formats of dates and timestamps for `strptime`; None for the ISO format."""
+    """Formats of dates and timestamps for `strptime`; None for the ISO format.
+
+    Timestamps with a time zone are in the ISO format unless the format has one too.
+    """
 
     date: str | None = None
     timestamp: str | None = None
@@ -55,13 +58,14 @@ class Formats:
         """Return the format of a type."""
         if pa.types.is_date(kind):
             return self.date
-        return self.timestamp if pa.types.is_timestamp(kind) else None
+        if not pa.types.is_timestamp(kind) or self.timestamp is None:
+            return None
+        return None if kind.tz and not _type_of(self.timestamp).tz else self.timestamp
 
     def inferred(self, kind: pa.DataType) -> pa.DataType:
         """Return the type of a column in which DuckDB found a type by these formats."""
-        if pa.types.is_timestamp(kind) and self.timestamp is not None:
-            return _type_of(self.timestamp)
-        return kind
+        is_naive = pa.types.is_timestamp(kind) and kind.tz is None
+        return _type_of(self.timestamp) if is_naive and self.timestamp is not None else kind
 
 
 def raw_type(kind: pa.DataType) -> pa.DataType:

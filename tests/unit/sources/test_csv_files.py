@@ -176,6 +176,18 @@ def test_types_are_found_by_the_formats_given(kind, form, value, expected, tmp_p
 
 
 @pytest.mark.parametrize(
+    "given",
+    [{}, {"types": {"z": "TIMESTAMPTZ"}}, {"timestamp_format": "%d.%m.%Y %H:%M:%S"}],
+)
+def test_a_format_without_offset_is_not_that_of_time_zones(given, tmp_path):
+    text = b"a,z\n31.01.2024 10:00:00,2024-01-31T10:00:00+02:00\n"
+    (row,) = rows(vd.csv(write(tmp_path, a__csv=text), **given))
+    assert row == {
+        "a": datetime(2024, 1, 31, 10), "z": datetime(2024, 1, 31, 8, tzinfo=timezone.utc),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
     ("kind", "form", "value"),
     [
         ("DATE", "%d.%m.%Y %H:%M", "31.01.2024 10:00"),
