@@ -167,6 +167,24 @@ def test_socket_paths_fit(shared: Shared) -> None:
     assert max(len(str(path)) for path in sockets) + 7 < 107
 
 
+def test_three_workers_wait_for_the_first_run(tmp_path: Path) -> None:
+    local = LocalHead(home=tmp_path, num_cpus=8)
+    local.ensure()
+    try:
+        deadline = time.monotonic() + 30
+        while _idle_workers(local) < 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(1)  # Ray would start eight at the same time
+        assert _idle_workers(local) == 3
+    finally:
+        local.stop()
+
+
+def _idle_workers(local: LocalHead) -> int:
+    commands = (Path(f"/proc/{pid}/cmdline") for pid in processes_of(local))
+    return sum(command.exists() and b"ray::IDLE" in command.read_bytes() for command in commands)
+
+
 def test_every_socket_listens_on_loopback(shared: Shared) -> None:
     driven(
         """
@@ -185,7 +203,6 @@ def test_every_socket_listens_on_loopback(shared: Shared) -> None:
     titles = {title.split()[0].rpartition("/")[2] for _, title in listening}
     assert {"gcs_server", "raylet", "ray::Actor"} <= titles
     assert "ray::RuntimeEnvAgent" in titles  # a dashboard agent too, with ray[default]
-    assert "ray::IDLE" not in titles, "no worker is started before it is needed"
     assert {ip for ip, _ in listening} <= LOOPBACK
     assert not any("ray.util.client.server" in title for _, title in listening)
     # The same by the code's own list: `stop` knows every process that holds a socket.
