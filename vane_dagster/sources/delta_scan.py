@@ -10,20 +10,23 @@ import base64
 import dataclasses
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from vane_dagster.sources.base import ReadContext
+from vane_dagster.errors import SourceError
+from vane_dagster.sources.base import ReadContext, cleaned_up, is_gone
 from vane_dagster.sources.parquet import ParquetReader
 from vane_dagster.sources.parquet_scan import passing, reading_detail, scan
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.types.schema import read_schema, schema_record
 
+VACUUM = "VACUUM"
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -130,7 +133,8 @@ class DeltaReader(ParquetReader):
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Read rows as Parquet, without deleted rows and those that do not pass the filter."""
-        return pa.concat_tables(self._read(span, schema, context) for span in fragment.spans)
+        with self._cleanup_errors(fragment, context.location):
+            return pa.concat_tables(self._read(span, schema, context) for span in fragment.spans)
 
     def project(
         self,
@@ -143,12 +147,25 @@ class DeltaReader(ParquetReader):
         """Push SQL into the scan of files without deletes and filters."""
         if any(LiveRows.of(span) for span in fragment.spans):
             return None
-        return super().project(fragment, schema, columns, where, context)
+        with self._cleanup_errors(fragment, context.location):
+            return super().project(fragment, schema, columns, where, context)
 
     def current(self, file: FileRecord) -> FileRecord:
         """Return the record of a data file, which never changes once it is written."""
         location = Location(file.url, self.storage_options)
         return dataclasses.replace(file, size=int(location.fs.info(location.path)["size"]))
+
+    @contextmanager
+    def _cleanup_errors(self, fragment: FragmentRecord, location: str) -> Iterator[None]:
+        """Name the cause of an error for a data file that is gone."""
+        try:
+            yield
+        except SourceError as error:
+            for span in fragment.spans:
+                if is_gone(span.url, self.options_for(span.url)):
+                    version = "the version of a Delta table that was planned"
+                    raise cleaned_up(span.url, version, VACUUM, location) from error
+            raise
 
     def _read(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
         options = self.options_for(span.url)

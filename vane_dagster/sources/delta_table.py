@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.errors import DefinitionError, SourceError, first_line, names
-from vane_dagster.sources.delta_scan import Positions, RowFilter
+from vane_dagster.sources.base import cleaned_up
+from vane_dagster.sources.delta_scan import VACUUM, Positions, RowFilter
 from vane_dagster.sources.parquet import ROW_NUMBER
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import Location
@@ -223,11 +224,8 @@ class DeltaVersion:
             url: The file.
             where: The pipeline, for messages.
         """
-        return SourceError(
-            f"{where}: data file {url!r} of version {self._number} of Delta table {self.url!r} is "
-            "gone; VACUUM deletes the files of former versions. Read a later version, or restore "
-            "the file"
-        )
+        version = f"version {self._number} of Delta table {self.url!r}"
+        return cleaned_up(url, version, VACUUM, where)
 
     def _selected(self, text: str | None, where: str) -> Iterator[DataFile]:
         selected = np.ones(len(self._paths), bool)

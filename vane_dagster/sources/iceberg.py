@@ -33,6 +33,7 @@ from vane_dagster.sources.iceberg_scan import (
     FileDetail,
     IcebergReader,
     deleted_positions,
+    expired,
     open_table,
     with_schema,
 )
@@ -170,6 +171,8 @@ class IcebergSource(IcebergReader, Source):
                 return list(with_retries(read))
             except SourceError:
                 raise
+            except FileNotFoundError as error:
+                raise expired(file.url, unit.detail, self.table, location) from error
             except Exception as error:  # from pyiceberg, pyarrow, or a file system's driver
                 raise unreadable(file.url, error, location) from error
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from vane_dagster import _failpoints
 from vane_dagster._secrets import revealed
 from vane_dagster.errors import SourceError
-from vane_dagster.sources.base import ReadContext, SourceReader, unreadable
+from vane_dagster.sources.base import ReadContext, SourceReader, cleaned_up, unreadable
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog, iceberg_errors
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.transient_errors import with_retries
@@ -106,6 +106,9 @@ class IcebergReader(SourceReader):
             return with_retries(_failpoints.failing("read", span.url, read))
         except SourceError:
             raise
+        except FileNotFoundError as error:
+            detail = FileDetail.loads(span.detail)
+            raise expired(span.url, detail, self.table, context.location) from error
         except Exception as error:  # from pyiceberg, pyarrow, or the driver of a file system
             raise unreadable(span.url, error, context.location) from error
 
@@ -117,6 +120,19 @@ class IcebergReader(SourceReader):
         if found is None or now - loaded > _REFRESH_SECONDS or not _knows(found, detail):
             _loaded[key] = (now, open_table(self.catalog, self.table, "a worker"))
         return _loaded[key][1]
+
+
+def expired(url: str, detail: FileDetail, table: str, location: str) -> SourceError:
+    """Return the error for a data file, or a file of its deletes, that is gone.
+
+    Args:
+        url: The data file.
+        detail: What applies to the file.
+        table: Identifier of the table.
+        location: The pipeline or fragment, for messages.
+    """
+    version = f"snapshot {detail.snapshot} of Iceberg table {table!r}"
+    return cleaned_up(url, version, "a cleanup after expire_snapshots", location)
 
 
 def _knows(table: Any, detail: FileDetail) -> bool:

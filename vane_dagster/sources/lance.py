@@ -33,7 +33,9 @@ from vane_dagster.sources.base import (
     Source,
     SourceReader,
     SourceTable,
+    cleaned_up,
     fragment_record,
+    is_gone,
     unreadable,
 )
 from vane_dagster.sources.file_source import asset_path, key_in_path
@@ -122,6 +124,10 @@ class LanceReader(SourceReader):
         except SourceError:
             raise
         except Exception as error:  # the driver raises plain exceptions
+            if span.detail and is_gone(span.url, self.storage_options):
+                detail = RowsDetail(**json.loads(span.detail))
+                version = f"version {detail.version} of Lance table {detail.table!r}"
+                raise cleaned_up(span.url, version, "cleanup_old_versions", location) from error
             raise unreadable(span.url, error, location) from error
 
     def _find(self, span: FileSpan, location: str) -> tuple[Any, Any, str | None]:
@@ -146,9 +152,12 @@ class LanceReader(SourceReader):
             same = state in (None, _state(metadata)) and _data_url(table, url, metadata) == span.url
             if same:
                 return table, fragment, where
+        number = "the planned version" if not span.detail else f"version {detail.version}"
         raise SourceError(
-            f"{location}: the version of Lance table {url!r} that was planned is gone, and its "
-            "latest version does not have these rows unchanged. Run the partition again"
+            f"{location}: {number} of Lance table {url!r} is gone, and its latest version does not "
+            "have these rows unchanged; cleanup_old_versions deletes former versions. Run the "
+            "partition again, which reads the latest version. If the source names a version, name "
+            "one that the table still has"
         )
 
 

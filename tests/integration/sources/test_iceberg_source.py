@@ -18,6 +18,7 @@ import vane_dagster as vd
 from support.data import read_stage
 from support.iceberg_tables import catalog_in, delete_positions, opened
 from support.results import failure, metadata
+from vane_dagster.sources.base import FragmentRule, ReadContext
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
@@ -240,7 +241,21 @@ def test_a_file_that_is_gone(tmp_path, catalog, local, materialize):
     Path(path.removeprefix("file://")).unlink()
     text = failure(materialize(docs(catalog), local, raises=False))
     assert path in text
-    assert "cannot be read" in text
+    snapshot = table.metadata.current_snapshot_id
+    assert f"snapshot {snapshot} of Iceberg table 'db.docs' is gone; a cleanup after" in text
+
+
+def test_a_file_that_is_gone_when_it_is_read(tmp_path, catalog):
+    table = opened(catalog).create_table("db.docs", rows([]).schema)
+    table.append(rows(range(3)))
+    source = vd.iceberg(catalog, "db.docs")
+    found = source.split(source.list_files([None], "here")[None], FragmentRule(10), "here")
+    path = found.fragments[0].url
+    Path(path.removeprefix("file://")).unlink()
+    snapshot = table.metadata.current_snapshot_id
+    words = f"here: data file '{path}' of snapshot {snapshot} of Iceberg table 'db.docs' is gone"
+    with pytest.raises(vd.SourceError, match=words):
+        source.for_workers().read(found.fragments[0], found.schema, ReadContext("here"))
 
 
 def test_rows_without_an_id(tmp_path, catalog, local, materialize):

@@ -15,7 +15,9 @@ from deltalake import DeltaTable, write_deltalake
 import vane_dagster as vd
 from support.delta_tables import commit, log_actions, use_features
 from vane_dagster.sources import FileSpan
+from vane_dagster.sources.base import FragmentRule, ReadContext
 from vane_dagster.sources.delta_scan import LiveRows, RowFilter
+from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.sql import conjuncts, range_test
 
 
@@ -134,6 +136,23 @@ def test_bad_columns_and_filters(tmp_path):
         assert words in str(error)
     clash = write(tmp_path / "more", file_row_number=[1, 2])
     assert "rename it" in str(listing(clash))
+
+
+@pytest.mark.parametrize("filter", [None, "n > 0"])
+def test_a_data_file_that_is_vacuumed_before_it_is_read(filter, tmp_path):
+    table = str(tmp_path / "t")
+    write_deltalake(table, pa.table({"n": range(10)}))
+    source = vd.delta(table, filter=filter)
+    found = source.split(source.list_files([None], "here")[None], FragmentRule(100), "here")
+    for file in (tmp_path / "t").glob("*.parquet"):
+        file.unlink()
+    reader, context = source.for_workers(), ReadContext("here", shared().cursor)
+    words = r"here: data file .*\.parquet' of the version of a Delta table .* is gone; VACUUM"
+    with pytest.raises(vd.SourceError, match=words):
+        reader.read(found.fragments[0], found.schema, context)
+    if filter is None:
+        with pytest.raises(vd.SourceError, match=words):
+            reader.project(found.fragments[0], found.schema, [("n", "n + 1")], None, context)
 
 
 def test_binary_partition_columns_are_refused(tmp_path):

@@ -141,7 +141,7 @@ def test_rows_of_a_version_that_was_cleaned_up(tmp_path):
     lance.dataset(url).cleanup_old_versions(datetime.timedelta(0), delete_unverified=True)
     schema, context = pa.schema([("id", pa.int64())]), ReadContext("here")
     assert source.read(first, schema, context)["id"].to_pylist() == list(range(10))
-    with pytest.raises(vd.SourceError, match="does not have these rows unchanged"):
+    with pytest.raises(vd.SourceError, match=r"version 2 of .* does not have these"):
         source.read(second, schema, context)
     assert json.loads(second.detail)["version"] == 2
 
@@ -154,6 +154,20 @@ def test_rows_of_a_version_that_was_cleaned_up(tmp_path):
     with pytest.raises(FileNotFoundError):
         source.current(files[0].__class__(f"{url}/data/x.lance", 1, "v"))
     assert source.current(files[0]) == files[0]
+
+
+def test_a_data_file_that_was_cleaned_up_after_its_version_was_opened(tmp_path):
+    url = str(tmp_path / "t")
+    lance.write_dataset(pa.table({"id": range(10)}), url)
+    source = vd.lance(url)
+    files = source.list_files([None], "here")[None]
+    (fragment,) = source.split(files, FragmentRule(100), "here").fragments
+    for file in (tmp_path / "t" / "data").iterdir():
+        file.unlink()
+    with pytest.raises(
+        vd.SourceError, match=r"of version 1 of Lance table .* is gone; cleanup_old"
+    ):
+        source.read(fragment, pa.schema([("id", pa.int64())]), ReadContext("here"))
 
 
 def test_a_shallow_clone_reads_the_files_of_its_origin(tmp_path):
