@@ -514,6 +514,9 @@ class IdentifiedSource(IdentifiedReader, Source):
     def schema(self, location: str) -> pa.Schema:
         return self.rule.schema(self.inner.schema(location), location)
 
+    def of_pipeline(self, name: str) -> Source:
+        return replace(self, inner=self.inner.of_pipeline(name))
+
     def bind(self, store: Store) -> Source:
         return replace(self, inner=self.inner.bind(store))
 
