@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -208,7 +209,10 @@ class RunState:
         ]
 
     def max_faults(self, index: int, stage: str) -> int:
-        """Rows of a stage's partition that may fail, if it has as many rows as the source.
+        """Rows of a stage's partition that may fail before the run gives it up.
+
+        This early limit assumes as many rows as the source has. Below a fan-out there may be more,
+        so there it has no bound: the check decides when all rows are computed.
 
         Args:
             index: Index of the partition.
@@ -217,9 +221,20 @@ class RunState:
         partition = self.plan.partitions[index]
         if partition.is_sample:
             return sum(map(len, partition.sample.values())) or partition.source_rows
+        if self._is_below_fan_out(stage):
+            return sys.maxsize
         limits = [c for c in self.pipeline.checks(stage) if isinstance(c, ErrorRate)]
         rows = partition.source_rows
         return limits[0].allowed(rows) if limits else rows
+
+    def _is_below_fan_out(self, stage: str) -> bool:
+        node = self.pipeline[stage].spec.base_node(self.pipeline)
+        while node != SOURCE:
+            spec = self.pipeline[node].spec
+            if spec.makes_rows:
+                return True
+            node = spec.base_node(self.pipeline)
+        return False
 
     def faults_allowed(self, index: int, stage: str) -> int:
         """Rows that may still fail: `max_faults` minus those that have failed.

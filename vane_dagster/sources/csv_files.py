@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv as python_csv
 import io
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -451,7 +452,7 @@ class CsvSource(RecordSource):
 
 @known_keywords("vd.csv")
 def csv(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     schema: SchemaLike | None = None,
     types: SchemaLike | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ import pyarrow as pa
 from vane_dagster._arguments import (
     PLACEHOLDER,
     check_placeholders,
-    check_url,
+    checked_url,
     fill_placeholders,
     list_of_names,
 )
@@ -281,7 +282,7 @@ def _count(live: LiveRows, passed: np.ndarray[Any, np.dtype[np.int64]] | None) -
 
 @known_keywords("vd.delta")
 def delta(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     version: Version = None,
     filter: str | None = None,
@@ -317,8 +318,7 @@ def delta(
     where = "vd.delta"
     if find_spec("deltalake") is None:
         raise DefinitionError(f"{where} needs the package deltalake. Install vane-dagster[delta]")
-    check_url(where, url)
-    url, found = url_parts(url)
+    url, found = url_parts(checked_url(where, url))
     DeltaVersion.check_url(where, url)
     if isinstance(version, bool) or not isinstance(
         version, (int, str, datetime.datetime, type(None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json as python_json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -162,7 +163,7 @@ class JsonSource(RecordSource):
 
 @known_keywords("vd.json")
 def json(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     schema: SchemaLike | None = None,
     types: SchemaLike | None = None,

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from vane_dagster import _failpoints
 from vane_dagster._arguments import (
     PLACEHOLDER,
     check_placeholders,
-    check_url,
+    checked_url,
     fill_placeholders,
     list_of_names,
 )
@@ -519,7 +520,7 @@ class _PlannedTable:
 
 @known_keywords("vd.lance")
 def lance(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     version: int | str | None = None,
     filter: str | None = None,
@@ -552,8 +553,7 @@ def lance(
     """
     where = "vd.lance"
     require_lance(where)
-    check_url(where, url)
-    url, found = url_parts(url)
+    url, found = url_parts(checked_url(where, url))
     check_table_url(where, url)
     if type(version) not in (int, str, type(None)):
         raise DefinitionError(

@@ -220,3 +220,7 @@ def test_a_comparison_as_a_test_of_a_range(text, column, passing, failing):
 )  # fmt: skip
 def test_other_conditions_are_no_test_of_a_range(text):
     assert range_test(text, "here") is None
+
+
+def test_the_url_may_be_a_path():
+    assert vd.delta(Path("lake/t")) == vd.delta("lake/t")

@@ -6,6 +6,7 @@ import datetime
 import importlib.util
 import json
 import pickle
+from pathlib import Path
 
 import dagster as dg
 import lance
@@ -181,3 +182,7 @@ def test_a_shallow_clone_reads_the_files_of_its_origin(tmp_path):
     (fragment,) = source.split([file], FragmentRule(100), "here").fragments
     rows = source.read(fragment, pa.schema([("id", pa.int64())]), ReadContext("here"))
     assert rows["id"].to_pylist() == list(range(10))
+
+
+def test_the_url_may_be_a_path():
+    assert vd.lance(Path("lake/t")) == vd.lance("lake/t")
