@@ -80,7 +80,7 @@ class Bench:
         partitions: The folders of input.
         differences: Describes how the files of an output differ from a partition's expected one.
         passes: Steps over the same input in one process.
-        process_per_step: Whether each step runs in a process of its own.
+        steps_per_process: How many steps a process runs, in order; None for all in one.
     """
 
     key: str
@@ -89,7 +89,7 @@ class Bench:
     partitions: Sequence[Path]
     differences: Callable[[str, Sequence[Path]], list[str]] = field(repr=False)
     passes: int = 1
-    process_per_step: bool = False
+    steps_per_process: int | None = None
 
 
 def prepare(work: Workload, quick: bool, folder: Path) -> Bench:
@@ -109,9 +109,8 @@ def prepare(work: Workload, quick: bool, folder: Path) -> Bench:
     def differences(name: str, paths: Sequence[Path]) -> list[str]:
         return expected[name].differences(fingerprint(paths), tolerance(work))
 
-    return Bench(
-        work.key, quick, folder, partitions, differences, work.passes, work.process_per_step
-    )
+    steps = 1 if work.process_per_step else None
+    return Bench(work.key, quick, folder, partitions, differences, work.passes, steps)
 
 
 def _reference(work: Workload, partition: Path, udf: MiniLM | None, folder: Path) -> Fingerprint:
@@ -169,20 +168,19 @@ def _measure(bench: Bench, contender: Contender, repeat: int, folder: Path) -> M
             service = stack.enter_context(_serving(contender, job, environment, folder))
             job = replace(job, service=service)
         serving = time.perf_counter() - start
-        alone = bench.process_per_step and not contender.living
-        groups = [[step] for step in job.steps] if alone else [job.steps]
-        start = time.perf_counter()
-        results = [
-            _run(contender, replace(job, steps=tuple(steps)), environment, folder)
-            for steps in groups
-        ]
-        total = time.perf_counter() - start
+        count = None if contender.living else bench.steps_per_process
+        results, process_seconds = [], []
+        for first in range(0, len(job.steps), count or len(job.steps)):
+            steps = tuple(job.steps[first : first + (count or len(job.steps))])
+            start = time.perf_counter()
+            results.append(_run(contender, replace(job, steps=steps), environment, folder))
+            process_seconds.append(time.perf_counter() - start)
     outputs = [glob for result in results for glob in result.outputs]
     verify(bench, contender, job.steps, outputs)
     return Measurement(
         contender.key,
         repeat,
-        total,
+        process_seconds,
         [seconds for result in results for seconds in result.seconds],
         len(list(Path(job.marks).iterdir())),
         results[0].versions,

@@ -50,7 +50,7 @@ class Measurement:
     Args:
         contender: Key of `LABELS`.
         repeat: Number of the repeat.
-        total: Wall seconds of all its processes.
+        process_seconds: Wall seconds of each of its processes.
         seconds: Seconds of each step.
         loads: Number of constructed UDFs.
         versions: Package versions in its processes.
@@ -61,13 +61,18 @@ class Measurement:
 
     contender: str
     repeat: int
-    total: float = 0.0
+    process_seconds: Sequence[float] = ()
     seconds: Sequence[float] = ()
     loads: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[Mapping[str, float]] = ()
     error: str = ""
     serving: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Wall seconds of all its processes."""
+        return sum(self.process_seconds)
 
     def rate(self, work: Workload) -> float:
         """Rows per second of the steps that count: all but the first."""

@@ -15,7 +15,7 @@ from benchmarks.harness import Bench
 from benchmarks.media import models
 from benchmarks.media.data import generate
 
-PARTITIONS = 2
+PARTITIONS, STEPS_PER_PROCESS = 3, 2
 EVERY = 8
 """One row in so many is compared with what a plain loop computes."""
 
@@ -144,7 +144,9 @@ def prepare(media: Media, quick: bool, folder: Path) -> tuple[Bench, int]:
     def differences(name: str, paths: Sequence[Path]) -> list[str]:
         return compare(media, expected[name], paths)
 
-    bench = Bench(media.key, quick, folder, partitions, differences)
+    bench = Bench(
+        media.key, quick, folder, partitions, differences, steps_per_process=STEPS_PER_PROCESS
+    )
     return bench, len(expected[partitions[0].name])
 
 

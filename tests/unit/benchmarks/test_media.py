@@ -103,14 +103,15 @@ def test_every_contender_has_a_file_of_each_workload(key: str) -> None:
 
 def test_factors_are_those_of_the_same_repeat() -> None:
     measured = [
-        Measurement("daft", 0, 9.0, [4.0, 3.0], 4),
-        Measurement("vane", 0, 8.0, [2.0, 1.0], 2, serving=3.0),
-        Measurement("daft", 1, 9.0, [8.0, 3.0], 4),
-        Measurement("vane", 1, 8.0, [8.0, 1.0], 2, serving=3.0),
+        Measurement("daft", 0, [9.0, 5.0], [4.0, 3.0, 4.0], 6),
+        Measurement("vane", 0, [8.0, 2.0], [2.0, 1.0, 1.0], 2, serving=3.0),
+        Measurement("daft", 1, [9.0, 5.0], [8.0, 3.0, 6.0], 6),
+        Measurement("vane", 1, [8.0, 2.0], [8.0, 1.0, 2.0], 2, serving=3.0),
     ]
     daft, vane = media.table(MEDIA["audio"], 7, measured).splitlines()[-2:]
     assert daft.startswith(
-        "| Daft | 6.0 (4.0-8.0) | 1.50 | 3.0 (3.0-3.0) | 3.00 | 6.0 (6.0-6.0) | 4 "
+        "| Daft | 6.0 (4.0-8.0) | 1.50 | 3.0 (3.0-3.0) | 3.00 | 5.0 (4.0-6.0) | 3.50 "
+        "| 6.0 (6.0-6.0) | 6 "
     )
     assert vane.startswith("| vane_dagster | 5.0 (2.0-8.0) | 1.00 |")
     assert "| 10.0 (10.0-10.0) | 2 |" in vane
