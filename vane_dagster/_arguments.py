@@ -39,6 +39,18 @@ def fill_placeholders(url: str, key: str | None, escape: Callable[[str], str] = 
     return PLACEHOLDER.sub(value, url)
 
 
+def filled_filter(condition: str | None, key: str | None) -> str | None:
+    """Return a row filter of one partition, with the key escaped for a quoted text.
+
+    Args:
+        condition: The filter, with placeholders as a URL; None for none.
+        key: The partition key.
+    """
+    if condition is None:
+        return None
+    return fill_placeholders(condition, key, lambda text: text.replace("'", "''"))
+
+
 def parse_concurrency(where: str, value: Any) -> tuple[int, int] | None:
     """Parse a number of workers, or a (min, max) pair, into a pair.
 

@@ -19,6 +19,7 @@ from vane_dagster._arguments import (
     check_placeholders,
     checked_url,
     fill_placeholders,
+    filled_filter,
     list_of_names,
 )
 from vane_dagster._keywords import known_keywords
@@ -105,7 +106,7 @@ class DeltaSource(DeltaReader, Source):
 
     def url_for(self, partition_key: str | None) -> str:
         """Return the URL of the table, and the partition's filter."""
-        url, text = self._url_of(partition_key), self._filter_of(partition_key)
+        url, text = self._url_of(partition_key), filled_filter(self.filter, partition_key)
         return url if text is None else f"{url} where {text}"
 
     def schema(self, location: str) -> pa.Schema:
@@ -206,12 +207,6 @@ class DeltaSource(DeltaReader, Source):
     def _url_of(self, key: str | None) -> str:
         return fill_placeholders(self.url, key)
 
-    def _filter_of(self, key: str | None) -> str | None:
-        """Return the filter of one partition, with the key escaped for a quoted text."""
-        if self.filter is None:
-            return None
-        return fill_placeholders(self.filter, key, lambda text: text.replace("'", "''"))
-
     def _version(self, key: str | None, location: str) -> DeltaVersion:
         url = self._url_of(key)
         if self.planned is not None and url in self.planned:
@@ -222,7 +217,7 @@ class DeltaSource(DeltaReader, Source):
         return opened if self.planned is None else self.planned.setdefault(url, opened)
 
     def _files(self, key: str | None, location: str) -> tuple[DataFile, ...]:
-        return self._version(key, location).files(self._filter_of(key), location)
+        return self._version(key, location).files(filled_filter(self.filter, key), location)
 
     def _cut(
         self, file: DataFile, version: DeltaVersion, rule: FragmentRule, location: str

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from vane_dagster import _failpoints
-from vane_dagster._arguments import check_placeholders, fill_placeholders, list_of_names
+from vane_dagster._arguments import check_placeholders, filled_filter, list_of_names
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError, names
 from vane_dagster.sources.base import (
@@ -100,7 +100,7 @@ class IcebergSource(IcebergReader, Source):
         """Return the name of the table, and the partition's filter."""
         if self.filter is None:
             return self.place
-        shown = self.filter if partition_key is None else self._filter_for(partition_key)
+        shown = self.filter if partition_key is None else filled_filter(self.filter, partition_key)
         return f"{self.place} where {shown}"
 
     def schema(self, location: str) -> pa.Schema:
@@ -179,12 +179,6 @@ class IcebergSource(IcebergReader, Source):
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
             found = itertools.chain.from_iterable(threads.map(fragments, files))
             return SourceTable(planned.arrow_schema, tuple(found))
-
-    def _filter_for(self, key: str | None) -> str | None:
-        """Return the filter of one partition, with the key escaped for a quoted text."""
-        if self.filter is None:
-            return None
-        return fill_placeholders(self.filter, key, lambda text: text.replace("'", "''"))
 
 
 @dataclass(frozen=True)
@@ -273,7 +267,9 @@ class _PlannedTable:
             source = self._source
             what = f"{self._location}: {source.url_for(partition)} cannot be listed"
             with iceberg_errors(what, SourceError):
-                found = with_retries(lambda: list(self._planned(source._filter_for(partition))))
+                found = with_retries(
+                    lambda: list(self._planned(filled_filter(source.filter, partition)))
+                )
             self._units[partition] = tuple(sorted(found, key=lambda unit: unit.record.url))
         return self._units[partition]
 

@@ -22,6 +22,7 @@ from vane_dagster._arguments import (
     check_placeholders,
     checked_url,
     fill_placeholders,
+    filled_filter,
     list_of_names,
 )
 from vane_dagster._keywords import known_keywords
@@ -262,7 +263,7 @@ class LanceSource(LanceReader, Source):
     def missing(self, partition: str | None, location: str) -> SourceError | None:
         if self.allow_empty:
             return None
-        where = "" if self.filter is None else f" where {self._filter_for(partition)}"
+        where = "" if self.filter is None else f" where {filled_filter(self.filter, partition)}"
         return SourceError(
             f"{location}: Lance table {self.url_for(partition)!r} has no rows{where}. Write them "
             "first, check the filter, or accept it with vd.lance(..., allow_empty=True)"
@@ -290,12 +291,6 @@ class LanceSource(LanceReader, Source):
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
             found = itertools.chain.from_iterable(threads.map(fragments, files))
             return SourceTable(table.schema, tuple(found))
-
-    def _filter_for(self, key: str | None) -> str | None:
-        """Return the filter of one partition, with the key escaped for a quoted text."""
-        if self.filter is None:
-            return None
-        return fill_placeholders(self.filter, key, lambda text: text.replace("'", "''"))
 
 
 @dataclass(frozen=True)
@@ -348,7 +343,7 @@ class _PlannedTables:
             SourceError: If there is no such table or version, or the filter fails.
         """
         if partition not in self._units:
-            where = self._source._filter_for(partition)
+            where = filled_filter(self._source.filter, partition)
             self._units[partition] = self.table(partition).units(where)
         return self._units[partition]
 
