@@ -122,7 +122,7 @@ def test_a_constructor_that_raises_it_fails_the_stage(name, tmp_path, local, mat
     message = failure(materialize(docs, local, raises=False))
 
     kind = "ValueError" if name == "Surrogates" else name
-    assert f"Constructor could not be constructed in a worker: {kind}: " in message
+    assert f"Constructor could not be constructed in a worker: {kind}" in message
     assert "raise EXCEPTIONS[name]()" in message
 
 
