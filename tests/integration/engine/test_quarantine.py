@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 
 import dagster as dg
@@ -397,4 +398,4 @@ def test_places_that_are_not_in_the_batch(tmp_path, local, materialize):
 
     message = failure(materialize(docs, local, raises=False))
 
-    assert "RowErrors names the places 20 in a batch of 20 rows" in message
+    assert re.search(r"RowErrors names the places (\d+) in a batch of \1 rows", message), message
