@@ -53,9 +53,6 @@ class Counted(LocalFileSystem):
         return super()._open(path, *args, **given)
 
 
-fsspec.register_implementation("counted", Counted, clobber=True)
-
-
 # Keys
 
 
@@ -88,6 +85,7 @@ def test_keys_are_the_same_in_every_process(tmp_path):
 
 def test_finished_partitions_plan_by_listings_alone(tmp_path):
     """No footer and no manifest is opened, and each stage's manifests are listed together."""
+    fsspec.register_implementation("counted", Counted, clobber=True)
     partitions = [f"p{n:03}" for n in range(100)]
     data = pa.BufferOutputStream()
     pq.write_table(pa.table({"id": [1], "n": [1]}), data)
