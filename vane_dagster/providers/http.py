@@ -207,7 +207,7 @@ class HttpProvider:
 
     def _refusal(self, error: Any) -> str:
         """Describe why an endpoint refuses all requests, and how to fix it."""
-        detail = f"{described(error)}"
+        detail = described(error)
         if error.body and "message" not in error.body:  # a form that the client omits
             detail += f" - {str(error.body)[:_MAX_SHOWN]}"
         if error.status_code == _NOT_FOUND:

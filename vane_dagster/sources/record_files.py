@@ -539,7 +539,8 @@ def misfit(column: str, kind: str) -> ParseError:
     """
     return ParseError(
         f"column {column!r} has a value that {kind}, the type of the column, cannot hold exactly. "
-        f"Fix the file, or declare a type that holds all values, as types={{{column!r}: 'VARCHAR'}}"
+        "Fix the file, or declare a type that can hold every value of the column, for example "
+        f"types={{{column!r}: 'VARCHAR'}}"
     )
 
 

@@ -35,7 +35,7 @@ class HostActor:
 
     def __init__(self, claim: PoolRequest, threads: int) -> None:
         mark_worker()
-        set_threads(threads)
+        set_threads(threads)  # here, because Ray sets OMP_NUM_THREADS in tasks that find it unset
         self._claim = claim
         self._threads = threads
         self._host = Host(claim.slots)
