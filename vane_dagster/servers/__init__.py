@@ -1,0 +1,1 @@
+"""Model servers: their declarations, their processes, and the endpoints that workers call."""

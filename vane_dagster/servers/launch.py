@@ -1,0 +1,94 @@
+"""How one replica of a server is started, and the state of one that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+ServerState = Literal["starting", "ready", "restarting", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one replica of a server is started and supervised.
+
+    Attributes:
+        label: Name for people.
+        command: The command line. ``{host}``, ``{port}``, ``{grpc_port}``, ``{metrics_port}`` and
+            ``{payload}`` (the path of a private file with `payload`) are replaced.
+        health: Path that answers with status 200 to 299 once the server is ready.
+        ports: Names of the ports to reserve; the first one is HTTP and has `health`.
+        env: Additional environment variables; the same placeholders are replaced in their values.
+        key_env: Environment variable in which the server expects its API key, which is generated
+            for each replica; None if it knows none.
+        model: Name of the model in requests; empty if the server has none.
+        payload: Content of a file for the server, such as a pickled function.
+        metrics: Path of Prometheus metrics, and the gauges whose sum is the number of requests in
+            flight.
+        startup_timeout_s: Seconds until the server must be ready.
+        liveness_timeout_s: Seconds without a successful health check after which a server that was
+            ready is restarted.
+        drain_timeout_s: Seconds between SIGTERM and SIGKILL.
+        max_rss: Bytes of private memory of all its processes after which it is restarted.
+    """
+
+    label: str
+    command: tuple[str, ...]
+    health: str = "/health"
+    ports: tuple[str, ...] = ("port",)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    key_env: str | None = None
+    model: str = ""
+    payload: bytes = field(default=b"", repr=False)
+    metrics: tuple[str, ...] = ()
+    startup_timeout_s: float = 1800.0
+    liveness_timeout_s: float = 60.0
+    drain_timeout_s: float = 30.0
+    max_rss: int | None = None
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The address of a ready replica.
+
+    Attributes:
+        url: Base URL for HTTP, without a path: ``http://127.0.0.1:8000``.
+        grpc_url: Address for gRPC, ``grpc://127.0.0.1:8001``; empty if the server has none.
+        model: Name of the model in requests; empty if the server has none.
+        api_key: The key that the server expects as a bearer token; empty if it expects none.
+        node: Host name of its machine.
+    """
+
+    url: str
+    grpc_url: str = ""
+    model: str = ""
+    api_key: str = field(default="", repr=False)
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """The state of one replica.
+
+    Attributes:
+        state: "ready" if it answers; "restarting" after a crash; "failed" after too many.
+        endpoint: Its address; None unless it is ready.
+        pid: Process id of the server; None if none runs.
+        startup_seconds: Seconds that its last start took; None before it was ready.
+        uptime_seconds: Seconds since it was last ready; None unless it is ready.
+        restarts: Restarts since it was first ready.
+        in_flight: Requests in flight; None if unknown.
+        reason: Why it was restarted or has failed, with the last lines of its log.
+        log_path: Path of its log on its node.
+    """
+
+    state: ServerState
+    endpoint: Endpoint | None = None
+    pid: int | None = None
+    startup_seconds: float | None = None
+    uptime_seconds: float | None = None
+    restarts: int = 0
+    in_flight: int | None = None
+    reason: str = ""
+    log_path: str = ""
