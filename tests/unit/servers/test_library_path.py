@@ -1,0 +1,34 @@
+"""The search path by which Triton's processes find the interpreter's shared library."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from vane_dagster.servers import triton_runner
+
+
+@pytest.mark.parametrize("before", ["", "/cuda/lib"])
+def test_an_interpreters_own_library_comes_first(monkeypatch, tmp_path, before):
+    library = tmp_path / "lib" / "libpython{}.{}.so.1.0".format(*sys.version_info[:2])
+    library.parent.mkdir()
+    library.touch()
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", before)
+
+    triton_runner._let_triton_find_python()
+
+    paths = os.environ["LD_LIBRARY_PATH"].split(":")
+    assert paths == [str(library.parent), *([before] if before else [])]
+
+
+def test_an_interpreter_without_one_leaves_the_path_alone(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/cuda/lib")
+
+    triton_runner._let_triton_find_python()
+
+    assert os.environ["LD_LIBRARY_PATH"] == "/cuda/lib"

@@ -1,0 +1,116 @@
+"""Call a function that serves a model, as PyTriton's functions do, in a process of its own.
+
+``python triton_runner.py CLOUDPICKLE PAYLOAD HTTP_PORT GRPC_PORT METRICS_PORT [MODEL_PATH]``
+
+CLOUDPICKLE is the folder of the package cloudpickle with which PAYLOAD, a file, was written; see
+`stamped`. The function is called in the main thread, so that it may handle SIGTERM, as
+``fn(ports, model_path)``, or as ``fn(ports)`` without a model path.
+
+The interpreter may be that of another environment, which has none of this package's dependencies:
+nvidia-pytriton needs numpy below 2. So this file uses the standard library alone.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+
+def stamped(pickled: bytes) -> bytes:
+    """Return a payload: a pickled function with the version of Python that pickled it.
+
+    Args:
+        pickled: The function, pickled by cloudpickle.
+    """
+    return f"{_python_version()}\n".encode() + pickled
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Call the function.
+
+    Args:
+        arguments: Those of the command line.
+
+    Raises:
+        SystemExit: If the function cannot run in this environment.
+    """
+    cloudpickle, payload, *ports = arguments[:5]
+    # What it prints must be in the log when it crashes.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    try:
+        _check_numpy()
+        function = _load(cloudpickle, payload)
+        _let_triton_find_python()
+        function([int(port) for port in ports], *arguments[5:])
+    except ModuleNotFoundError as error:
+        traceback.print_exc()
+        raise SystemExit(
+            f"{error}. Install it in the environment of {sys.executable}, where the server runs, "
+            "or name the interpreter of another one by TritonServer(python=...)"
+        ) from error
+
+
+def _python_version() -> str:
+    return "{}.{}".format(*sys.version_info[:2])
+
+
+def _load(cloudpickle: str, path: str) -> Callable[..., object]:
+    with open(path, "rb") as file:
+        version, pickled = file.read().split(b"\n", 1)
+    if version.decode() != _python_version():
+        raise SystemExit(
+            f"The server's function was pickled by Python {version.decode()}, and a pickled "
+            f"function can be loaded by the same version alone; {sys.executable} is Python "
+            f"{_python_version()}. Let TritonServer(python=...) name the interpreter of an "
+            f"environment with Python {version.decode()}"
+        )
+    _import_package("cloudpickle", cloudpickle)
+    function: Callable[..., object] = pickle.loads(pickled)
+    return function
+
+
+def _import_package(name: str, folder: str) -> None:
+    """Import one package from its folder, without the packages beside it."""
+    file = os.path.join(folder, "__init__.py")
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=[folder])
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"{file} is no package")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def _check_numpy() -> None:
+    """Refuse a numpy that PyTriton does not support: its answers would be empty."""
+    try:
+        required = importlib.metadata.requires("nvidia-pytriton") or []
+        found = importlib.metadata.version("numpy")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    if any(line.startswith("numpy<2") for line in required) and not found.startswith("1."):
+        raise SystemExit(
+            f"nvidia-pytriton needs numpy below 2, but the environment of {sys.executable} has "
+            f"numpy {found}. Name the interpreter of another one by TritonServer(python=...)"
+        )
+
+
+def _let_triton_find_python() -> None:
+    """Add this interpreter's shared library to the search path of processes that load it.
+
+    Triton's Python backend embeds the first libpython that the dynamic linker finds, which may be
+    that of another build.
+    """
+    folder = os.path.join(sys.base_prefix, "lib")
+    if os.path.exists(os.path.join(folder, f"libpython{_python_version()}.so.1.0")):
+        paths = [folder, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
+
+
+if __name__ == "__main__":
+    # Python puts the folder of a script first: a user's `import process` must not find ours.
+    sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
+    main(sys.argv[1:])
