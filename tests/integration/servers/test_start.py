@@ -1,0 +1,194 @@
+"""The start of a server: its ports, key and files, and the errors of one that does not start."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.server_processes import FAST, answer, ask, launch, port, running, tree
+from vane_dagster.errors import ModelLoadError
+from vane_dagster.servers.launch import Launch
+from vane_dagster.servers.process import ServerProcess
+
+
+def failing(code: str, *arguments: str, **fields) -> Launch:
+    """A server that runs some Python code and ends."""
+    return Launch("llm", (sys.executable, "-c", code, *arguments), **fields)
+
+
+def error(launch: Launch, **limits) -> str:
+    with pytest.raises(ModelLoadError) as caught, running(launch, **limits):
+        pass
+    return str(caught.value)
+
+
+def test_a_server_is_ready_when_it_was_constructed():
+    with running(launch("--warm-up-seconds", 0.3)) as server:
+        status = server.status()
+        assert answer(status.endpoint, "a") == "echo: a"
+        assert status.endpoint.model == "echo"
+        assert status.endpoint.node == socket.gethostname()
+        assert status.startup_seconds > 0.3
+        assert psutil.Process(status.pid).cmdline()[0] == sys.executable
+        server.check_health()
+
+
+def test_it_listens_on_the_given_address_alone():
+    with running(launch(), "127.0.0.2") as server:
+        endpoint = server.status().endpoint
+        assert endpoint.url.startswith("http://127.0.0.2:")
+        found = psutil.Process(server.status().pid).net_connections("tcp")
+        listening = {one.laddr for one in found if one.status == psutil.CONN_LISTEN}
+        assert listening == {("127.0.0.2", port(endpoint))}
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port(endpoint)))
+
+
+def test_the_default_address_is_that_of_the_loopback():
+    with running(launch()) as server:
+        assert server.status().endpoint.url.startswith("http://127.0.0.1:")
+
+
+def test_requests_need_the_key_which_is_on_no_command_line():
+    with running(launch()) as server:
+        endpoint = server.status().endpoint
+        assert ask(endpoint, "a", key="guessed")[0] == 401
+        assert ask(endpoint, "a", key="")[0] == 401
+        assert ask(endpoint, "a")[0] == 200
+        lines = [psutil.Process(pid).cmdline() for pid in tree(os.getpid())]
+        assert not [line for line in lines if endpoint.api_key in " ".join(line)]
+        assert endpoint.api_key not in repr(server.status())
+
+
+def test_each_replica_has_its_own_key_and_port():
+    with running(launch()) as one, running(launch()) as other:
+        first, second = one.status().endpoint, other.status().endpoint
+        assert first.url != second.url
+        assert ask(second, "a", key=first.api_key)[0] == 401
+
+
+def test_the_payload_is_private_and_is_removed_with_the_server():
+    made = launch(payload=b"some function", env={"FUNCTION": "at {payload}"})
+    with running(made) as server:
+        variables = psutil.Process(server.status().pid).environ()
+        assert variables["PYTHONUNBUFFERED"] == "1"
+        path = Path(variables["FUNCTION"].removeprefix("at "))
+        assert path.read_bytes() == b"some function"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert not path.parent.exists()
+
+
+def test_braces_other_than_placeholders_are_left_alone():
+    code = "import sys; print(sys.argv[1]); sys.exit(3)"
+    text = error(failing(code, '{"a": {"b": {port}}, "host": "{host}"}'), max_failed_starts=1)
+    assert '\n{"a": {"b": ' in text
+    assert text.splitlines()[-2].endswith('}, "host": "127.0.0.1"}')
+
+
+def test_three_exits_at_start_fail_fast_with_the_log(tmp_path):
+    starts = tmp_path / "starts"
+    began = time.monotonic()
+    text = error(launch("--starts", starts, "--crash-at-start", 9, startup_timeout_s=600.0))
+    assert time.monotonic() - began < 20
+    assert len(starts.read_text().splitlines()) == 3
+    assert "Server 'echo' did not start: 3 starts in a row failed" in text
+    assert "exited with code 3" in text
+    assert "cannot load the model at start 3" in text
+    assert "cannot load the model at start 2" not in text, "of the last start alone"
+    assert f"Command: {sys.executable}" in text
+
+
+def test_a_start_is_tried_again_on_other_ports(tmp_path):
+    starts = tmp_path / "starts"
+    with running(launch("--starts", starts, "--crash-at-start", 2)) as server:
+        lines = server.read_log(0, 10_000)[0].decode().splitlines()
+        ports = [line.rpartition(" ")[2] for line in lines if "on port" in line]
+        assert len(set(ports)) == 3
+        assert ports[-1] == str(port(server.status().endpoint))
+        assert server.status().restarts == 0
+
+
+def test_the_error_has_the_last_thirty_lines():
+    text = error(failing("for i in range(99): print(f'line {i}.')"), max_failed_starts=1)
+    assert "line 98." in text
+    assert "line 69." in text
+    assert "line 68." not in text
+    assert "exited with code 0" in text
+
+
+def test_secrets_are_masked_in_the_error_and_the_log():
+    code = "import os; print('the key is', os.environ['KEY'], os.environ['HF_TOKEN']); exit(3)"
+    made = failing(
+        code, "--api-key", "of-the-flag", key_env="KEY", env={"HF_TOKEN": "of-the-variable"}
+    )
+    text = error(made, max_failed_starts=1)
+    assert "the key is *** ***" in text
+    assert "of-the-flag" not in text
+    assert "--api-key '***'" in text or "--api-key ***" in text
+
+
+def test_a_command_that_does_not_exist_is_tried_once():
+    text = error(Launch("llm", ("no-such-command",)), first_backoff_s=60.0)
+    assert "could not be started: FileNotFoundError" in text
+
+
+def test_a_server_that_is_not_ready_in_time_fails_with_what_it_answered():
+    began = time.monotonic()
+    text = error(launch("--warm-up-seconds", 100, startup_timeout_s=1.0))
+    assert time.monotonic() - began < 10
+    assert "was not ready within 1 s (startup_timeout_s): GET /health: status 503" in text
+
+
+def test_a_server_that_never_opens_its_port_fails_in_time():
+    text = error(launch("--start-seconds", 100, startup_timeout_s=0.5))
+    assert "was not ready within 0.5 s" in text
+    assert "ConnectionRefusedError" in text
+
+
+def test_nothing_is_left_of_a_server_that_did_not_start(tmp_path):
+    children = tmp_path / "children"
+    error(launch("--leak-children", 2, "--children", children, "--warm-up-seconds", 100,
+                 startup_timeout_s=0.5))  # fmt: skip
+    pids = {int(line) for line in children.read_text().splitlines()}
+    assert len(pids) == 2
+    assert not pids & {process.pid for process in psutil.process_iter()}
+    assert not tree(os.getpid()) & pids
+
+
+def test_ports_of_all_names_are_replaced():
+    code = "import sys; print(sys.argv[1:]); sys.exit(3)"
+    names = ("port", "grpc_port", "metrics_port")
+    arguments = [f"{name}={{{name}}}" for name in names]
+    text = error(failing(code, *arguments, ports=names), max_failed_starts=1)
+    found = {}
+    for item in text.splitlines()[-2].strip("[]").split(", "):
+        name, _, value = item.strip("'").partition("=")
+        found[name] = int(value)
+    assert [*found] == [*names]
+    assert len(set(found.values())) == 3
+
+
+def test_grpc_has_its_own_address():
+    with running(launch(ports=("port", "grpc_port"))) as server:
+        endpoint = server.status().endpoint
+        assert endpoint.grpc_url.startswith("grpc://127.0.0.1:")
+        assert endpoint.grpc_url.rpartition(":")[2] != str(port(endpoint))
+
+
+def test_a_server_without_a_key_has_none():
+    made = launch(key_env=None)
+    without = tuple(part for part in made.command if part not in ("--key-env", "SERVER_KEY"))
+    server = ServerProcess(Launch("echo", without), limits=FAST)
+    try:
+        assert server.status().endpoint.api_key == ""
+        assert answer(server.status().endpoint, "a") == "echo: a"
+    finally:
+        server.stop()

@@ -1,0 +1,349 @@
+"""Supervision of a server that is ready: restarts, limits, load, its log and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.misbehaving_server import requests
+from support.server_processes import (
+    FAST,
+    SERVER,
+    answer,
+    ask,
+    is_free,
+    launch,
+    left,
+    port,
+    ready,
+    running,
+    until,
+)
+from vane_dagster.servers.launch import Launch
+from vane_dagster.servers.process import ServerProcess
+
+
+def start(launch: Launch) -> ServerProcess:
+    return ServerProcess(launch, limits=FAST)
+
+
+def interrupted(endpoint, prompt: str) -> None:
+    """Send a prompt to a server that does not answer it."""
+    with pytest.raises(OSError):  # noqa: PT011 (a reset, or the end of the stream)
+        ask(endpoint, prompt)
+
+
+def test_a_killed_server_is_restarted_on_its_port_with_its_key():
+    with running(launch()) as server:
+        before = server.status()
+        os.kill(before.pid, signal.SIGKILL)
+        after = ready(server, restarts=1)
+        assert after.endpoint == before.endpoint
+        assert after.pid != before.pid
+        assert answer(before.endpoint, "a") == "echo: a"
+        assert "was killed by SIGKILL" in after.reason
+        assert after.uptime_seconds < 5
+
+
+def test_while_it_is_restarted_it_has_no_endpoint():
+    with running(launch(), first_backoff_s=0.5) as server:
+        os.kill(server.status().pid, signal.SIGKILL)
+        status = until(lambda: server.status() if server.status().state != "ready" else None)
+        assert status.state == "restarting"
+        assert (status.endpoint, status.pid, status.in_flight) == (None, None, None)
+        server.check_health()
+        ready(server, restarts=1)
+
+
+def test_it_gets_another_port_if_its_own_is_taken():
+    with running(launch(), first_backoff_s=0.2) as server, socket.socket() as other:
+        before = server.status().endpoint
+        os.kill(server.status().pid, signal.SIGKILL)
+        until(lambda: server.status().state == "restarting")
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port(before)))
+        other.listen()
+        after = ready(server, restarts=1).endpoint
+        assert port(after) != port(before)
+        assert answer(after, "a") == "echo: a"
+
+
+def test_a_poisonous_prompt_kills_the_server_once(tmp_path):
+    file = tmp_path / "requests"
+    with running(launch("--requests", file)) as server:
+        endpoint = server.status().endpoint
+        interrupted(endpoint, "a poison-once")
+        ready(server, restarts=1)
+        assert answer(endpoint, "a poison-once") == "echo: a poison-once"
+        assert requests(file) == ["a poison-once"] * 2
+
+
+def test_a_server_that_ends_itself_is_restarted():
+    with running(launch("--exit-after", 2)) as server:
+        endpoint = server.status().endpoint
+        assert [answer(endpoint, str(i)) for i in range(2)] == ["echo: 0", "echo: 1"]
+        interrupted(endpoint, "2")
+        status = ready(server, restarts=1)
+        assert "exited with code 3" in status.reason
+        assert "the server ends itself" in status.reason
+
+
+def test_a_server_that_hangs_is_restarted_though_it_ignores_sigterm():
+    with running(launch()) as server:
+        before = server.status()
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(interrupted, before.endpoint, "a hang")
+            until(lambda: server.status().state == "restarting")
+            status = ready(server, restarts=1)
+            asked.result()
+        assert "was not healthy for" in status.reason
+        assert "GET /health: TimeoutError" in status.reason
+        assert status.endpoint == before.endpoint
+        assert not left({before.pid})
+
+
+def test_the_state_of_a_server_that_hangs_is_known_at_once():
+    with running(launch(liveness_timeout_s=60.0), probe_timeout_s=5.0) as server:
+        endpoint = server.status().endpoint
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(interrupted, endpoint, "a hang")
+            until(lambda: is_silent(endpoint))
+            longest = 0.0
+            for _ in range(50):
+                began = time.monotonic()
+                server.status()
+                server.check_health()
+                longest = max(longest, time.monotonic() - began)
+                time.sleep(0.01)
+            os.kill(server.status().pid, signal.SIGKILL)
+        assert longest < 0.5
+
+
+def is_silent(endpoint) -> bool:
+    with socket.create_connection(("127.0.0.1", port(endpoint)), timeout=5) as connection:
+        connection.settimeout(0.2)
+        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        try:
+            return not connection.recv(1)
+        except TimeoutError:
+            return True
+
+
+def test_a_stalled_request_is_not_the_servers_death():
+    with running(launch()) as server:
+        endpoint = server.status().endpoint
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(interrupted, endpoint, "a stall")
+            until(lambda: server.status().in_flight == 1)
+            time.sleep(0.8)  # longer than liveness_timeout_s
+            assert answer(endpoint, "b") == "echo: b"
+            assert server.status().restarts == 0
+            os.kill(server.status().pid, signal.SIGKILL)
+            asked.result()
+
+
+def test_a_server_that_leaks_is_drained_and_restarted_which_is_no_crash():
+    # One crash would be the last: a limit of 1.
+    made = launch("--leak-mb", 500, "--seconds", 0.5, max_rss=400 * 2**20)
+    with running(made, max_crashes=1) as server:
+        endpoint = server.status().endpoint
+        for restarts in (1, 2):
+            assert answer(endpoint, str(restarts)) == f"echo: {restarts}"
+            status = ready(server, restarts)
+            assert "max_rss=400 MiB" in status.reason
+
+
+def test_memory_of_child_processes_counts():
+    code = "b = bytearray(b'x' * 2**28); import time; time.sleep(1e6)"
+    program = (
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}],"
+        f" start_new_session=True); sys.argv[0] = {SERVER!r};"
+        " import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    made = launch(max_rss=200 * 2**20)
+    made = Launch("echo", (sys.executable, "-c", program, *made.command[2:]),
+                  key_env="SERVER_KEY", max_rss=made.max_rss)  # fmt: skip
+    with running(made) as server:
+        status = until(lambda: server.status() if server.status().restarts else None)
+        assert "max_rss=200 MiB" in status.reason
+
+
+def test_the_third_crash_is_the_last_with_a_limit_of_three():
+    server = ServerProcess(launch(), limits=replace(FAST, max_crashes=3))
+    try:
+        for restarts in range(3):
+            server.check_health()
+            os.kill(ready(server, restarts).pid, signal.SIGKILL)
+        status = until(lambda: server.status() if server.status().state == "failed" else None)
+        assert status.reason.startswith("3 crashes without 10 minutes of uptime between them")
+        assert "was killed by SIGKILL" in status.reason
+        assert status.endpoint is None
+        with pytest.raises(RuntimeError, match="'echo' has failed: 3 crashes"):
+            server.check_health()
+        assert b"the server starts" in server.read_log(0, 1000)[0]
+    finally:
+        server.stop()
+
+
+def test_a_server_that_cannot_be_restarted_fails(tmp_path):
+    flag = tmp_path / "broken"
+    own = launch().command
+    script = 'if [ -e "$0" ]; then echo no weights; exit 4; fi; exec "$@"'
+    made = launch(command=("sh", "-c", script, str(flag), *own))
+    server = start(made)
+    try:
+        flag.touch()
+        os.kill(server.status().pid, signal.SIGKILL)
+        status = until(lambda: server.status() if server.status().state == "failed" else None)
+        assert status.reason.startswith("3 starts in a row failed; the last time it exited with")
+        assert status.reason.endswith("no weights")
+    finally:
+        server.stop()
+
+
+def test_child_processes_are_gone_before_the_restart(tmp_path):
+    file = tmp_path / "children"
+    with running(launch("--leak-children", 3, "--children", file)) as server:
+        first = {int(line) for line in file.read_text().split()}
+        assert len(left(first)) == 3
+        os.kill(server.status().pid, signal.SIGKILL)
+        ready(server, restarts=1)
+        assert not left(first)
+        second = {int(line) for line in file.read_text().split()} - first
+        assert len(left(second)) == 3
+    assert not left(second)
+
+
+def test_a_stop_waits_for_requests_in_flight():
+    server = start(launch("--seconds", 0.5))
+    endpoint = server.status().endpoint
+    with ThreadPoolExecutor(4) as threads:
+        found = [threads.submit(answer, endpoint, str(i)) for i in range(4)]
+        until(lambda: server.status().in_flight == 4)
+        server.stop()
+        assert [one.result() for one in found] == [f"echo: {i}" for i in range(4)]
+    assert is_free(port(endpoint))
+
+
+def test_after_a_stop_nothing_is_left():
+    server = start(launch("--leak-children", 2))
+    status = server.status()
+    pids = {one.pid for one in server._processes()} | {*server._guard.guard_pids}
+    assert len(left(pids)) == 5
+    server.stop()
+    assert not left(pids)
+    assert is_free(port(status.endpoint))
+    assert not Path(status.log_path).exists()
+    stopped = server.status()
+    assert (stopped.state, stopped.endpoint, stopped.pid) == ("stopped", None, None)
+    with pytest.raises(RuntimeError, match="'echo' has been stopped"):
+        server.check_health()
+    server.stop()
+
+
+def test_a_stop_by_several_threads_and_during_a_restart():
+    server = ServerProcess(launch(), limits=replace(FAST, first_backoff_s=60.0, max_backoff_s=60.0))
+    os.kill(server.status().pid, signal.SIGKILL)
+    until(lambda: server.status().state == "restarting")
+    began = time.monotonic()
+    with ThreadPoolExecutor(4) as threads:
+        for one in [threads.submit(server.stop) for _ in range(4)]:
+            one.result()
+    assert time.monotonic() - began < 5
+    assert server.status().state == "stopped"
+
+
+def test_a_server_that_ignores_sigterm_is_killed_after_the_drain_time():
+    server = start(launch("--ignore-sigterm", drain_timeout_s=0.5))
+    pid = server.status().pid
+    began = time.monotonic()
+    server.stop()
+    assert 0.5 <= time.monotonic() - began < 5
+    assert not left({pid})
+
+
+def test_in_flight_is_the_sum_of_its_gauges():
+    with running(launch("--seconds", 1)) as server, ThreadPoolExecutor(3) as threads:
+        until(lambda: server.status().in_flight == 0)
+        for i in range(3):
+            threads.submit(answer, server.status().endpoint, str(i))
+        until(lambda: server.status().in_flight == 3)
+        until(lambda: server.status().in_flight == 0)
+
+
+def test_without_gauges_in_flight_is_the_number_of_connections():
+    with running(launch(metrics=())) as server:
+        until(lambda: server.status().in_flight == 0)
+        address = ("127.0.0.1", port(server.status().endpoint))
+        with socket.create_connection(address), socket.create_connection(address):
+            until(lambda: server.status().in_flight == 2)
+        until(lambda: server.status().in_flight == 0)
+
+
+def test_gauges_that_the_server_does_not_have_are_unknown():
+    with running(launch(metrics=("/metrics", "another"))) as server:
+        time.sleep(0.3)
+        assert server.status().in_flight is None
+
+
+def test_the_log_is_private_and_read_in_parts():
+    with running(launch("--access-log")) as server:
+        path = Path(server.status().log_path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        for i in range(20):
+            answer(server.status().endpoint, str(i))
+        asked = b"POST /v1/chat/completions"
+        until(lambda: server.read_log(0, 10**6)[0].count(asked) == 20)
+        whole, end = server.read_log(0, 10**6)
+        parts, offset = b"", 0
+        while offset < end:
+            part, offset = server.read_log(offset, 300)
+            assert part.endswith(b"\n")
+            parts += part
+        assert parts.startswith(whole)
+        assert server.read_log(offset, 300) == (b"", offset) or server.read_log(offset, 300)[0]
+        assert server.read_log(-50, 1000)[1] >= end
+
+
+def test_the_log_has_a_limit_and_goes_on_over_restarts():
+    with running(launch("--access-log"), log_bytes=2000) as server:
+        for restarts in range(2):
+            for i in range(40):
+                answer(ready(server, restarts).endpoint, str(i))
+            os.kill(server.status().pid, signal.SIGKILL)
+        ready(server, 2)
+        folder = Path(server.status().log_path).parent
+        files = sorted(folder.glob("*.log"))
+        assert len(files) == 2
+        assert all(file.stat().st_size <= 2000 for file in files)
+        text, end = server.read_log(0, 10**6)
+        assert end > 4000
+        assert b"the server starts" in text
+        assert len(text) <= 4000
+
+
+def test_the_servers_own_signals_are_not_those_of_the_worker():
+    """A worker ignores SIGINT, and an ignored signal is inherited."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        server = start(launch())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        status = Path(f"/proc/{server.status().pid}/status").read_text()
+        fields = dict(line.split(":\t") for line in status.splitlines() if ":\t" in line)
+        assert not int(fields["SigIgn"], 16) & (1 << signal.SIGINT - 1)
+        assert int(fields["SigBlk"], 16) == 0
+        assert psutil.Process(server.status().pid).parent().pid in server._guard.guard_pids
+    finally:
+        server.stop()

@@ -1,0 +1,226 @@
+"""Server processes for tests: their declarations, requests to them, and what is left of them.
+
+Run as a script, it is a worker process with a server: it prints the server's status as JSON when
+the server is ready, and sleeps.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vane_dagster.servers.launch import Endpoint, Launch, ServerStatus
+from vane_dagster.servers.process import ServerProcess
+from vane_dagster.servers.restart_policy import SupervisionLimits
+
+SERVER = str(Path(__file__).with_name("misbehaving_server.py"))
+FAST = SupervisionLimits(
+    first_backoff_s=0.05,
+    max_backoff_s=0.2,
+    first_poll_s=0.02,
+    max_poll_s=0.1,
+    check_interval_s=0.1,
+    probe_timeout_s=0.3,
+)
+
+
+def launch(*flags: object, **fields: Any) -> Launch:
+    """The launch of a misbehaving server, with a key.
+
+    Args:
+        *flags: Further flags of its command line.
+        **fields: Other fields of the launch.
+    """
+    own = ("--port", "{port}", "--host", "{host}", "--key-env", "SERVER_KEY")
+    made = {
+        "label": "echo",
+        "command": (sys.executable, SERVER, *own, *map(str, flags)),
+        "key_env": "SERVER_KEY",
+        "model": "echo",
+        "metrics": ("/metrics", "server_requests_in_flight"),
+        "startup_timeout_s": 60.0,
+        "liveness_timeout_s": 0.5,
+        "drain_timeout_s": 20.0,
+    }
+    return Launch(**{**made, **fields})
+
+
+@contextlib.contextmanager
+def running(launch: Launch, host: str = "", **limits: Any) -> Iterator[ServerProcess]:
+    """Yield a server that is stopped at the end; at which nothing may be left of it.
+
+    Args:
+        launch: How it is started.
+        host: Its address.
+        **limits: Limits other than the fast ones.
+    """
+    server = ServerProcess(launch, host, dataclasses.replace(FAST, **limits))
+    pids: set[int] = set()
+    try:
+        yield server
+        pids = {one.pid for one in server._processes()}
+    finally:
+        server.stop()
+    until(lambda: not left(pids))
+
+
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Wait for a condition, and return its value."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "the condition was not met in time"
+        time.sleep(0.01)
+    return found
+
+
+def ready(server: ServerProcess, restarts: int) -> ServerStatus:
+    """Wait until a server is ready after a number of restarts."""
+
+    def found() -> ServerStatus | None:
+        status = server.status()
+        assert status.state != "failed", status.reason
+        return status if status.state == "ready" and status.restarts == restarts else None
+
+    return until(found)
+
+
+def ask(endpoint: Endpoint, prompt: str, key: str | None = None) -> tuple[int, Any]:
+    """Send a prompt.
+
+    Args:
+        endpoint: The server.
+        prompt: The prompt.
+        key: The key. Default: that of the server.
+
+    Returns:
+        The status, and the body.
+    """
+    message = {"model": "echo", "messages": [{"role": "user", "content": prompt}]}
+    request = urllib.request.Request(
+        f"{endpoint.url}/v1/chat/completions",
+        json.dumps(message).encode(),
+        {"Authorization": f"Bearer {endpoint.api_key if key is None else key}"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def answer(endpoint: Endpoint, prompt: str) -> str:
+    """Send a prompt, and return the answer."""
+    status, body = ask(endpoint, prompt)
+    assert status == 200
+    return str(body["choices"][0]["message"]["content"])
+
+
+def port(endpoint: Endpoint | dict[str, Any]) -> int:
+    """The port of a server's HTTP."""
+    url = endpoint["url"] if isinstance(endpoint, dict) else endpoint.url
+    return int(url.rpartition(":")[2])
+
+
+def is_free(number: int, host: str = "127.0.0.1") -> bool:
+    """Whether a port can be bound to."""
+    with socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((host, number))
+        except OSError:
+            return False
+    return True
+
+
+def tree(pid: int) -> set[int]:
+    """The descendants of a process that are alive."""
+    return left({one.pid for one in psutil.Process(pid).children(recursive=True)})
+
+
+def left(pids: set[int]) -> set[int]:
+    """Those of some processes that are alive."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.add(pid)
+    return found
+
+
+class Worker:
+    """A worker process with a server, and the processes below it.
+
+    Args:
+        launch: How its server is started.
+        limits: The limits of its server.
+        prelude: Python code that it runs first.
+    """
+
+    def __init__(self, launch: Launch, limits: SupervisionLimits = FAST, prelude: str = "") -> None:
+        given = base64.b64encode(pickle.dumps((launch, limits))).decode()
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, given, prelude],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            text=True,
+        )
+        self.pids: set[int] = set()
+        self.status: dict[str, Any] = {}
+
+    def wait(self) -> Worker:
+        """Wait until the server is ready."""
+        assert self.process.stdout is not None
+        self.status = json.loads(self.process.stdout.readline())
+        self.pids = self.descendants()
+        return self
+
+    def descendants(self) -> set[int]:
+        """The processes below the worker that are alive."""
+        return tree(self.process.pid)
+
+    @property
+    def guards(self) -> tuple[int, int]:
+        """The outer and the inner process of the guard."""
+        inner = psutil.Process(self.status["pid"]).parent()
+        return inner.parent().pid, inner.pid
+
+    def kill(self) -> None:
+        """Kill the worker process."""
+        self.process.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Wait for the end of the worker process."""
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def _main() -> None:
+    made, limits = pickle.loads(base64.b64decode(sys.argv[1]))
+    exec(sys.argv[2])
+    server = ServerProcess(made, "", limits)
+    print(json.dumps(dataclasses.asdict(server.status())), flush=True)
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    _main()
