@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.decorators import func as func
     from vane_dagster.pipeline.decorators import method as method
     from vane_dagster.pipeline.pipeline import Stage as Stage
+    from vane_dagster.pipeline.servers import Server as Server
+    from vane_dagster.pipeline.servers import TritonServer as TritonServer
+    from vane_dagster.pipeline.servers import VLLMServer as VLLMServer
     from vane_dagster.sources.csv_files import CsvSource as CsvSource
     from vane_dagster.sources.csv_files import csv as csv
     from vane_dagster.sources.delta import DeltaSource as DeltaSource
@@ -80,6 +83,9 @@ _HOME = {
     "cls": "pipeline.decorators",
     "method": "pipeline.decorators",
     "func": "pipeline.decorators",
+    "Server": "pipeline.servers",
+    "TritonServer": "pipeline.servers",
+    "VLLMServer": "pipeline.servers",
     "DeltaSource": "sources.delta",
     "delta": "sources.delta",
     "File": "sources.file",

@@ -93,6 +93,7 @@ def plan_waves(
     stages: Sequence[str],
     upstream: Mapping[str, Sequence[str]],
     pools: Mapping[str, PoolSpec],
+    servers: Mapping[str, PoolSpec] | None = None,
 ) -> list[list[str]]:
     """Assign stages to waves such that all pools of a wave fit together where they belong.
 
@@ -101,6 +102,7 @@ def plan_waves(
         stages: Stages to compute, upstream first.
         upstream: Upstream stages of each stage; those not in `stages` are read from parts.
         pools: The pool of each stage that has one.
+        servers: The pools of servers that these pools use, by identity.
 
     Returns:
         The stages of each wave. A stage is never in an earlier wave than its upstream stages.
@@ -113,26 +115,24 @@ def plan_waves(
     placed: dict[str, int] = {}
     for stage in stages:
         earliest = max((placed[u] for u in upstream[stage] if u in placed), default=0)
-        pool = pools.get(stage)
-        if pool is not None:
+        own = [pools[stage]] if stage in pools else []
+        own += [(servers or {})[identity] for pool in own for identity in pool.uses.values()]
+        for pool in own:
             check_can_fit(capacity, pool)
         index = earliest
-        while (
-            pool is not None and index < len(waves) and not _joins(capacity, claimed[index], pool)
-        ):
+        while own and index < len(waves) and not _join(capacity, claimed[index], own):
             index += 1
         while index >= len(waves):
             waves.append([])
             claimed.append({})
         waves[index].append(stage)
         placed[stage] = index
-        if pool is not None:
-            claimed[index][pool.identity] = _larger(claimed[index].get(pool.identity), pool)
+        claimed[index] |= {p.identity: _larger(claimed[index].get(p.identity), p) for p in own}
     return waves
 
 
-def _joins(capacity: Capacity, claimed: Mapping[str, PoolSpec], pool: PoolSpec) -> bool:
-    merged = {**claimed, pool.identity: _larger(claimed.get(pool.identity), pool)}
+def _join(capacity: Capacity, claimed: Mapping[str, PoolSpec], own: Sequence[PoolSpec]) -> bool:
+    merged = {**claimed, **{p.identity: _larger(claimed.get(p.identity), p) for p in own}}
     bundles: dict[bool, list[Bundle]] = {}
     for each in merged.values():
         bundles.setdefault(each.on_driver, []).extend([each.bundle] * each.workers[0])

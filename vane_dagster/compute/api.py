@@ -18,7 +18,8 @@ from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.errors import ComputeError
-from vane_dagster.worker.protocol import LoadReport, PoolSpec, Starting, Work, WorkReport
+from vane_dagster.servers.directory import Endpoints
+from vane_dagster.worker.protocol import LoadReport, PoolSpec, Work, WorkerStatus, WorkReport
 
 IO_WORKERS = "io"
 """Identity of the pool of I/O workers, which read, project, join and write."""
@@ -95,7 +96,7 @@ class CallResult:
     """
 
     ticket: int
-    report: Union[WorkReport, LoadReport, Starting, None]
+    report: Union[WorkReport, LoadReport, WorkerStatus, None]
     table: Any = None
     lost: str = ""
     worker_lost: bool = False
@@ -121,14 +122,22 @@ class Lease(Protocol):
     def workers(self) -> Sequence[Worker]:
         """The workers of all leased pools."""
 
-    def load(self, worker: Worker) -> int:
-        """Start constructing the model of a worker if it has none; answered by a `LoadReport`."""
+    def load(self, worker: Worker, endpoints: Endpoints) -> int:
+        """Start constructing the model of a worker if it has none; answered by a `LoadReport`.
+
+        Args:
+            worker: The worker.
+            endpoints: The endpoints of the servers that its code calls.
+        """
+
+    def announce(self, worker: Worker, endpoints: Endpoints) -> None:
+        """Tell a worker the endpoints of servers that its code calls. Nothing answers."""
 
     def sharers(self) -> Mapping[str, Sequence[Sharer]]:
         """Other runs that share workers of this lease, by worker name."""
 
-    def starting(self, worker: Worker) -> int:
-        """Query the progress of a worker that constructs its model; answered by a `Starting`."""
+    def status(self, worker: Worker) -> int:
+        """Ask what a worker is doing, while it works; answered by a `WorkerStatus`."""
 
     def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
         """Start work on a worker; answered by a `WorkReport`.

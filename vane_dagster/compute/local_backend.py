@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import os
 import secrets
 import shutil
@@ -30,14 +31,16 @@ from vane_dagster.compute.pool_state import LeaseRecord, PoolState, Sharer, Work
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.errors import ComputeError, names
+from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.isolation import NO_DESCRIPTORS_STATUS
 from vane_dagster.worker.local_worker import CLOSED_STATUS, read_table, serve, write_table
 from vane_dagster.worker.protocol import (
+    AnnounceCall,
     LoadCall,
     PoolRequest,
     PoolSpec,
     RunCall,
-    StartingCall,
+    StatusCall,
     Work,
     WorkerReply,
     WorkerRequest,
@@ -116,7 +119,12 @@ class _Process:
         self.claim = claim
         self.threads = threads
         self.gpus = tuple(gpus)
-        self.tickets: set[int] = set()
+        self.tickets: dict[int, LoadCall | RunCall | StatusCall] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it constructs its model, or runs a task."""
+        return any(not isinstance(call, StatusCall) for call in self.tickets.values())
 
     def ending(self) -> tuple[str, bool | None]:
         """How the process of a closed connection ended, and whether by a deadline, if known."""
@@ -187,6 +195,7 @@ class LocalBackend:
         self._node = {"CPU": cpus, **gpus, "memory": memory, **(resources or {})}
         self._start_process = start
         self._pool_state = PoolState()
+        self.tickets = itertools.count(1)
         self.processes: dict[str, _Process] = {}
         self.folder = str(new_temporary_folder("vane-", _roomy_folder()))
         self._guard = Guard(self.folder)
@@ -219,10 +228,7 @@ class LocalBackend:
         """See `Backend.lease`. Nobody else holds leases, so this never waits."""
         for pool in pools:
             check_can_fit(self.capacity(), pool)
-        claims = tuple(
-            PoolRequest(p.identity, p.label, p.workers, dict(p.bundle), p.slots, p.threads)
-            for p in pools
-        )
+        claims = tuple(pool.request() for pool in pools)
         id = f"{run_id}-{secrets.token_hex(4)}"
         now = time.monotonic()
         grant = self._pool_state.request_lease(
@@ -277,7 +283,7 @@ class LocalBackend:
     def released(self, id: str) -> None:
         """End a lease, and the workers still busy under it."""
         for name, process in list(self.processes.items()):
-            if process.tickets:
+            if process.is_busy:
                 self.processes.pop(name).end()
                 self._pool_state.remove_workers([name])
         self._pool_state.release(id, time.monotonic())
@@ -325,26 +331,31 @@ class LocalLease:
         self._workers = workers
         self._held: dict[int, Sequence[LocalTable]] = {}
         self._failed: list[CallResult] = []
-        self._tickets = 0
 
     def workers(self) -> Sequence[Worker]:
         """See `Lease.workers`."""
         return list(self._workers)
 
-    def load(self, worker: Worker) -> int:
+    def load(self, worker: Worker, endpoints: Endpoints) -> int:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
-        threads = self._backend.processes[worker.name].threads
-        call = LoadCall(pool.model, pool.archive, threads, forwarded(pool), pool.lifecycle)
+        threads, env = self._backend.processes[worker.name].threads, forwarded(pool)
+        call = LoadCall(pool.model, pool.archive, threads, env, pool.lifecycle, endpoints)
         return self._send(worker, call)
+
+    def announce(self, worker: Worker, endpoints: Endpoints) -> None:
+        """See `Lease.announce`."""
+        with contextlib.suppress(OSError):  # it has ended, which its next call reports
+            call = AnnounceCall(endpoints)
+            self._backend.processes[worker.name].connection.send(WorkerRequest(0, call))
 
     def sharers(self) -> Mapping[str, Sequence[Sharer]]:
         """See `Lease.sharers`. Always empty."""
         return {}
 
-    def starting(self, worker: Worker) -> int:
-        """See `Lease.starting`."""
-        return self._send(worker, StartingCall())
+    def status(self, worker: Worker) -> int:
+        """See `Lease.status`."""
+        return self._send(worker, StatusCall())
 
     def run(self, worker: Worker, work: Work, tables: Sequence[LocalTable]) -> int:
         """See `Lease.run`."""
@@ -353,18 +364,18 @@ class LocalLease:
     def _send(
         self,
         worker: Worker,
-        call: LoadCall | RunCall | StartingCall,
+        call: LoadCall | RunCall | StatusCall,
         tables: Sequence[LocalTable] = (),
     ) -> int:
-        self._tickets += 1
+        ticket = next(self._backend.tickets)
         process = self._backend.processes[worker.name]
         try:
-            process.connection.send(WorkerRequest(self._tickets, call))
-            process.tickets.add(self._tickets)
-            self._held[self._tickets] = tables
+            process.connection.send(WorkerRequest(ticket, call))
+            process.tickets[ticket] = call
+            self._held[ticket] = tables
         except OSError as error:
-            self._failed.append(CallResult(self._tickets, None, lost=str(error), worker_lost=True))
-        return self._tickets
+            self._failed.append(CallResult(ticket, None, lost=str(error), worker_lost=True))
+        return ticket
 
     def wait(self, timeout: float) -> list[CallResult]:
         """See `Lease.wait`."""
@@ -381,8 +392,9 @@ class LocalLease:
         try:
             while process.tickets and process.connection.poll():
                 reply: WorkerReply = process.connection.recv()
-                process.tickets.discard(reply.ticket)
-                self._held.pop(reply.ticket, None)
+                process.tickets.pop(reply.ticket, None)
+                if self._held.pop(reply.ticket, None) is None:  # a former lease asked
+                    continue
                 table = LocalTable(reply.table) if reply.table else None
                 done.append(CallResult(reply.ticket, reply.report, table))
         except (EOFError, OSError):

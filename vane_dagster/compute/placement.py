@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 Bundle = Mapping[str, float]
@@ -40,9 +40,14 @@ class FreeResources:
         self._gpus = {id: [1.0] * int(nodes[id].get("GPU", 0)) for id in order}
         self._guests = dict.fromkeys(order, 0)
 
-    def place(self, bundle: Bundle) -> str | None:
-        """Reserve room for a bundle; return the node, or None if no node has room."""
-        able = [id for id in self._free if self._has(id, bundle)]
+    def place(self, bundle: Bundle, excluded: Collection[str] = ()) -> str | None:
+        """Reserve room for a bundle; return the node, or None if no node has room.
+
+        Args:
+            bundle: Resources of the bundle.
+            excluded: Ids of nodes that are not used.
+        """
+        able = [id for id in self._free if id not in excluded and self._has(id, bundle)]
         if not able:
             return None
         node = able[0] if bundle else min(able, key=self._cpu_load)

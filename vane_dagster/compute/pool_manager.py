@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
@@ -33,6 +34,7 @@ from vane_dagster.worker.ray_actor import HostActor
 _SWEEP_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
 _PLACED_SECONDS = 10.0
+_STOP_SECONDS = 120.0
 _log = logging.getLogger(__name__)
 
 
@@ -44,6 +46,7 @@ class PoolManager:
         self._tag = "." + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
         self._pool_state = PoolState(self._tag)
         self._claims = ClaimTable()
+        self._servers: set[str] = set()
         self._scaler: ClusterScaler
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock: asyncio.Lock | None = None
@@ -175,6 +178,7 @@ class PoolManager:
         return {
             "identity": identity,
             "label": pool.claim.label,
+            "server": pool.claim.server,
             "bundle": dict(pool.claim.bundle),
             "leases": [lease.run_id for lease in holders],
             "idle_seconds": 0.0 if holders else round(time.monotonic() - pool.idle_since, 1),
@@ -219,6 +223,7 @@ class PoolManager:
             self._kill([worker])
         else:
             self._pool_state.adopt(facts[0], worker, facts[1], time.monotonic())
+            self._servers.update([worker] if facts[0].server else [])
 
     # Background work
 
@@ -283,11 +288,17 @@ class PoolManager:
             self._pool_state.remove_workers(workers)
 
     def _kill(self, workers: Sequence[str]) -> None:
+        """End workers; servers finish their requests before, while Ray keeps their resources."""
         for worker in workers:
             try:
-                ray.kill(ray.get_actor(worker, namespace=NAMESPACE))
+                actor = ray.get_actor(worker, namespace=NAMESPACE)
             except ValueError:  # it is dead already
                 continue
+            if worker in self._servers:
+                self._servers.discard(worker)
+                self._in_background(_stop_server(actor))
+            else:
+                ray.kill(actor)
 
     def _create(self, start: WorkerStart) -> None:
         bundle, threads = dict(start.claim.bundle), _threads(start)
@@ -305,6 +316,7 @@ class PoolManager:
             max_restarts=0,
             scheduling_strategy=node or "DEFAULT",
         ).remote(start.claim, threads)
+        self._servers.update([start.worker] if start.claim.server else [])
         self._in_background(self._watch(start, actor.whereabouts.remote()))
 
 
@@ -320,6 +332,12 @@ def _threads(start: WorkerStart) -> int:
         return reserved
     cpus = [int(node.get("CPU", 0)) for id, node in _nodes().items() if start.node in ("", id)]
     return max(1, min(cpus, default=1) // start.claim.workers[1])
+
+
+async def _stop_server(actor: Any) -> None:
+    with contextlib.suppress(ray.exceptions.RayError):  # it died already
+        await _within(actor.stop_server.remote(), _STOP_SECONDS)
+    ray.kill(actor)
 
 
 async def _within(answer: Awaitable[Any], seconds: float) -> Any:

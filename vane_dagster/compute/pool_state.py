@@ -104,6 +104,7 @@ class PoolInfo(TypedDict):
 
     identity: str
     label: str
+    server: str
     bundle: dict[str, float]
     leases: list[str]
     idle_seconds: float
@@ -319,7 +320,7 @@ class PoolState:
         start: list[WorkerStart] = []
 
         def add(claim: PoolRequest) -> bool:
-            if (node := room.place(claim.bundle)) is None:
+            if (node := room.place(claim.bundle, self._full(claim, ended, start))) is None:
                 return False
             start.append(WorkerStart(self._name(claim.identity), claim, node))
             sizes[claim.identity] += 1
@@ -333,6 +334,18 @@ class PoolState:
         while growing:
             growing = [c for c in growing if sizes[c.identity] < c.workers[1] and add(c)]
         return start
+
+    def _full(
+        self, claim: PoolRequest, ended: Collection[str] = (), start: Sequence[WorkerStart] = ()
+    ) -> set[str]:
+        """Nodes that have as many workers of a pool as the pool may have on one."""
+        if claim.per_node is None:
+            return set()
+        pool = self.pools.get(claim.identity)
+        there = pool.workers.items() if pool else ()
+        nodes = Counter(node for worker, node in there if worker not in ended)
+        nodes.update(each.node for each in start if each.claim.identity == claim.identity)
+        return {node for node, count in nodes.items() if count >= claim.per_node}
 
     def _room(self, nodes: Mapping[str, Bundle], ended: Collection[str]) -> FreeResources:
         room = FreeResources(nodes)
@@ -394,7 +407,7 @@ class PoolState:
             return worker, None
         pool.workers.pop(worker, None)
         replacement = self._name(claim.identity)
-        node = self._room(nodes, ()).place(claim.bundle) or ""
+        node = self._room(nodes, ()).place(claim.bundle, self._full(claim)) or ""
         pool.workers[replacement] = node
         pool.replacements[worker] = replacement
         for lease in self.leases.values():

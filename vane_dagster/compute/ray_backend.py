@@ -32,10 +32,10 @@ from vane_dagster.compute.waits import Waits, short
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Group
 from vane_dagster.errors import ClusterLostError, ComputeError, names
 from vane_dagster.events import Event, Waiting
+from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.protocol import (
     IDLE_SECONDS,
     Fault,
-    PoolRequest,
     PoolSpec,
     Work,
     WorkReport,
@@ -100,11 +100,7 @@ class RayBackend:
         capacity = self.capacity()
         for pool in pools:
             check_can_fit(capacity, pool)
-        idle = self._idle_seconds
-        claims = tuple(
-            PoolRequest(p.identity, p.label, p.workers, dict(p.bundle), p.slots, p.threads, idle)
-            for p in pools
-        )
+        claims = tuple(pool.request(self._idle_seconds) for pool in pools)
         id = f"{run_id}-{secrets.token_hex(4)}"
         request = LeaseRecord(id, run_id, claims, 0.0, self._lease_seconds, priority=priority)
         waits = waits or Waits(_log_wait)
@@ -240,20 +236,22 @@ class RayLease:
         """See `Lease.sharers`. A few seconds old."""
         return self._sharers
 
-    def load(self, worker: Worker) -> int:
+    def load(self, worker: Worker, endpoints: Endpoints) -> int:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
-        env = forwarded(pool)
         archive = self._archives.get(worker.pool, b"")
+        given = (pool.model, archive, pool.threads, forwarded(pool), pool.lifecycle, endpoints)
         self._loads.add(self._tickets + 1)
-        return self._called(
-            worker,
-            lambda a: (a.load.remote(pool.model, archive, pool.threads, env, pool.lifecycle), None),
-        )
+        return self._called(worker, lambda actor: (actor.load.remote(*given), None))
 
-    def starting(self, worker: Worker) -> int:
-        """See `Lease.starting`."""
-        return self._called(worker, lambda a: (a.starting.remote(), None))
+    def announce(self, worker: Worker, endpoints: Endpoints) -> None:
+        """See `Lease.announce`."""
+        if (actor := self._actors.get(worker.name)) is not None:  # it was never called otherwise
+            actor.announce.remote(endpoints)
+
+    def status(self, worker: Worker) -> int:
+        """See `Lease.status`."""
+        return self._called(worker, lambda a: (a.status.remote(), None))
 
     def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
         """See `Lease.run`."""

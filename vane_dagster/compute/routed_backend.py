@@ -29,6 +29,7 @@ from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
+from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.protocol import Fault, PoolSpec, Work, WorkReport
 
 _POLL_SECONDS = 0.005
@@ -162,19 +163,23 @@ class RoutedLease:
         """See `Lease.workers`."""
         return [*self._cluster.workers(), *self._driver.workers()]
 
-    def load(self, worker: Worker) -> int:
+    def load(self, worker: Worker, endpoints: Endpoints) -> int:
         """See `Lease.load`."""
         lease = self._lease_of(worker.pool)
-        return self._sent_as(lease, lease.load(worker), next(self._tickets), worker)
+        return self._sent_as(lease, lease.load(worker, endpoints), next(self._tickets), worker)
+
+    def announce(self, worker: Worker, endpoints: Endpoints) -> None:
+        """See `Lease.announce`."""
+        self._lease_of(worker.pool).announce(worker, endpoints)
 
     def sharers(self) -> Mapping[str, Sequence[Sharer]]:
         """See `Lease.sharers`. No other run has the driver's subprocesses."""
         return self._cluster.sharers()
 
-    def starting(self, worker: Worker) -> int:
-        """See `Lease.starting`."""
+    def status(self, worker: Worker) -> int:
+        """See `Lease.status`."""
         lease = self._lease_of(worker.pool)
-        return self._sent_as(lease, lease.starting(worker), next(self._tickets), worker)
+        return self._sent_as(lease, lease.status(worker), next(self._tickets), worker)
 
     def run(self, worker: Worker, work: Work, tables: Sequence[RoutedTable]) -> int:
         """See `Lease.run`. The call is sent once its tables are where the worker is."""

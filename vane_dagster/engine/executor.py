@@ -151,13 +151,15 @@ def _compute(
     plan, store, capacity = state.plan, state.store, checked.capacity
     look_up, waits = look_up_parts(state), Waits(state.emit)
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
-    waves = plan_waves(capacity, needed, upstream, pools)
+    servers = {pool.identity: pool for pool in checked.servers.values()}
+    waves = plan_waves(capacity, needed, upstream, pools, servers)
     for index, stages in enumerate(waves):
         if not state.fragments_left(stages):  # their upstream stages failed
             continue
         own = {stage: pools[stage] for stage in stages if stage in pools}
         readers = 1 if plan.is_sample else min(capacity.cpus, state.fragments_left(stages))
-        claimed = _merged(own, readers)
+        used = {i: servers[i] for pool in own.values() for i in pool.uses.values()}
+        claimed = {**_merged(own, readers), **used}
         labels = tuple(p.label for p in claimed.values() if p.identity != IO_WORKERS)
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
         lease = backend.lease(state.run_id, list(claimed.values()), cancelled, priority, waits)
@@ -170,7 +172,7 @@ def _compute(
             object_bytes = min(capacity.of(place).object_bytes for place in places)
             budget = int(object_bytes * _BUDGET_SHARE)
             wave = (state, tuple(stages), lease, own, work_builder, budget, cancelled, part_repair)
-            WaveScheduler(*wave, look_up, priority).run()
+            WaveScheduler(*wave, look_up, priority, used).run()
         finally:
             lease.release()
 
@@ -312,6 +314,7 @@ def _pool(
         env_vars=spec.env_vars,
         lifecycle=spec.lifecycle,
         on_driver=on_driver,
+        uses={key: checked.servers[key].identity for key in udf.servers},
     )
 
 

@@ -13,12 +13,14 @@ from vane_dagster.compute.api import Backend, Capacity
 from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.placement import Bundle
 from vane_dagster.compute.versions import disagreements
+from vane_dagster.engine.server_pools import declared_servers, server_pool
 from vane_dagster.errors import ComputeError, PreflightError, StoreError, VaneError, names
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.loaded_models import advice, loaded_models
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, Location
 from vane_dagster.storage.store import Store
+from vane_dagster.worker.protocol import PoolSpec
 
 _BESIDE_CLUSTER = (
     "GPUs that this machine gives to the Ray cluster do not count, nor do the cluster's custom "
@@ -54,6 +56,7 @@ class Checked:
     Attributes:
         capacity: Resources of the cluster.
         code: The packed code of each stage that runs user code.
+        servers: The pool of each server that the stages use, by the server's key.
         findings: All problems that prevent the run.
         notices: Advice about code that works, but wastes memory or time.
     """
@@ -62,6 +65,7 @@ class Checked:
     code: Mapping[str, CodeBundle]
     findings: Sequence[PreflightFinding] = field(default_factory=tuple)
     notices: Sequence[str] = ()
+    servers: Mapping[str, PoolSpec] = field(default_factory=dict)
 
 
 def check_all(
@@ -98,12 +102,38 @@ def check_all(
             findings += too_large(pipeline, stages, capacity, backend.infeasible_reason)
         elif planned is not None:
             findings += too_large_to_start(pipeline, stages, planned)
+        servers, more = _servers(
+            pipeline, stages, capacity, store, backend.infeasible_reason if backend else None
+        )
+        findings += more
         for asked in written:
             findings += asked.result()
         if there is not None:
             findings += _versions(there.result)
     notices = tuple(models_on_import(pipeline, stages))
-    return Checked(capacity, code, tuple(findings), notices)
+    return Checked(capacity, code, tuple(findings), notices, servers)
+
+
+def _servers(
+    pipeline: Pipeline,
+    stages: Sequence[str],
+    capacity: Capacity,
+    store: Store,
+    infeasible_reason: Callable[[Sequence[Bundle]], str | None] | None,
+) -> tuple[dict[str, PoolSpec], list[PreflightFinding]]:
+    """The pools of the servers that stages use, and a finding for each that cannot be started."""
+    pools: dict[str, PoolSpec] = {}
+    findings = []
+    for key, server in declared_servers(pipeline, stages).items():
+        try:
+            pools[key] = pool = server_pool(server, capacity, store.root)
+        except VaneError as error:
+            findings.append(PreflightFinding(server.label, str(error)))
+            continue
+        needs = (pool.label, pool.workers, pool.bundle)
+        if capacity.nodes and (message := unsatisfiable(capacity, *needs, infeasible_reason)):
+            findings.append(PreflightFinding("", message))
+    return pools, findings
 
 
 def new_findings(

@@ -60,6 +60,7 @@ class WaveScheduler:
         part_repair: PartRepair,
         look_up: Callable[[int, Sequence[str]], FoundParts],
         priority: int = 0,
+        servers: Mapping[str, PoolSpec] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create the scheduler, and start loading the leased workers.
@@ -75,6 +76,7 @@ class WaveScheduler:
             part_repair: Removes damaged parts.
             look_up: Lists the parts of a partition's stages in the store.
             priority: Priority of the run.
+            servers: The pools of servers that these pools use, by identity.
             clock: Monotonic clock, in seconds.
         """
         self._state, self._stages, self._lease = state, stages, lease
@@ -90,7 +92,7 @@ class WaveScheduler:
         self._slice_sizer = SliceSizer(pools)
         self._failure_streak = FailureStreak()
         self._worker_group = WorkerGroup(
-            lease, pools, state.emit, self._worker_ready, self._give_up, clock
+            lease, pools, state.emit, self._worker_ready, self._give_up, clock, servers
         )
         self._task_builder = TaskBuilder(work_builder, self._slice_sizer, self._workers)
         self._counts = WaveProgress(state, stages, clock)
@@ -258,9 +260,9 @@ class WaveScheduler:
         else:
             self._answered(in_flight, report, done)
 
-    def _worker_ready(self, stages: Sequence[str], report: LoadReport) -> None:
+    def _worker_ready(self, pool: str, stages: Sequence[str], report: LoadReport) -> None:
         if stages:
-            self._state.worker_ready(self._pools[stages[0]].identity, report)
+            self._state.worker_ready(pool, report)
         for stage in stages:
             self._slice_sizer.seed_estimate(stage, report.row_seconds)
         for run in list(self._active.values()):

@@ -490,6 +490,7 @@ def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline, version: str) -> Op:
         _policy(spec.failures),
         version=version,
         pinned=spec.pinned,
+        servers=tuple(spec.udf.servers),
     )
 
 

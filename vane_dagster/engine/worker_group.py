@@ -16,10 +16,11 @@ from typing import Any
 
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Lease, Worker
 from vane_dagster.compute.waits import Waits, short
+from vane_dagster.engine.server_group import ServerGroup
 from vane_dagster.errors import ModelLoadError, VaneError, names
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
 from vane_dagster.pipeline.options import STARTUP_SECONDS
-from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, Starting, load_failed
+from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, WorkerStatus, load_failed
 
 
 @dataclass
@@ -148,6 +149,7 @@ class WorkerQueue:
 _MAX_FAILED_STARTS = 3
 _START_REPORT_SECONDS = 30.0
 _COLLECT_FAILURES_SECONDS = 10.0
+_SERVER_STATUS_SECONDS = 1.0
 
 
 class WorkerGroup:
@@ -157,9 +159,10 @@ class WorkerGroup:
         lease: The lease.
         pools: The pool of each stage that has one.
         emit: Receives events.
-        ready: Called with the stages of a ready worker, and its report.
+        ready: Called with the pool of a ready worker, its stages, and its report.
         give_up: Called with the stages of a pool that cannot start, and the error.
         clock: Monotonic clock, in seconds.
+        servers: The pools of servers that these pools use, by identity.
     """
 
     def __init__(
@@ -167,14 +170,19 @@ class WorkerGroup:
         lease: Lease,
         pools: Mapping[str, PoolSpec],
         emit: Callable[[Event], None],
-        ready: Callable[[Sequence[str], LoadReport], None],
+        ready: Callable[[str, Sequence[str], LoadReport], None],
         give_up: Callable[[Sequence[str], VaneError], None],
         clock: Callable[[], float] = time.monotonic,
+        servers: Mapping[str, PoolSpec] | None = None,
     ) -> None:
         self._lease, self._pools, self._emit = lease, pools, emit
         self._ready, self._give_up, self._clock = ready, give_up, clock
-        slots = {pool.identity: pool.slots for pool in pools.values()} | {IO_WORKERS: 1}
-        limits = {pool.identity: pool.lifecycle.startup_timeout_s for pool in pools.values()}
+        models = {pool.identity: pool for pool in pools.values()}
+        self._by_identity = {**models, **(servers or {})}
+        self._servers = ServerGroup(lease, servers or {}, models, emit)
+        slots = {identity: pool.slots for identity, pool in self._by_identity.items()}
+        slots |= {IO_WORKERS: 1}
+        limits = {i: pool.lifecycle.startup_timeout_s for i, pool in self._by_identity.items()}
         self.worker_queues = {identity: WorkerQueue(count + 1) for identity, count in slots.items()}
         self._limits = {IO_WORKERS: STARTUP_SECONDS, **limits}
         self._failed_starts = dict.fromkeys(self.worker_queues, 0)
@@ -182,8 +190,10 @@ class WorkerGroup:
         self._unstartable: dict[str, tuple[Worker, VaneError]] = {}
         self._unstartable_since = 0.0
         self._starting: dict[int, Worker] = {}
-        self._startup_probes: dict[int, Worker] = {}
+        self._status_calls: dict[int, Worker] = {}
         self._probe_at: dict[Worker, float] = {}
+        self._status_at: dict[Worker, float] = {}
+        self._deferred: list[Worker] = []
         self._unused_gpus: set[str] = set()
         for worker in lease.workers():
             self._start(worker)
@@ -191,7 +201,12 @@ class WorkerGroup:
     @property
     def size(self) -> int:
         """Number of workers in all worker queues, ready or not."""
-        return sum(worker_queue.size for worker_queue in self.worker_queues.values())
+        pools = [self.worker_queues[IO_WORKERS], *map(self.worker_queues.get, self._models())]
+        return sum(queue.size for queue in pools if queue is not None)
+
+    def _models(self) -> list[str]:
+        """Identities of the pools that get work."""
+        return [identity for identity, pool in self._by_identity.items() if not pool.server]
 
     def worker_queue(self, stage: str, calls_model: bool) -> WorkerQueue:
         """The worker queue for a stage's work.
@@ -203,15 +218,32 @@ class WorkerGroup:
         return self.worker_queues[self._pools[stage].identity if calls_model else IO_WORKERS]
 
     def _start(self, worker: Worker) -> None:
+        """Let a worker construct its model, once the servers that its code calls are ready."""
         self.worker_queues[worker.pool].loading.add(worker)
-        self._starting[self._lease.load(worker)] = worker
+        if self._awaits_servers(worker.pool):
+            self._deferred.append(worker)
+            return
+        self._starting[self._lease.load(worker, self._servers.endpoints_of(worker))] = worker
         self._probe_at[worker] = self._clock() + self._limits[worker.pool]
 
+    def _awaits_servers(self, identity: str) -> bool:
+        pool = self._by_identity.get(identity)
+        return pool is not None and any(
+            self.worker_queues[server].loading or not self.worker_queues[server].calls_by_worker
+            for server in pool.uses.values()
+        )
+
+    def _start_deferred(self) -> None:
+        able = [worker for worker in self._deferred if not self._awaits_servers(worker.pool)]
+        self._deferred = [worker for worker in self._deferred if worker not in able]
+        for worker in able:
+            if worker in self.worker_queues[worker.pool].loading:
+                self._start(worker)
+
     def handle_done(self, done: CallResult) -> bool:
-        """Handle the answer to a start or to a startup probe; return False for other calls."""
-        if (worker := self._startup_probes.pop(done.ticket, None)) is not None:
-            if isinstance(done.report, Starting):
-                self._handle_startup(worker, done.report)
+        """Handle the answer to a start or to a question for its status; False for other calls."""
+        if (worker := self._status_calls.pop(done.ticket, None)) is not None:
+            self._handle_status(worker, done)
             return True
         if (worker := self._starting.pop(done.ticket, None)) is None:
             return False
@@ -222,18 +254,31 @@ class WorkerGroup:
             self.replace_lost(worker, done.lost, starting=True)
         return True
 
-    def _handle_startup(self, worker: Worker, starting: Starting) -> None:
-        """Give up a worker that starts too slowly; the time counts once it is placed on a node."""
-        if worker not in self._probe_at:
+    def _handle_status(self, worker: Worker, done: CallResult) -> None:
+        if worker in self._probe_at:
+            if isinstance(done.report, WorkerStatus):
+                self._handle_startup(worker, done.report)
+        elif worker not in self.worker_queues[worker.pool].calls_by_worker:
             return
+        elif not isinstance(done.report, WorkerStatus):
+            self.replace_lost(worker, done.lost, starting=False)
+        elif (server := done.report.server) is not None:
+            self._status_at[worker] = self._clock() + _SERVER_STATUS_SECONDS
+            self._servers.update(worker, server)
+            if server.state == "failed":
+                label = self._by_identity[worker.pool].label
+                self._fail_pool(worker, ModelLoadError(f"{label} has failed: {server.reason}"))
+
+    def _handle_startup(self, worker: Worker, starting: WorkerStatus) -> None:
+        """Give up a worker that starts too slowly; the time counts once it is placed on a node."""
         limit, seconds = self._limits[worker.pool], starting.seconds
         if seconds is None or seconds < limit:
             self._probe_at[worker] = self._clock() + max(1.0, limit - (seconds or limit))
             return
         del self._probe_at[worker]
-        labels = [p.label for p in self._pools.values() if p.identity == worker.pool]
+        pool = self._by_identity.get(worker.pool)
         message = (
-            f"{labels[0] if labels else worker.pool} was not constructed within {limit:g} seconds. "
+            f"{pool.label if pool else worker.pool} was not constructed within {limit:g} seconds. "
             "It may wait for something: see below where it was; if it only takes longer, raise "
             "startup_timeout_s"
         )
@@ -264,10 +309,14 @@ class WorkerGroup:
         self._failed_starts[worker.pool] = 0
         self.worker_queues[worker.pool].mark_ready(worker)
         if stages:
-            label = self._pools[stages[0]].label
+            label = self._by_identity[worker.pool].label
             self._emit(WorkerReady(stages, label, worker.name, report))
+        if report.server is not None:
+            self._servers.update(worker, report.server)
+            self._status_at[worker] = self._clock() + _SERVER_STATUS_SECONDS
+            self._start_deferred()
         self._fail_unstartable_pools()
-        self._ready(stages, report)
+        self._ready(worker.pool, stages, report)
 
     def finish_call(self, worker: Worker, rows: int, recycle_reason: str) -> None:
         """Record a completed call; replace a worker due for recycling after its last call.
@@ -295,7 +344,7 @@ class WorkerGroup:
             worker: The worker.
             reason: Why it uses no GPU.
         """
-        pool = next((p for p in self._pools.values() if p.identity == worker.pool), None)
+        pool = self._by_identity.get(worker.pool)
         reserved = pool.bundle.get("GPU", 0) if pool is not None else 0
         if pool is None or not reserved or worker.pool in self._unused_gpus:
             return
@@ -314,6 +363,8 @@ class WorkerGroup:
             starting: Whether it was lost during its start.
         """
         self._probe_at.pop(worker, None)
+        self._status_at.pop(worker, None)
+        self._servers.remove(worker)
         if not self.worker_queues[worker.pool].remove(worker) or worker.pool in self._unstartable:
             return
         self._emit(Noticed(f"worker {worker.name} was lost: {reason}"))
@@ -339,11 +390,12 @@ class WorkerGroup:
             or not worker_queue.loading
             or pool in self._unstartable
             or pool == IO_WORKERS
+            or self._awaits_servers(pool)
             for pool, worker_queue in self.worker_queues.items()
         )
         late = self._clock() - self._unstartable_since > _COLLECT_FAILURES_SECONDS
         if IO_WORKERS in self._unstartable or (self._unstartable and (answered or late)):
-            order = [*(pool.identity for pool in self._pools.values()), IO_WORKERS]
+            order = [*self._by_identity, IO_WORKERS]
             unable = sorted(self._unstartable, key=order.index, reverse=True)
             given_up = [self._unstartable.pop(pool) for pool in unable]
             self._unstartable_since = 0.0
@@ -359,31 +411,39 @@ class WorkerGroup:
         self._give_up(stages, error)
 
     def stages(self, worker: Worker) -> tuple[str, ...]:
-        """The stages that a worker serves."""
-        return tuple(s for s, pool in self._pools.items() if pool.identity == worker.pool)
+        """The stages whose code a worker runs, or whose code calls the server that it runs."""
+        return tuple(
+            stage
+            for stage, pool in self._pools.items()
+            if worker.pool in (pool.identity, *pool.uses.values())
+        )
 
     def check_starts(self) -> None:
         """Report pools without a ready worker every half minute; give up those that cannot start.
 
-        Also probes workers that take too long to start.
+        Also asks workers that take too long to start for their status, and all servers.
         """
         self._fail_unstartable_pools()
-        for worker, due in list(self._probe_at.items()):
-            if self._clock() >= due:
-                self._startup_probes[self._lease.starting(worker)] = worker
-                self._probe_at[worker] = math.inf
+        for due_at in (self._probe_at, self._status_at):
+            for worker, due in list(due_at.items()):
+                if self._clock() >= due:
+                    self._status_calls[self._lease.status(worker)] = worker
+                    due_at[worker] = math.inf
         if self._clock() - self._last_start_report < _START_REPORT_SECONDS:
             return
         self._last_start_report = self._clock()
-        for pool in {pool.identity: pool for pool in self._pools.values()}.values():
+        for pool in self._by_identity.values():
+            if self._awaits_servers(pool.identity):
+                continue
             worker_queue = self.worker_queues[pool.identity]
             if worker_queue.loading and not worker_queue.calls_by_worker:
                 wants = ", ".join(f"{amount:g} {name}" for name, amount in pool.bundle.items())
                 self._emit(
                     Noticed(
                         f"{pool.label}: none of its {len(worker_queue.loading)} workers"
-                        f"{f' of {wants} each' * bool(wants)} is ready yet: the model is being "
-                        "constructed, or others hold what it needs"
+                        f"{f' of {wants} each' * bool(wants)} is ready yet: "
+                        f"{'the server starts' if pool.server else 'the model is constructed'}, "
+                        "or others hold what it needs"
                     )
                 )
 
@@ -426,7 +486,7 @@ class WorkerSharing:
                 for worker, found in others.items()
                 if any(other.priority > self._priority for other in found)
             }
-            if identity == IO_WORKERS:
+            if identity not in self._labels:
                 continue
             label = self._labels[identity]
             if not others:

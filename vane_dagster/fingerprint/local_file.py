@@ -12,12 +12,15 @@ import stat
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import CodeIdentityError, DefinitionError
 from vane_dagster.fingerprint.files import MAX_FILES, file_digests, walk_files
+from vane_dagster.servers.handle import HostUrls, ServerHandle
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -205,11 +208,20 @@ def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) 
 
 def local_files_in(value: Any) -> Iterator[LocalFile]:
     """Yield the local files among arguments, in containers, records, partials and closures too."""
+    return _found_in(value, LocalFile)
+
+
+def servers_in(value: Any) -> Iterator[ServerHandle]:
+    """Yield the handles of servers among arguments, wherever `local_files_in` finds files."""
+    return _found_in(value, ServerHandle)
+
+
+def _found_in(value: Any, kind: type[T]) -> Iterator[T]:
     seen: set[int] = set()
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, LocalFile):
+        if isinstance(item, kind):
             yield item
         elif id(item) not in seen:
             seen.add(id(item))
@@ -217,6 +229,10 @@ def local_files_in(value: Any) -> Iterator[LocalFile]:
 
 
 def _inside(value: Any) -> list[Any]:
+    if isinstance(value, HostUrls):
+        return [value.handle]
+    if isinstance(value, ServerHandle):
+        return [] if value.server is None else [value.server.command]
     if isinstance(value, Mapping):
         return [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple, set, frozenset, collections.deque)):

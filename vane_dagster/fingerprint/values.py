@@ -29,6 +29,7 @@ from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.local_file import LocalFile
+from vane_dagster.servers.handle import HostUrls, ServerHandle
 
 _CODE = (
     type,
@@ -222,6 +223,10 @@ class ValueEncoder:
     def _standard(self, value: Any, path: str) -> str | None:
         if isinstance(value, LocalFile):
             return combine("local file", value.identity() if self._strict else value.name)
+        if isinstance(value, ServerHandle):
+            return combine("server", self.digest(value.keyed, path))
+        if isinstance(value, HostUrls):
+            return combine("server urls", value.kind, self.digest(value.handle, path))
         if isinstance(value, enum.Enum):
             return self._member(value, path)
         if isinstance(value, pathlib.PurePath):

@@ -9,6 +9,7 @@ from vane_dagster._arguments import positive
 from vane_dagster.pipeline.model_stages import EmbedSpec, ModelStageRows, name_of
 from vane_dagster.pipeline.options import ExecutionBackend, OnError
 from vane_dagster.pipeline.required_arguments import required_arguments
+from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.providers.embedding import EmbedTask
 
 if TYPE_CHECKING:
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
 class EmbedRows(ModelStageRows):
     """Rows that an embedding stage can read."""
 
-    @required_arguments()
+    @required_arguments(either=("model", "server"))
     def embed(
         self,
         name: str,
         column: str,
         *,
         provider: str | type = "sentence_transformers",
-        model: str,
+        model: str | None = None,
+        server: ModelServer | None = None,
         dimensions: int | None = None,
         normalize: bool = True,
         output_column: str = "embedding",
@@ -60,7 +62,9 @@ class EmbedRows(ModelStageRows):
             column: The text column. A null is a row error.
             provider: "sentence_transformers", "vllm" or "openai"; the name of an installed
                 package's provider; or a class with ``async def embed(self, texts, dimensions)``.
-            model: The model's name, as the provider knows it.
+            model: The model's name, as the provider knows it. Default: that of `server`.
+            server: A server of the pipeline that runs the model, such as `vd.VLLMServer`, for the
+                provider "openai". Its replicas get the requests, on the worker's node first.
             dimensions: The length of a vector, for models that can return shorter vectors than
                 their full size. If set, the column is a fixed-size list. Default: the model's full
                 size.
@@ -109,6 +113,7 @@ class EmbedRows(ModelStageRows):
             {},
             provider=provider,
             model=model,
+            server=server,
             include_columns=include_columns,
             provider_options=provider_options,
             batch_size=batch_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from vane_dagster.pipeline.contracts import (
     columns_call,
     row_call,
 )
-from vane_dagster.pipeline.decorators import NO_OPTIONS, CallOptions, resolve
+from vane_dagster.pipeline.decorators import NO_OPTIONS, Callee, CallOptions, resolve
 from vane_dagster.pipeline.foreign_arguments import StageCall, check_value, stage_call
 from vane_dagster.pipeline.options import (
     AUTO,
@@ -45,6 +46,7 @@ from vane_dagster.pipeline.options import (
     parse_lifecycle,
 )
 from vane_dagster.pipeline.required_arguments import required_arguments
+from vane_dagster.pipeline.servers import ModelServer, parse_servers
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf, called_function, check_callable, make_factory, make_udf
 from vane_dagster.types import spark
@@ -115,6 +117,7 @@ class MapRows:
         accelerator_type: str | None = None,
         resources: Mapping[str, float] | None = None,
         execution_backend: ExecutionBackend | None = None,
+        servers: Mapping[str, ModelServer] | None = None,
         fn_args: Sequence[Any] = (),
         fn_kwargs: Mapping[str, Any] | None = None,
         fn_constructor_args: Sequence[Any] = (),
@@ -177,6 +180,9 @@ class MapRows:
                 of the run, as subprocesses, while other stages run on the cluster. For code that
                 needs a license, device or service of that machine. Default: where the compute
                 resource says.
+            servers: Servers that `fn` calls, such as ``{"llm": vd.VLLMServer(...)}``. Each is a
+                keyword argument of the class, or of the function, with the attributes of
+                `ServerHandle`: ``llm.url``, ``llm.model``, ``llm.headers``.
             fn_args: Passed to each call after the batch. In this and the following arguments, the
                 path of a local file or folder counts in fragment keys with its content, unless runs
                 change that content: a folder that contains the pipeline's source, target, store or
@@ -230,6 +236,7 @@ class MapRows:
         check_value(location, "batch_format", batch_format)
         contract = BatchCall(one_of(location, "batch_format", batch_format, get_args(BatchFormat)))
         callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs)
+        callee, fn_kwargs = _with_servers(location, callee, fn_kwargs, servers)
         if callee.options.is_batch:
             raise DefinitionError(
                 f"{location}: {callee.name} takes an array for each column, as @batch says; use "
@@ -414,6 +421,7 @@ class MapRows:
         | None = None,
         output_column: str | None = None,
         include_columns: bool | Sequence[str] = (),
+        servers: Mapping[str, ModelServer] | None = None,
         fn_constructor_args: Sequence[Any] = (),
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         version: str | None = None,
@@ -438,6 +446,9 @@ class MapRows:
             output_column: The one column of the results. Default: for a single value, the stage's
                 name; a struct makes a column of each field.
             include_columns: Input columns to pass on beside the results; True for all.
+            servers: Servers that are passed to the factory by name; see `map_batches`. A factory
+                for servers of Spark jobs gets ``server.host_to_http_url`` or
+                ``server.host_to_grpc_url`` as an argument.
             fn_constructor_args: Passed to the factory.
             fn_constructor_kwargs: Passed to the factory.
             version: See `map_batches`.
@@ -468,7 +479,7 @@ class MapRows:
             location,
             make_predict_fn,
             args=fn_constructor_args,
-            kwargs=fn_constructor_kwargs,
+            kwargs=_merged(location, fn_constructor_kwargs, servers),
             version=version,
         )
         return self._add_udf_stage(
@@ -498,6 +509,7 @@ class MapRows:
         include_columns: bool | Sequence[str],
         /,
         *,
+        servers: Mapping[str, ModelServer] | None = None,
         fn_args: Sequence[Any] = (),
         fn_kwargs: Mapping[str, Any] | None = None,
         fn_constructor_args: Sequence[Any] = (),
@@ -510,6 +522,7 @@ class MapRows:
         adds = stage_call(getattr(self, kind.kind), self._add_row_stage, self._add_udf_stage)
         check_arguments(location, options, adds)
         callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs)
+        callee, fn_kwargs = _with_servers(location, callee, fn_kwargs, servers)
         check_callable(location, callee.target, callee.method)
         call, has_self = called_function(callee.target, callee.method)
         if schema is None:
@@ -704,6 +717,33 @@ class MapRows:
                 'of their own; give its column, as id="chunk_id"'
             )
         return id, parent_id or self.pipeline.keys(self._node)[0].column
+
+
+def _with_servers(
+    location: str,
+    callee: Callee,
+    fn_kwargs: Mapping[str, Any] | None,
+    servers: Mapping[str, ModelServer] | None,
+) -> tuple[Callee, Mapping[str, Any]]:
+    """Add servers to the arguments of a class's constructor, or of a function's calls."""
+    if not inspect.isclass(callee.target):
+        return callee, _merged(location, fn_kwargs, servers)
+    arguments = _merged(location, callee.constructor_kwargs, servers)
+    return replace(callee, constructor_kwargs=arguments), fn_kwargs or {}
+
+
+def _merged(
+    location: str, arguments: Mapping[str, Any] | None, servers: Mapping[str, ModelServer] | None
+) -> Mapping[str, Any]:
+    """Return keyword arguments with servers among them."""
+    if servers is None:
+        return arguments or {}
+    handles, given = parse_servers(location, servers), mapping(location, "arguments", arguments)
+    if twice := sorted(set(handles) & set(given)):
+        raise DefinitionError(
+            f"{location}: servers and the arguments of the function or class both have {twice[0]!r}"
+        )
+    return {**given, **handles}
 
 
 def _return_type(location: str, options: CallOptions) -> SchemaLike | str | pa.DataType | None:

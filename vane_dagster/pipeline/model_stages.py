@@ -43,6 +43,7 @@ from vane_dagster.pipeline.options import (
     parse_include,
     parse_lifecycle,
 )
+from vane_dagster.pipeline.servers import ModelServer, parse_servers
 from vane_dagster.pipeline.specs import MapBatchesSpec, Schemas, declares_columns
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient, ModelTask
@@ -218,7 +219,8 @@ class ModelStageRows:
         own: Mapping[str, Any],
         *,
         provider: str | type,
-        model: str,
+        model: str | None = None,
+        server: ModelServer | None = None,
         include_columns: bool | Sequence[str] = (),
         provider_options: Mapping[str, Any] | None = None,
         batch_size: int | None = None,
@@ -255,10 +257,16 @@ class ModelStageRows:
         )
         include = parse_include(location, include_columns)
         self._check_columns(location, model_task, include, failures)
+        options = mapping(location, "provider_options", provider_options)
+        if server is not None:
+            options |= parse_servers(location, {"server": server})
+            model = server.model if model is None else model
+            if server.options.max_concurrency is not None:
+                most = (parse_concurrency(location, server.options.replicas) or (1, 1))[1]
+                options.setdefault("max_connections", most * server.options.max_concurrency)
         if not isinstance(model, str) or not model:
             raise DefinitionError(f"{location}: model is {model!r}; expected a model's name")
         found = provider_class(location, provider, model_task.method)
-        options = mapping(location, "provider_options", provider_options)
         arguments = {"model": model, "options": options}
         keep_arguments((), arguments)
         workers = parse_concurrency(location, concurrency) or (1, 1)

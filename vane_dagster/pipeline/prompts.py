@@ -13,6 +13,7 @@ from vane_dagster.pipeline.model_stages import ModelStageRows, PromptSpec, name_
 from vane_dagster.pipeline.options import ExecutionBackend, OnError
 from vane_dagster.pipeline.prompt_functions import made_columns, parse_functions
 from vane_dagster.pipeline.required_arguments import required_arguments
+from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.pipeline.specs import declares_columns
 from vane_dagster.providers.format import parse_format
 from vane_dagster.providers.prompting import PromptTask
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
 class PromptRows(ModelStageRows):
     """Rows that a prompt stage can read."""
 
-    @required_arguments()
+    @required_arguments(either=("model", "server"))
     def prompt(
         self,
         name: str,
         messages: str | None = None,
         *,
         provider: str | type,
-        model: str,
+        model: str | None = None,
+        server: ModelServer | None = None,
         system: str | None = None,
         sampling_params: Mapping[str, Any] | None = None,
         return_format: Any = None,
@@ -83,7 +85,9 @@ class PromptRows(ModelStageRows):
                 name of the stage, unless `preprocess` makes the prompts.
             provider: "anthropic", "openai", "transformers" or "vllm"; the name of an installed
                 package's provider; or a class, see `vane_dagster.providers.base.Provider`.
-            model: The model's name, as the provider knows it.
+            model: The model's name, as the provider knows it. Default: that of `server`.
+            server: A server of the pipeline that runs the model, such as `vd.VLLMServer`, for the
+                provider "openai". Its replicas get the requests, on the worker's node first.
             system: The system message, placed before all others.
             sampling_params: ``temperature``, ``max_tokens``, ``top_p``, ``stop``, ``seed`` and so
                 on, as in OpenAI's chat API. A value ``"{column}"`` is read from each row and
@@ -175,6 +179,7 @@ class PromptRows(ModelStageRows):
             own,
             provider=provider,
             model=model,
+            server=server,
             include_columns=include_columns,
             provider_options=provider_options,
             batch_size=batch_size,

@@ -15,13 +15,14 @@ from vane_dagster.pipeline.foreign_arguments import StageCall, stage_call
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def required_arguments(*further: str) -> Callable[[F], F]:
+def required_arguments(*further: str, either: Sequence[str] = ()) -> Callable[[F], F]:
     """Decorate a method that adds a stage so that it describes missing and unnamed arguments.
 
     Without it Python raises a TypeError, which does not say that a misspelt one was meant for it.
 
     Args:
         *further: Names of the methods that its further options go to.
+        either: Optional arguments of which one is required; the first is reported as missing.
     """
 
     def decorate(function: F) -> F:
@@ -42,7 +43,9 @@ def required_arguments(*further: str) -> Callable[[F], F]:
                 call = stage_call(function)
                 text = too_many(call.method, by_place, call.options, len(args))
                 raise DefinitionError(f"{_location(args, kwargs)}: {text}")
-            if missing := [name for name in required if name not in given]:
+            missing = [name for name in required if name not in given]
+            missing += either[:1] if given.isdisjoint(either) else []
+            if missing:
                 rows = args[0]
                 call = stage_call(function, *(getattr(rows, each) for each in further))
                 known = StageCall(call.method, tuple(dict.fromkeys((*call.options, *declared))))

@@ -12,7 +12,7 @@ from typing import Any
 from vane_dagster._arguments import mapping, positional
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError
-from vane_dagster.fingerprint.local_file import LocalFile, local_files_in
+from vane_dagster.fingerprint.local_file import LocalFile, local_files_in, servers_in
 from vane_dagster.fingerprint.modules import Finder
 from vane_dagster.fingerprint.values import model_class
 from vane_dagster.pipeline.contracts import CALL, BatchCall, CallStyle, Contract
@@ -71,6 +71,12 @@ class Udf:
         """The local files among the arguments."""
         arguments = (self.args, self.kwargs, self.constructor_args, self.constructor_kwargs)
         return list(local_files_in((*arguments, self.target)))
+
+    @property
+    def servers(self) -> Mapping[str, Any]:
+        """The servers among the arguments (`pipeline.servers.ModelServer`), by their key."""
+        arguments = (self.args, self.kwargs, self.constructor_args, self.constructor_kwargs)
+        return {found.key: found.server for found in servers_in((*arguments, self.target))}
 
     @property
     def is_async(self) -> bool:

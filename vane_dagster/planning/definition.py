@@ -103,6 +103,7 @@ def _constructed_parts(
         *_reserved(spec),
         *environment(pipeline, spec),
         *(["driver"] if spec.on_driver else []),
+        *(server.identity() for server in udf.servers.values()),
         *([] if udf.version is None else [_pickled(spec)]),
     ]
 

@@ -11,6 +11,7 @@ from vane_dagster.errors import names
 from vane_dagster.providers.base import Answer, Message, Request, SamplingRefused
 from vane_dagster.providers.http import HttpProvider, choice_schema, chosen, in_object
 from vane_dagster.providers.usage import finish_reason, token_count
+from vane_dagster.servers.handle import ServerHandle
 
 _MAX_TOKENS = 4096
 """The API requires a limit; this is the one of stages without a limit of their own."""
@@ -69,6 +70,7 @@ class AnthropicProvider(HttpProvider):
 
     LIBRARY = "anthropic"
     CLIENT = "AsyncAnthropic"
+    SERVER_PATH = ""
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class AnthropicProvider(HttpProvider):
         requests_per_minute: float | None = None,
         tokens_per_minute: float | None = None,
         extra_body: Mapping[str, Any] | None = None,
+        server: ServerHandle | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -91,11 +94,11 @@ class AnthropicProvider(HttpProvider):
             requests_per_minute=requests_per_minute,
             tokens_per_minute=tokens_per_minute,
             extra_body=extra_body,
+            server=server,
         )
 
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
-        client = self._connected()
         system, messages = _split(request.messages)
         known, extra = self._split_parameters(_parameters(request.sampling), ("max_tokens",))
         schema = choice_schema(request.choices) if request.choices else request.schema
@@ -104,7 +107,7 @@ class AnthropicProvider(HttpProvider):
         if schema is not None:
             body |= _tool(in_object(schema) if wrapped else schema, extra)
         body |= extra
-        async with self._in_turn():
+        async with self._in_turn() as client:
             began = time.perf_counter()
             found = await client.messages.create(
                 model=self._model,

@@ -16,6 +16,7 @@ from vane_dagster.providers.base import Answer, PromptTooLong, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.registry import needs
+from vane_dagster.servers.handle import ServerHandle
 
 _MAX_SHOWN = 300
 _NOT_FOUND = 404
@@ -56,6 +57,7 @@ class HttpProvider:
             limit.
         tokens_per_minute: The same limit for tokens, prompts and answers together.
         extra_body: Additional fields of each request.
+        server: A server of the pipeline, whose replicas get the requests, in place of `base_url`.
     """
 
     OPERATIONAL = frozenset(
@@ -72,6 +74,8 @@ class HttpProvider:
     """The client library, which is also the name of its extra and of the provider."""
     CLIENT: ClassVar[str]
     """The name of the library's asynchronous client."""
+    SERVER_PATH: ClassVar[str]
+    """The path of the API at a server, as the client expects it."""
 
     def __init__(
         self,
@@ -84,6 +88,7 @@ class HttpProvider:
         requests_per_minute: float | None,
         tokens_per_minute: float | None,
         extra_body: Mapping[str, Any] | None,
+        server: ServerHandle | None = None,
     ) -> None:
         self._api = needs(self.LIBRARY, self.LIBRARY, self.LIBRARY)
         self._model = model
@@ -92,8 +97,8 @@ class HttpProvider:
         self._requests = RateLimiter(requests_per_minute)
         self._tokens = RateLimiter(tokens_per_minute)
         self._extra = dict(extra_body or {})
-        self._client: Any = None
-        self._key = ""
+        self._server = server
+        self._clients: dict[tuple[str | None, str], Any] = {}
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
@@ -106,6 +111,8 @@ class HttpProvider:
         Raises:
             ValueError: If one of them is refused.
         """
+        if options.get("server") is not None and options.get("base_url") is not None:
+            raise ValueError("provider_options has base_url, but the server's address is used")
         for where, given in (("provider_options", options), ("sampling_params", sampling)):
             if problem := _wrong_body(where, given.get("extra_body")):
                 raise ValueError(problem)
@@ -119,23 +126,39 @@ class HttpProvider:
         """Set the maximum number of workers, which share the limits."""
         self._requests.workers = self._tokens.workers = workers
 
-    def _connected(self) -> Any:
-        """Return the client, recreated if the key has changed since a warm worker's last run."""
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Any]:
+        """Yield the client of one request: of a replica, or of the only endpoint."""
+        if self._server is None:
+            yield self._client(self._base_url, self._own_key())
+            return
+        with self._server.request() as endpoint:
+            yield self._client(endpoint.url + self.SERVER_PATH, endpoint.api_key or "none")
+
+    def _client(self, base_url: str | None, key: str) -> Any:
+        """Return a client; another one if the key has changed since a warm worker's last run."""
+        if (base_url, key) not in self._clients:
+            client = getattr(self._api, self.CLIENT)
+            self._clients[base_url, key] = client(
+                api_key=key, base_url=base_url, timeout=self._timeout, max_retries=0
+            )
+        return self._clients[base_url, key]
+
+    def _own_key(self) -> str:
+        """Return the key of the endpoint.
+
+        Raises:
+            StageError: If its environment variable is not set.
+        """
         key = os.environ.get(self._key_env, "") if self._key_env else "none"
         if not key:
             raise StageError(
                 f"the environment variable {self._key_env!r} is not set in the worker: set it "
                 f"where the run is launched, and name it in env_vars=[{self._key_env!r}]"
             )
-        if self._client is None or key != self._key:
-            if self._key_env:
-                keep_variables({self._key_env: key})
-            self._key = key
-            client = getattr(self._api, self.CLIENT)
-            self._client = client(
-                api_key=key, base_url=self._base_url, timeout=self._timeout, max_retries=0
-            )
-        return self._client
+        if self._key_env:
+            keep_variables({self._key_env: key})
+        return key
 
     def _split_parameters(
         self, sampling: Mapping[str, Any], known: Collection[str]
@@ -156,13 +179,17 @@ class HttpProvider:
         return named, {**self._extra, **others, **own}
 
     @asynccontextmanager
-    async def _in_turn(self) -> AsyncIterator[None]:
-        """Wait for a request's turn; separate errors of the whole stage from those of a row."""
+    async def _in_turn(self) -> AsyncIterator[Any]:
+        """Wait for a request's turn, and yield the client.
+
+        Separates errors of the whole stage from those of a row.
+        """
         async with self._room:
             await self._requests.take(1)
             await self._tokens.take(self._tokens.typical)
             try:
-                yield
+                async with self._connected() as client:
+                    yield client
             except self._api.APIConnectionError as error:
                 detail = (
                     f"{type(error).__name__} at {error.request.url}: {error.__cause__ or error}"

@@ -9,6 +9,7 @@ from typing import Any
 from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.http import HttpProvider, choice_schema, chosen
 from vane_dagster.providers.usage import finish_reason, token_count
+from vane_dagster.servers.handle import ServerHandle
 
 _CHAT = frozenset(
     {
@@ -56,6 +57,7 @@ class OpenAIProvider(HttpProvider):
 
     LIBRARY = "openai"
     CLIENT = "AsyncOpenAI"
+    SERVER_PATH = "/v1"
 
     def __init__(
         self,
@@ -69,6 +71,7 @@ class OpenAIProvider(HttpProvider):
         requests_per_minute: float | None = None,
         tokens_per_minute: float | None = None,
         extra_body: Mapping[str, Any] | None = None,
+        server: ServerHandle | None = None,
     ) -> None:
         self.check_options({"api": api, "extra_body": extra_body}, {})
         super().__init__(
@@ -80,6 +83,7 @@ class OpenAIProvider(HttpProvider):
             requests_per_minute=requests_per_minute,
             tokens_per_minute=tokens_per_minute,
             extra_body=extra_body,
+            server=server,
         )
         self._completes = api == "completions"
 
@@ -92,8 +96,7 @@ class OpenAIProvider(HttpProvider):
 
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
-        client = self._connected()
-        async with self._in_turn():
+        async with self._in_turn() as client:
             began = time.perf_counter()
             if self._completes:
                 found = await self._completion(client, request)
@@ -144,9 +147,8 @@ class OpenAIProvider(HttpProvider):
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> Any:
         """See `Embedder.embed`."""
-        client = self._connected()
         wanted = {} if dimensions is None else {"dimensions": dimensions}
-        async with self._in_turn():
+        async with self._in_turn() as client:
             found = await client.embeddings.create(
                 model=self._model, input=list(texts), encoding_format="float", **wanted
             )

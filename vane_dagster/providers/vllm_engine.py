@@ -20,7 +20,7 @@ _THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 """Variables with a worker's share of cores. vLLM's processes bind one thread to each core. With
 these variables set, more threads compete for a core, and a step takes forty times as long.
 """
-_OPERATIONAL_ENGINE = (
+OPERATIONAL_ARGUMENTS = (
     "block_size",
     "cpu_offload_gb",
     "device",
@@ -43,6 +43,7 @@ _OPERATIONAL_ENGINE = (
     "swap_space",
     "tensor_parallel_size",
 )
+"""Arguments of vLLM's engine that do not change answers."""
 _ERRORS = "errors.log"
 _RECORD = "\x1e"
 """Separates the records in the file of errors."""
@@ -72,7 +73,7 @@ class VllmEngine:
 
     PACKAGES = ("torch", "transformers", "vllm")
     OPERATIONAL = frozenset(
-        {"tensor_parallel_size", *(f"engine_kwargs.{name}" for name in _OPERATIONAL_ENGINE)}
+        {"tensor_parallel_size", *(f"engine_kwargs.{name}" for name in OPERATIONAL_ARGUMENTS)}
     )
 
     def __init__(

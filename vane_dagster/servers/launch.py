@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -57,14 +59,18 @@ class Endpoint:
         grpc_url: Address for gRPC, ``grpc://127.0.0.1:8001``; empty if the server has none.
         model: Name of the model in requests; empty if the server has none.
         api_key: The key that the server expects as a bearer token; empty if it expects none.
+        health: Path that answers with status 200 to 299.
         node: Host name of its machine.
+        node_id: Id of its machine, as `own_node_id` returns it there.
     """
 
     url: str
     grpc_url: str = ""
     model: str = ""
     api_key: str = field(default="", repr=False)
+    health: str = "/health"
     node: str = ""
+    node_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,3 +98,11 @@ class ServerStatus:
     in_flight: int | None = None
     reason: str = ""
     log_path: str = ""
+
+
+def own_node_id() -> str:
+    """Return the id of this process's machine: of the Ray node if it is on one, else its name."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return str(ray.get_runtime_context().get_node_id())
+    return socket.gethostname()

@@ -27,6 +27,9 @@ from vane_dagster.errors import (
     described,
 )
 from vane_dagster.pipeline.options import WorkerLifecycle
+from vane_dagster.servers.directory import SERVER_MOVED, Endpoints, directory
+from vane_dagster.servers.launch import own_node_id
+from vane_dagster.servers.process import ServerProcess
 from vane_dagster.sources.planned_read import fitted
 from vane_dagster.storage.manifest import PartInfo, PartProvenance
 from vane_dagster.storage.part_file import PartTarget, write_part
@@ -57,6 +60,7 @@ from vane_dagster.worker.protocol import (
     SelectFailed,
     Tally,
     Work,
+    WorkerStatus,
     WorkReport,
     fault_kind,
 )
@@ -98,6 +102,7 @@ class Host:
         threads: int,
         env: Mapping[str, str],
         lifecycle: WorkerLifecycle,
+        endpoints: Endpoints,
     ) -> LoadReport:
         """Construct the model, unless it is loaded. A failure is reported, not raised.
 
@@ -107,7 +112,9 @@ class Host:
             threads: Threads that the worker computes with.
             env: Environment variables to set.
             lifecycle: When the worker times out, or is replaced.
+            endpoints: The endpoints of the servers that its code calls.
         """
+        directory.update(endpoints)
         with self._lock:
             _failpoints.follow(env)
             os.environ.update(env)
@@ -132,6 +139,7 @@ class Host:
                 node=socket.gethostname(),
                 output=self._printed.drain(),
                 fault=fault,
+                server=self.status().server,
             )
             return self._load
 
@@ -140,7 +148,8 @@ class Host:
         share_gpus()
         with self.startup.watched(self._lifecycle.startup_timeout_s):
             if model is not None:
-                self.models.construct(model, archive, worker_folder("code"))
+                with directory.constructing():
+                    self.models.construct(model, archive, worker_folder("code"))
             else:
                 connection()
 
@@ -150,7 +159,9 @@ class Host:
         """Return the report for a model that an earlier run has loaded."""
         unhealthy_reason = outdated = ""
         imported = False
-        if model is not None:
+        if directory.is_outdated:
+            unhealthy_reason = SERVER_MOVED
+        elif model is not None:
             try:
                 with self.startup.watched(self._lifecycle.startup_timeout_s):
                     imported = self.models.adopt(model, archive, worker_folder("code"))
@@ -164,6 +175,7 @@ class Host:
             row_seconds=self._row_seconds,
             unhealthy_reason=unhealthy_reason,
             outdated=outdated,
+            server=self.status().server,
         )
 
     def _unhealthy_reason(self, model: ModelSpec) -> str:
@@ -174,6 +186,23 @@ class Host:
         except UnhealthyModelError as error:
             return masked(f"its model says that it is dead: {error}")
         return ""
+
+    @property
+    def server(self) -> ServerProcess | None:
+        """The server, if the worker's model is one."""
+        made = self.models.instance
+        return made if isinstance(made, ServerProcess) else None
+
+    def status(self) -> WorkerStatus:
+        """Return what the worker is doing. Called from other threads."""
+        found, server = self.startup.status(), self.server
+        if server is None:
+            return found
+        status = server.status()
+        if status.endpoint is not None:
+            endpoint = replace(status.endpoint, node_id=own_node_id())
+            status = replace(status, endpoint=endpoint)
+        return replace(found, server=status)
 
     def revoke(self, lease: str) -> None:
         """Stop the running and queued tasks of a lease at the next batch."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from vane_dagster._secrets import masked
 from vane_dagster.pipeline.options import WorkerLifecycle
-from vane_dagster.worker.protocol import Starting
+from vane_dagster.worker.protocol import WorkerStatus
 from vane_dagster.worker.watchdog import deadline
 
 _GRACE_SECONDS = 60.0
@@ -44,17 +44,17 @@ class Startup:
         finally:
             self._thread = None
 
-    def status(self) -> Starting:
+    def status(self) -> WorkerStatus:
         """Return the state of the construction. Called from another thread."""
         thread, began = self._thread, self._began
         frame = sys._current_frames().get(thread) if thread is not None else None
         if frame is None:
-            return Starting()
+            return WorkerStatus()
         frames = traceback.extract_stack(frame)
         own = os.path.dirname(os.path.dirname(__file__))
         last = max((i for i, f in enumerate(frames) if f.filename.startswith(own)), default=-1)
         shown = traceback.format_list(frames[last + 1 :] or frames)
-        return Starting(time.monotonic() - began, masked("".join(shown)))
+        return WorkerStatus(time.monotonic() - began, masked("".join(shown)))
 
 
 def own_memory() -> int:

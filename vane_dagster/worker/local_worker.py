@@ -17,13 +17,15 @@ import pyarrow as pa
 from vane_dagster._user_errors import contained
 from vane_dagster._worker_process import mark_worker
 from vane_dagster.errors import described
+from vane_dagster.servers.directory import directory
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.protocol import (
+    AnnounceCall,
     Fault,
     LoadCall,
     LoadReport,
     RunCall,
-    StartingCall,
+    StatusCall,
     WorkerReply,
     WorkerRequest,
     WorkReport,
@@ -98,7 +100,8 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
         report: WorkReport | LoadReport
         try:
             if isinstance(call, LoadCall):
-                report = host.load(call.model, call.archive, call.threads, call.env, call.lifecycle)
+                given = (call.model, call.archive, call.threads, call.env, call.lifecycle)
+                report = host.load(*given, call.endpoints)
             else:
                 table, report = host.run(call.work, *(read_table(path) for path in call.tables))
                 path = None if table is None else write_table(table, folder)
@@ -111,8 +114,11 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
     with ThreadPoolExecutor(max_workers=slots) as threads:
         while True:
             request = channel.receive()
-            if isinstance(request.call, StartingCall):  # asked while the model is constructed
-                channel.send(WorkerReply(request.ticket, host.startup.status()))
+            if isinstance(request.call, StatusCall):  # answered while the worker works
+                channel.send(WorkerReply(request.ticket, host.status()))
+                continue
+            if isinstance(request.call, AnnounceCall):
+                directory.update(request.call.endpoints)
                 continue
             threads.submit(answer, request.ticket, request.call)
 

@@ -49,12 +49,15 @@ class ModelVersions:
 
     Args:
         thread: The thread that constructs the model.
+
+    Attributes:
+        instance: The constructed model; None before.
     """
 
     def __init__(self, thread: ModelThread) -> None:
         self._thread = thread
         self._made: ModelSpec | None = None
-        self._instance: Any = None
+        self.instance: Any = None
         self._mark: object = None
         self._packages: frozenset[str] = frozenset()
         self._versions: OrderedDict[str, _Version] = OrderedDict()
@@ -85,7 +88,7 @@ class ModelVersions:
             made: The constructed instance, or the function.
             folder: The folder of its modules, if there is one.
         """
-        self._made, self._instance = model, made
+        self._made, self.instance = model, made
         if model.shares_state and model.stateful:
             names = [] if folder is None else [path.stem for path in folder.iterdir()]
             self._packages = frozenset(names)
@@ -128,7 +131,7 @@ class ModelVersions:
             user_code.activate(folder)
             target, args, kwargs = user_code.load(model.payload, model.files)
             keep_arguments(args, kwargs)
-            shared = view(target, self._instance) if model.stateful else target
+            shared = view(target, self.instance) if model.stateful else target
         except BaseException as error:  # a user's module may raise anything when it is imported
             if is_shutdown(error):
                 raise
@@ -142,7 +145,7 @@ class ModelVersions:
     def _check_state(self) -> None:
         """Raise OtherCodeError if calls may have changed the state since it was constructed."""
         assert self._made is not None
-        if self._made.stateful and self._mark != state_fingerprint(self._instance, self._packages):
+        if self._made.stateful and self._mark != state_fingerprint(self.instance, self._packages):
             raise OtherCodeError("holds a model whose state calls of other code may have changed")
 
     def _drop(self, folder: Path) -> None:

@@ -38,6 +38,8 @@ from vane_dagster.pipeline.options import (
     RowOrder,
     WorkerLifecycle,
 )
+from vane_dagster.servers.directory import Endpoints
+from vane_dagster.servers.launch import ServerStatus
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.part_file import PartTarget
@@ -209,6 +211,7 @@ class CallUdf:
         version: The version of the code to call, if the worker may have several; see `ModelSpec`.
         files: The store with the local files among the arguments; None without such files.
         pinned: Whether the schema was inferred, and results with further columns are refused.
+        servers: The keys of the servers that the code calls.
     """
 
     arguments: bytes = field(repr=False)
@@ -227,6 +230,7 @@ class CallUdf:
     version: str = ""
     files: Location | None = None
     pinned: bool = False
+    servers: tuple[str, ...] = ()
 
     @property
     def is_async(self) -> bool:
@@ -617,6 +621,10 @@ class PoolSpec:
         lifecycle: When a worker times out, or is replaced.
         on_driver: Whether the workers are subprocesses on the driver's machine, wherever the run
             computes.
+        uses: Identities of the pools of servers that the code calls, by the servers' keys.
+        server: Name of the server that each worker runs; empty for a pool of models.
+        per_node: Maximum number of workers on one node; None for any number.
+        idle_seconds: Seconds that the pool stays warm without a lease; None for the backend's.
     """
 
     identity: str
@@ -630,6 +638,28 @@ class PoolSpec:
     env_vars: tuple[str, ...] = ()
     lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
     on_driver: bool = False
+    uses: Mapping[str, str] = field(default_factory=dict)
+    server: str = ""
+    per_node: int | None = None
+    idle_seconds: float | None = None
+
+    def request(self, idle_seconds: float = IDLE_SECONDS) -> PoolRequest:
+        """Return what the pool manager needs.
+
+        Args:
+            idle_seconds: The backend's seconds that a pool stays warm without a lease.
+        """
+        return PoolRequest(
+            self.identity,
+            self.label,
+            self.workers,
+            dict(self.bundle),
+            self.slots,
+            self.threads,
+            idle_seconds if self.idle_seconds is None else self.idle_seconds,
+            self.per_node,
+            self.server,
+        )
 
 
 @dataclass(frozen=True)
@@ -647,6 +677,7 @@ class LoadReport:
         row_seconds: Seconds per row in the last task; None before the first.
         unhealthy_reason: Why a warm worker must be replaced.
         outdated: Why a warm worker cannot run this run's version of the code; empty if it can.
+        server: The state of the server, if the worker runs one.
     """
 
     warm: bool
@@ -659,19 +690,22 @@ class LoadReport:
     row_seconds: float | None = None
     unhealthy_reason: str = ""
     outdated: str = ""
+    server: ServerStatus | None = None
 
 
 @dataclass(frozen=True)
-class Starting:
-    """The state of the construction of a worker's model.
+class WorkerStatus:
+    """What a worker is doing, answered while it works.
 
     Attributes:
-        seconds: Seconds since it began; None if none is running.
-        at: The stack of the thread that runs it.
+        seconds: Seconds since the construction of its model began; None if none is running.
+        at: The stack of the thread that constructs it.
+        server: The state of the server, if the worker runs one.
     """
 
     seconds: float | None = None
     at: str = ""
+    server: ServerStatus | None = None
 
 
 def load_failed(fault: Fault) -> LoadReport:
@@ -691,6 +725,8 @@ class PoolRequest:
         slots: See `PoolSpec`.
         threads: See `PoolSpec`.
         idle_seconds: Seconds that the pool stays warm without a lease.
+        per_node: See `PoolSpec`.
+        server: See `PoolSpec`.
     """
 
     identity: str
@@ -700,9 +736,27 @@ class PoolRequest:
     slots: int
     threads: int = 0
     idle_seconds: float = IDLE_SECONDS
+    per_node: int | None = None
+    server: str = ""
 
 
 WorkerState = Literal["busy", "ready", "starting", "dead"]
+
+
+class ServerInfo(TypedDict, total=False):
+    """The state of a replica for `vane-dagster servers`, in plain values; see `ServerStatus`."""
+
+    state: str
+    url: str
+    grpc_url: str
+    model: str
+    pid: int | None
+    startup_seconds: float | None
+    uptime_seconds: float | None
+    restarts: int
+    in_flight: int | None
+    reason: str
+    log_path: str
 
 
 class WorkerInfo(TypedDict, total=False):
@@ -718,6 +772,7 @@ class WorkerInfo(TypedDict, total=False):
     device: str | None
     load_seconds: float | None
     batches: int
+    server: ServerInfo
 
 
 @dataclass(frozen=True)
@@ -729,6 +784,7 @@ class LoadCall:
     threads: int
     env: Mapping[str, str]
     lifecycle: WorkerLifecycle
+    endpoints: Endpoints
 
 
 @dataclass(frozen=True)
@@ -740,8 +796,15 @@ class RunCall:
 
 
 @dataclass(frozen=True)
-class StartingCall:
-    """A request for the state of the model's construction."""
+class StatusCall:
+    """A request for a `WorkerStatus`, answered while the worker works."""
+
+
+@dataclass(frozen=True)
+class AnnounceCall:
+    """The endpoints of servers that the worker's code calls. It is not answered."""
+
+    endpoints: Endpoints
 
 
 @dataclass(frozen=True)
@@ -749,7 +812,7 @@ class WorkerRequest:
     """A request from a driver to a worker subprocess."""
 
     ticket: int
-    call: Union[LoadCall, RunCall, StartingCall]
+    call: Union[LoadCall, RunCall, StatusCall, AnnounceCall]
 
 
 @dataclass(frozen=True)
@@ -757,5 +820,5 @@ class WorkerReply:
     """The answer to a `WorkerRequest`; `table` is the path of the Arrow file with the rows."""
 
     ticket: int
-    report: Union[WorkReport, LoadReport, Starting]
+    report: Union[WorkReport, LoadReport, WorkerStatus]
     table: str | None = None

@@ -11,16 +11,19 @@ import ray
 
 from vane_dagster._worker_process import mark_worker
 from vane_dagster.pipeline.options import WorkerLifecycle
+from vane_dagster.servers.directory import Endpoints, directory
+from vane_dagster.servers.launch import ServerStatus
 from vane_dagster.worker.frameworks import set_threads
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.protocol import (
     LoadReport,
     ModelSpec,
     PoolRequest,
-    Starting,
+    ServerInfo,
     Work,
     WorkerInfo,
     WorkerState,
+    WorkerStatus,
     WorkReport,
 )
 
@@ -48,9 +51,11 @@ class HostActor:
         threads: int,
         env: Mapping[str, str],
         lifecycle: WorkerLifecycle,
+        endpoints: Endpoints,
     ) -> LoadReport:
         """See `Host.load`."""
-        self._loaded = self._host.load(model, archive, threads or self._threads, env, lifecycle)
+        given = (model, archive, threads or self._threads, env, lifecycle, endpoints)
+        self._loaded = self._host.load(*given)
         return self._loaded
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
@@ -65,9 +70,27 @@ class HostActor:
         self._host.revoke(lease)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
-    def starting(self) -> Starting:
-        """See `Startup.status`."""
-        return self._host.startup.status()
+    def status(self) -> WorkerStatus:
+        """See `Host.status`."""
+        return self._host.status()
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def announce(self, endpoints: Endpoints) -> None:
+        """See `Directory.update`."""
+        directory.update(endpoints)
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def stop_server(self) -> None:
+        """Stop the server that the worker runs; its requests in flight may end."""
+        if self._host.server is not None:
+            self._host.server.stop()
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def read_log(self, offset: int, limit: int) -> tuple[bytes, int]:
+        """See `ServerProcess.read_log`."""
+        if self._host.server is None:
+            return b"", 0
+        return self._host.server.read_log(offset, limit)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def whereabouts(self) -> tuple[PoolRequest, str]:
@@ -88,7 +111,25 @@ class HostActor:
             "device": loaded.device if loaded else None,
             "load_seconds": loaded.seconds if loaded else None,
             "batches": self._host.served,
+            **({"server": _server_info(status)} if (status := self._host.status().server) else {}),
         }
+
+
+def _server_info(status: ServerStatus) -> ServerInfo:
+    endpoint = status.endpoint
+    return {
+        "state": status.state,
+        "url": endpoint.url if endpoint else "",
+        "grpc_url": endpoint.grpc_url if endpoint else "",
+        "model": endpoint.model if endpoint else "",
+        "pid": status.pid,
+        "startup_seconds": status.startup_seconds,
+        "uptime_seconds": status.uptime_seconds,
+        "restarts": status.restarts,
+        "in_flight": status.in_flight,
+        "reason": status.reason,
+        "log_path": status.log_path,
+    }
 
 
 def compact(table: pa.Table) -> pa.Table:

@@ -7,7 +7,7 @@ is sent the result of that action.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, Union
 
@@ -22,6 +22,11 @@ from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 _MAX_IDS = 5
 
 RowLoss = Literal["WorkerDied", "TimeoutError"]
+SERVER_DIED: Final = "ServerDied"
+"""The error of a row that ends or hangs the server that computes it."""
+_TOGETHER = 2
+_ALONE = 2
+"""Times that a server may end while it has a row beside others, and then while it has only it."""
 WORKER_DIED: Final = "WorkerDied"
 """The error of a row that kills the process that computes it."""
 TIMED_OUT: Final = "TimeoutError"
@@ -54,9 +59,20 @@ class Wait:
 
 @dataclass(frozen=True)
 class Call:
-    """A batch to call the user's code with. The answer is rows, or the error that it raised."""
+    """A batch to call the user's code with. The answer is rows, or the error that it raised.
+
+    Attributes:
+        batch: The batch.
+        alone: Whether no other call of the worker may run beside it.
+    """
 
     batch: pa.Table
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class AwaitServers:
+    """Wait until the servers that the code calls can be used. The answer is whether one was not."""
 
 
 @dataclass(frozen=True)
@@ -117,20 +133,24 @@ class Partial:
     used: Mapping[str, int] = field(default_factory=dict)
 
 
-Step = Union[Call, Wait]
-Answer = Union[pa.Table, Partial, BaseException, None]
+Step = Union[Call, Wait, AwaitServers]
+Answer = Union[pa.Table, Partial, BaseException, bool, None]
 
 
 def attempt(
-    batch: pa.Table, policy: Policy, id: str, max_faults: int
+    batch: pa.Table, policy: Policy, id: str, max_faults: int, calls_servers: bool = False
 ) -> Generator[Step, Answer, BatchOutcome]:
     """Decide how a batch is computed.
+
+    If a server ended, the errors are not those of the rows that it had. They are called again
+    together, since a row is rarely the reason, and then one by one.
 
     Args:
         batch: The rows.
         policy: How the stage handles errors.
         id: Name of its id column.
         max_faults: Rows that may fail; one more raises the error.
+        calls_servers: Whether the code calls servers.
 
     Returns:
         A generator of actions, which returns the outcome.
@@ -139,10 +159,10 @@ def attempt(
         BatchError: With the error of the user's code, if rows may not fail, or too many did.
     """
     outcome = BatchOutcome()
-    waiting = [(batch, 1)]
+    waiting = [(batch, 1, 0)]
     while waiting:
-        rows, attempts = waiting.pop(0)
-        answer = yield Call(rows)
+        rows, attempts, crashes = waiting.pop(0)
+        answer = yield Call(rows, alone=crashes >= _TOGETHER)
         assert answer is not None
         if isinstance(answer, Partial):
             outcome.tables.append(answer.table)
@@ -163,16 +183,32 @@ def attempt(
             if isinstance(error, StageError):
                 raise BatchError(rows.slice(place, 1) if alone else rows, id, error)
         passing = {i: e for i, e in errors.items() if is_transient(e, policy.retry_on)}
-        if passing and attempts <= policy.max_retries:
+        blamed = passing if isinstance(answer, Partial) else errors
+        if calls_servers and blamed and (yield AwaitServers()):
+            outcome.retries += 1
+            again, crashes = _rows_at(rows, blamed), crashes + 1
+            if crashes < _TOGETHER:
+                waiting.insert(0, (again, attempts, crashes))
+            elif crashes < _TOGETHER + _ALONE:
+                single = [again.slice(i, 1) for i in range(again.num_rows)]
+                waiting[:0] = [(row, attempts, crashes) for row in single]
+            else:
+                error = _server_died(crashes, next(iter(blamed.values())))
+                outcome.faults.append(
+                    (len(outcome.tables), RowFault(again, error, crashes, SERVER_DIED))
+                )
+                if policy.on_error == "raise" or len(outcome.faults) > max_faults:
+                    raise BatchError(again, id, error)
+            errors = {i: error for i, error in errors.items() if i not in blamed}
+        elif passing and attempts <= policy.max_retries:
             yield Wait(max(backoff_seconds(error, attempts) for error in set(passing.values())))
             outcome.retries += 1
-            again = rows if len(passing) == rows.num_rows else unsliced(rows).take([*passing])
-            waiting.insert(0, (again, attempts + 1))
+            waiting.insert(0, (_rows_at(rows, passing), attempts + 1, crashes))
             errors = {i: error for i, error in errors.items() if i not in passing}
         elif not alone:
             error = errors[0]
             if halves := _halves(rows, error, policy, outcome):
-                waiting[:0] = [(half, 1) for half in halves]
+                waiting[:0] = [(half, 1, crashes) for half in halves]
                 continue
             raise BatchError(rows, id, error)
         for place, error in errors.items():
@@ -181,6 +217,17 @@ def attempt(
             if policy.on_error == "raise" or len(outcome.faults) > max_faults:
                 raise BatchError(row, id, error)
     return outcome
+
+
+def _rows_at(rows: pa.Table, places: Collection[int]) -> pa.Table:
+    return rows if len(places) == rows.num_rows else unsliced(rows).take([*places])
+
+
+def _server_died(crashes: int, error: BaseException) -> ConnectionError:
+    text = f"the server ended or hung each of the {crashes} times that it had this row"
+    return ConnectionError(
+        f"{text}, the last {_ALONE} times without another of this worker: {error}"
+    )
 
 
 def _halves(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from vane_dagster._secrets import keep_arguments
 from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.pipeline.contracts import CALL
+from vane_dagster.servers.directory import SERVER_MOVED, directory
 from vane_dagster.storage.packages import installed
 from vane_dagster.storage.quarantine import concat_faults
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
@@ -25,7 +27,7 @@ from vane_dagster.worker import callers
 from vane_dagster.worker.batch_size import BatchSizer
 from vane_dagster.worker.callers import Revoked, UserCode, within
 from vane_dagster.worker.event_loop import EventLoop
-from vane_dagster.worker.health import Health, check_alive, worst
+from vane_dagster.worker.health import Health, UnhealthyModelError, check_alive, worst
 from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.output_ids import with_ids
@@ -33,6 +35,7 @@ from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Wo
 from vane_dagster.worker.results import Result, from_result, put_together
 from vane_dagster.worker.retry import (
     Answer,
+    AwaitServers,
     BatchOutcome,
     Partial,
     RowFault,
@@ -46,6 +49,7 @@ from vane_dagster.worker.user_code import load
 from vane_dagster.worker.watchdog import deadline
 
 _REVOKED_SECONDS = 0.5
+_SERVER_POLL_SECONDS = 0.5
 
 
 class UdfCaller:
@@ -71,6 +75,7 @@ class UdfCaller:
         self._events = EventLoop()
         self._thread = thread or ModelThread(slots=1)
         self._rooms: dict[int, asyncio.Semaphore] = {}
+        self._alone: dict[int, asyncio.Lock] = {}
         self.health = Health(target, self._events, self._thread)
 
     def of_version(self, model: ModelSpec, target: Callable[..., Any]) -> UdfCaller:
@@ -159,6 +164,20 @@ class UdfCaller:
         """Return the semaphore that bounds a stage's calls in flight, over all slices."""
         return self._rooms.setdefault(size, asyncio.Semaphore(size))
 
+    @contextlib.asynccontextmanager
+    async def alone(self, size: int) -> AsyncIterator[None]:
+        """Leave room for a single call of a stage."""
+        room, taken = self.room(size), 0
+        async with self._alone.setdefault(size, asyncio.Lock()):
+            try:
+                while taken < size - 1:
+                    await room.acquire()
+                    taken += 1
+                yield
+            finally:
+                for _ in range(taken):
+                    room.release()
+
 
 def _records(
     own: Sequence[RowFault], unread: Sequence[RowFault], work: Work, ids: Sequence[str], model: str
@@ -196,6 +215,8 @@ class _TableCalls:
                     if isinstance(step, Wait):
                         self._wait(step.seconds)
                         answer = None
+                    elif isinstance(step, AwaitServers):
+                        answer = self._await_servers()
                     else:
                         answer = self._called(step.batch)
             except StopIteration as stop:
@@ -212,7 +233,24 @@ class _TableCalls:
             time.sleep(min(left, _REVOKED_SECONDS))
 
     def _attempt(self, batch: pa.Table) -> Generator[Step, Answer, BatchOutcome]:
-        return attempt(batch, self.op.policy, self.op.ids[0], self.op.max_faults)
+        op = self.op
+        return attempt(batch, op.policy, op.ids[0], op.max_faults, bool(op.servers))
+
+    def _await_servers(self) -> bool:
+        """Wait until the servers can be used, or the lease has ended; return False if they can.
+
+        Raises:
+            UnhealthyModelError: If the model was constructed with a URL that exists no longer.
+        """
+        was_ready = directory.probe(self.op.servers)
+        is_ready = was_ready
+        while not (is_ready or directory.is_outdated or self.revoked()):
+            time.sleep(_SERVER_POLL_SECONDS)
+            directory.probe(self.op.servers)
+            is_ready = directory.is_usable(self.op.servers)
+        if directory.is_outdated:
+            raise UnhealthyModelError(ConnectionError(SERVER_MOVED), rows=False)
+        return not was_ready
 
     def _called(self, batch: pa.Table) -> Answer:
         """Call the user's code with a batch; return its rows, or the error that it raised."""
@@ -261,16 +299,22 @@ class _TableCalls:
                 if isinstance(step, Wait):
                     await asyncio.sleep(step.seconds)
                     answer = None
-                    continue
-                if self.op.contract.by_row:  # each row takes room of its own
-                    answer = await self._called_later(step.batch, room)
-                    continue
-                async with room:
-                    if not self.revoked():
-                        answer = await self._called_later(step.batch, room)
+                elif isinstance(step, AwaitServers):
+                    answer = await asyncio.to_thread(self._await_servers)
+                elif step.alone:
+                    async with self.caller.alone(self.op.max_concurrency):
+                        answer = await self._called_in_turn(step.batch, room)
+                else:
+                    answer = await self._called_in_turn(step.batch, room)
         except StopIteration as stop:
             return cast(BatchOutcome, stop.value)
         return None
+
+    async def _called_in_turn(self, batch: pa.Table, room: asyncio.Semaphore) -> Answer:
+        if self.op.contract.by_row:  # each row takes room of its own
+            return await self._called_later(batch, room)
+        async with room:
+            return None if self.revoked() else await self._called_later(batch, room)
 
     async def _called_later(self, batch: pa.Table, room: asyncio.Semaphore) -> Answer:
         self.calls += 1

@@ -47,8 +47,8 @@ def submit(url: str, *messages: Any, options: Any = None, **request: Any) -> Ans
         try:
             return await provider.submit(Request(said, **request))
         finally:
-            if provider._client is not None:
-                await provider._client.close()  # a worker keeps its connections until it ends
+            for client in provider._clients.values():
+                await client.close()  # a worker keeps its connections until it ends
 
     return asyncio.run(answered())
 

@@ -22,8 +22,8 @@ def call(url: str, method: str, *arguments: Any, **options: Any) -> Any:
         try:
             return await getattr(provider, method)(*arguments)
         finally:
-            if provider._client is not None:
-                await provider._client.close()  # a worker keeps its connections until it ends
+            for client in provider._clients.values():
+                await client.close()  # a worker keeps its connections until it ends
 
     return asyncio.run(called())
 

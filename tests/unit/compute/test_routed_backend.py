@@ -47,10 +47,10 @@ class Side:
     def sharers(self) -> Mapping[str, Any]:
         return {}
 
-    def load(self, worker: Worker) -> int:
+    def load(self, worker: Worker, endpoints: Any = None) -> int:
         return next(self._tickets)
 
-    starting = load
+    status = load
 
     def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
         self.sent.append((worker, work.location, list(tables)))
@@ -121,7 +121,7 @@ def test_each_pool_has_the_workers_of_its_place(pair):
 
 
 def test_answers_of_both_sides_have_tickets_of_their_own(pair):
-    tickets = [pair.lease.load(CLUSTER), pair.lease.load(DRIVER), pair.lease.starting(DRIVER)]
+    tickets = [pair.lease.load(CLUSTER, {}), pair.lease.load(DRIVER, {}), pair.lease.status(DRIVER)]
     report = LoadReport(False, 1.0, 1, "cpu", "node")
     pair.driver.answers = [CallResult(2, report), CallResult(1, report)]
     pair.cluster.answers = [CallResult(1, None, lost="gone", worker_lost=True)]

@@ -197,7 +197,7 @@ class Lease:
     def sharers(self) -> Mapping[str, Sequence[Sharer]]:
         return self.shared
 
-    def load(self, worker: Worker) -> int:
+    def load(self, worker: Worker, endpoints: Any = None) -> int:
         self._starts.append(next(self._tickets))
         return self._starts[-1]
 

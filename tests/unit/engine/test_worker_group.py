@@ -75,7 +75,7 @@ class Lease:
     def workers(self) -> tuple[Worker, ...]:
         return self._workers
 
-    def load(self, worker: Worker) -> int:
+    def load(self, worker: Worker, endpoints: Any = None) -> int:
         self.loading[worker] = next(self._tickets)
         return self.loading[worker]
 
@@ -89,16 +89,16 @@ class Lease:
 class Group:
     """A group of workers, with its events and notices."""
 
-    def __init__(self, *workers: Worker) -> None:
+    def __init__(self, *workers: Worker, **options: Any) -> None:
         self.events: list[Any] = []
         self.given_up: list[tuple[Any, str]] = []
         self.lease: Any = Lease(*workers)
-        self.pools = {"model": PoolSpec("m", "Model", (1, 2))}
+        self.pools = {"model": PoolSpec("m", "Model", (1, 2), **options)}
         self.group = WorkerGroup(
             self.lease,
             self.pools,
             self.events.append,
-            lambda stages, report: None,
+            lambda pool, stages, report: None,
             lambda stages, error: self.given_up.append((stages, str(error))),
         )
 
@@ -132,7 +132,7 @@ def test_an_unused_gpu_is_noticed_once_for_each_pool_that_reserves_one():
     group = Group(FIRST, SECOND)
     group.group.notice_unused_gpu(FIRST, "torch has used no memory of it")
     assert group.notices == [], "it reserves none"
-    group.pools["model"] = PoolSpec("m", "Model", (1, 2), {"GPU": 0.5})
+    group = Group(FIRST, SECOND, bundle={"GPU": 0.5})
     for worker in (FIRST, SECOND):
         group.group.notice_unused_gpu(worker, "torch has used no memory of it")
     assert group.notices == [

@@ -103,7 +103,7 @@ class Worker:
             name, udf.stateful, bundle.digest, bundle.payload,
             shares_state=separable if shared is None else shared, exact=exact,
         )  # fmt: skip
-        report = self.host.load(model, bundle.archive, 0, {}, WorkerLifecycle())
+        report = self.host.load(model, bundle.archive, 0, {}, WorkerLifecycle(), {})
         return report, lambda *ids: self.call(model, *ids, style=udf.style)
 
     def call(self, model: ModelSpec, *ids: int, style: CallStyle = "plain") -> list[int]:
@@ -235,7 +235,7 @@ def test_code_that_cannot_be_imported_twice_is_not_shared(worker, monkeypatch):
     bundle, _, _ = worker.packed("Model")
     monkeypatch.setattr(sys, "imported", True, raising=False)
     model = ModelSpec("Model", True, bundle.digest, bundle.payload, shares_state=True)
-    report = worker.host.load(model, bundle.archive, 0, {}, WorkerLifecycle())
+    report = worker.host.load(model, bundle.archive, 0, {}, WorkerLifecycle(), {})
     assert "cannot take over this run's code (AssertionError: once)" in report.outdated
     assert call(1) == [101]
     assert "once" not in sys.modules

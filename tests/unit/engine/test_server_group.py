@@ -1,0 +1,171 @@
+"""Servers beside the workers that call them: who starts when, and who is told what."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+from vane_dagster.compute.api import CallResult, Worker
+from vane_dagster.engine.worker_group import WorkerGroup
+from vane_dagster.events import Noticed
+from vane_dagster.servers.launch import Endpoint, ServerStatus
+from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, WorkerStatus
+
+CLIENTS = [Worker("c1", "client"), Worker("c2", "client")]
+REPLICAS = [Worker("s1", "server"), Worker("s2", "server")]
+ENDPOINTS = [Endpoint("http://one:1", node_id="a"), Endpoint("http://two:2", node_id="b")]
+
+
+class Lease:
+    """Records what workers are asked, and what they are told."""
+
+    def __init__(self) -> None:
+        self.leased = [*CLIENTS, *REPLICAS]
+        self.tickets = itertools.count(1)
+        self.calls: dict[tuple[str, Worker], int] = {}
+        self.told: dict[str, list[str]] = {}
+        self.evicted: list[str] = []
+
+    def workers(self) -> list[Worker]:
+        return self.leased
+
+    def _called(self, kind: str, worker: Worker) -> int:
+        self.calls[kind, worker] = next(self.tickets)
+        return self.calls[kind, worker]
+
+    def load(self, worker: Worker, endpoints: Any) -> int:
+        self.announce(worker, endpoints)
+        return self._called("load", worker)
+
+    def status(self, worker: Worker) -> int:
+        return self._called("status", worker)
+
+    def announce(self, worker: Worker, endpoints: Any) -> None:
+        for urls in endpoints.values():
+            self.told[worker.name] = [endpoint.url for endpoint in urls]
+
+    def replace(self, worker: Worker) -> Worker:
+        fresh = Worker(f"{worker.name}'", worker.pool)
+        self.leased = [fresh if each == worker else each for each in self.leased]
+        return fresh
+
+    def evict(self, pool: str) -> None:
+        self.evicted.append(pool)
+
+
+class World:
+    """A stage whose two workers call a server with two replicas."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lease: Any = Lease()
+        self.events: list[Any] = []
+        self.given_up: list[tuple[Any, str]] = []
+        client = PoolSpec("client", "ask", (2, 2), uses={"llm": "server"})
+        server = PoolSpec("server", "vLLM server tiny", (2, 2), server="tiny")
+        self.group = WorkerGroup(
+            self.lease,
+            {"answers": client},
+            self.events.append,
+            lambda pool, stages, report: None,
+            lambda stages, error: self.given_up.append((stages, str(error))),
+            lambda: self.now,
+            {"server": server},
+        )
+
+    def ready(self, worker: Worker, endpoint: Endpoint | None = None, **report: Any) -> None:
+        ticket = self.lease.calls.pop(("load", worker))
+        status = ServerStatus("ready", endpoint) if endpoint else None
+        done = LoadReport(False, 1.0, 1, "cpu", "node", server=status, **report)
+        self.group.handle_done(CallResult(ticket, done))
+
+    def report(self, worker: Worker, status: ServerStatus | None, lost: str = "") -> None:
+        """The replica's worker answers the next question for its status."""
+        self.now += 1.5
+        self.group.check_starts()
+        ticket = self.lease.calls.pop(("status", worker))
+        answer = None if status is None else WorkerStatus(server=status)
+        self.group.handle_done(CallResult(ticket, answer, lost=lost, worker_lost=bool(lost)))
+
+    def start(self) -> None:
+        for worker, endpoint in zip(REPLICAS, ENDPOINTS):
+            self.ready(worker, endpoint)
+        for worker in CLIENTS:
+            self.ready(worker)
+
+    @property
+    def notices(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Noticed)]
+
+
+def test_workers_wait_until_all_replicas_are_ready():
+    world = World()
+    assert {worker.name for _, worker in world.lease.calls} == {"s1", "s2"}
+    world.ready(REPLICAS[0], ENDPOINTS[0])
+    assert ("load", CLIENTS[0]) not in world.lease.calls, "the other replica still starts"
+    world.ready(REPLICAS[1], ENDPOINTS[1])
+    assert {("load", worker) for worker in CLIENTS} <= set(world.lease.calls)
+
+
+def test_each_worker_prefers_another_replica():
+    world = World()
+    world.start()
+    assert world.lease.told == {
+        "c1": ["http://one:1", "http://two:2"],
+        "c2": ["http://two:2", "http://one:1"],
+    }
+
+
+def test_servers_get_no_work():
+    world = World()
+    world.start()
+    assert world.group.size == len(CLIENTS)
+    assert world.group.stages(REPLICAS[0]) == ("answers",)
+
+
+def test_a_restart_is_noticed_and_keeps_the_url():
+    world = World()
+    world.start()
+    told = dict(world.lease.told)
+    world.lease.told.clear()
+    world.report(REPLICAS[0], ServerStatus("restarting", None, reason="exit code 3"))
+    assert world.lease.told == {}, "it comes back at the same URL"
+    back = ServerStatus("ready", ENDPOINTS[0], restarts=1, reason="exit code 3")
+    world.report(REPLICAS[0], back)
+    assert world.notices == ["vLLM server tiny: replica s1 was restarted: exit code 3"]
+    moved = replace(ENDPOINTS[0], url="http://one:9")
+    world.report(REPLICAS[0], replace(back, endpoint=moved))
+    assert world.lease.told["c1"] == ["http://one:9", "http://two:2"]
+    assert told["c1"] == ["http://one:1", "http://two:2"]
+
+
+def test_a_replica_whose_worker_died_is_replaced_and_the_others_go_on():
+    world = World()
+    world.start()
+    world.report(REPLICAS[0], None, lost="killed")
+    assert world.lease.told["c1"] == ["http://two:2"]
+    fresh = Worker("s1'", "server")
+    world.ready(fresh, replace(ENDPOINTS[0], url="http://one:7"))
+    assert sorted(world.lease.told["c1"]) == ["http://one:7", "http://two:2"]
+
+
+def test_a_server_that_has_failed_for_good_fails_its_stages():
+    world = World()
+    world.start()
+    world.report(REPLICAS[0], ServerStatus("failed", reason="crashed 8 times\nlast line"))
+    assert world.lease.evicted == ["server"]
+    stages, error = world.given_up[0]
+    assert stages == ("answers",)
+    assert "vLLM server tiny has failed: crashed 8 times\nlast line" in error
+
+
+def test_a_server_that_does_not_start_fails_its_stages_at_once():
+    world = World()
+    fault = Fault("ModelLoadError", "Server 'tiny' did not start: exit code 1")
+    ticket = world.lease.calls.pop(("load", REPLICAS[0]))
+    done = LoadReport(False, 1.0, 1, "cpu", "node", fault=fault)
+    world.group.handle_done(CallResult(ticket, done))
+    world.ready(REPLICAS[1], ENDPOINTS[1])
+    assert [error for _, error in world.given_up] == ["Server 'tiny' did not start: exit code 1"]
+    assert ("load", CLIENTS[0]) not in world.lease.calls

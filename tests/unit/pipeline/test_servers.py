@@ -1,0 +1,191 @@
+"""Declarations of servers: their command lines, their identities, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.planning.definition import pool_identity, stage_definition
+from vane_dagster.worker.protocol import PoolSpec
+
+
+def pipeline(**options: Any) -> vd.Pipeline:
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    docs.prompt("answer", "{text}", provider="openai", **options)
+    return docs
+
+
+def definition(docs: vd.Pipeline) -> str:
+    return stage_definition(docs, docs["answer"].spec)
+
+
+def pool(docs: vd.Pipeline) -> str:
+    return pool_identity(docs, docs["answer"].spec).digest
+
+
+def test_flags_of_vllm():
+    server = vd.VLLMServer(
+        "models/tiny", max_model_len=128, enforce_eager=True, enable_prefix_caching=False,
+        chat_template=None, lora_modules=["a=x", "b=y"], hf_overrides={"a": 1},
+    )  # fmt: skip
+    words = server.launch().command
+    assert words[:4] == ("{python}", "-m", "vllm.entrypoints.openai.api_server", "--model")
+    text = " ".join(words)
+    assert "--max-model-len 128 --enforce-eager --no-enable-prefix-caching" in text
+    assert '--lora-modules a=x b=y --hf-overrides {"a": 1}' in text
+    assert "--served-model-name tiny" in text
+    assert "chat" not in text
+    assert (server.name, server.model) == ("tiny", "tiny")
+    assert server.launch().key_env == "VLLM_API_KEY"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: vd.VLLMServer("m", port=8000), "leave 'port' out: a free port is chosen"),
+        (lambda: vd.VLLMServer("m", api_key="sk"), "each replica gets a key of its own"),
+        (lambda: vd.VLLMServer(""), "model is ''; expected a name or path"),
+        (lambda: vd.VLLMServer("m", MaxLen=1), "'MaxLen' is no flag"),
+        (lambda: vd.VLLMServer("m", hf_overrides={"a": object()}), "cannot be written as JSON"),
+        (lambda: vd.VLLMServer("m", seed=object()), "seed is a object"),
+        (lambda: vd.VLLMServer("m", gpus=-1), "gpus is -1"),
+        (lambda: vd.VLLMServer("m", replicas=0), "replicas"),
+        (lambda: vd.VLLMServer("m", replicas=2, per_node=1), "either replicas or per_node"),
+        (lambda: vd.VLLMServer("m", idle_minutes=-1), "idle_minutes is -1"),
+        (lambda: vd.VLLMServer("m", name="a b"), "name is 'a b'"),
+        (lambda: vd.VLLMServer("m", env_vars="HF_TOKEN"), "expected a list of names"),
+        (lambda: vd.Server("serve --port {port}"), "expected a list of the program"),
+        (lambda: vd.Server([]), "expected a list of the program"),
+        (lambda: vd.Server(["serve"]), r"has no {port}"),
+        (lambda: vd.Server(["serve", "{port}", 3]), "command has 3"),
+        (lambda: vd.Server(["serve", "{port}"], health="health"), "expected a path"),
+        (lambda: vd.Server(["serve", "{port}"], replica=2), "Did you mean 'replicas'"),
+        (lambda: vd.TritonServer(), "expected either fn or model_repository"),
+        (lambda: vd.TritonServer(print, model_repository="x"), "expected either fn or"),
+        (lambda: vd.TritonServer(3), "expected a function fn"),
+    ],
+)
+def test_wrong_declarations_are_refused_where_they_are_written(make, words):
+    with pytest.raises(vd.DefinitionError) as raised:
+        make()
+    assert words in str(raised.value)
+
+
+def test_equal_declarations_are_the_same_server():
+    one, other = (vd.VLLMServer("m", max_model_len=128, gpus=1) for _ in range(2))
+    assert (one.key, one.identity()) == (other.key, other.identity())
+    changed = vd.VLLMServer("m", max_model_len=256, gpus=1)
+    assert changed.identity() != one.identity()
+    assert vd.VLLMServer("m", max_model_len=128, gpus=0.5).identity() != one.identity()
+    assert pickle.loads(pickle.dumps(one)).identity() == one.identity()
+
+
+def test_a_flag_that_changes_answers_counts_in_keys_and_another_does_not():
+    declared = pipeline(server=vd.VLLMServer("m", max_model_len=128))
+    longer = pipeline(server=vd.VLLMServer("m", max_model_len=256))
+    fuller = pipeline(server=vd.VLLMServer("m", max_model_len=128, gpu_memory_utilization=0.5))
+    more = pipeline(server=vd.VLLMServer("m", max_model_len=128, replicas=3, idle_minutes=1))
+    assert definition(declared) == definition(fuller) == definition(more)
+    assert definition(longer) != definition(declared)
+    assert len({pool(declared), pool(longer), pool(fuller)}) == 3, "each is a server of its own"
+
+
+def test_the_content_of_a_model_folder_counts(tmp_path: Path):
+    model = tmp_path / "model"
+    model.mkdir()
+    weights = model / "weights.bin"
+    weights.write_bytes(b"1")
+    server = vd.VLLMServer(model)
+    before = (server.identity(), definition(pipeline(server=server)))
+    weights.write_bytes(b"2")
+    after = (server.identity(), definition(pipeline(server=server)))
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+def test_a_local_model_travels_with_the_server(tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights.bin").write_bytes(b"1")
+    docs = pipeline(server=vd.VLLMServer(vd.local_file(tmp_path / "model")))
+    assert [file.name for file in docs["answer"].spec.local_files()] == ["model"]
+
+
+def test_a_version_replaces_the_command_of_a_server_in_keys():
+    def keyed(version: str | None, flag: str) -> str:
+        server = vd.Server(["serve", "{port}", flag], model="m", version=version)
+        return definition(pipeline(server=server))
+
+    assert keyed("1", "--a") == keyed("1", "--b") != keyed("2", "--a")
+    assert keyed(None, "--a") != keyed(None, "--b")
+
+
+def test_a_prompt_takes_the_model_of_its_server_and_no_base_url():
+    server = vd.VLLMServer("models/tiny")
+    assert pipeline(server=server)["answer"].spec.model == "tiny"
+    assert pipeline(server=server, model="adapter")["answer"].spec.model == "adapter"
+    with pytest.raises(vd.DefinitionError, match="base_url, but the server's address is used"):
+        pipeline(server=server, provider_options={"base_url": "http://x"})
+    with pytest.raises(vd.DefinitionError, match=r"servers\['server'\] is 'm'; expected a server"):
+        pipeline(server="m")
+
+
+class Ask:
+    """A class that is constructed with a server."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+
+    def __call__(self, text: str) -> str:
+        return text
+
+
+def ask(text: str, llm: Any) -> str:
+    return text
+
+
+@pytest.mark.parametrize("fn", [Ask, ask])
+def test_a_server_is_an_argument_of_the_class_or_function(fn):
+    server = vd.VLLMServer("m")
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    docs.map("asked", fn, servers={"llm": server})
+    udf = docs["asked"].spec.udf
+    assert udf.servers == {server.key: server}
+    assert set(udf.constructor_kwargs if fn is Ask else udf.kwargs) == {"llm"}
+
+
+def test_a_server_given_twice_is_refused():
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    with pytest.raises(vd.DefinitionError, match="both have 'llm'"):
+        docs.map("asked", ask, servers={"llm": vd.VLLMServer("m")}, fn_kwargs={"llm": 1})
+
+
+def test_urls_by_host_make_a_stage_use_the_server():
+    server = vd.VLLMServer("m")
+
+    def make(host_to_url: Any) -> Any:
+        return lambda x: x
+
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    urls = {"host_to_url": server.host_to_http_url}
+    docs.predict_batch("asked", make, inputs=["x"], return_type="float", fn_constructor_kwargs=urls)
+    assert set(docs["asked"].spec.udf.servers) == {server.key}
+
+
+def test_triton_gets_a_function_by_value():
+    def serve(ports: Any, model_path: Any) -> None: ...
+
+    server = vd.TritonServer(serve, "models/x", python="/opt/triton/bin/python")
+    launch = server.launch()
+    assert launch.payload
+    assert launch.command[0] == "/opt/triton/bin/python"
+    assert launch.ports == ("port", "grpc_port", "metrics_port")
+    assert server.name == "serve"
+
+
+def test_a_pool_of_servers_has_an_idle_time_of_its_own():
+    assert PoolSpec("s", "server", (1, 1), idle_seconds=5.0).request(600.0).idle_seconds == 5.0
+    assert PoolSpec("m", "model", (1, 1)).request(60.0).idle_seconds == 60.0

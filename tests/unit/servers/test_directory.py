@@ -1,0 +1,124 @@
+"""Which replica a worker calls, and when its model has to be constructed again."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.servers import directory as module
+from vane_dagster.servers.directory import Directory
+from vane_dagster.servers.handle import HostUrls, ServerHandle
+from vane_dagster.servers.launch import Endpoint, own_node_id
+
+NEAR = Endpoint("http://near:1", "grpc://near:2", "m", "key-of-near", node_id=own_node_id())
+FAR = Endpoint("http://far:1", "grpc://far:2", "m", "key-of-far", node="far", node_id="other")
+KEYS = ("llm",)
+
+
+@pytest.fixture
+def up(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Endpoint, bool]]:
+    """Whether each endpoint answers its health check."""
+    found: dict[Endpoint, bool] = {}
+    monkeypatch.setattr(module, "answers", lambda endpoint: found.get(endpoint, True))
+    return found
+
+
+def known(*endpoints: Endpoint) -> Directory:
+    found = Directory()
+    found.update({"llm": endpoints})
+    return found
+
+
+def test_the_own_node_comes_first():
+    directory = known(FAR, NEAR)
+    assert directory.current("llm") == NEAR
+    with directory.request("llm") as first, directory.request("llm") as second:
+        assert [first, second] == [NEAR, NEAR]
+
+
+def test_without_a_replica_on_its_node_a_worker_prefers_the_first_one():
+    assert known(FAR, replace(FAR, url="http://third:1")).current("llm") == FAR
+
+
+def test_requests_go_to_the_least_loaded_replica():
+    other = replace(NEAR, url="http://near:9")
+    directory = known(NEAR, other)
+    with directory.request("llm") as first:
+        with directory.request("llm") as second:
+            assert {first, second} == {NEAR, other}
+        with directory.request("llm") as third:
+            assert third == second, "its request has ended"
+
+
+def test_a_replica_that_does_not_answer_is_avoided(up):
+    directory = known(NEAR, FAR)
+    up[NEAR] = False
+    assert not directory.probe(KEYS)
+    assert directory.is_usable(KEYS), "the other one answers"
+    assert directory.current("llm") == FAR
+    with directory.request("llm") as chosen:
+        assert chosen == FAR
+    up[NEAR] = True
+    assert directory.probe(KEYS)
+    with directory.request("llm") as chosen:
+        assert chosen == NEAR
+
+
+def test_without_a_ready_replica_a_request_fails_as_a_connection_does():
+    directory = known()
+    with pytest.raises(ConnectionError, match="no replica of the server is ready"):
+        directory.current("llm")
+    assert not directory.probe(KEYS)
+    assert not directory.is_usable(KEYS)
+
+
+def test_a_model_that_was_given_a_url_needs_that_replica(up):
+    directory = known(NEAR, FAR)
+    with directory.constructing():
+        directory.current("llm")
+    up[NEAR] = False
+    directory.probe(KEYS)
+    assert not directory.is_usable(KEYS), "its model keeps the URL of the one that is down"
+    assert not directory.is_outdated, "it comes back there"
+    directory.update({"llm": [FAR]})
+    assert directory.is_outdated
+
+
+def test_a_model_that_asks_for_the_url_in_each_call_is_never_outdated():
+    directory = known(NEAR)
+    directory.current("llm")
+    directory.update({"llm": [FAR]})
+    assert not directory.is_outdated
+    assert directory.current("llm") == FAR
+
+
+def test_an_address_is_unknown_outside_of_workers():
+    with pytest.raises(vd.StageError, match=r"with vd.serve\(server\) as endpoint"):
+        ServerHandle("nobody", (), None).url  # noqa: B018  # looking it up raises
+
+
+def test_a_handle_travels_without_its_declaration():
+    server = vd.Server(["serve", "{port}"], model="m")
+    handle = pickle.loads(pickle.dumps(server.handle))
+    assert (handle.key, handle.server, handle.keyed) == (server.key, None, None)
+
+
+def test_a_handle_has_the_attributes_of_a_replica(monkeypatch):
+    monkeypatch.setattr("vane_dagster.servers.handle.directory", known(NEAR))
+    handle = ServerHandle("llm", (), None)
+    assert (handle.url, handle.grpc_url) == ("http://near:1", "grpc://near:2")
+    assert (handle.model, handle.headers) == ("m", {"Authorization": "Bearer key-of-near"})
+
+
+def test_a_worker_finds_its_own_host_wherever_replicas_run(monkeypatch):
+    monkeypatch.setattr("vane_dagster.servers.handle.directory", known(FAR))
+    urls = HostUrls(ServerHandle("llm", (), None), "grpc")
+    assert urls[socket.gethostname()] == "grpc://far:2"
+    assert dict(urls) == {socket.gethostname(): "grpc://far:2", "far": "grpc://far:2"}
+    with pytest.raises(KeyError):
+        urls["nowhere"]

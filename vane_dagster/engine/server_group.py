@@ -1,0 +1,93 @@
+"""The servers of a wave: which replicas are ready, and what the workers that call them are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from vane_dagster.compute.api import Lease, Worker
+from vane_dagster.events import Event, Noticed
+from vane_dagster.servers.directory import Endpoints
+from vane_dagster.servers.launch import Endpoint, ServerStatus
+from vane_dagster.worker.protocol import PoolSpec
+
+
+class ServerGroup:
+    """The state of each replica, as its worker reported it last.
+
+    Args:
+        lease: The lease.
+        servers: The pools of servers, by identity.
+        clients: The pools of models, by identity.
+        emit: Receives events.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        servers: Mapping[str, PoolSpec],
+        clients: Mapping[str, PoolSpec],
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._lease, self._servers, self._clients, self._emit = lease, servers, clients, emit
+        self._replicas: dict[Worker, ServerStatus] = {}
+
+    def endpoints_of(self, worker: Worker) -> Endpoints:
+        """The endpoints of the servers that a worker's code calls, by the servers' keys.
+
+        Each worker has another one first, which spreads workers over replicas.
+
+        Args:
+            worker: The worker.
+        """
+        pool = self._clients.get(worker.pool)
+        if pool is None or not pool.uses:
+            return {}
+        peers = sorted(w.name for w in self._lease.workers() if w.pool == worker.pool)
+        place = peers.index(worker.name) if worker.name in peers else 0
+        found = {key: self._ready(identity) for key, identity in pool.uses.items()}
+        return {
+            key: [*ready[place % len(ready) :], *ready[: place % len(ready)]] if ready else []
+            for key, ready in found.items()
+        }
+
+    def _ready(self, identity: str) -> Sequence[Endpoint]:
+        """The endpoints of a server's replicas; one that restarts has none, and keeps its place."""
+        replicas = sorted(self._replicas.items(), key=lambda item: item[0].name)
+        return [
+            status.endpoint
+            for worker, status in replicas
+            if worker.pool == identity and status.endpoint is not None
+        ]
+
+    def update(self, worker: Worker, status: ServerStatus) -> None:
+        """Take over what a replica's worker reports, and tell the workers that call it.
+
+        Args:
+            worker: The replica's worker.
+            status: Its state.
+        """
+        known = self._replicas.get(worker)
+        if known is not None and status.endpoint is None and status.state == "restarting":
+            status = replace(status, endpoint=known.endpoint)  # it comes back at the same URL
+        self._replicas[worker] = status
+        if known is not None and status.restarts > known.restarts:
+            label = self._servers[worker.pool].label
+            self._emit(Noticed(f"{label}: replica {worker.name} was restarted: {status.reason}"))
+        if known is None or known.endpoint != status.endpoint:
+            self._announce(worker.pool)
+
+    def remove(self, worker: Worker) -> None:
+        """Forget a replica that is gone.
+
+        Args:
+            worker: Its worker.
+        """
+        if self._replicas.pop(worker, None) is not None:
+            self._announce(worker.pool)
+
+    def _announce(self, identity: str) -> None:
+        for worker in self._lease.workers():
+            pool = self._clients.get(worker.pool)
+            if pool is not None and identity in pool.uses.values():
+                self._lease.announce(worker, self.endpoints_of(worker))

@@ -1,0 +1,74 @@
+"""Pools of servers: what a lease requests for a declared server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vane_dagster.compute.api import Capacity
+from vane_dagster.compute.placement import fits
+from vane_dagster.fingerprint.bundle import pack
+from vane_dagster.fingerprint.local_file import local_files_in
+from vane_dagster.pipeline.options import WorkerLifecycle
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.servers import ModelServer
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.worker.protocol import ModelSpec, PoolSpec
+
+_GRACE_SECONDS = 60.0
+
+
+def declared_servers(pipeline: Pipeline, stages: Sequence[str]) -> dict[str, ModelServer]:
+    """The servers that some stages use, by their key.
+
+    Args:
+        pipeline: The pipeline.
+        stages: The stages.
+    """
+    specs = [pipeline[stage].spec for stage in stages]
+    return {key: server for s in specs if s.runs_udf for key, server in s.udf.servers.items()}
+
+
+def server_pool(server: ModelServer, capacity: Capacity, root: Location | None = None) -> PoolSpec:
+    """The pool of a server.
+
+    Args:
+        server: The server.
+        capacity: Resources of the cluster.
+        root: The store with the local files that the server is given; None if there is none.
+
+    Raises:
+        CodeIdentityError: If its definition has no stable identity.
+        DefinitionError: If its function cannot be sent to it.
+    """
+    bundle = server.reserved.bundle()
+    target = server.replica()
+    files = {file: file.content() for file in local_files_in(target)}
+    packed = pack((), target, files)
+    options = server.options
+    return PoolSpec(
+        identity=server.identity(),
+        label=server.label,
+        workers=_replicas(server, bundle, capacity),
+        bundle=bundle,
+        model=ModelSpec(
+            server.label, True, packed.digest, packed.payload, files=root if files else None
+        ),
+        archive=packed.archive,
+        env_vars=tuple(options.env_vars),
+        # The replica's own limit comes first: its error has the server's log.
+        lifecycle=WorkerLifecycle(options.startup_timeout_s + _GRACE_SECONDS),
+        server=server.name,
+        per_node=options.per_node,
+        idle_seconds=None if options.idle_minutes is None else 60 * options.idle_minutes,
+    )
+
+
+def _replicas(
+    server: ModelServer, bundle: Mapping[str, float], capacity: Capacity
+) -> tuple[int, int]:
+    """Minimum and maximum number of replicas."""
+    per_node, replicas = server.options.per_node, server.options.replicas
+    if per_node is not None:
+        nodes = sum(fits([node], [bundle]) for node in capacity.nodes)
+        return (1, max(1, per_node * nodes))
+    return (replicas, replicas) if isinstance(replicas, int) else replicas

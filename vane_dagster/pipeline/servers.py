@@ -1,0 +1,476 @@
+"""Declarations of model servers: vLLM, Triton, and any other command."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vane_dagster._arguments import mapping, parse_concurrency, path_text, positive, seconds
+from vane_dagster._keywords import similar
+from vane_dagster._secrets import keep_arguments
+from vane_dagster.errors import DefinitionError, names
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.fingerprint.local_file import LocalFile
+from vane_dagster.fingerprint.objects import value_digest
+from vane_dagster.fingerprint.portable import portable_payload
+from vane_dagster.pipeline.options import STARTUP_SECONDS, Resources
+from vane_dagster.providers.vllm_engine import OPERATIONAL_ARGUMENTS
+from vane_dagster.servers.handle import HostUrls, ServerHandle
+from vane_dagster.servers.launch import Launch
+from vane_dagster.servers.process import ServerProcess
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FLAG = re.compile(r"[a-z][a-z0-9_]*")
+_OWN_FLAGS = {
+    "api_key": "each replica gets a key of its own",
+    "host": "the address is chosen on the replica's node",
+    "model": "it is the first argument",
+    "port": "a free port is chosen on the replica's node",
+    "uds": "clients connect to a port",
+}
+_OPERATIONAL_FLAGS = frozenset(
+    {
+        *OPERATIONAL_ARGUMENTS,
+        "api_server_count",
+        "disable_log_requests",
+        "disable_uvicorn_access_log",
+        "max_log_len",
+        "uvicorn_log_level",
+    }
+)
+_VLLM_GAUGES = ("/metrics", "vllm:num_requests_running", "vllm:num_requests_waiting")
+_TRITON_PORTS = ("port", "grpc_port", "metrics_port")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The options that all kinds of servers have.
+
+    Attributes:
+        name: Name for people and the command line. Default: from the model or the command.
+        replicas: Number of replicas, or (min, max) depending on the cluster's free resources.
+        per_node: Replicas on each node that can hold one, in place of `replicas`.
+        num_cpus: CPUs that a replica reserves.
+        gpus: GPUs that a replica reserves; fractions share one.
+        memory: Bytes of memory that a replica reserves.
+        accelerator_type: The GPU type, as Ray names it.
+        resources: Custom cluster resources that a replica reserves.
+        env_vars: Names of environment variables of the driver that are sent to the servers, and
+            never stored or logged.
+        startup_timeout_s: Seconds until a replica must be ready.
+        liveness_timeout_s: Seconds without a successful health check after which a replica is
+            restarted.
+        drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped.
+        idle_minutes: Minutes that the server stays up when nothing uses it. Default: those of the
+            compute resource.
+        max_concurrency: Requests in flight to one replica from one worker, of the stages that send
+            them for you, such as `prompt`.
+        max_rss: Bytes of private memory after which a replica is restarted, for servers that leak.
+    """
+
+    name: str | None = None
+    replicas: int | tuple[int, int] = 1
+    per_node: int | None = None
+    num_cpus: float = 0
+    gpus: float = 0
+    memory: int = 0
+    accelerator_type: str | None = None
+    resources: Mapping[str, float] | None = None
+    env_vars: Sequence[str] = ()
+    startup_timeout_s: float = STARTUP_SECONDS
+    liveness_timeout_s: float = 60.0
+    drain_timeout_s: float = 30.0
+    idle_minutes: float | None = None
+    max_concurrency: int | None = None
+    max_rss: int | None = None
+
+
+_OPTIONS = tuple(ServerOptions.__dataclass_fields__)
+
+
+class ModelServer:
+    """A declared server. Stages and pipelines that declare it equally share its replicas.
+
+    Attributes:
+        name: Name for people and the command line.
+        options: The options that all servers have.
+        keyed: What counts in fragment keys, because it may change answers.
+        key: Identifies the server to workers.
+    """
+
+    kind = "server"
+
+    def __init__(
+        self, default_name: str, launch: Launch, keyed: Sequence[Any], options: Mapping[str, Any]
+    ) -> None:
+        where = f"vd.{type(self).__name__}"
+        keep_arguments(keyed, dict(launch.env))
+        self.options = _options(where, options)
+        self.name = self.options.name or _NAME_CHARACTERS.sub("-", default_name).strip("-.")
+        if not _NAME.fullmatch(self.name):
+            raise DefinitionError(
+                f"{where}: name is {self.name!r}; expected letters, digits, '.', '_' and '-'"
+            )
+        self.keyed = (self.kind, *keyed)
+        self._launch = replace(
+            launch,
+            label=f"{self.kind} {self.name}",
+            startup_timeout_s=self.options.startup_timeout_s,
+            liveness_timeout_s=self.options.liveness_timeout_s,
+            drain_timeout_s=self.options.drain_timeout_s,
+            max_rss=self.options.max_rss,
+        )
+        # Plain text alone: no file is read, because workers import declarations too.
+        self.key = digest(self.kind, self.name, repr(launch.command), repr(sorted(options.items())))
+
+    def __repr__(self) -> str:
+        return f"vd.{type(self).__name__}(name={self.name!r})"
+
+    @property
+    def handle(self) -> ServerHandle:
+        """The server as an argument of a function or class. `servers={...}` passes it by name."""
+        return ServerHandle(self.key, self.keyed, self)
+
+    @property
+    def host_to_http_url(self) -> HostUrls:
+        """URLs for HTTP by host name: ``http://host:port``; see `ServerHandle`."""
+        return HostUrls(self.handle, "http")
+
+    @property
+    def host_to_grpc_url(self) -> HostUrls:
+        """URLs for gRPC by host name: ``grpc://host:port``; see `ServerHandle`."""
+        return HostUrls(self.handle, "grpc")
+
+    @property
+    def model(self) -> str:
+        """Name of the model in requests; empty if the server has none."""
+        return self._launch.model
+
+    @property
+    def command(self) -> tuple[Any, ...]:
+        """The command line, with placeholders."""
+        return self._launch.command
+
+    @property
+    def label(self) -> str:
+        """Kind and name, for messages."""
+        return self._launch.label
+
+    @property
+    def reserved(self) -> Resources:
+        """What one replica reserves."""
+        own = self.options
+        return Resources(
+            own.num_cpus, own.gpus, own.memory, own.accelerator_type, dict(own.resources or {})
+        )
+
+    def launch(self) -> Launch:
+        """Return how a replica is started.
+
+        Raises:
+            DefinitionError: If a function cannot be sent to it.
+        """
+        return self._launch
+
+    def replica(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Return what a worker constructs to run a replica: a class and its arguments.
+
+        Raises:
+            DefinitionError: If a function cannot be sent to it.
+        """
+        return ServerProcess, (self.launch(),), {}
+
+    def identity(self) -> str:
+        """Return the digest of everything that a replica is started from; 16 hex digits.
+
+        The content of local files that it names counts.
+
+        Raises:
+            CodeIdentityError: If a part has no stable identity.
+        """
+        own = (self._launch.command, self._launch.env, self._launch.health, self._launch.max_rss)
+        started = value_digest((self.keyed, own), self.label)
+        reserved = sorted(self.reserved.bundle().items())
+        return digest("server", started, reserved, sorted(self.options.env_vars))[:16]
+
+
+_NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class Server(ModelServer):
+    """Any server with a health endpoint, started by a command on each node that needs one.
+
+    Args:
+        command: The command line. ``{port}`` is replaced by a free port, ``{host}`` by the address
+            to bind to, ``{grpc_port}`` and ``{metrics_port}`` by further free ports, and
+            ``{python}`` by the worker's interpreter.
+        health: Path that answers with status 200 to 299 once the server is ready.
+        model: Name of the model in requests, if the server has one.
+        env_vars: Environment variables of the server, by name; or the names of variables of the
+            driver that it gets. Placeholders are replaced as in `command`.
+        api_key_env: Name of the variable in which the server expects its API key, a random one for
+            each replica. Default: the server has no key.
+        version: Replaces the command in fragment keys. Change it when an edit of the server's own
+            code changes answers. The content of files that the command names counts by itself.
+        **options: See `ServerOptions`.
+
+    Raises:
+        DefinitionError: If an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str | os.PathLike[str] | LocalFile],
+        *,
+        health: str = "/health",
+        model: str = "",
+        env_vars: Mapping[str, str] | Sequence[str] = (),
+        api_key_env: str | None = None,
+        version: str | None = None,
+        **options: Any,
+    ) -> None:
+        where = "vd.Server"
+        if isinstance(command, str) or not command:
+            raise DefinitionError(
+                f"{where}: command is {command!r}; expected a list of the program and its arguments"
+            )
+        words: tuple[Any, ...] = tuple(
+            part if isinstance(part, LocalFile) else path_text(part) for part in command
+        )
+        if wrong := [word for word in words if not isinstance(word, (str, LocalFile))]:
+            raise DefinitionError(f"{where}: command has {wrong[0]!r}; expected text")
+        text = " ".join(map(str, words))
+        given = dict(env_vars) if isinstance(env_vars, Mapping) else {}
+        if "{port}" not in text and "{port}" not in " ".join(given.values()):
+            raise DefinitionError(
+                f"{where}: command has no {{port}}, which is replaced by a free port; write for "
+                'example "--port", "{port}"'
+            )
+        if not isinstance(health, str) or not health.startswith("/"):
+            raise DefinitionError(f"{where}: health is {health!r}; expected a path, as '/health'")
+        if not isinstance(env_vars, Mapping):
+            options["env_vars"] = env_vars
+        used = [text, *given.values()]
+        ports = [name for name in _TRITON_PORTS[1:] if any(f"{{{name}}}" in one for one in used)]
+        program = str(words[0])
+        launch = Launch(
+            "",
+            words,
+            health,
+            ("port", *ports),
+            given,
+            api_key_env,
+            model,
+        )
+        keyed = (words, given, model) if version is None else (str(version),)
+        super().__init__(model or os.path.basename(program), launch, keyed, options)
+
+
+class VLLMServer(ModelServer):
+    """vLLM's server with OpenAI's API.
+
+    Args:
+        model: A model's name, the path of its folder, or `vd.local_file` of it.
+        python: The Python interpreter with vLLM. Default: the worker's.
+        **options: See `ServerOptions`. All others are flags of ``vllm serve``:
+            ``max_model_len=4096`` becomes ``--max-model-len 4096``, True becomes ``--flag``, False
+            ``--no-flag``, a list several values and a dict JSON. Flags that change no answers, such
+            as `gpu_memory_utilization`, are no part of fragment keys.
+
+    Raises:
+        DefinitionError: If an argument is invalid.
+    """
+
+    kind = "vLLM server"
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | LocalFile,
+        *,
+        python: str | None = None,
+        **options: Any,
+    ) -> None:
+        where = "vd.VLLMServer"
+        given = model if isinstance(model, LocalFile) else path_text(model)
+        if not given or not isinstance(given, (str, LocalFile)):
+            raise DefinitionError(f"{where}: model is {model!r}; expected a name or path")
+        flags = {name: value for name, value in options.items() if name not in _OPTIONS}
+        common = {name: value for name, value in options.items() if name in _OPTIONS}
+        for name in flags:
+            if name in _OWN_FLAGS:
+                raise DefinitionError(f"{where}: leave {name!r} out: {_OWN_FLAGS[name]}")
+            if not _FLAG.fullmatch(name):
+                raise DefinitionError(
+                    f"{where}: {name!r} is no flag of `vllm serve`; write max_model_len for "
+                    "--max-model-len"
+                )
+        short = os.path.basename(given.path if isinstance(given, LocalFile) else given.rstrip("/"))
+        served = flags.get("served_model_name", short)
+        served = served if isinstance(served, str) else served[0]
+        words: list[Any] = ["--model", given, "--host", "{host}", "--port", "{port}"]
+        for name, value in {"served_model_name": served, **flags}.items():
+            words += _flag(where, name, value)
+        launch = Launch(
+            "",
+            (python or "{python}", "-m", "vllm.entrypoints.openai.api_server", *words),
+            key_env="VLLM_API_KEY",
+            model=served,
+            metrics=_VLLM_GAUGES,
+        )
+        keyed = {name: flags[name] for name in sorted(flags) if name not in _OPERATIONAL_FLAGS}
+        super().__init__(short, launch, (given, keyed), common)
+
+
+class TritonServer(ModelServer):
+    """NVIDIA's Triton: with a function that serves a model by PyTriton, or a model repository.
+
+    Args:
+        fn: Starts Triton and serves until SIGTERM: ``fn(ports, model_path)``, where `ports` are
+            those for HTTP, gRPC and metrics. It is the contract of Spark's Triton guides. The
+            function travels with all that it refers to, into a process of its own.
+        model_path: Passed to `fn`; the content of a local file or folder counts in fragment keys.
+        model_repository: A folder of models, served by ``tritonserver``; in place of `fn`.
+        tritonserver: The program for `model_repository`. Default: the one on the PATH.
+        python: The Python interpreter with PyTriton, which may be of an environment of its own,
+            since nvidia-pytriton needs numpy below 2. Default: the worker's.
+        **options: See `ServerOptions`.
+
+    Raises:
+        DefinitionError: If an argument is invalid.
+    """
+
+    kind = "Triton server"
+
+    def __init__(
+        self,
+        fn: Callable[[Sequence[int], Any], Any] | None = None,
+        model_path: str | os.PathLike[str] | LocalFile | None = None,
+        *,
+        model_repository: str | os.PathLike[str] | LocalFile | None = None,
+        tritonserver: str = "tritonserver",
+        python: str | None = None,
+        **options: Any,
+    ) -> None:
+        where = "vd.TritonServer"
+        if (fn is None) == (model_repository is None):
+            raise DefinitionError(f"{where}: expected either fn or model_repository")
+        if fn is not None and not callable(fn):
+            raise DefinitionError(
+                f"{where}: fn is {fn!r}; expected a function fn(ports, model_path)"
+            )
+        self._fn = fn
+        path = model_path if isinstance(model_path, LocalFile) else path_text(model_path)
+        folder = (
+            model_repository
+            if isinstance(model_repository, LocalFile)
+            else path_text(model_repository)
+        )
+        if fn is not None:
+            command: tuple[Any, ...] = (
+                python or "{python}", "{triton_runner}", "{cloudpickle}", "{payload}",
+                "{port}", "{grpc_port}", "{metrics_port}", *(() if path is None else (path,)),
+            )  # fmt: skip
+        else:
+            command = (
+                tritonserver, "--model-repository", folder, "--http-address", "{host}",
+                "--http-port", "{port}", "--grpc-address", "{host}", "--grpc-port", "{grpc_port}",
+                "--metrics-port", "{metrics_port}",
+            )  # fmt: skip
+        launch = Launch("", command, "/v2/health/ready", _TRITON_PORTS)
+        called = fn.func if isinstance(fn, functools.partial) else fn
+        default = getattr(called, "__name__", "triton") if fn is not None else _last(folder)
+        super().__init__(default, launch, (fn, path) if fn else (folder,), options)
+
+    def launch(self) -> Launch:
+        """See `ModelServer.launch`."""
+        if self._fn is None:
+            return self._launch
+        called = self._fn.func if isinstance(self._fn, functools.partial) else self._fn
+        payload = portable_payload(code_identity(called).modules, self._fn)
+        if payload is None:
+            raise DefinitionError(
+                f"{self.label}: its function cannot run in a process of its own, because code of "
+                "yours is imported inside of it, or it refers to more than 256 KB of data. Import "
+                "your modules at the top of its module, and pass data as model_path"
+            )
+        return replace(self._launch, payload=payload)
+
+
+def _last(folder: Any) -> str:
+    return os.path.basename(folder.path if isinstance(folder, LocalFile) else folder.rstrip("/"))
+
+
+def _flag(where: str, name: str, value: Any) -> list[Any]:
+    """Return a keyword argument as words of a command line."""
+    flag = "--" + name.replace("_", "-")
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [flag if value else flag.replace("--", "--no-", 1)]
+    if isinstance(value, Mapping):
+        try:
+            return [flag, json.dumps(dict(value))]
+        except (TypeError, ValueError) as error:
+            raise DefinitionError(f"{where}: {name} cannot be written as JSON: {error}") from error
+    if isinstance(value, (list, tuple)):
+        return [flag, *(each if isinstance(each, LocalFile) else str(each) for each in value)]
+    if not isinstance(value, (str, int, float, os.PathLike, LocalFile)):
+        raise DefinitionError(
+            f"{where}: {name} is a {type(value).__name__}; expected text, a number, a list or dict"
+        )
+    return [flag, value if isinstance(value, LocalFile) else str(value)]
+
+
+def _options(where: str, given: Mapping[str, Any]) -> ServerOptions:
+    """Validate the options that all servers have."""
+    for name in given:
+        if name not in _OPTIONS:
+            hint = similar(name, _OPTIONS) or f"Its options are {names(_OPTIONS, 50)}"
+            raise DefinitionError(f"{where}: unknown argument {name!r}. {hint}")
+    found = ServerOptions(**given)
+    if found.name is not None and not isinstance(found.name, str):
+        raise DefinitionError(f"{where}: name is {found.name!r}; expected text")
+    parse_concurrency(where, found.replicas)
+    if found.per_node is not None and "replicas" in given:
+        raise DefinitionError(f"{where}: expected either replicas or per_node")
+    for name in ("per_node", "max_concurrency", "max_rss"):
+        positive(where, name, getattr(found, name))
+    for name in ("startup_timeout_s", "liveness_timeout_s", "drain_timeout_s"):
+        seconds(where, name, getattr(found, name))
+    idle = found.idle_minutes
+    if idle is not None and (
+        isinstance(idle, bool) or not isinstance(idle, (int, float)) or idle < 0
+    ):
+        raise DefinitionError(f"{where}: idle_minutes is {idle!r}; expected a number from 0 up")
+    if isinstance(found.env_vars, str) or not all(isinstance(v, str) for v in found.env_vars):
+        raise DefinitionError(f"{where}: env_vars is {found.env_vars!r}; expected a list of names")
+    custom = mapping(where, "resources", found.resources)
+    Resources(found.num_cpus, found.gpus, found.memory, found.accelerator_type, custom).validate(
+        where
+    )
+    return found
+
+
+def parse_servers(where: str, servers: Any) -> dict[str, ServerHandle]:
+    """Validate the argument `servers` of a stage, and return the handles to pass.
+
+    Args:
+        where: The stage, for messages.
+        servers: The argument.
+
+    Raises:
+        DefinitionError: If it is not a dict of names and servers.
+    """
+    found = mapping(where, "servers", servers)
+    for name, server in found.items():
+        if not isinstance(server, ModelServer):
+            raise DefinitionError(
+                f"{where}: servers[{name!r}] is {server!r}; expected a server, as vd.VLLMServer"
+            )
+    return {name: server.handle for name, server in found.items()}

@@ -1,0 +1,209 @@
+"""The endpoints of servers as a worker process knows them.
+
+The driver announces them: before a model that uses servers is constructed, and whenever a replica
+starts, moves or ends.
+"""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+import urllib.parse
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from vane_dagster._secrets import keep
+from vane_dagster.errors import StageError
+from vane_dagster.servers.launch import Endpoint, own_node_id
+
+Endpoints = Mapping[str, Sequence[Endpoint]]
+"""The endpoints of each server by its key, the one that a worker should prefer first."""
+
+SERVER_MOVED = "its model was constructed with the URL of a server that runs elsewhere now"
+"""Why a worker must be replaced if `Directory.is_outdated`."""
+_PROBE_SECONDS = 5.0
+_AVOID_SECONDS = 10.0
+
+
+class Directory:
+    """Endpoints by the key of their server; one instance a process, used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._endpoints: dict[str, tuple[Endpoint, ...]] = {}
+        self._in_flight: Counter[Endpoint] = Counter()
+        self._kept: dict[str, Endpoint] = {}
+        self._bound: dict[str, Endpoint] = {}
+        self._binding: int | None = None
+        self._silent: dict[Endpoint, float] = {}
+
+    def update(self, announced: Endpoints) -> None:
+        """Replace the endpoints of some servers.
+
+        Args:
+            announced: All endpoints of each of these servers; empty while none is ready.
+        """
+        own = own_node_id()
+        with self._lock:
+            for key, endpoints in announced.items():
+                near_first = sorted(endpoints, key=lambda endpoint: endpoint.node_id != own)
+                self._endpoints[key] = tuple(near_first)
+                if self._kept.get(key) not in near_first:
+                    self._kept.pop(key, None)
+            known = {one for found in self._endpoints.values() for one in found}
+            self._silent = {one: at for one, at in self._silent.items() if one in known}
+        keep(one.api_key for endpoints in announced.values() for one in endpoints)
+
+    def knows(self, key: str) -> bool:
+        """Whether this process was told of a server.
+
+        Args:
+            key: The server's key.
+        """
+        return key in self._endpoints
+
+    def endpoints(self, key: str) -> Sequence[Endpoint]:
+        """Return the endpoints of a server, those on this node first.
+
+        Args:
+            key: The server's key.
+
+        Raises:
+            StageError: If this process was told of no such server.
+        """
+        with self._lock:
+            found = self._endpoints.get(key)
+        if found is None:
+            raise StageError(
+                "the address of a server was asked for in a process that does not use it. It is "
+                "known in the workers of a stage that was given the server, while they construct "
+                "its class or call its function; elsewhere, use `with vd.serve(server) as endpoint`"
+            )
+        return found
+
+    def current(self, key: str) -> Endpoint:
+        """Return the endpoint that this process uses: the same one, as long as it answers.
+
+        Args:
+            key: The server's key.
+
+        Raises:
+            ConnectionError: If no replica is ready.
+            StageError: If this process was told of no such server.
+        """
+        able = self._able(key)
+        with self._lock:
+            if self._kept.get(key) not in able:
+                self._kept[key] = able[0]
+            found = self._kept[key]
+            if self._binding == threading.get_ident():
+                self._bound[key] = found
+        return found
+
+    @contextmanager
+    def request(self, key: str) -> Iterator[Endpoint]:
+        """Choose the endpoint of a request: on this node if there is one, the least loaded one.
+
+        The load is the number of requests in flight from this process.
+
+        Args:
+            key: The server's key.
+
+        Raises:
+            ConnectionError: If no replica is ready.
+            StageError: If this process was told of no such server.
+        """
+        able = self._able(key)
+        own = own_node_id()
+        near = [one for one in able if one.node_id == own]
+        with self._lock:
+            chosen = min(near or able, key=self._in_flight.__getitem__)
+            self._in_flight[chosen] += 1
+        try:
+            yield chosen
+        finally:
+            with self._lock:
+                self._in_flight[chosen] -= 1
+                if not self._in_flight[chosen]:
+                    del self._in_flight[chosen]
+
+    def _able(self, key: str) -> Sequence[Endpoint]:
+        """Return the endpoints of a server without those that did not answer a moment ago."""
+        endpoints = self.endpoints(key)
+        if not endpoints:
+            raise ConnectionError("no replica of the server is ready")
+        since = time.monotonic() - _AVOID_SECONDS
+        with self._lock:
+            able = [one for one in endpoints if self._silent.get(one, 0.0) <= since]
+        return able or endpoints
+
+    @contextmanager
+    def constructing(self) -> Iterator[None]:
+        """Note the endpoints that this thread asks for: the constructed model may keep them."""
+        self._binding = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._binding = None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the model was constructed with an endpoint that exists no longer."""
+        with self._lock:
+            return any(one not in self._endpoints.get(key, ()) for key, one in self._bound.items())
+
+    def probe(self, keys: Sequence[str]) -> bool:
+        """Ask all endpoints of some servers for their health.
+
+        Args:
+            keys: The keys of the servers.
+
+        Returns:
+            Whether there are some, and all of them answer.
+        """
+        found = [self.endpoints(key) for key in keys]
+        silent = [one for endpoints in found for one in endpoints if not answers(one)]
+        with self._lock:
+            for one in (one for endpoints in found for one in endpoints):
+                self._silent.pop(one, None)
+            self._silent.update(dict.fromkeys(silent, time.monotonic()))
+        return all(found) and not silent
+
+    def is_usable(self, keys: Sequence[str]) -> bool:
+        """Whether each server has an endpoint that answered the last probe.
+
+        If the model was constructed with one, that one counts.
+
+        Args:
+            keys: The keys of the servers.
+        """
+        with self._lock:
+            bound = {key: (one,) for key, one in self._bound.items()}
+            silent = set(self._silent)
+        return all(set(bound.get(key) or self.endpoints(key)) - silent for key in keys)
+
+
+def answers(endpoint: Endpoint) -> bool:
+    """Whether an endpoint answers its health check.
+
+    Args:
+        endpoint: The endpoint.
+    """
+    place = urllib.parse.urlsplit(endpoint.url)
+    connection = http.client.HTTPConnection(
+        place.hostname or "", place.port, timeout=_PROBE_SECONDS
+    )
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
+    try:
+        connection.request("GET", endpoint.health, headers=headers)
+        return 200 <= connection.getresponse().status < 300
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+directory = Directory()
+"""The directory of this process."""
