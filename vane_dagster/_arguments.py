@@ -51,12 +51,16 @@ def filled_filter(condition: str | None, key: str | None) -> str | None:
     return fill_placeholders(condition, key, lambda text: text.replace("'", "''"))
 
 
-def parse_concurrency(where: str, value: Any) -> tuple[int, int] | None:
+def parse_concurrency(
+    where: str, value: Any, name: str = "concurrency", what: str = "workers"
+) -> tuple[int, int] | None:
     """Parse a number of workers, or a (min, max) pair, into a pair.
 
     Args:
         where: The pipeline or stage, for the message.
         value: The number or pair. None leaves it to the cluster.
+        name: The argument's name, for the message.
+        what: What it is a number of, for the message.
 
     Raises:
         DefinitionError: If the value has another type, or a number is below 1.
@@ -67,12 +71,12 @@ def parse_concurrency(where: str, value: Any) -> tuple[int, int] | None:
     whole = isinstance(pair, (tuple, list)) and all(type(n) is int and n >= 1 for n in pair)
     if whole and len(pair) == 3 and pair[0] <= pair[2] <= pair[1]:  # Ray's (min, max, initial)
         raise DefinitionError(
-            f"{where}: concurrency is {value!r}; write concurrency=({pair[0]}, {pair[1]}). The "
-            "number of workers to begin with is not set: it follows the work"
+            f"{where}: {name} is {value!r}; write {name}=({pair[0]}, {pair[1]}). The "
+            f"number of {what} to begin with is not set: it follows the work"
         )
     if isinstance(value, bool) or not whole or len(pair) != 2 or pair[0] > pair[1]:
         raise DefinitionError(
-            f"{where}: concurrency is {value!r}; expected a number of workers from 1 up, or "
+            f"{where}: {name} is {value!r}; expected a number of {what} from 1 up, or "
             "(min, max) with min <= max"
         )
     return (pair[0], pair[1])

@@ -24,6 +24,7 @@ from vane_dagster.providers.vllm_engine import OPERATIONAL_ARGUMENTS
 from vane_dagster.servers.handle import HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
 from vane_dagster.servers.process import ServerProcess
+from vane_dagster.servers.triton_runner import stamped
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FLAG = re.compile(r"[a-z][a-z0-9_]*")
@@ -399,7 +400,7 @@ class TritonServer(ModelServer):
                 "yours is imported inside of it, or it refers to more than 256 KB of data. Import "
                 "your modules at the top of its module, and pass data as model_path"
             )
-        return replace(self._launch, payload=payload)
+        return replace(self._launch, payload=stamped(payload))
 
 
 def _last(folder: Any) -> str:
@@ -436,7 +437,7 @@ def _options(where: str, given: Mapping[str, Any]) -> ServerOptions:
     found = ServerOptions(**given)
     if found.name is not None and not isinstance(found.name, str):
         raise DefinitionError(f"{where}: name is {found.name!r}; expected text")
-    parse_concurrency(where, found.replicas)
+    parse_concurrency(where, found.replicas, "replicas", "replicas")
     if found.per_node is not None and "replicas" in given:
         raise DefinitionError(f"{where}: expected either replicas or per_node")
     for name in ("per_node", "max_concurrency", "max_rss"):

@@ -17,15 +17,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
+
 from vane_dagster._private_folder import new_temporary_folder, worker_folder
 from vane_dagster._secrets import keep_arguments, keep_variables, masked
 from vane_dagster.errors import ModelLoadError, described
+from vane_dagster.servers import triton_runner
 from vane_dagster.servers.guard import GuardedServer
 from vane_dagster.servers.launch import Endpoint, Launch, ServerState, ServerStatus
 from vane_dagster.servers.restart_policy import RestartPolicy, SupervisionLimits
 from vane_dagster.servers.server_log import ServerLog
 
 _BODY_BYTES = 2**24
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class _StartError(Exception):
@@ -237,9 +241,17 @@ class ServerProcess:
         if not self._held:
             self._reserve(keep=False)
         self._release()
-        values = {"host": self._host, "payload": os.path.join(self._folder, "payload")}
+        values = {
+            "host": self._host,
+            "payload": os.path.join(self._folder, "payload"),
+            "python": sys.executable,
+            "triton_runner": triton_runner.__file__,
+            "cloudpickle": os.path.dirname(cloudpickle.__file__),
+        }
         values |= {name: str(port) for name, port in zip(launch.ports, self._ports)}
         env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        for name in _THREADS:  # for the worker itself; the server has threads of its own
+            env.pop(name, None)
         env |= {name: _filled(value, values) for name, value in launch.env.items()}
         if launch.key_env is not None:
             env[launch.key_env] = self._key
@@ -357,6 +369,7 @@ class ServerProcess:
             grpc_url=f"grpc://{host}:{ports['grpc_port']}" if "grpc_port" in ports else "",
             model=self._launch.model,
             api_key=self._key,
+            health=self._launch.health,
             node=socket.gethostname(),
         )
 

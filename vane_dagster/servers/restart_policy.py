@@ -26,7 +26,7 @@ class SupervisionLimits:
     first_backoff_s: float = 1.0
     max_backoff_s: float = 30.0
     max_failed_starts: int = 3
-    max_crashes: int = 5
+    max_crashes: int = 12
     stable_s: float = 600.0
     first_poll_s: float = 0.05
     max_poll_s: float = 1.0

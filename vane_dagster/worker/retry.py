@@ -6,6 +6,8 @@ is sent the result of that action.
 
 from __future__ import annotations
 
+import random
+import time
 from collections import Counter
 from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
@@ -25,8 +27,11 @@ RowLoss = Literal["WorkerDied", "TimeoutError"]
 SERVER_DIED: Final = "ServerDied"
 """The error of a row that ends or hangs the server that computes it."""
 _TOGETHER = 2
-_ALONE = 2
-"""Times that a server may end while it has a row beside others, and then while it has only it."""
+_ALONE = 3
+"""Times that a server may end while it has a row beside others, and then without others of the
+worker."""
+_SPREAD = 10.0
+_MAX_SPREAD_SECONDS = 120.0
 WORKER_DIED: Final = "WorkerDied"
 """The error of a row that kills the process that computes it."""
 TIMED_OUT: Final = "TimeoutError"
@@ -160,9 +165,14 @@ def attempt(
     """
     outcome = BatchOutcome()
     waiting = [(batch, 1, 0)]
+    longest = 0.0
     while waiting:
         rows, attempts, crashes = waiting.pop(0)
+        if crashes > _TOGETHER:
+            yield Wait(_spread(crashes - _TOGETHER, longest))
+        began = time.monotonic()
         answer = yield Call(rows, alone=crashes >= _TOGETHER)
+        longest = max(longest, time.monotonic() - began)
         assert answer is not None
         if isinstance(answer, Partial):
             outcome.tables.append(answer.table)
@@ -183,7 +193,8 @@ def attempt(
             if isinstance(error, StageError):
                 raise BatchError(rows.slice(place, 1) if alone else rows, id, error)
         passing = {i: e for i, e in errors.items() if is_transient(e, policy.retry_on)}
-        blamed = passing if isinstance(answer, Partial) else errors
+        # An error of a client that lost its connection may be any; an answer was paid for.
+        blamed = {i: e for i, e in errors.items() if not isinstance(e, CostlyError)}
         if calls_servers and blamed and (yield AwaitServers()):
             outcome.retries += 1
             again, crashes = _rows_at(rows, blamed), crashes + 1
@@ -221,6 +232,19 @@ def attempt(
 
 def _rows_at(rows: pa.Table, places: Collection[int]) -> pa.Table:
     return rows if len(places) == rows.num_rows else unsliced(rows).take([*places])
+
+
+def _spread(crashes: int, longest: float) -> float:
+    """Return the seconds to wait before a row is called again that was alone at its worker.
+
+    Other workers have rows at the same server, one of which may be the reason, and all of them call
+    theirs again when it is back. Waits of different lengths part the reason from the others.
+
+    Args:
+        crashes: Times that the server ended while it had the row alone.
+        longest: The longest call so far, in seconds.
+    """
+    return random.uniform(0.0, min(_MAX_SPREAD_SECONDS, _SPREAD * crashes * max(0.5, longest)))
 
 
 def _server_died(crashes: int, error: BaseException) -> ConnectionError:

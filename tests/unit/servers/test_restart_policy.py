@@ -25,7 +25,7 @@ def test_a_success_ends_the_row_of_failed_starts():
 
 
 def test_the_fifth_crash_is_the_last():
-    rules = policy()
+    rules = policy(max_crashes=5)
     waits = []
     for now in range(5):
         rules.record_ready(float(now))
