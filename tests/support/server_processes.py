@@ -140,7 +140,7 @@ def port(endpoint: Endpoint | dict[str, Any]) -> int:
 
 def is_free(number: int, host: str = "127.0.0.1") -> bool:
     """Whether a port can be bound to."""
-    with socket.socket() as made:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind((host, number))

@@ -14,8 +14,10 @@ the inner process  the kernel kills the server; the outer process kills the desc
 the server         the inner process kills its descendants, then reports the exit
 =================  =================================================================================
 
-The worker reads the end of the report pipe only after all of them are gone. Outside Linux orphans
-are not adopted; only the server's process group and its descendants at the time are killed.
+The worker reads the end of the report pipe only after all of them are gone. If both processes of
+the guard are killed at once, the kernel kills the server and the worker its process group; children
+in other sessions are left. Outside Linux orphans are not adopted; only the server's process group
+and its descendants at the time are killed.
 
 This file is run as a script and uses only the standard library.
 """
@@ -114,9 +116,14 @@ class GuardedServer:
         Returns:
             Whether all processes have ended.
         """
-        if not self.ended.wait(drain_s + _KILL_SECONDS):
-            self._guard.kill()
-        return self.ended.wait(_KILL_SECONDS)
+        if self.ended.wait(drain_s + _KILL_SECONDS):
+            return True
+        for pid in reversed(self.guard_pids):  # the outer process kills what the inner one leaves
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            if self.ended.wait(_KILL_SECONDS):
+                return True
+        return False
 
     @property
     def outcome(self) -> str:
@@ -150,6 +157,9 @@ class GuardedServer:
                 if "guard" in report:
                     self.guard_pids.append(report["guard"])
         self._guard.wait()
+        if self.pid is not None and self._code is None:  # both processes were killed
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
         with self._lock, contextlib.suppress(OSError):
             self._guard.stdin.close()
         self.ended.set()
@@ -185,7 +195,8 @@ def _main() -> None:
                 alone_since = alone_since or time.monotonic()
                 if time.monotonic() - alone_since > _INNER_SECONDS:
                     break
-                outer.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(OSError):  # the inner process has just ended
+                    outer.shutdown(socket.SHUT_WR)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     _end_descendants()

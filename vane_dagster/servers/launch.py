@@ -32,7 +32,8 @@ class Launch:
         startup_timeout_s: Seconds until the server must be ready.
         liveness_timeout_s: Seconds without a successful health check after which a server that was
             ready is restarted.
-        drain_timeout_s: Seconds between SIGTERM and SIGKILL.
+        drain_timeout_s: Seconds between SIGTERM, which the command's own process alone gets, and
+            SIGKILL.
         max_rss: Bytes of private memory of all its processes after which it is restarted.
     """
 

@@ -36,8 +36,8 @@ class _StartError(Exception):
     """The server did not become ready."""
 
 
-class _HopelessStartError(_StartError):
-    """The server did not become ready, and another start would fail too."""
+class _HopelessError(Exception):
+    """Another start of the server would fail too."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class ServerProcess:
         name = f"vane-server-{name}-{os.getpid()}-{secrets.token_hex(3)}"
         prefix = os.path.join(_ray_logs() or self._folder, name)
         self._log = ServerLog(prefix, self._limits.log_bytes)
+        self._log_start = 0
         self._held: list[socket.socket] = []
         self._ports: list[int] = []
         self._guard: GuardedServer | None = None
@@ -156,22 +157,34 @@ class ServerProcess:
     def stop(self) -> None:
         """End the server and all its processes: SIGTERM, after `drain_timeout_s` SIGKILL.
 
-        Returns after they have ended. Further calls wait too.
+        Only the command's own process gets SIGTERM. Returns after all of them have ended. Further
+        calls wait too.
+
+        Raises:
+            RuntimeError: Processes are left that SIGKILL does not end.
         """
         with self._lock:
             self._stopping.set()
             self._state = "stopped"
             guard = self._guard
+        has_ended = True
         if guard is not None:
             guard.stop(self._launch.drain_timeout_s)
-            guard.wait(self._launch.drain_timeout_s)
+            has_ended = guard.wait(self._launch.drain_timeout_s)
         self._thread.join()
+        if not has_ended:
+            raise RuntimeError(
+                f"Server {self._launch.label!r} has processes that could not be killed. End the "
+                f"descendants of processes {guard.guard_pids if guard else []}."
+            )
 
     def _supervise(self) -> None:
         policy = RestartPolicy(self._limits)
         failure = ""
         try:
             failure = self._run(policy)
+        except _HopelessError as error:
+            failure = self._with_log(str(error))
         except Exception as error:
             failure = f"its supervision failed: {described(error)}"
         finally:
@@ -195,7 +208,6 @@ class ServerProcess:
             Why it was given up; empty if it was stopped.
         """
         deadline = time.monotonic() + self._launch.startup_timeout_s
-        log_start = 0
         delay: float | None = 0.0
         while delay is not None:
             if self._stopping.wait(delay):
@@ -203,11 +215,9 @@ class ServerProcess:
             is_restart = self._ready_at is not None
             if is_restart:
                 deadline = time.monotonic() + self._launch.startup_timeout_s
-            log_start = self._log.end()
+            self._log_start = self._log.end()
             try:
                 self._start(deadline)
-            except _HopelessStartError as error:
-                return self._with_log(str(error), log_start)
             except _StartError as error:
                 reason = str(error)
                 delay = policy.after_failed_start()
@@ -222,11 +232,9 @@ class ServerProcess:
                 reason = end.reason
                 delay = 0.0 if end.is_planned else policy.after_crash(time.monotonic())
                 self._reserve(keep=True)
-            self._note(
-                "restarting" if self._ready_at is not None else "starting",
-                self._with_log(reason, log_start),
-            )
-        return self._with_log(f"{policy.exhausted}; the last time it {reason}", log_start)
+            state: ServerState = "restarting" if self._ready_at is not None else "starting"
+            self._note(state, self._with_log(reason))
+        return self._with_log(f"{policy.exhausted}; the last time it {reason}")
 
     def _start(self, deadline: float) -> None:
         """Start the server, and return when it is ready.
@@ -236,6 +244,7 @@ class ServerProcess:
 
         Raises:
             _StartError: It has exited, or was not ready in time.
+            _HopelessError: The same, and another start would fail too.
         """
         launch, limits = self._launch, self._limits
         if not self._held:
@@ -271,7 +280,7 @@ class ServerProcess:
         while True:
             if guard.ended.wait(delay):
                 if guard.error:
-                    raise _HopelessStartError(guard.error)
+                    raise _HopelessError(guard.error)
                 seconds = time.monotonic() - began
                 raise _StartError(f"{guard.outcome} {seconds:.1f} s after its start")
             left = max(deadline - time.monotonic(), 0.1)
@@ -279,11 +288,10 @@ class ServerProcess:
             if not problem:
                 break
             if time.monotonic() >= deadline:
-                guard.stop(0.0)
-                guard.wait(0.0)
+                self._end(guard, 0.0)
                 waited = f"{launch.startup_timeout_s:g} s (startup_timeout_s)"
                 error = f"was not ready within {waited}: GET {launch.health}: {problem}"
-                raise (_StartError if self._ready_at is not None else _HopelessStartError)(error)
+                raise (_StartError if self._ready_at is not None else _HopelessError)(error)
             delay = min(2 * delay, limits.max_poll_s)
         self._startup_seconds = time.monotonic() - began
 
@@ -292,8 +300,9 @@ class ServerProcess:
         launch, guard = self._launch, self._guard
         assert guard is not None
         answered_at = time.monotonic()
+        problem = ""
         while True:
-            self._in_flight = self._measured_in_flight()
+            self._in_flight = None if problem else self._measured_in_flight()
             if guard.ended.wait(self._limits.check_interval_s):
                 return _End(guard.outcome)
             problem = self._probe(self._limits.probe_timeout_s)
@@ -302,18 +311,20 @@ class ServerProcess:
                 answered_at = time.monotonic()
             elif silent >= launch.liveness_timeout_s:
                 reason = f"was not healthy for {silent:.0f} s: GET {launch.health}: {problem}"
-                return self._ended(guard, 0.0, _End(reason))
+                self._note("restarting", reason)
+                self._end(guard, 0.0)
+                return _End(reason)
             if launch.max_rss is not None and (held := self._memory()) > launch.max_rss:
                 limit = f"max_rss={launch.max_rss / 2**20:.0f} MiB"
                 reason = f"held {held / 2**20:.0f} MiB of memory, {limit}"
-                return self._ended(guard, launch.drain_timeout_s, _End(reason, is_planned=True))
+                self._note("restarting", reason)  # no new requests while it drains
+                self._end(guard, launch.drain_timeout_s)
+                return _End(reason, is_planned=True)
 
-    def _ended(self, guard: GuardedServer, drain_s: float, end: _End) -> _End:
-        """End a server that will be restarted; new requests are kept away from it meanwhile."""
-        self._note("restarting", end.reason)
+    def _end(self, guard: GuardedServer, drain_s: float) -> None:
         guard.stop(drain_s)
-        guard.wait(drain_s)
-        return end
+        if not guard.wait(drain_s):
+            raise _HopelessError("has processes that could not be killed")
 
     def _note(self, state: ServerState, reason: str) -> None:
         with self._lock:
@@ -329,8 +340,9 @@ class ServerProcess:
             self._restarts += is_restart
         self._settled.set()
 
-    def _with_log(self, reason: str, since: int) -> str:
-        tail = self._log.tail(since)
+    def _with_log(self, reason: str) -> str:
+        """Append the log's last lines since the last start to a reason."""
+        tail = self._log.tail(self._log_start)
         where = f"{self._log.path} on {socket.gethostname()}"
         return f"{reason}\nLast lines of its log ({where}):\n{tail}" if tail else reason
 

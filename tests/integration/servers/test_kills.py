@@ -22,6 +22,7 @@ from support.server_processes import (
     running,
     until,
 )
+from vane_dagster.servers import guard
 from vane_dagster.servers.process import ServerProcess
 
 
@@ -54,11 +55,11 @@ def test_a_worker_killed_with_its_process_group(tmp_path):
     assert_nothing_is_left(one)
 
 
-@pytest.mark.parametrize("guard", [0, 1], ids=["outer", "inner"])
-def test_a_worker_killed_with_a_process_of_the_guard(tmp_path, guard):
+@pytest.mark.parametrize("which", [0, 1], ids=["outer", "inner"])
+def test_a_worker_killed_with_a_process_of_the_guard(tmp_path, which):
     """Ray kills the child processes of a worker that exits."""
     one = worker(tmp_path)
-    os.kill(one.guards[guard], signal.SIGKILL)
+    os.kill(one.guards[which], signal.SIGKILL)
     one.kill()
     until(lambda: not left(one.pids))
     assert is_free(port(one.status["endpoint"]))
@@ -108,18 +109,40 @@ def test_an_interrupt_of_the_start_ends_the_server(tmp_path):
     assert not left(one.pids)
 
 
-@pytest.mark.parametrize("guard", [0, 1], ids=["outer", "inner"])
-def test_a_killed_guard(guard, tmp_path):
+@pytest.mark.parametrize("which", [0, 1], ids=["outer", "inner"])
+def test_a_killed_guard(which, tmp_path):
     file = tmp_path / "children"
     with running(launch("--leak-children", 2, "--children", file)) as server:
         before = server.status()
         pids = {one.pid for one in server._processes()}
         assert len(pids) == 3
-        os.kill(server._guard.guard_pids[guard], signal.SIGKILL)
+        os.kill(server._guard.guard_pids[which], signal.SIGKILL)
         after = ready(server, restarts=1)
         assert after.endpoint == before.endpoint
         assert not left(pids)
         assert answer(after.endpoint, "a") == "echo: a"
+
+
+def test_both_processes_of_the_guard_killed_at_once():
+    """Then child processes in the session of the server are still ended."""
+    own = launch()
+    made = launch(command=("sh", "-c", 'sleep 1000000 & exec "$@"', "sh", *own.command))
+    with running(made) as server:
+        pids = {one.pid for one in server._processes()}
+        assert len(pids) == 2
+        for pid in server._guard.guard_pids:
+            os.kill(pid, signal.SIGKILL)
+        ready(server, restarts=1)
+        until(lambda: not left(pids))
+
+
+def test_a_guard_that_is_stopped_is_killed(monkeypatch):
+    monkeypatch.setattr(guard, "_KILL_SECONDS", 0.5)
+    server = ServerProcess(launch("--leak-children", 2, drain_timeout_s=0.1), limits=FAST)
+    pids = {one.pid for one in server._processes()} | {*server._guard.guard_pids}
+    os.kill(server._guard.guard_pids[1], signal.SIGSTOP)
+    server.stop()
+    assert not left(pids)
 
 
 def test_random_kills():

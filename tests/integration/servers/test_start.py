@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.server_processes import FAST, answer, ask, launch, port, running, tree
+from support.server_processes import FAST, answer, ask, is_free, launch, port, running, tree
 from vane_dagster.errors import ModelLoadError
 from vane_dagster.servers.launch import Launch
 from vane_dagster.servers.process import ServerProcess
@@ -49,6 +49,14 @@ def test_it_listens_on_the_given_address_alone():
         assert listening == {("127.0.0.2", port(endpoint))}
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port(endpoint)))
+
+
+@pytest.mark.skipif(not is_free(0, "::1"), reason="this machine has no ::1")
+def test_an_address_of_ip_version_6():
+    with running(launch(), "::1") as server:
+        endpoint = server.status().endpoint
+        assert endpoint.url.startswith("http://[::1]:")
+        assert answer(endpoint, "a") == "echo: a"
 
 
 def test_the_default_address_is_that_of_the_loopback():

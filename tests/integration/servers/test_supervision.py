@@ -154,7 +154,7 @@ def test_a_stalled_request_is_not_the_servers_death():
 
 def test_a_server_that_leaks_is_drained_and_restarted_which_is_no_crash():
     # One crash would be the last: a limit of 1.
-    made = launch("--leak-mb", 500, "--seconds", 0.5, max_rss=400 * 2**20)
+    made = launch("--leak-mb", 500, "--seconds", 0.5, max_rss=400 * 2**20, liveness_timeout_s=60.0)
     with running(made, max_crashes=1) as server:
         endpoint = server.status().endpoint
         for restarts in (1, 2):
