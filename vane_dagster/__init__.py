@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vane_dagster.orchestration.resources import LocalCluster as LocalCluster
     from vane_dagster.orchestration.resources import LocalCompute as LocalCompute
     from vane_dagster.orchestration.resources import RayCompute as RayCompute
+    from vane_dagster.orchestration.serve import serve as serve
     from vane_dagster.orchestration.trace import trace as trace
     from vane_dagster.pipeline.decorators import cls as cls
     from vane_dagster.pipeline.decorators import func as func
@@ -138,6 +139,7 @@ _HOME = {
     "LocalCluster": "orchestration.resources",
     "LocalCompute": "orchestration.resources",
     "RayCompute": "orchestration.resources",
+    "serve": "orchestration.serve",
     "trace": "orchestration.trace",
     "Trace": "tracing.steps",
     "Step": "tracing.steps",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from vane_dagster._secrets import keep
 from vane_dagster.compute.api import Lease, Worker
 from vane_dagster.events import Event, Noticed
 from vane_dagster.servers.directory import Endpoints
@@ -45,14 +46,18 @@ class ServerGroup:
             return {}
         peers = sorted(w.name for w in self._lease.workers() if w.pool == worker.pool)
         place = peers.index(worker.name) if worker.name in peers else 0
-        found = {key: self._ready(identity) for key, identity in pool.uses.items()}
+        found = {key: self.ready(identity) for key, identity in pool.uses.items()}
         return {
             key: [*ready[place % len(ready) :], *ready[: place % len(ready)]] if ready else []
             for key, ready in found.items()
         }
 
-    def _ready(self, identity: str) -> Sequence[Endpoint]:
-        """The endpoints of a server's replicas; one that restarts has none, and keeps its place."""
+    def ready(self, identity: str) -> Sequence[Endpoint]:
+        """The endpoints of a server's replicas, in an order that is the same for all runs.
+
+        Args:
+            identity: The server's pool.
+        """
         replicas = sorted(self._replicas.items(), key=lambda item: item[0].name)
         return [
             status.endpoint
@@ -67,6 +72,7 @@ class ServerGroup:
             worker: The replica's worker.
             status: Its state.
         """
+        keep([status.endpoint.api_key] if status.endpoint else [])
         known = self._replicas.get(worker)
         if known is not None and status.endpoint is None and status.state == "restarting":
             status = replace(status, endpoint=known.endpoint)  # it comes back at the same URL

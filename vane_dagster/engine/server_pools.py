@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.placement import fits
+from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.local_file import local_files_in
 from vane_dagster.pipeline.options import WorkerLifecycle
@@ -43,6 +44,11 @@ def server_pool(server: ModelServer, capacity: Capacity, root: Location | None =
     bundle = server.reserved.bundle()
     target = server.replica()
     files = {file: file.content() for file in local_files_in(target)}
+    if files and root is None:
+        raise DefinitionError(
+            f"{server.label}: {next(iter(files))} is sent by way of a store, which only a run has. "
+            "Name the path as text, and make it readable where the server runs"
+        )
     packed = pack((), target, files)
     options = server.options
     return PoolSpec(

@@ -577,6 +577,7 @@ PUBLIC = [
     "quarantine",
     "ray_dataset",
     "row_id",
+    "serve",
     "stored",
     "table",
     "tensor",

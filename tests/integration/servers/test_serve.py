@@ -1,0 +1,69 @@
+"""Servers used outside of runs: `vd.serve`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+from support.paths import SUPPORT
+
+APP = SUPPORT / "misbehaving_server.py"
+
+
+def server(requests: Path | None = None, **options: Any) -> vd.Server:
+    noted = [] if requests is None else ["--requests", str(requests)]
+    command = [sys.executable, APP, "--host", "{host}", "--port", "{port}", *noted]
+    return vd.Server(command, model="echo", **options)
+
+
+def ask(url: str, text: str) -> str:
+    body = {"model": "echo", "messages": [{"role": "user", "content": text}]}
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as response:
+        answer: str = json.load(response)["choices"][0]["message"]["content"]
+    return answer
+
+
+def test_a_block_has_a_ready_server(compute):
+    llm = server(name="block")
+    with vd.serve(llm, compute) as served:
+        assert ask(served.url, "hi") == "echo: hi"
+        assert served.model == "echo"
+        with served.request() as endpoint:
+            assert endpoint.url == served.url
+        url = served.url
+    with pytest.raises(ConnectionError):
+        served.url  # noqa: B018  # looking it up raises
+    if isinstance(compute, vd.LocalCompute):
+        with pytest.raises(OSError, match="refused"):
+            ask(url, "hi")
+    else:
+        assert ask(url, "hi") == "echo: hi", "it stays warm"
+
+
+def test_a_server_that_does_not_start_raises_with_its_log(local):
+    broken = vd.Server([sys.executable, "-c", "raise SystemExit('no model')", "{port}"])
+    with pytest.raises(vd.ModelLoadError, match="no model"), vd.serve(broken, local):
+        pass
+
+
+def test_what_is_no_server_is_refused():
+    with pytest.raises(vd.DefinitionError, match=r"expected a server, as vd\.VLLMServer"):
+        vd.serve("llm").__enter__()
+
+
+def test_a_local_file_needs_a_store(tmp_path: Path, local):
+    (tmp_path / "weights").write_text("1")
+    sent = vd.Server(["serve", "{port}", vd.local_file(tmp_path / "weights")])
+    with pytest.raises(vd.DefinitionError, match="sent by way of a store"), vd.serve(sent, local):
+        pass

@@ -1,0 +1,126 @@
+"""A server used outside of runs: from a notebook, a script or a web application."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from vane_dagster.compute.api import Lease
+from vane_dagster.engine.server_pools import server_pool
+from vane_dagster.engine.worker_group import WorkerGroup
+from vane_dagster.errors import DefinitionError, VaneError
+from vane_dagster.events import Event, Noticed, Printed
+from vane_dagster.orchestration.resources import Compute, RayCompute
+from vane_dagster.pipeline.servers import ModelServer
+from vane_dagster.servers.directory import directory
+from vane_dagster.servers.handle import ServerHandle
+from vane_dagster.worker.protocol import PoolSpec
+
+_TICK_SECONDS = 0.2
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def serve(server: ModelServer, compute: Compute | None = None) -> Iterator[ServerHandle]:
+    """Use a server of pipelines outside of runs; it is started unless it is warm.
+
+    It is the same server that pipelines with the same declaration use, with the same replicas. They
+    stay up for their idle time afterwards. Inside of the block the server's attributes are those of
+    a replica that answers, also after one has moved: read ``llm.url`` for each request, or use
+    ``llm.request()``.
+
+    Args:
+        server: The server.
+        compute: Where it runs. Default: ``RayCompute()``, the local cluster. With `LocalCompute` it
+            ends with the block.
+
+    Yields:
+        The server, with ``url``, ``grpc_url``, ``model``, ``api_key`` and ``headers``.
+
+    Raises:
+        ComputeError: If no cluster can be reached, or it cannot hold the server.
+        DefinitionError: If `server` is not a server.
+        ModelLoadError: If it does not start; with the last lines of its log.
+    """
+    if not isinstance(server, ModelServer):
+        raise DefinitionError(f"vd.serve was given {server!r}; expected a server, as vd.VLLMServer")
+    with ExitStack() as stack:
+        chosen = compute or RayCompute()
+        backend = chosen.backend(_log.warning)
+        stack.callback(chosen.close, backend)
+        pool = server_pool(server, backend.capacity())
+        run_id = f"serve-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        lease = backend.lease(run_id, [pool])
+        stack.callback(lease.release)
+        served = stack.enter_context(_Served(server, pool, lease))
+        served.wait_until_ready()
+        yield server.handle
+
+
+class _Served:
+    """A leased server, followed by a thread of its own, which alone calls the lease."""
+
+    def __init__(self, server: ModelServer, pool: PoolSpec, lease: Lease) -> None:
+        self._server, self._pool, self._lease = server, pool, lease
+        self._settled = threading.Event()
+        self._over = threading.Event()
+        self._error: VaneError | None = None
+        self._thread = threading.Thread(target=self._follow, name="vane-serve", daemon=True)
+
+    def __enter__(self) -> _Served:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+        self._thread.join()
+        directory.update({self._server.key: []})
+
+    def wait_until_ready(self) -> None:
+        """Return when all replicas have started.
+
+        Raises:
+            VaneError: If they cannot be started.
+        """
+        self._settled.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _follow(self) -> None:
+        try:
+            identity = self._pool.identity
+            group = WorkerGroup(
+                self._lease,
+                {},
+                _tell,
+                lambda *ready: None,
+                _give_up,
+                servers={identity: self._pool},
+            )
+            while not self._over.is_set():
+                directory.update({self._server.key: group.endpoints(identity)})
+                if not group.worker_queues[identity].loading:
+                    self._settled.set()
+                for done in self._lease.wait(_TICK_SECONDS):
+                    group.handle_done(done)
+                group.check_starts()
+        except VaneError as error:
+            self._error = error
+            _log.error("%s", error)
+        finally:
+            directory.update({self._server.key: []})
+            self._settled.set()
+
+
+def _tell(event: Event) -> None:
+    if isinstance(event, (Noticed, Printed)):
+        _log.warning(event.text)
+
+
+def _give_up(stages: Sequence[str], error: VaneError) -> None:
+    raise error
