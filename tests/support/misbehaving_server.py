@@ -41,6 +41,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     add("--hang-after", type=int, help="requests answered before the server hangs")
     add("--leak-mb", type=int, default=0, help="MiB that each request leaks")
     add("--leak-children", type=int, default=0, help="child processes with sessions of their own")
+    add("--shared-memory", help="file that gets the name of a block of shared memory at each start")
     add("--ignore-sigterm", action="store_true", help="never end by SIGTERM")
     add("--access-log", action="store_true", help="print a line for each request")
     return made
@@ -270,6 +272,9 @@ def main() -> None:
         child = subprocess.Popen(["sleep", "1000000"], start_new_session=True)
         if options.children:
             append(options.children, str(child.pid))
+    if options.shared_memory:
+        block = SharedMemory(create=True, size=2**20)
+        append(options.shared_memory, block.name)
     if starts and starts <= options.crash_at_start:
         print(f"cannot load the model at start {starts}", file=sys.stderr)
         sys.exit(3)

@@ -11,7 +11,7 @@ the worker         its pipe ends; the inner process kills the server and all its
 the outer process  its socket ends; the inner process does the same
 the inner process  the kernel kills the server; the outer process kills the descendants, which it
                    has adopted
-the server         the inner process kills its descendants, then reports the exit
+the server         the inner process reports it, and kills the server's descendants
 =================  =================================================================================
 
 The worker reads the end of the report pipe only after all of them are gone. If both processes of
@@ -38,14 +38,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _IS_LINUX = sys.platform == "linux"
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
-_ORPHANS_SECONDS = 0.5
-"""Time for a server's children to end by themselves after it, such as multiprocessing's resource
-tracker, which removes shared memory."""
+_CLEANERS = (b"resource_tracker", b"torch_shm_manager")
+"""Processes of Python and PyTorch that remove shared memory after those that use it have ended."""
+_CLEANERS_SECONDS = 1.0
 _WORKER_CHECK_SECONDS = 1.0
 _INNER_SECONDS = 5.0
 _KILL_SECONDS = 10.0
@@ -124,6 +124,11 @@ class GuardedServer:
             if self.ended.wait(_KILL_SECONDS):
                 return True
         return False
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the server has ended; processes that it started may be left."""
+        return self._code is not None or self.ended.is_set()
 
     @property
     def outcome(self) -> str:
@@ -265,9 +270,9 @@ class _Inner:
                 for key, _ in selector.select(timeout):
                     self._handle(key.fileobj, selector, wakeup)
         process.returncode = code
-        _end_descendants(process.pid, _ORPHANS_SECONDS, self._copy_output)
-        self._copy_output()
         _report({"code": code})
+        _end_descendants(process.pid, self._copy_output)
+        self._copy_output()
         if self._orders.ended:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -413,29 +418,36 @@ def _reap(server: int) -> int | None:
     return None
 
 
-def _end_descendants(group: int = 0, grace_s: float = 0.0, meanwhile: Any = None) -> None:
+def _end_descendants(group: int = 0, meanwhile: Callable[[], Any] | None = None) -> None:
     """Kill all descendants of this process, and return when none is left.
 
     Args:
         group: A process group to kill too; 0 for none.
-        grace_s: Seconds in which they may end by themselves.
         meanwhile: Called while waiting for them.
     """
-    kill_at = time.monotonic() + grace_s
+    spare_until = float("inf")
     pause = 0.001
     while True:
         _reap(0)
         found = _descendants(group)
         if not found:
             return
-        if time.monotonic() >= kill_at:
-            for pid in found:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+        if not (others := {pid for pid in found if not _is_cleaner(pid)}):
+            spare_until = min(spare_until, time.monotonic() + _CLEANERS_SECONDS)
+        for pid in others if time.monotonic() < spare_until else found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
         if meanwhile is not None:
             meanwhile()
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
+
+
+def _is_cleaner(pid: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        command = file.read(4096)
+        return any(name in command for name in _CLEANERS)
+    return False
 
 
 def _descendants(group: int) -> set[int]:

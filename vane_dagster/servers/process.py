@@ -114,13 +114,16 @@ class ServerProcess:
     def status(self) -> ServerStatus:
         """Return the state of the server. It is not asked for it, so this never blocks."""
         with self._lock:
-            is_ready = self._state == "ready"
+            runs = self._guard is not None and not self._guard.has_exited
+            state = self._state
+            if state == "ready" and not runs:  # the supervisor will notice
+                state = "restarting"
+            is_ready = state == "ready"
             uptime = None
             if is_ready and self._ready_at is not None:
                 uptime = time.monotonic() - self._ready_at
-            runs = self._guard is not None and not self._guard.ended.is_set()
             return ServerStatus(
-                state=self._state,
+                state=state,
                 endpoint=self._endpoint() if is_ready else None,
                 pid=self._guard.pid if self._guard is not None and runs else None,
                 startup_seconds=self._startup_seconds,
@@ -419,7 +422,7 @@ class ServerProcess:
         for process in self._processes():
             with contextlib.suppress(psutil.Error):
                 for one in process.net_connections("tcp"):
-                    is_ours = one.laddr and one.laddr.port == self._ports[0]
+                    is_ours = one.laddr and one.laddr.port in self._ports
                     if is_ours and one.status == psutil.CONN_ESTABLISHED:
                         clients.add(one.raddr)
         return len(clients)

@@ -224,6 +224,19 @@ def test_child_processes_are_gone_before_the_restart(tmp_path):
     assert not left(second)
 
 
+def test_shared_memory_of_a_killed_server_is_removed(tmp_path):
+    """Python's resource tracker does it, if it lives longer than the server."""
+    file = tmp_path / "blocks"
+    with running(launch("--leak-children", 1, "--shared-memory", file)) as server:
+        (block,) = file.read_text().split()
+        assert Path("/dev/shm", block).exists()
+        os.kill(server.status().pid, signal.SIGKILL)
+        ready(server, restarts=1)
+        assert not Path("/dev/shm", block).exists()
+        server.stop()
+        assert not any(Path("/dev/shm", block).exists() for block in file.read_text().split())
+
+
 def test_a_stop_waits_for_requests_in_flight():
     server = start(launch("--seconds", 0.5))
     endpoint = server.status().endpoint
