@@ -17,6 +17,7 @@ from vane_dagster.fingerprint.modules import Finder
 from vane_dagster.fingerprint.values import model_class
 from vane_dagster.pipeline.contracts import CALL, BatchCall, CallStyle, Contract
 from vane_dagster.pipeline.lazy_instances import lazy_in
+from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.types.callables import qualname, signature_of, unwrapped
 
 
@@ -114,6 +115,8 @@ def make_udf(
             arguments.
     """
     stateful = inspect.isclass(target)
+    args, constructor_args = _handles(args), _handles(constructor_args)
+    kwargs, constructor_kwargs = _named_handles(kwargs), _named_handles(constructor_kwargs)
     keep_arguments(args, kwargs, constructor_args, constructor_kwargs)
     check_callable(where, target, method)
     if not stateful and (constructor_args or constructor_kwargs):
@@ -177,6 +180,7 @@ def make_factory(
     Raises:
         DefinitionError: If the target is no function, or does not accept the arguments.
     """
+    args, kwargs = _handles(args), _named_handles(kwargs)
     keep_arguments(args, kwargs)
     if inspect.isclass(target):
         raise DefinitionError(
@@ -186,7 +190,7 @@ def make_factory(
     _refuse_other_than_function(where, target)
     if isinstance(target, functools.partial):  # its arguments count as such, also with `version=`
         args, kwargs = (*target.args, *args), {**target.keywords, **(kwargs or {})}
-        target = target.func
+        args, kwargs, target = _handles(args), _named_handles(kwargs), target.func
     udf = Udf(
         target=target,
         stateful=True,
@@ -313,6 +317,21 @@ def _check_arguments(where: str, udf: Udf, contract: Contract) -> None:
         _bind(where, udf.target, *arguments, "(*fn_constructor_args, **fn_constructor_kwargs)")
         if callable(probe := _members(udf.target).get("check_health")):
             _bind(where, probe, (None,), {}, "check_health(self), by which a worker asks it")
+
+
+def _handles(arguments: Any) -> Any:
+    """Return positional arguments with handles in place of declared servers."""
+    if not isinstance(arguments, (list, tuple)):  # refused later
+        return arguments
+    return tuple(each.handle if isinstance(each, ModelServer) else each for each in arguments)
+
+
+def _named_handles(arguments: Any) -> Any:
+    """Return keyword arguments with handles in place of declared servers."""
+    if not isinstance(arguments, Mapping):  # refused later
+        return arguments
+    found = {name: each.handle for name, each in arguments.items() if isinstance(each, ModelServer)}
+    return {**arguments, **found} if found else arguments
 
 
 def _refuse_lazy_arguments(where: str, udf: Udf) -> None:

@@ -157,6 +157,26 @@ def test_a_server_is_an_argument_of_the_class_or_function(fn):
     assert set(udf.constructor_kwargs if fn is Ask else udf.kwargs) == {"llm"}
 
 
+@vd.cls
+class Decorated(Ask):
+    """The same, declared with its server."""
+
+
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [
+        (Ask, {"fn_constructor_kwargs": {"llm": vd.VLLMServer("m")}}),
+        (Ask, {"fn_constructor_args": [vd.VLLMServer("m")]}),
+        (ask, {"fn_kwargs": {"llm": vd.VLLMServer("m")}}),
+        (Decorated(vd.VLLMServer("m")), {}),
+    ],
+)
+def test_a_server_among_the_other_arguments_is_passed_in_the_same_way(fn, options):
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    docs.map("asked", fn, schema="VARCHAR", **options)
+    assert set(docs["asked"].spec.udf.servers) == {vd.VLLMServer("m").key}
+
+
 def test_a_server_given_twice_is_refused():
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     with pytest.raises(vd.DefinitionError, match="both have 'llm'"):
