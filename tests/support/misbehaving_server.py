@@ -35,6 +35,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -72,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     add("--hang-after", type=int, help="requests answered before the server hangs")
     add("--leak-mb", type=int, default=0, help="MiB that each request leaks")
     add("--leak-children", type=int, default=0, help="child processes with sessions of their own")
-    add("--shared-memory", help="file that gets the name of a block of shared memory at each start")
+    add("--shared-memory", help="file that gets the name of a shared block a line")
     add("--ignore-sigterm", action="store_true", help="never end by SIGTERM")
     add("--access-log", action="store_true", help="print a line for each request")
     return made
@@ -275,6 +276,8 @@ def main() -> None:
     if options.shared_memory:
         block = SharedMemory(create=True, size=2**20)
         append(options.shared_memory, block.name)
+        # It holds the pipe by which the resource tracker knows who still uses the block.
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(1e6,)).start()
     if starts and starts <= options.crash_at_start:
         print(f"cannot load the model at start {starts}", file=sys.stderr)
         sys.exit(3)
