@@ -16,6 +16,7 @@ _COMMANDS = {
     "search": "vane_dagster.cli.demo:search",
     "cluster": "vane_dagster.cli.cluster:cluster",
     "pools": "vane_dagster.cli.pools:pools",
+    "servers": "vane_dagster.cli.servers:servers",
     "store": "vane_dagster.cli.store:store",
     "trace": "vane_dagster.cli.trace:trace",
 }

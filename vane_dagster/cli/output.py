@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -10,3 +10,15 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows)
     return "\n".join(lines)
+
+
+def joined(values: Iterable[object]) -> str:
+    """Join the distinct values, in order."""
+    return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or "-"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
@@ -65,6 +65,9 @@ class ServerProcess:
         ModelLoadError: The server did not become ready.
     """
 
+    starting: ClassVar[ServerProcess | None] = None
+    """The server that this process is constructing; its constructor has not returned yet."""
+
     def __init__(
         self, launch: Launch, host: str = "", limits: SupervisionLimits | None = None
     ) -> None:
@@ -99,12 +102,15 @@ class ServerProcess:
         self._thread = threading.Thread(
             target=self._supervise, name=f"supervisor of {launch.label}", daemon=True
         )
+        ServerProcess.starting = self
         self._thread.start()
         try:
             self._settled.wait()
         except BaseException:
             self.stop()
             raise
+        finally:
+            ServerProcess.starting = None
         if self._failure:
             command = shlex.join(launch.command)
             raise ModelLoadError(

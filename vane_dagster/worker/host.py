@@ -189,9 +189,9 @@ class Host:
 
     @property
     def server(self) -> ServerProcess | None:
-        """The server, if the worker's model is one."""
+        """The server, if the worker's model is one; also while it starts."""
         made = self.models.instance
-        return made if isinstance(made, ServerProcess) else None
+        return made if isinstance(made, ServerProcess) else ServerProcess.starting
 
     def status(self) -> WorkerStatus:
         """Return what the worker is doing. Called from other threads."""

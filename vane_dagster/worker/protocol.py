@@ -755,8 +755,20 @@ class ServerInfo(TypedDict, total=False):
     uptime_seconds: float | None
     restarts: int
     in_flight: int | None
+    gpus: list[str]
     reason: str
     log_path: str
+
+
+class EndpointInfo(TypedDict):
+    """The address of a ready replica, in plain values; see `Endpoint`. It contains a secret."""
+
+    url: str
+    grpc_url: str
+    model: str
+    health: str
+    node: str
+    api_key: str
 
 
 class WorkerInfo(TypedDict, total=False):

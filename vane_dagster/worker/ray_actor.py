@@ -16,6 +16,7 @@ from vane_dagster.servers.launch import ServerStatus
 from vane_dagster.worker.frameworks import set_threads
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.protocol import (
+    EndpointInfo,
     LoadReport,
     ModelSpec,
     PoolRequest,
@@ -93,13 +94,29 @@ class HostActor:
         return self._host.server.read_log(offset, limit)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def server_endpoint(self) -> EndpointInfo | None:
+        """Return the address of the worker's server with its key; None unless it is ready."""
+        status = self._host.status().server
+        if status is None or status.endpoint is None:
+            return None
+        endpoint = status.endpoint
+        return {
+            "url": endpoint.url,
+            "grpc_url": endpoint.grpc_url,
+            "model": endpoint.model,
+            "health": endpoint.health,
+            "node": endpoint.node,
+            "api_key": endpoint.api_key,
+        }
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def whereabouts(self) -> tuple[PoolRequest, str]:
         """Return the worker's pool and Ray node, for a pool manager that was restarted."""
         return self._claim, ray.get_runtime_context().get_node_id()
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def describe(self) -> WorkerInfo:
-        """Return the state of the worker for `vane-dagster pools`, in plain values."""
+        """Return the state of the worker for the command line, in plain values, no secrets."""
         loaded = self._loaded
         state: WorkerState = "starting"
         if loaded is not None and loaded.fault is None:
@@ -127,6 +144,7 @@ def _server_info(status: ServerStatus) -> ServerInfo:
         "uptime_seconds": status.uptime_seconds,
         "restarts": status.restarts,
         "in_flight": status.in_flight,
+        "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
         "reason": status.reason,
         "log_path": status.log_path,
     }

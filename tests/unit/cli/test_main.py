@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import pwd
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import ray
 from click.testing import CliRunner
 
-from vane_dagster.cli import cluster, pools
+from vane_dagster.cli import cluster, pools, servers
 from vane_dagster.cli.main import main
 
 
@@ -22,6 +22,9 @@ from vane_dagster.cli.main import main
         ("pools --json --name a --address b:1", 2, "not both"),
         ("pools --json --wrong", 2, "No such option"),
         ("pools --json evict x", 2, "--json is for the list, not for evict"),
+        ("servers --json --name absent", 1, "'absent' is not running"),
+        ("servers --json stop x", 2, "--json is for the list, not for stop"),
+        ("servers endpoint x --json --name absent", 1, "'absent' is not running"),
         ("cluster list --json --wrong", 2, "No such option"),
         ("trace docs/x --json --id 1 --store nowhere", 1, "holds no stage of a pipeline 'docs'"),
         ("trace docs/x --json --id 1 --store nosuch://x", 1, "no file system"),
@@ -58,14 +61,19 @@ class SilentPoolManager:
             raise ray.exceptions.RayActorError
 
 
-def test_a_pool_manager_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("module", [pools, servers])
+def test_a_pool_manager_that_does_not_answer_is_a_failure(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        pools, "_pool_managers", lambda name, address: {"keeper-1": SilentPoolManager}
+        module, "managers_of", lambda name, address: {"keeper-1": SilentPoolManager}
     )
-    listed = CliRunner().invoke(main, ["pools", "--json"])
+    name = module.__name__.rpartition(".")[2]
+    listed = CliRunner().invoke(main, [name, "--json"])
     assert (listed.exit_code, json.loads(listed.stdout)) == (1, [])
     assert listed.stderr.startswith("keeper-1 does not answer: ")
-    for command in (["pools"], ["pools", "evict", "--all"]):
+    deep = {"pools": ["evict", "--all"], "servers": ["logs", "llm"]}[name]
+    for command in ([name], [name, *deep]):
         done = CliRunner().invoke(main, command)
         assert (done.exit_code, done.stdout) == (1, "")
 
@@ -73,8 +81,8 @@ def test_a_pool_manager_that_does_not_answer_is_a_failure(monkeypatch: pytest.Mo
 def test_a_pool_manager_that_dies_during_evict_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = {"keeper": "keeper-1", "identity": "abc", "label": "Model", "leases": []}
     silent = SimpleNamespace(evict=SilentPoolManager.pools)
-    monkeypatch.setattr(pools, "_pool_managers", lambda name, address: {"keeper-1": silent})
-    monkeypatch.setattr(pools, "_listed", lambda found: ([pool], []))
+    monkeypatch.setattr(pools, "managers_of", lambda name, address: {"keeper-1": silent})
+    monkeypatch.setattr(pools, "listed_pools", lambda found: ([pool], []))
     done = CliRunner().invoke(main, ["pools", "evict", "--all"])
     assert done.exit_code == 1
     assert "keeper-1 does not answer, so Model (abc) may not have ended" in done.stderr
