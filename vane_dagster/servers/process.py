@@ -314,6 +314,9 @@ class ServerProcess:
             self._in_flight = None if problem else self._measured_in_flight()
             if guard.ended.wait(self._limits.check_interval_s):
                 return _End(guard.outcome)
+            if self._stopping.is_set():  # it may drain, without an answer to health checks
+                guard.wait(launch.drain_timeout_s)
+                return _End(guard.outcome)
             problem = self._probe(self._limits.probe_timeout_s)
             silent = time.monotonic() - answered_at
             if not problem:

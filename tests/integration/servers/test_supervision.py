@@ -238,7 +238,8 @@ def test_shared_memory_of_a_killed_server_is_removed(tmp_path):
 
 
 def test_a_stop_waits_for_requests_in_flight():
-    server = start(launch("--seconds", 0.5))
+    # The server does not answer health checks meanwhile.
+    server = start(launch("--seconds", 1, liveness_timeout_s=0.2))
     endpoint = server.status().endpoint
     with ThreadPoolExecutor(4) as threads:
         found = [threads.submit(answer, endpoint, str(i)) for i in range(4)]
