@@ -32,6 +32,7 @@ class Directory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._node = ""
         self._endpoints: dict[str, tuple[Endpoint, ...]] = {}
         self._in_flight: Counter[Endpoint] = Counter()
         self._kept: dict[str, Endpoint] = {}
@@ -45,10 +46,12 @@ class Directory:
         Args:
             announced: All endpoints of each of these servers; empty while none is ready.
         """
-        own = own_node_id()
+        if not announced:
+            return
+        self._node = own_node_id()
         with self._lock:
             for key, endpoints in announced.items():
-                near_first = sorted(endpoints, key=lambda endpoint: endpoint.node_id != own)
+                near_first = sorted(endpoints, key=lambda endpoint: endpoint.node_id != self._node)
                 self._endpoints[key] = tuple(near_first)
                 if self._kept.get(key) not in near_first:
                     self._kept.pop(key, None)
@@ -116,8 +119,7 @@ class Directory:
             StageError: If this process was told of no such server.
         """
         able = self._able(key)
-        own = own_node_id()
-        near = [one for one in able if one.node_id == own]
+        near = [one for one in able if one.node_id == self._node]
         with self._lock:
             chosen = min(near or able, key=self._in_flight.__getitem__)
             self._in_flight[chosen] += 1
