@@ -1,6 +1,7 @@
 """The pages for users of other systems: our side of each snippet runs, and its changes are counted.
 
-The snippets with an engine are in `tests/providers/test_coming_from_engines.py`.
+The snippets with an engine are in `tests/providers/test_coming_from_engines.py`, those with servers
+in `tests/providers/test_spark_guides.py`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from vane_dagster.pipeline.specs import MapBatchesSpec
 
 ALL = [snippet for page in PAGES for snippet in snippets(page)]
 ON_ENGINES = {(page, "Language model in vLLM") for page in PAGES}
+ON_SERVERS = {("spark", "Triton on the executors"), ("spark", "vLLM on the executors")}
 ON_GPUS: dict[tuple[str, str], Mapping[str, Any]] = {
     ("daft", "GPUs, processes, retries"): {"score": {"gpus": 0.5}},
     ("ray-data", "GPUs and concurrency"): {"scores": {"gpus": 0.5, "num_cpus": 2}},
@@ -311,7 +313,7 @@ def of(results: Mapping[tuple[str, str], Any]) -> Any:
 
 def test_every_snippet_has_a_result() -> None:
     sections = {(each.page, each.heading) for each in ALL}
-    assert RESULTS.keys() | ON_ENGINES | ON_GPUS.keys() == sections
+    assert RESULTS.keys() | ON_ENGINES | ON_SERVERS | ON_GPUS.keys() == sections
 
 
 @of(RESULTS)

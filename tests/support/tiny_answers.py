@@ -13,8 +13,11 @@ def greedy(
     tokens: int = 8,
     system: str = "",
     change: Callable[[Any], None] | None = None,
+    is_chat: bool = True,
 ) -> list[str]:
     """Return transformers' answer to each text alone, with the same weights or changed ones.
+
+    Without a chat, it continues the text.
 
     The last character is left out if it is incomplete in bytes, as in vLLM.
     """
@@ -29,7 +32,7 @@ def greedy(
     for text in texts:
         chat = [{"role": "system", "content": system}] if system else []
         chat.append({"role": "user", "content": text})
-        if tokenizer.chat_template is None:
+        if tokenizer.chat_template is None or not is_chat:
             prompt = "\n\n".join(message["content"] for message in chat)
         else:
             prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,7 +47,13 @@ _OPERATIONAL_FLAGS = frozenset(
     }
 )
 _VLLM_GAUGES = ("/metrics", "vllm:num_requests_running", "vllm:num_requests_waiting")
+_OWN_ENVIRONMENT = {"PYTHONPATH": "", "PYTHONHOME": ""}
+"""For an interpreter of another environment: it must not import the worker's packages."""
 _TRITON_PORTS = ("port", "grpc_port", "metrics_port")
+_PYTRITON_ADDRESSES = {
+    f"PYTRITON_TRITON_CONFIG_{protocol}_ADDRESS": "{host}" for protocol in ("HTTP", "GRPC")
+}
+"""Where PyTriton listens unless its function says otherwise; its default is every address."""
 
 
 @dataclass(frozen=True)
@@ -320,6 +327,7 @@ class VLLMServer(ModelServer):
         launch = Launch(
             "",
             (python or "{python}", "-m", "vllm.entrypoints.openai.api_server", *words),
+            env=_OWN_ENVIRONMENT if python else {},
             key_env="VLLM_API_KEY",
             model=served,
             metrics=_VLLM_GAUGES,
@@ -340,6 +348,8 @@ class TritonServer(ModelServer):
         tritonserver: The program for `model_repository`. Default: the one on the PATH.
         python: The Python interpreter with PyTriton, which may be of an environment of its own,
             since nvidia-pytriton needs numpy below 2. Default: the worker's.
+        model: Name of the model in requests. A replica is ready once it is loaded; without a name,
+            once Triton answers, which PyTriton lets it do before.
         **options: See `ServerOptions`.
 
     Raises:
@@ -356,6 +366,7 @@ class TritonServer(ModelServer):
         model_repository: str | os.PathLike[str] | LocalFile | None = None,
         tritonserver: str = "tritonserver",
         python: str | None = None,
+        model: str = "",
         **options: Any,
     ) -> None:
         where = "vd.TritonServer"
@@ -383,10 +394,15 @@ class TritonServer(ModelServer):
                 "--http-port", "{port}", "--grpc-address", "{host}", "--grpc-port", "{grpc_port}",
                 "--metrics-port", "{metrics_port}",
             )  # fmt: skip
-        launch = Launch("", command, "/v2/health/ready", _TRITON_PORTS)
+        if not isinstance(model, str):
+            raise DefinitionError(f"{where}: model is {model!r}; expected its name in requests")
+        loaded = f"models/{urllib.parse.quote(model, safe='')}" if model else "health"
+        env = {**_PYTRITON_ADDRESSES, **_OWN_ENVIRONMENT} if python else _PYTRITON_ADDRESSES
+        launch = Launch("", command, f"/v2/{loaded}/ready", _TRITON_PORTS, env, model=model)
         called = fn.func if isinstance(fn, functools.partial) else fn
         default = getattr(called, "__name__", "triton") if fn is not None else _last(folder)
-        super().__init__(default, launch, (fn, path) if fn else (folder,), options)
+        keyed = (fn, path) if fn is not None else (folder,)
+        super().__init__(model or default, launch, (*keyed, model), options)
 
     def launch(self) -> Launch:
         """See `ModelServer.launch`."""

@@ -62,7 +62,7 @@ class ServerLog:
             data = data[: data.rindex(b"\n") + 1]
         return masked(data.decode(errors="replace")).encode(), offset + len(data)
 
-    def tail(self, since: int = 0, lines: int = 30) -> str:
+    def tail(self, since: int = 0, lines: int = 50) -> str:
         """Return the last lines.
 
         Args:

@@ -3,8 +3,9 @@
 ``python triton_runner.py CLOUDPICKLE PAYLOAD HTTP_PORT GRPC_PORT METRICS_PORT [MODEL_PATH]``
 
 CLOUDPICKLE is the folder of the package cloudpickle with which PAYLOAD, a file, was written; see
-`stamped`. The function is called in the main thread, so that it may handle SIGTERM, as
-``fn(ports, model_path)``, or as ``fn(ports)`` without a model path.
+`stamped`. Temporary files are made in the folder of PAYLOAD. The function is called in the main
+thread, so that it may handle SIGTERM, as ``fn(ports, model_path)``, or as ``fn(ports)`` without a
+model path.
 
 The interpreter may be that of another environment, which has none of this package's dependencies:
 nvidia-pytriton needs numpy below 2. So this file uses the standard library alone.
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str]) -> None:
         _check_numpy()
         function = _load(cloudpickle, payload)
         _let_triton_find_python()
+        _keep_files_in(os.path.dirname(payload))
         function([int(port) for port in ports], *arguments[5:])
     except ModuleNotFoundError as error:
         traceback.print_exc()
@@ -108,6 +110,11 @@ def _let_triton_find_python() -> None:
     if os.path.exists(os.path.join(folder, f"libpython{_python_version()}.so.1.0")):
         paths = [folder, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
+
+
+def _keep_files_in(folder: str) -> None:
+    """Let temporary files be made in a folder that is removed after the process was killed too."""
+    os.environ["TMPDIR"] = os.environ["PYTRITON_HOME"] = folder
 
 
 if __name__ == "__main__":

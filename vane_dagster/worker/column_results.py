@@ -11,6 +11,7 @@ import pyarrow as pa
 from vane_dagster.errors import UdfError, names
 from vane_dagster.pipeline.contracts import ColumnsCall
 from vane_dagster.types.callables import qualname, signature_of
+from vane_dagster.types.kinds import is_text
 from vane_dagster.types.records import fields_of
 from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.conversion import fitted
@@ -93,6 +94,9 @@ def as_columns(contract: ColumnsCall, result: Any, op: CallUdf, work: Work) -> A
         UdfError: If the result has another form, or a row lacks a declared column.
     """
     if contract.output is None:
+        if isinstance(result, Mapping):
+            kinds = dict(zip(work.schema.names, work.schema.types))
+            return {name: _text(values, kinds.get(name)) for name, values in result.items()}
         if not isinstance(result, (list, tuple)):
             return result
         rows = _mappings(result, work)
@@ -102,14 +106,17 @@ def as_columns(contract: ColumnsCall, result: Any, op: CallUdf, work: Work) -> A
         return {name: [row[name] for row in rows] for name in shared}
     field = work.schema.field(contract.output)
     if not pa.types.is_struct(field.type):
-        return {field.name: result}
+        return {field.name: _text(result, field.type)}
     if isinstance(result, Mapping):
         if missing := [child.name for child in field.type if child.name not in result]:
             raise UdfError(
                 f"{work.location}: the result has no {missing[0]!r}, which {field.type} declares; "
                 f"it has {list(result)}"
             )
-        arrays = [fitted(result[c.name], c, work.location).combine_chunks() for c in field.type]
+        arrays = [
+            fitted(_text(result[c.name], c.type), c, work.location).combine_chunks()
+            for c in field.type
+        ]
         lengths = {child.name: len(array) for child, array in zip(field.type, arrays)}
         if len(set(lengths.values())) > 1:
             raise UdfError(f"{work.location}: the fields returned differ in length: {lengths}")
@@ -117,6 +124,23 @@ def as_columns(contract: ColumnsCall, result: Any, op: CallUdf, work: Work) -> A
     if isinstance(result, (list, tuple)):
         _check_complete(_mappings(result, work), [c.name for c in field.type], work.location)
     return {field.name: result}
+
+
+def _text(result: Any, kind: pa.DataType | None) -> Any:
+    """Return a numpy array of UTF-8 bytes, as Triton returns text, as text if that is declared.
+
+    So does Spark. Bytes that are not UTF-8 are returned as they are.
+    """
+    is_array = isinstance(result, np.ndarray) and result.ndim > 0 and result.dtype.kind in "OS"
+    if kind is None or not is_text(kind) or not is_array:
+        return result
+    values = result.reshape(-1).tolist()
+    if len(values) != len(result) or not any(isinstance(value, bytes) for value in values):
+        return result
+    try:
+        return [value.decode() if isinstance(value, bytes) else value for value in values]
+    except UnicodeDecodeError:
+        return result
 
 
 def _check_complete(

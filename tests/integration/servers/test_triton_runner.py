@@ -88,6 +88,18 @@ def test_a_function_without_a_model_path(tmp_path):
     assert (ended.returncode, ended.stdout) == (0, "([0, 50001, 50002],)\n"), ended.stderr
 
 
+def test_temporary_files_are_in_the_folder_of_the_payload(tmp_path):
+    def makes(ports):
+        import os
+        import tempfile
+
+        print(tempfile.gettempdir(), os.environ["PYTRITON_HOME"])
+
+    ended = run(tmp_path, makes)
+
+    assert ended.stdout.split() == [str(tmp_path)] * 2, ended.stderr
+
+
 def test_an_error_of_the_function_is_the_outcome(tmp_path):
     def fails(ports):
         raise ValueError("no weights")

@@ -67,6 +67,7 @@ def test_flags_of_vllm():
         (lambda: vd.TritonServer(), "expected either fn or model_repository"),
         (lambda: vd.TritonServer(print, model_repository="x"), "expected either fn or"),
         (lambda: vd.TritonServer(3), "expected a function fn"),
+        (lambda: vd.TritonServer(print, model=3), "model is 3; expected its name in requests"),
     ],
 )
 def test_wrong_declarations_are_refused_where_they_are_written(make, words):
@@ -204,6 +205,23 @@ def test_triton_gets_a_function_by_value():
     assert launch.command[0] == "/opt/triton/bin/python"
     assert launch.ports == ("port", "grpc_port", "metrics_port")
     assert server.name == "serve"
+    assert (launch.health, launch.model) == ("/v2/health/ready", "")
+    # It imports no packages of the worker's, and does not listen on every address.
+    assert launch.env["PYTHONPATH"] == ""
+    assert launch.env["PYTRITON_TRITON_CONFIG_GRPC_ADDRESS"] == "{host}"
+
+
+def test_a_named_model_of_triton_is_part_of_its_readiness_and_of_keys():
+    named = vd.TritonServer(model_repository="models", model="a b")
+    launch = named.launch()
+    assert (launch.health, launch.model) == ("/v2/models/a%20b/ready", "a b")
+    assert "PYTHONPATH" not in launch.env
+    assert named.keyed != vd.TritonServer(model_repository="models", model="b").keyed
+
+
+def test_vllm_of_another_environment_imports_no_packages_of_the_workers():
+    assert vd.VLLMServer("m", python="/opt/vllm/bin/python").launch().env["PYTHONPATH"] == ""
+    assert "PYTHONPATH" not in vd.VLLMServer("m").launch().env
 
 
 def test_a_pool_of_servers_has_an_idle_time_of_its_own():

@@ -1,0 +1,207 @@
+"""Triton as a server of a pipeline: by a function for PyTriton, and by a model repository."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import Run, failure
+from support.triton import pytriton, tritonserver  # noqa: F401
+
+ROWS = 40
+MODEL = """
+import os
+
+import numpy as np
+import triton_python_backend_utils as triton
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = triton.get_input_tensor_by_name(request, "x").as_numpy()
+        pid = np.full_like(x, os.getpid())
+        outputs = [triton.Tensor("y", x * 2), triton.Tensor("pid", pid)]
+        return triton.InferenceResponse(outputs)
+"""
+CONFIG = """
+backend: "python"
+max_batch_size: 64
+input [{ name: "x" data_type: TYPE_FP64 dims: [ 1 ] }]
+output [
+  { name: "y" data_type: TYPE_FP64 dims: [ 1 ] },
+  { name: "pid" data_type: TYPE_FP64 dims: [ 1 ] }
+]
+"""
+
+
+def doubling(ports, model_path):
+    """Serve a model that multiplies by the number in a file, and gives the server's process id."""
+    import os
+    import pathlib
+    import signal
+
+    import numpy as np
+    from pytriton.decorators import batch
+    from pytriton.model_config import ModelConfig, Tensor
+    from pytriton.triton import Triton, TritonConfig
+
+    factor = float(pathlib.Path(model_path).read_text())
+
+    @batch
+    def infer(x):
+        return {"y": x * factor, "pid": np.full_like(x, os.getpid())}
+
+    config = TritonConfig(http_port=ports[0], grpc_port=ports[1], metrics_port=ports[2])
+    with Triton(config=config) as triton:
+        number = {"dtype": np.float64, "shape": (1,)}
+        triton.bind(
+            model_name="double",
+            infer_func=infer,
+            inputs=[Tensor(name="x", **number)],
+            outputs=[Tensor(name="y", **number), Tensor(name="pid", **number)],
+            config=ModelConfig(max_batch_size=64),
+        )
+        signal.signal(signal.SIGTERM, lambda signum, frame: triton.stop())
+        print("serving the model")
+        triton.serve()
+
+
+def asks(batch: Any, triton: Any) -> Any:
+    """Ask a server by its HTTP protocol, which needs no packages, and never twice."""
+    import json
+    import urllib.request
+
+    x = batch["x"].to_pylist()
+    body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [len(x), 1], "data": x}]}
+    request = urllib.request.Request(
+        f"{triton.url}/v2/models/double/infer", json.dumps(body).encode()
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        outputs = {each["name"]: each["data"] for each in json.load(answer)["outputs"]}
+    pids = [int(pid) for pid in outputs["pid"]]
+    return {"y": outputs["y"], "pid": pids, "port": [triton.url.rpartition(":")[2]] * len(x)}
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> vd.Pipeline:
+    ids = pa.array(range(ROWS), pa.int64())
+    write_source(tmp_path / "src", {"id": ids, "x": pa.array(map(float, range(ROWS)))})
+    return vd.Pipeline("numbers", source=vd.parquet(str(tmp_path / "src")), id="id")
+
+
+def ask(pipeline: vd.Pipeline, name: str, triton: vd.TritonServer, batch_size: int = 8) -> None:
+    schema = {"y": "DOUBLE", "pid": "BIGINT", "port": "VARCHAR"}
+    pipeline.map_batches(
+        name, asks, schema=schema, batch_size=batch_size, batch_format="pyarrow",
+        servers={"triton": triton},
+    )  # fmt: skip
+
+
+def answered(tmp_path: Path, stage: str) -> tuple[set[int], set[int]]:
+    """Check the answers of a stage, and return the process ids and ports of its servers."""
+    rows = read_stage(tmp_path / "store", "numbers", stage).sort_by("id")
+    assert rows["y"].to_pylist() == [2.0 * x for x in range(ROWS)]
+    return {*rows["pid"].to_pylist()}, {*map(int, rows["port"].to_pylist())}
+
+
+def listening() -> list[Any]:
+    """The addresses that processes of this machine listen on."""
+    found = psutil.net_connections("tcp")
+    return [each.laddr for each in found if each.status == psutil.CONN_LISTEN]
+
+
+@pytest.fixture
+def function(pytriton: str, tmp_path: Path) -> vd.TritonServer:
+    (tmp_path / "factor").write_text("2")
+    return vd.TritonServer(
+        doubling, model_path=vd.local_file(tmp_path / "factor"), model="double", python=pytriton
+    )
+
+
+@pytest.fixture
+def repository(tritonserver: str, tmp_path: Path) -> vd.TritonServer:
+    version = tmp_path / "models" / "double" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(MODEL)
+    (version.parent / "config.pbtxt").write_text(CONFIG)
+    return vd.TritonServer(model_repository=tmp_path / "models", tritonserver=tritonserver)
+
+
+@pytest.mark.parametrize("kind", ["function", "repository"])
+def test_two_stages_and_two_runs_share_a_server(
+    kind: str,
+    numbers: vd.Pipeline,
+    tmp_path: Path,
+    cluster: vd.LocalCluster,
+    materialize: Run,
+    request: pytest.FixtureRequest,
+) -> None:
+    triton = request.getfixturevalue(kind)
+    ask(numbers, "first", triton)
+    ask(numbers, "second", triton, batch_size=5)
+    compute = vd.RayCompute(cluster=cluster)
+
+    assert materialize(numbers, compute, select=["first"]).success
+    assert materialize(numbers, compute, select=["second"]).success
+
+    pids, ports = answered(tmp_path, "first")
+    assert answered(tmp_path, "second") == (pids, ports)
+    (pid,), (port,) = pids, ports
+    assert psutil.pid_exists(pid)
+    # It listens on the address of its node alone.
+    assert not {address.ip for address in listening() if address.port == port} & {"0.0.0.0", "::"}
+
+
+def test_a_function_runs_beside_subprocesses_and_ends_with_them(
+    numbers: vd.Pipeline,
+    function: vd.TritonServer,
+    tmp_path: Path,
+    local: vd.LocalCompute,
+    materialize: Run,
+) -> None:
+    ask(numbers, "first", function)
+    ask(numbers, "second", function)
+
+    assert materialize(numbers, local).success
+
+    pids, ports = answered(tmp_path, "first")
+    assert answered(tmp_path, "second") == (pids, ports)
+    assert not psutil.pid_exists(*pids)
+    assert not ports & {address.port for address in listening()}
+
+
+def test_an_environment_without_pytriton_is_named(
+    numbers: vd.Pipeline, tmp_path: Path, local: vd.LocalCompute, materialize: Run
+) -> None:
+    (tmp_path / "factor").write_text("2")
+    python = sys._base_executable
+    ask(numbers, "first", vd.TritonServer(doubling, str(tmp_path / "factor"), python=python))
+
+    message = failure(materialize(numbers, local, raises=False))
+
+    assert f"Install it in the environment of {python}, where the server runs" in message
+
+
+def test_a_repository_with_a_broken_model_fails_with_the_servers_log(
+    numbers: vd.Pipeline,
+    repository: vd.TritonServer,
+    tmp_path: Path,
+    local: vd.LocalCompute,
+    materialize: Run,
+) -> None:
+    (tmp_path / "models" / "double" / "1" / "model.py").write_text("import no_such_package\n")
+    ask(numbers, "first", repository)
+
+    message = failure(materialize(numbers, local, raises=False))
+
+    assert "No module named 'no_such_package'" in message
