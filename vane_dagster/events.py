@@ -8,8 +8,70 @@ from typing import Union
 
 from vane_dagster.errors import VaneError
 from vane_dagster.planning.plan import Part, RunPlan
+from vane_dagster.servers.launch import ServerState
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.worker.protocol import LoadReport
+
+
+@dataclass
+class PoolLoads:
+    """Workers of a pool that became ready.
+
+    Attributes:
+        loads: Workers that constructed the model, or started the server.
+        load_seconds: Seconds that they took, summed over all workers.
+        warm: Workers that already had it.
+    """
+
+    loads: int = 0
+    load_seconds: float = 0.0
+    warm: int = 0
+
+    def add(self, report: LoadReport) -> None:
+        """Count a ready worker.
+
+        Args:
+            report: The worker's report.
+        """
+        self.loads += not report.warm
+        self.load_seconds += 0.0 if report.warm else report.seconds
+        self.warm += report.warm
+
+
+@dataclass(frozen=True)
+class ServerReplica:
+    """A replica of a server that a stage calls.
+
+    Attributes:
+        server: Name of the server.
+        url: Its URL; empty if it is not ready.
+        node: Host name of its machine; empty if it is not ready.
+        state: See `ServerStatus`.
+    """
+
+    server: str
+    url: str
+    node: str
+    state: ServerState
+
+
+@dataclass(frozen=True)
+class ServerUse:
+    """The servers that a stage calls, counted as its model loads are.
+
+    Attributes:
+        starts: Replicas that were started.
+        start_seconds: Seconds until they were ready, summed over all replicas.
+        warm_hits: Replicas that were ready already.
+        restarts: Restarts of replicas that had ended.
+        replicas: The replicas.
+    """
+
+    starts: int = 0
+    start_seconds: float = 0.0
+    warm_hits: int = 0
+    restarts: int = 0
+    replicas: tuple[ServerReplica, ...] = ()
 
 
 @dataclass
@@ -31,8 +93,7 @@ class StageStats:
             flight at the same time share it, so the partitions add up to the run's time.
         loads: Workers that constructed the model. Each is counted for one partition of one stage:
             the pool's first to be committed with work of this run.
-        load_seconds: Seconds that they took to construct it, summed over all workers.
-        warm: Workers that already had the model, counted in the same way.
+        servers: The servers that it calls; None if it calls none.
     """
 
     computed: int = 0
@@ -45,9 +106,8 @@ class StageStats:
     call_seconds: float = 0.0
     work_seconds: float = 0.0
     seconds: float = 0.0
-    loads: int = 0
-    load_seconds: float = 0.0
-    warm: int = 0
+    loads: PoolLoads = field(default_factory=PoolLoads)
+    servers: ServerUse | None = None
 
     @property
     def rows_per_second(self) -> float:
@@ -100,19 +160,21 @@ class WaveStarted:
 
 @dataclass(frozen=True)
 class WorkerReady:
-    """A worker of a model's pool is ready.
+    """A worker of a model's or a server's pool is ready.
 
     Attributes:
         stages: The stages that use the model.
         model: The model.
         worker: The worker's name.
         report: The worker's report on loading the model.
+        server: Name of the server, if the worker runs one.
     """
 
     stages: tuple[str, ...]
     model: str
     worker: str
     report: LoadReport
+    server: str = ""
 
 
 @dataclass(frozen=True)

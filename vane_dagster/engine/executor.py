@@ -95,7 +95,7 @@ def execute(
                 refuse(edited(plan, needed))
                 refuse(_ship_files(plan, needed, store, emit_new))
             state = RunState(
-                plan, store, run_id, emit_new, info, check_runner, claims, former=state
+                plan, store, run_id, emit_new, info, check_runner, claims, state, pools
             )
             part_repair = PartRepair(state, last=replan is None or count == MAX_PASSES)
             try:

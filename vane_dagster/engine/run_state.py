@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from vane_dagster.checks.builtin import ErrorRate
 from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
+from vane_dagster.engine.pool_usage import PoolUsage
 from vane_dagster.engine.token_budget import TokenBudget
 from vane_dagster.errors import VaneError
 from vane_dagster.events import (
@@ -34,7 +34,7 @@ from vane_dagster.storage.manifest import Manifest, ManifestName, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import Publisher
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.protocol import LoadReport
+from vane_dagster.worker.protocol import PoolSpec
 
 _PUBLISH_POLL_SECONDS = 0.2
 
@@ -52,6 +52,7 @@ class RunState:
         check_runner: CheckRunner,
         claims: Claims | None = None,
         former: RunState | None = None,
+        pools: Mapping[str, PoolSpec] | None = None,
     ) -> None:
         """Start with a new run, or with another pass of a run.
 
@@ -64,6 +65,7 @@ class RunState:
             check_runner: Evaluates the stages' checks.
             claims: The run's claims. Default: none.
             former: State of the previous pass, if any.
+            pools: The pool of each stage that runs user code.
         """
         self.plan = plan
         self.pipeline = plan.pipeline
@@ -86,8 +88,8 @@ class RunState:
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.stats: dict[tuple[int, str], StageStats] = {}
         counted = former.counted() if former else {}
-        self._loads: dict[str, StageStats] = former._loads if former else {}
-        self._loads_lock = threading.Lock()
+        self.usage: PoolUsage = former.usage if former else PoolUsage()
+        self._servers = {s: tuple(pool.uses.values()) for s, pool in (pools or {}).items()}
         for index, partition in enumerate(plan.partitions):
             for stage, stage_plan in partition.stages.items():
                 self.parts[index, stage] = {}
@@ -104,19 +106,6 @@ class RunState:
     def counted(self) -> dict[tuple[str | None, str], StageStats]:
         """Statistics so far, by partition key and stage."""
         return {(self.plan.partitions[i].key, s): stats for (i, s), stats in self.stats.items()}
-
-    def worker_ready(self, pool: str, report: LoadReport) -> None:
-        """Count a ready worker for the next committed partition with work of its pool.
-
-        Args:
-            pool: Identity of the pool.
-            report: The worker's report.
-        """
-        with self._loads_lock:
-            use = self._loads.setdefault(pool, StageStats())
-            use.loads += not report.warm
-            use.load_seconds += 0.0 if report.warm else report.seconds
-            use.warm += report.warm
 
     def fragments_left(self, stages: Sequence[str]) -> int:
         """Number of fragments with at least one stage to compute that was not given up."""
@@ -382,10 +371,9 @@ class RunState:
         else:
             stats = self.stats[index, stage]
             if stats.computed and manifest.model:
-                with self._loads_lock:
-                    use = self._loads.pop(manifest.model["pool"], StageStats())
-                loads = (use.loads, use.load_seconds, use.warm)
-                stats.loads, stats.load_seconds, stats.warm = loads
+                stats.loads = self.usage.take_loads(manifest.model["pool"])
+                if servers := self._servers.get(stage):
+                    stats.servers = self.usage.take_servers(servers)
             self.emit(Committed(stage, manifest.partition, outcome, manifest, stats))
 
 

@@ -92,7 +92,14 @@ class WaveScheduler:
         self._slice_sizer = SliceSizer(pools)
         self._failure_streak = FailureStreak()
         self._worker_group = WorkerGroup(
-            lease, pools, state.emit, self._worker_ready, self._give_up, clock, servers
+            lease,
+            pools,
+            state.emit,
+            self._worker_ready,
+            self._give_up,
+            clock,
+            servers,
+            state.usage.server_changed,
         )
         self._task_builder = TaskBuilder(work_builder, self._slice_sizer, self._workers)
         self._counts = WaveProgress(state, stages, clock)
@@ -262,7 +269,7 @@ class WaveScheduler:
 
     def _worker_ready(self, pool: str, stages: Sequence[str], report: LoadReport) -> None:
         if stages:
-            self._state.worker_ready(pool, report)
+            self._state.usage.worker_ready(pool, report)
         for stage in stages:
             self._slice_sizer.seed_estimate(stage, report.row_seconds)
         for run in list(self._active.values()):

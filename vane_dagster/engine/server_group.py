@@ -12,6 +12,9 @@ from vane_dagster.servers.directory import Endpoints
 from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.worker.protocol import PoolSpec
 
+ServerChanged = Callable[[PoolSpec, Mapping[str, ServerStatus]], None]
+"""Receives the pool of a server, and the state of its replicas by the name of their worker."""
+
 
 class ServerGroup:
     """The state of each replica, as its worker reported it last.
@@ -21,6 +24,7 @@ class ServerGroup:
         servers: The pools of servers, by identity.
         clients: The pools of models, by identity.
         emit: Receives events.
+        changed: Called when a replica has reported its state, or is gone.
     """
 
     def __init__(
@@ -29,8 +33,10 @@ class ServerGroup:
         servers: Mapping[str, PoolSpec],
         clients: Mapping[str, PoolSpec],
         emit: Callable[[Event], None],
+        changed: ServerChanged,
     ) -> None:
         self._lease, self._servers, self._clients, self._emit = lease, servers, clients, emit
+        self._changed = changed
         self._replicas: dict[Worker, ServerStatus] = {}
 
     def endpoints_of(self, worker: Worker) -> Endpoints:
@@ -80,6 +86,7 @@ class ServerGroup:
         if known is not None and status.restarts > known.restarts:
             label = self._servers[worker.pool].label
             self._emit(Noticed(f"{label}: replica {worker.name} was restarted: {status.reason}"))
+        self._report(worker.pool)
         if known is None or known.endpoint != status.endpoint:
             self._announce(worker.pool)
 
@@ -90,7 +97,12 @@ class ServerGroup:
             worker: Its worker.
         """
         if self._replicas.pop(worker, None) is not None:
+            self._report(worker.pool)
             self._announce(worker.pool)
+
+    def _report(self, identity: str) -> None:
+        found = {w.name: status for w, status in self._replicas.items() if w.pool == identity}
+        self._changed(self._servers[identity], found)
 
     def _announce(self, identity: str) -> None:
         for worker in self._lease.workers():

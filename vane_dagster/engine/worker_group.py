@@ -16,7 +16,7 @@ from typing import Any
 
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Lease, Worker
 from vane_dagster.compute.waits import Waits, short
-from vane_dagster.engine.server_group import ServerGroup
+from vane_dagster.engine.server_group import ServerChanged, ServerGroup
 from vane_dagster.errors import ModelLoadError, VaneError, names
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
 from vane_dagster.pipeline.options import STARTUP_SECONDS
@@ -164,6 +164,7 @@ class WorkerGroup:
         give_up: Called with the stages of a pool that cannot start, and the error.
         clock: Monotonic clock, in seconds.
         servers: The pools of servers that these pools use, by identity.
+        server_changed: Called with the pool of a server and the state of its replicas.
     """
 
     def __init__(
@@ -175,12 +176,13 @@ class WorkerGroup:
         give_up: Callable[[Sequence[str], VaneError], None],
         clock: Callable[[], float] = time.monotonic,
         servers: Mapping[str, PoolSpec] | None = None,
+        server_changed: ServerChanged = lambda pool, replicas: None,
     ) -> None:
         self._lease, self._pools, self._emit = lease, pools, emit
         self._ready, self._give_up, self._clock = ready, give_up, clock
         models = {pool.identity: pool for pool in pools.values()}
         self._by_identity = {**models, **(servers or {})}
-        self._servers = ServerGroup(lease, servers or {}, models, emit)
+        self._servers = ServerGroup(lease, servers or {}, models, emit, server_changed)
         slots = {identity: pool.slots for identity, pool in self._by_identity.items()}
         slots |= {IO_WORKERS: 1}
         limits = {i: pool.lifecycle.startup_timeout_s for i, pool in self._by_identity.items()}
@@ -318,8 +320,8 @@ class WorkerGroup:
         self._failed_starts[worker.pool] = 0
         self.worker_queues[worker.pool].mark_ready(worker)
         if stages:
-            label = self._by_identity[worker.pool].label
-            self._emit(WorkerReady(stages, label, worker.name, report))
+            pool = self._by_identity[worker.pool]
+            self._emit(WorkerReady(stages, pool.label, worker.name, report, pool.server))
         if report.server is not None:
             self._servers.update(worker, report.server)
             self._status_at[worker] = self._clock() + _SERVER_STATUS_SECONDS
@@ -452,9 +454,14 @@ class WorkerGroup:
                         f"{pool.label}: none of its {len(worker_queue.loading)} workers"
                         f"{f' of {wants} each' * bool(wants)} is ready yet: "
                         f"{'the server starts' if pool.server else 'the model is constructed'}, "
-                        "or others hold what it needs"
+                        f"or others hold what it needs{_log_hint(pool)}"
                     )
                 )
+
+
+def _log_hint(pool: PoolSpec) -> str:
+    command = f"`vane-dagster servers logs {pool.server}`"
+    return f". On a Ray cluster, {command} shows its log" if pool.server else ""
 
 
 _REPORT_AFTER_SECONDS = 5.0

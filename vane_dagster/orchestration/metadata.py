@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from vane_dagster.events import StageStats
+from vane_dagster.events import ServerReplica, StageStats
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.storage.column_stats import merge_measures
 from vane_dagster.storage.manifest import Manifest, ManifestName
@@ -17,6 +17,8 @@ from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.store import Store
 from vane_dagster.tracing.render import sample_trace
 from vane_dagster.types.schema import type_name
+
+_MAX_REPLICAS = 10
 
 
 def column_schema(
@@ -178,7 +180,24 @@ def stage_metadata(
         is_whole = stats.computed == len(manifest.parts)
         found |= spec.usage_metadata(used, stats.seconds if is_whole else None)
     if stats.computed and manifest.model:
-        found["model_loads"] = stats.loads
-        found["model_load_seconds"] = round(stats.load_seconds, 3)
-        found["warm_hits"] = stats.warm
+        found["model_loads"] = stats.loads.loads
+        found["model_load_seconds"] = round(stats.loads.load_seconds, 3)
+        found["warm_hits"] = stats.loads.warm
+    if stats.servers is not None:
+        found["server_starts"] = stats.servers.starts
+        found["server_start_seconds"] = round(stats.servers.start_seconds, 3)
+        found["server_warm_hits"] = stats.servers.warm_hits
+        found["server_restarts"] = stats.servers.restarts
+        found["servers"] = dg.MetadataValue.md(_servers_table(stats.servers.replicas))
     return found
+
+
+def _servers_table(replicas: Sequence[ServerReplica]) -> str:
+    """Format replicas of servers as a Markdown table; there may be hundreds."""
+    rows = [
+        {"server": one.server, "URL": one.url, "node": one.node, "state": one.state}
+        for one in replicas[:_MAX_REPLICAS]
+    ]
+    shown = sample_table(rows) if rows else "none"
+    more = len(replicas) - len(rows)
+    return f"{shown}\n\nand {more} more replicas" if more else shown

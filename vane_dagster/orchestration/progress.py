@@ -14,6 +14,7 @@ from vane_dagster.events import (
     Committed,
     Event,
     Failed,
+    PoolLoads,
     Progress,
     Unchanged,
     Waiting,
@@ -222,18 +223,21 @@ class _StageSummary:
 
 
 @dataclass
-class ModelUse:
-    """Model loads and warm workers of a model in a run."""
+class ModelUse(PoolLoads):
+    """The workers of a model or server in a run.
 
-    loads: int = 0
-    load_seconds: float = 0.0
-    warm: int = 0
+    Attributes:
+        is_server: Whether it is a server.
+    """
+
+    is_server: bool = False
 
     def __str__(self) -> str:
+        load, worker = ("start", "warm replica") if self.is_server else ("load", "warm worker")
         if not self.loads:
-            return f"no load, {count(self.warm, 'warm worker')}"
-        loads = f"{count(self.loads, 'load')} in {duration(self.load_seconds)}"
-        return f"{loads}, {count(self.warm, 'warm worker')}"
+            return f"no {load}, {count(self.warm, worker)}"
+        loads = f"{count(self.loads, load)} in {duration(self.load_seconds)}"
+        return f"{loads}, {count(self.warm, worker)}"
 
 
 @dataclass
@@ -241,7 +245,7 @@ class RunSummary:
     """Accumulates a run's events.
 
     Attributes:
-        models: Loads and warm workers by model name.
+        models: Loads and warm workers by the name of the model or server.
         clock: Returns seconds; only differences count.
     """
 
@@ -255,10 +259,8 @@ class RunSummary:
     def take(self, event: Event) -> None:
         """Add an event."""
         if isinstance(event, WorkerReady):
-            use = self.models.setdefault(event.model, ModelUse())
-            use.loads += not event.report.warm
-            use.load_seconds += 0.0 if event.report.warm else event.report.seconds
-            use.warm += event.report.warm
+            use = self.models.setdefault(event.model, ModelUse(is_server=bool(event.server)))
+            use.add(event.report)
         elif isinstance(event, (Committed, Unchanged, Failed)):
             stage = self._stages.setdefault(event.stage, _StageSummary())
             if isinstance(event, Unchanged):
@@ -282,5 +284,8 @@ class RunSummary:
         ended = "finished in" if finished else "stopped after"
         lines = [f"{ended} {duration(self.clock() - self._began)}"]
         lines += [f"  {name}: {stage}" for name, stage in self._stages.items()]
-        lines += [f"  model {name}: {use}" for name, use in self.models.items()]
+        lines += [
+            f"  {'' if use.is_server else 'model '}{name}: {use}"
+            for name, use in self.models.items()
+        ]
         return "\n".join(lines)

@@ -229,11 +229,20 @@ class RunReport:
     def _worker_ready(self, event: WorkerReady) -> None:
         """Log each model load, and the first warm worker of a model: there may be hundreds."""
         report = event.report
-        if not report.warm or self._summary.models[event.model].warm == 1:
-            state = "is warm" if report.warm else f"loaded in {report.seconds:.1f} s"
-            self._log.info(
-                f"{event.model} {state} (worker {event.worker}, pid {report.pid}, {report.device})"
-            )
+        if report.warm and self._summary.models[event.model].warm > 1:
+            return
+        done = "started" if event.server else "loaded"
+        state = "is warm" if report.warm else f"{done} in {report.seconds:.1f} s"
+        if (server := report.server) is not None and (endpoint := server.endpoint) is not None:
+            place = f"at {endpoint.url} (worker {event.worker}, node {endpoint.node})"
+            log = f"`vane-dagster servers logs {event.server}`"
+            if not endpoint.is_on_ray:
+                log = f"{server.log_path}, until it stops"
+            self._log.info(f"{event.model} {state} {place}. Its log: {log}")
+            return
+        self._log.info(
+            f"{event.model} {state} (worker {event.worker}, pid {report.pid}, {report.device})"
+        )
 
     def _planned(self, plan: RunPlan) -> None:
         """Report the listed source files to Dagster, to keep downstream assets from being stale."""

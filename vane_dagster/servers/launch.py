@@ -74,6 +74,11 @@ class Endpoint:
     node: str = ""
     node_id: str = ""
 
+    @property
+    def is_on_ray(self) -> bool:
+        """Whether its worker is an actor on a Ray cluster, not a subprocess of the run."""
+        return self.node_id != self.node
+
 
 @dataclass(frozen=True)
 class ServerStatus:

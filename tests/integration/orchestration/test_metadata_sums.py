@@ -23,6 +23,7 @@ from support.counted_runs import (
     source,  # noqa: F401  # fixtures
 )
 from support.paths import REPOSITORY
+from support.server_runs import SCHEMA, ask, echo
 from vane_dagster import testing
 from vane_dagster.events import WorkerReady
 from vane_dagster.orchestration.reporting import RunReport
@@ -167,6 +168,34 @@ def test_loads_and_work_add_up_to_those_of_the_run(run, source):
     for stage in ("one", "two"):
         in_code = done.sum("seconds_in_user_code", stage)
         assert 0.01 * fragments * 3 <= in_code <= done.sum("worker_seconds", stage)
+
+
+def test_starts_and_restarts_of_a_server_add_up(run, source, tmp_path):
+    starts = tmp_path / "starts"
+    rows = FILES * ROWS * len(KEYS)
+    llm = echo("llm", "--starts", str(starts), "--exit-after", str(rows))
+    made = pipeline(source)
+    for stage in ("asked", "asked_again"):
+        made["clean"].map_batches(
+            stage, ask, servers={"llm": llm}, schema=SCHEMA, concurrency=1, batch_size=100
+        )
+    done = run(made)
+
+    assert done.result.success
+    begun = len(starts.read_text().split())
+    assert begun == 2, "it ends itself once, in the middle of the run"
+    assert done.sum("server_starts") == 1
+    assert done.sum("server_restarts") == 1
+    assert done.sum("server_warm_hits") == 0
+    (report,) = [report for report in done.ready() if report.server]
+    assert done.sum("server_start_seconds") == pytest.approx(report.seconds, abs=0.01)
+    asked = [found for (stage, _), found in done.found.items() if stage.startswith("asked")]
+    assert len(asked) == 2 * len(KEYS)
+    assert all("| llm | http://127.0.0.1:" in found["servers"] for found in asked)
+    entries = {name for found in asked for name in found}
+    documented = (REPOSITORY / "docs" / "metadata.md").read_text()
+    assert [name for name in sorted(entries) if f"`{name}`" not in documented] == []
+    assert not [name for name in done.found["one", KEYS[0]] if "server" in name]
 
 
 def test_what_a_failed_run_left_is_reused_and_counted_once(run):

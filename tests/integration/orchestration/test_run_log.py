@@ -6,9 +6,12 @@ import re
 import time
 
 import dagster as dg
+import pytest
 
 import vane_dagster as vd
 from support.data import write_source
+from support.pool_models import ray_compute  # noqa: F401  # fixtures
+from support.server_runs import asking, echo
 from vane_dagster.events import (
     Progress,
 )
@@ -48,6 +51,23 @@ def test_a_run_logs_progress_prints_and_a_summary(tmp_path, materialize, local):
         r"fragments: 1 computed, 0 reused\n  model Slow: \d loads? in \d",
         log,
     ), log
+
+
+@pytest.mark.parametrize("where", ["local", "ray_compute"])
+def test_a_run_logs_where_a_server_runs_and_how_to_read_its_log(
+    where, tmp_path, materialize, request
+):
+    pipeline = asking(tmp_path / "src", echo("llm"))
+    with dg.DagsterInstance.ephemeral() as instance:
+        compute = request.getfixturevalue(where)
+        result = materialize(pipeline, compute, instance=instance)
+
+        records = instance.get_records_for_run(result.run_id).records
+        log = "\n".join(record.event_log_entry.user_message for record in records)
+    place = r"server llm started in [\d.]+ s at http://[\d.]+:\d+ \(worker .*\)\. Its log: "
+    shown = r"/.*\.log, until it stops" if where == "local" else "`vane-dagster servers logs llm`"
+    assert re.search(place + shown, log), log
+    assert re.search(r"\n  server llm: 1 start in \d.*, 0 warm replicas", log)
 
 
 def test_progress_after_a_filter_ends_with_the_rows_of_the_stage(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from vane_dagster.compute.api import CallResult, Worker
+from vane_dagster.engine.pool_usage import PoolUsage
 from vane_dagster.engine.worker_group import WorkerGroup
 from vane_dagster.events import Noticed
 from vane_dagster.servers.launch import Endpoint, ServerStatus
@@ -62,6 +63,7 @@ class World:
         self.lease: Any = Lease()
         self.events: list[Any] = []
         self.given_up: list[tuple[Any, str]] = []
+        self.usage = PoolUsage()
         client = PoolSpec("client", "ask", (2, 2), uses={"llm": "server"})
         server = PoolSpec("server", "vLLM server tiny", (2, 2), server="tiny")
         self.group = WorkerGroup(
@@ -72,6 +74,7 @@ class World:
             lambda stages, error: self.given_up.append((stages, str(error))),
             lambda: self.now,
             {"server": server},
+            self.usage.server_changed,
         )
 
     def ready(self, worker: Worker, endpoint: Endpoint | None = None, **report: Any) -> None:
@@ -169,3 +172,29 @@ def test_a_server_that_does_not_start_fails_its_stages_at_once():
     world.ready(REPLICAS[1], ENDPOINTS[1])
     assert [error for _, error in world.given_up] == ["Server 'tiny' did not start: exit code 1"]
     assert ("load", CLIENTS[0]) not in world.lease.calls
+
+
+def test_restarts_and_the_state_of_replicas_are_counted_once():
+    world = World()
+    world.start()
+    world.report(REPLICAS[0], ServerStatus("ready", ENDPOINTS[0], restarts=2))
+    world.report(REPLICAS[0], ServerStatus("ready", ENDPOINTS[0], restarts=3))
+    world.report(REPLICAS[1], None, lost="its node is gone")
+    used = world.usage.take_servers(["server"])
+    assert used.restarts == 3
+    assert [(one.server, one.url, one.state) for one in used.replicas] == [
+        ("tiny", "http://one:1", "ready")
+    ]
+    assert world.usage.take_servers(["server"]).restarts == 0
+
+
+def test_restarts_before_the_run_are_not_counted():
+    world = World()
+    ticket = world.lease.calls.pop(("load", REPLICAS[0]))
+    status = ServerStatus("ready", ENDPOINTS[0], restarts=5)
+    world.group.handle_done(
+        CallResult(ticket, LoadReport(True, 1.0, 1, "cpu", "node", server=status))
+    )
+    assert world.usage.take_servers(["server"]).restarts == 0
+    world.report(REPLICAS[0], replace(status, restarts=6))
+    assert world.usage.take_servers(["server"]).restarts == 1

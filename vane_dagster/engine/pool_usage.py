@@ -1,0 +1,92 @@
+"""Model loads, and starts of servers, until the metadata of a partition counts them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from vane_dagster.events import PoolLoads, ServerReplica, ServerUse
+from vane_dagster.servers.launch import ServerStatus
+from vane_dagster.worker.protocol import LoadReport, PoolSpec
+
+
+class PoolUsage:
+    """The workers of each pool that became ready since they were last counted.
+
+    Workers are reported by the executor's thread, and counted by the committer's.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loads: dict[str, PoolLoads] = {}
+        self._restarts: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        self._replicas: dict[str, Mapping[str, ServerStatus]] = {}
+
+    def worker_ready(self, pool: str, report: LoadReport) -> None:
+        """Count a ready worker.
+
+        Args:
+            pool: Identity of the pool.
+            report: The worker's report.
+        """
+        with self._lock:
+            self._loads.setdefault(pool, PoolLoads()).add(report)
+
+    def server_changed(self, server: PoolSpec, replicas: Mapping[str, ServerStatus]) -> None:
+        """Record the state of a server, and count restarts of replicas that were known before.
+
+        Args:
+            server: The server's pool.
+            replicas: The state of each replica by the name of its worker.
+        """
+        with self._lock:
+            known = self._replicas.get(server.identity, {})
+            restarts = sum(
+                max(0, status.restarts - known[worker].restarts)
+                for worker, status in replicas.items()
+                if worker in known
+            )
+            total = self._restarts.get(server.identity, 0) + restarts
+            self._restarts[server.identity] = total
+            self._names[server.identity] = server.server
+            self._replicas[server.identity] = replicas
+
+    def take_loads(self, pool: str) -> PoolLoads:
+        """Return the loads of a pool that were not returned before.
+
+        Args:
+            pool: Identity of the pool.
+        """
+        with self._lock:
+            return self._loads.pop(pool, PoolLoads())
+
+    def take_servers(self, servers: Sequence[str]) -> ServerUse:
+        """Return the starts and restarts of servers that were not returned before.
+
+        Args:
+            servers: Identities of the servers' pools.
+
+        Returns:
+            Their sums, and the state of all replicas.
+        """
+        with self._lock:
+            loads = [self._loads.pop(server, PoolLoads()) for server in servers]
+            return ServerUse(
+                starts=sum(use.loads for use in loads),
+                start_seconds=sum(use.load_seconds for use in loads),
+                warm_hits=sum(use.warm for use in loads),
+                restarts=sum(self._restarts.pop(server, 0) for server in servers),
+                replicas=tuple(
+                    _replica(self._names[server], status)
+                    for server in servers
+                    for _, status in sorted(self._replicas.get(server, {}).items())
+                ),
+            )
+
+
+def _replica(name: str, status: ServerStatus) -> ServerReplica:
+    endpoint = status.endpoint
+    return ServerReplica(
+        name, endpoint.url if endpoint else "", endpoint.node if endpoint else "", status.state
+    )
