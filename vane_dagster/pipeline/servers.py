@@ -46,6 +46,8 @@ _OPERATIONAL_FLAGS = frozenset(
         "uvicorn_log_level",
     }
 )
+_PRIVATE_SOCKETS = {"VLLM_RPC_BASE_PATH": "{folder}"}
+"""What the sockets of its processes get is unpickled."""
 _VLLM_GAUGES = ("/metrics", "vllm:num_requests_running", "vllm:num_requests_waiting")
 _OWN_ENVIRONMENT = {"PYTHONPATH": "", "PYTHONHOME": ""}
 """For an interpreter of another environment: it must not import the worker's packages."""
@@ -327,7 +329,7 @@ class VLLMServer(ModelServer):
         launch = Launch(
             "",
             (python or "{python}", "-m", "vllm.entrypoints.openai.api_server", *words),
-            env=_OWN_ENVIRONMENT if python else {},
+            env={**_PRIVATE_SOCKETS, **(_OWN_ENVIRONMENT if python else {})},
             key_env="VLLM_API_KEY",
             model=served,
             metrics=_VLLM_GAUGES,

@@ -18,8 +18,9 @@ class Launch:
     Attributes:
         label: Name for people.
         command: The command line. ``{host}``, ``{port}``, ``{grpc_port}``, ``{metrics_port}``,
-            ``{payload}`` (the path of a private file with `payload`), ``{python}`` (the worker's
-            interpreter), ``{triton_runner}`` and ``{cloudpickle}`` (paths) are replaced.
+            ``{folder}`` (a private folder), ``{payload}`` (the path of a file with `payload` in
+            it), ``{python}`` (the worker's interpreter), ``{triton_runner}`` and ``{cloudpickle}``
+            (paths) are replaced.
         health: Path that answers with status 200 to 299 once the server is ready.
         ports: Names of the ports to reserve; the first one is HTTP and has `health`.
         env: Additional environment variables; the same placeholders are replaced in their values.

@@ -261,6 +261,7 @@ class ServerProcess:
         self._release()
         values = {
             "host": self._host,
+            "folder": str(self._folder),
             "payload": os.path.join(self._folder, "payload"),
             "python": sys.executable,
             "triton_runner": triton_runner.__file__,

@@ -41,6 +41,7 @@ def test_flags_of_vllm():
     assert "chat" not in text
     assert (server.name, server.model) == ("tiny", "tiny")
     assert server.launch().key_env == "VLLM_API_KEY"
+    assert server.launch().env == {"VLLM_RPC_BASE_PATH": "{folder}"}, "its sockets are private"
 
 
 @pytest.mark.parametrize(
