@@ -151,7 +151,8 @@ def _compute(
     plan, store, capacity = state.plan, state.store, checked.capacity
     look_up, waits = look_up_parts(state), Waits(state.emit)
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
-    servers = {pool.identity: pool for pool in checked.servers.values()}
+    by_size = sorted(checked.servers.values(), key=lambda pool: pool.workers)
+    servers = {pool.identity: pool for pool in by_size}  # of equal ones the largest
     waves = plan_waves(capacity, needed, upstream, pools, servers)
     for index, stages in enumerate(waves):
         if not state.fragments_left(stages):  # their upstream stages failed
