@@ -124,11 +124,11 @@ def test_a_start_is_tried_again_on_other_ports(tmp_path):
         assert server.status().restarts == 0
 
 
-def test_the_error_has_the_last_thirty_lines():
+def test_the_error_has_the_last_fifty_lines():
     text = error(failing("for i in range(99): print(f'line {i}.')"), max_failed_starts=1)
     assert "line 98." in text
-    assert "line 69." in text
-    assert "line 68." not in text
+    assert "line 49." in text
+    assert "line 48." not in text
     assert "exited with code 0" in text
 
 
