@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vane_dagster.orchestration.resources import LocalCompute as LocalCompute
     from vane_dagster.orchestration.resources import RayCompute as RayCompute
     from vane_dagster.orchestration.serve import serve as serve
+    from vane_dagster.orchestration.server_assets import server_assets as server_assets
     from vane_dagster.orchestration.trace import trace as trace
     from vane_dagster.pipeline.decorators import cls as cls
     from vane_dagster.pipeline.decorators import func as func
@@ -140,6 +141,7 @@ _HOME = {
     "LocalCompute": "orchestration.resources",
     "RayCompute": "orchestration.resources",
     "serve": "orchestration.serve",
+    "server_assets": "orchestration.server_assets",
     "trace": "orchestration.trace",
     "Trace": "tracing.steps",
     "Step": "tracing.steps",

@@ -12,7 +12,7 @@ from vane_dagster.compute.client import brief, pool_managers
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.errors import ComputeError
 
-ANSWER_SECONDS = 30.0
+_ANSWER_SECONDS = 30.0
 NAME = click.option("--name", help="Which local head.  [default: default]")
 ADDRESS = click.option("--address", help="Address of another Ray cluster.")
 
@@ -34,7 +34,7 @@ def end_pool(pool_manager: Any, pool: dict[str, Any], force: bool) -> bool:
     ray: Any = importlib.import_module("ray")
     try:
         return bool(
-            ray.get(pool_manager.evict.remote(pool["identity"], force), timeout=ANSWER_SECONDS)
+            ray.get(pool_manager.evict.remote(pool["identity"], force), timeout=_ANSWER_SECONDS)
         )
     except ray.exceptions.RayError as error:
         raise ComputeError(
@@ -75,7 +75,7 @@ def listed_pools(found: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]
     listed, silent = [], []
     for name, pool_manager in found.items():
         try:
-            answer = ray.get(pool_manager.pools.remote(), timeout=ANSWER_SECONDS)
+            answer = ray.get(pool_manager.pools.remote(), timeout=_ANSWER_SECONDS)
         except ray.exceptions.RayError as error:
             silent.append(name)
             click.echo(f"{name} does not answer: {brief(error)}", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import socket
 import sys
@@ -13,16 +12,14 @@ import click
 
 from vane_dagster.cli.managed_pools import (
     ADDRESS,
-    ANSWER_SECONDS,
     NAME,
     end_pool,
     listed_pools,
     managers_of,
 )
 from vane_dagster.cli.output import duration, table
-from vane_dagster.compute.actor_names import NAMESPACE, actor_names
-from vane_dagster.compute.client import brief
-from vane_dagster.errors import ComputeError
+from vane_dagster.compute.actor_names import actor_names
+from vane_dagster.compute.client import ask_worker
 
 _POLL_SECONDS = 0.5
 _REFRESH_SECONDS = 5.0
@@ -153,7 +150,7 @@ def endpoint(
         key=lambda worker: (worker.get("node") != own, _status(worker).get("in_flight") or 0),
     )
     for worker in ready:
-        if (info := _ask(worker["name"], "server_endpoint")) is not None:
+        if (info := ask_worker(worker["name"], "server_endpoint")) is not None:
             break
     else:
         states = sorted({_state(worker) for worker in pool["workers"]})
@@ -223,18 +220,6 @@ def _replica(pool: dict[str, Any], worker: str) -> str:
     return worker.removeprefix(f"{pool['identity']}-").partition(".")[0]
 
 
-def _ask(worker: str, method: str, *args: Any) -> Any:
-    """Call a control method of a worker; None if the worker is gone."""
-    ray: Any = importlib.import_module("ray")
-    try:
-        actor = ray.get_actor(worker, namespace=NAMESPACE)
-        return ray.get(getattr(actor, method).remote(*args), timeout=ANSWER_SECONDS)
-    except (ray.exceptions.RayActorError, ValueError):
-        return None
-    except ray.exceptions.RayError as error:
-        raise ComputeError(f"worker {worker} does not answer: {brief(error)}") from error
-
-
 class _LogReader:
     """Reads the log of one replica.
 
@@ -278,7 +263,7 @@ class _LogReader:
         return [line.decode(errors="replace") for line in found]
 
     def _read(self, offset: int, limit: int) -> bytes:
-        answer = _ask(self._worker, "read_log", offset, limit)
+        answer = ask_worker(self._worker, "read_log", offset, limit)
         if answer is None:
             self.has_ended = True
             return b""

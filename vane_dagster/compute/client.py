@@ -14,10 +14,12 @@ from vane_dagster.compute.actor_names import (
 )
 from vane_dagster.compute.code_digest import protocol
 from vane_dagster.compute.head_watch import HeadWatch
+from vane_dagster.compute.pool_state import PoolInfo
 from vane_dagster.errors import ComputeError
 
 _ANSWER_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
+_WORKER_SECONDS = 30.0
 
 
 def pool_managers() -> dict[str, Any]:
@@ -30,6 +32,49 @@ def pool_managers() -> dict[str, Any]:
         if is_pool_manager(name)
     }
 
+
+def listed_pools() -> list[PoolInfo]:
+    """Return the pools of all pool managers on the cluster.
+
+    Raises:
+        ComputeError: If a pool manager does not answer.
+    """
+    import ray
+
+    asked = [manager.pools.remote() for manager in pool_managers().values()]
+    try:
+        return [pool for found in ray.get(asked, timeout=_ANSWER_SECONDS) for pool in found]
+    except ray.exceptions.RayError as error:
+        raise _no_answer("pools", error) from error
+
+
+def ask_worker(worker: str, method: WorkerMethod, *args: Any) -> Any:
+    """Call a method of a worker that runs a server, and wait for the answer.
+
+    Args:
+        worker: Name of the worker.
+        method: Name of the method.
+        *args: Its arguments.
+
+    Returns:
+        The answer; None if the worker is gone.
+
+    Raises:
+        ComputeError: If the worker does not answer.
+    """
+    import ray
+
+    try:
+        actor = ray.get_actor(worker, namespace=NAMESPACE)
+        return ray.get(getattr(actor, method).remote(*args), timeout=_WORKER_SECONDS)
+    except (ray.exceptions.RayActorError, ValueError):
+        return None
+    except ray.exceptions.RayError as error:
+        raise ComputeError(f"worker {worker} does not answer: {brief(error)}") from error
+
+
+WorkerMethod = Literal["probe_server", "read_log", "server_endpoint"]
+"""Control methods of `HostActor` for people and programs outside of runs."""
 
 PoolManagerMethod = Literal[
     "acquire",

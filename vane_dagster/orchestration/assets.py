@@ -29,6 +29,7 @@ from vane_dagster.orchestration.run import run_pipeline
 from vane_dagster.orchestration.source_asset import SourceLog, observe
 from vane_dagster.pipeline.asset_options import AssetOptions
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.pipeline.specs import SOURCE
 
 
@@ -61,7 +62,7 @@ class RunOptions(dg.Config):
     )
 
 
-def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
+def build_assets(pipeline: Pipeline, servers: Sequence[ModelServer] = ()) -> dg.AssetsDefinition:
     """Implement `Pipeline.build_assets`."""
     if not pipeline.stages:
         raise DefinitionError(f"pipeline {pipeline.name!r} has no stages; add one to it")
@@ -71,7 +72,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
 
     @dg.multi_asset(
         name=f"{pipeline.name}_pipeline",
-        specs=[stage_spec(pipeline, stage.spec) for stage in pipeline],
+        specs=[stage_spec(pipeline, stage.spec, servers) for stage in pipeline],
         partitions_def=pipeline.partitions_def,
         backfill_policy=policy,
         check_specs=check_specs(pipeline),

@@ -78,7 +78,7 @@ class ServerProcess:
         if launch.key_env is not None:
             self._key = secrets.token_urlsafe(32)
             keep_variables({launch.key_env: self._key})
-        keep_arguments(dict(launch.env), *_flags(launch.command))
+        keep_arguments(dict(launch.env), *flags(launch.command))
         self._folder = new_temporary_folder("server-", worker_folder("servers"))
         if launch.payload:
             _write_private(os.path.join(self._folder, "payload"), launch.payload)
@@ -150,6 +150,20 @@ class ServerProcess:
         if status.state in ("failed", "stopped"):
             reason = f": {status.reason}" if status.reason else ""
             raise RuntimeError(f"Server {self._launch.label!r} has {_PAST[status.state]}{reason}")
+
+    def probe(self, timeout: float) -> str:
+        """Ask the server for its health.
+
+        Args:
+            timeout: Seconds that it may take.
+
+        Returns:
+            What is wrong; empty if it answers.
+        """
+        status = self.status()
+        if status.state in _PAST:
+            return f"it has {_PAST[status.state]}"
+        return self._probe(timeout)
 
     def read_log(self, offset: int, limit: int) -> tuple[bytes, int]:
         """Read a part of the server's log, with secrets masked.
@@ -495,7 +509,7 @@ def _ray_logs() -> str:
     return "" if node is None else str(node.get_logs_dir_path())
 
 
-def _flags(command: Sequence[str]) -> list[dict[str, str]]:
+def flags(command: Sequence[str]) -> list[dict[str, str]]:
     """Return the values of a command line's flags by their names."""
     found = []
     for part, following in zip(command, [*command[1:], ""]):

@@ -578,6 +578,7 @@ PUBLIC = [
     "ray_dataset",
     "row_id",
     "serve",
+    "server_assets",
     "stored",
     "table",
     "tensor",

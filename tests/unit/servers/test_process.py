@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vane_dagster.servers.process import _filled, _flags, gauge_sum
+from vane_dagster.servers.process import _filled, flags, gauge_sum
 
 METRICS = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -30,10 +30,10 @@ def test_metrics_that_do_not_exist_are_unknown():
 
 def test_flags_are_known_by_their_names():
     command = ("serve", "--api-key", "one", "--hf-token=two", "-q", "--model", "m")
-    flags = _flags(command)
-    assert {"api-key": "one"} in flags
-    assert {"hf-token": "two"} in flags
-    assert {"model": "m"} in flags
+    named = flags(command)
+    assert {"api-key": "one"} in named
+    assert {"hf-token": "two"} in named
+    assert {"model": "m"} in named
 
 
 def test_placeholders_are_replaced_literally():
