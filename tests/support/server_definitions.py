@@ -30,6 +30,7 @@ reviews = vd.Pipeline(
     source=vd.parquet(str(ROOT / "src/{partition_key}")),
     id="id",
     partitions_def=dg.StaticPartitionsDefinition(KEYS),
+    backfill_policy=dg.BackfillPolicy.multi_run(),
 )
 options = {"schema": SCHEMA, "servers": {"llm": llm}, "concurrency": 1}
 reviews.map_batches("mood", ask, **options).project("kept", ["answer"])
