@@ -46,7 +46,7 @@ def server_assets(
         servers: The servers.
         group_name: Their group in Dagster's graph.
         automation_condition: When to evaluate the checks, such as
-            ``dg.AutomationCondition.on_cron("*/10 * * * *")``. Default: on request.
+            ``dg.AutomationCondition.cron_tick_passed("*/10 * * * *")``. Default: on request.
 
     Raises:
         DefinitionError: If `servers` has something else, or two servers of one name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import urllib.request
@@ -23,6 +24,7 @@ from support.server_runs import asking, echo
 from vane_dagster.compute.client import ask_worker
 
 KEY = dg.AssetKey(["servers", "llm"])
+COUNTS = ("server_starts", "server_warm_hits", "server_restarts")
 
 
 class World:
@@ -154,7 +156,8 @@ def test_runs_of_other_processes_share_one_start(tmp_path, ray_compute):
             assert process.returncode == 0, err[-3000:]
             found.append(json.loads(out.splitlines()[-1]))
     sums = [
-        {name: sum(stage.get(name, 0) for stage in run.values()) for name in NAMES} for run in found
+        {name: sum(stage.get(name, 0) for stage in stages.values()) for name in COUNTS}
+        for stages in found
     ]
     assert [run["server_starts"] for run in sums] == [1, 0, 0, 0]
     assert [run["server_warm_hits"] for run in sums] == [0, 1, 1, 1]
@@ -162,4 +165,18 @@ def test_runs_of_other_processes_share_one_start(tmp_path, ray_compute):
     assert len((tmp_path / "starts").read_text().split()) == 1
 
 
-NAMES = ("server_starts", "server_warm_hits", "server_restarts")
+@pytest.mark.filterwarnings("ignore:Parameter `include_sources`")
+def test_checks_are_requested_on_a_schedule(instance):
+    server = vd.Server(["serve", "{port}"], name="llm")
+    condition = dg.AutomationCondition.cron_tick_passed("*/10 * * * *")
+    checked = vd.server_assets([server], automation_condition=condition)
+    defs = dg.Definitions(checked, resources={"compute": vd.LocalCompute()})
+    requested, cursor = [], None
+    for minute in (5, 11, 15, 21):
+        now = datetime.datetime(2026, 1, 1, 0, minute)
+        found = dg.evaluate_automation_conditions(
+            defs, instance, cursor=cursor, evaluation_time=now
+        )
+        requested.append(found.total_requested)
+        cursor = found.cursor
+    assert requested == [0, 1, 0, 1]
