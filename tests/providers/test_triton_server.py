@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,11 @@ import pytest
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
+from support.paths import REPOSITORY
 from support.results import Run, failure
-from support.triton import pytriton, tritonserver  # noqa: F401
+from support.snippets import imported
+from support.triton import pytriton, pytriton_client, tritonserver  # noqa: F401
+from support.vllm_stages import until
 
 ROWS = 40
 MODEL = """
@@ -65,7 +70,7 @@ def doubling(ports, model_path):
     with Triton(config=config) as triton:
         number = {"dtype": np.float64, "shape": (1,)}
         triton.bind(
-            model_name="double",
+            model_name="doubler",
             infer_func=infer,
             inputs=[Tensor(name="x", **number)],
             outputs=[Tensor(name="y", **number), Tensor(name="pid", **number)],
@@ -84,7 +89,7 @@ def asks(batch: Any, triton: Any) -> Any:
     x = batch["x"].to_pylist()
     body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [len(x), 1], "data": x}]}
     request = urllib.request.Request(
-        f"{triton.url}/v2/models/double/infer", json.dumps(body).encode()
+        f"{triton.url}/v2/models/doubler/infer", json.dumps(body).encode()
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         outputs = {each["name"]: each["data"] for each in json.load(answer)["outputs"]}
@@ -124,13 +129,13 @@ def listening() -> list[Any]:
 def function(pytriton: str, tmp_path: Path) -> vd.TritonServer:
     (tmp_path / "factor").write_text("2")
     return vd.TritonServer(
-        doubling, model_path=vd.local_file(tmp_path / "factor"), model="double", python=pytriton
+        doubling, model_path=vd.local_file(tmp_path / "factor"), model="doubler", python=pytriton
     )
 
 
 @pytest.fixture
 def repository(tritonserver: str, tmp_path: Path) -> vd.TritonServer:
-    version = tmp_path / "models" / "double" / "1"
+    version = tmp_path / "models" / "doubler" / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(MODEL)
     (version.parent / "config.pbtxt").write_text(CONFIG)
@@ -176,8 +181,9 @@ def test_a_function_runs_beside_subprocesses_and_ends_with_them(
 
     pids, ports = answered(tmp_path, "first")
     assert answered(tmp_path, "second") == (pids, ports)
-    assert not psutil.pid_exists(*pids)
-    assert not ports & {address.port for address in listening()}
+    until(lambda: not ports & {address.port for address in listening()}, "the port is free")
+    (pid,) = pids
+    until(lambda: not psutil.pid_exists(pid), "the server has ended")
 
 
 def test_an_environment_without_pytriton_is_named(
@@ -199,9 +205,98 @@ def test_a_repository_with_a_broken_model_fails_with_the_servers_log(
     local: vd.LocalCompute,
     materialize: Run,
 ) -> None:
-    (tmp_path / "models" / "double" / "1" / "model.py").write_text("import no_such_package\n")
+    (tmp_path / "models" / "doubler" / "1" / "model.py").write_text("import no_such_package\n")
     ask(numbers, "first", repository)
 
     message = failure(materialize(numbers, local, raises=False))
 
     assert "No module named 'no_such_package'" in message
+
+
+def test_a_killed_function_is_restarted_and_leaves_no_files(
+    numbers: vd.Pipeline,
+    function: vd.TritonServer,
+    tmp_path: Path,
+    local: vd.LocalCompute,
+    materialize: Run,
+) -> None:
+    """Each process of the server is killed once, while requests are in flight."""
+
+    def asks_a_victim(batch: Any, triton: Any) -> Any:
+        import os
+
+        import psutil
+
+        found = asks(batch, triton)
+        place = batch["id"][0].as_py() // 8
+        if place in (1, 3) and not (marks / str(place)).exists():
+            runner = psutil.Process(found["pid"][0])
+            (marks / str(place)).write_text(os.path.dirname(runner.cmdline()[3]))
+            victims = [runner, *(p for p in runner.children() if p.name() == "tritonserver")]
+            victims[place % 3 % 2].kill()
+            asks(batch, triton)  # fails while the server is down
+        return found
+
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    schema = {"y": "DOUBLE", "pid": "BIGINT", "port": "VARCHAR"}
+    numbers.map_batches(
+        "first", asks_a_victim, schema=schema, batch_size=8, batch_format="pyarrow",
+        servers={"triton": function}, concurrency=1,
+    )  # fmt: skip
+
+    assert materialize(numbers, local).success
+
+    pids, ports = answered(tmp_path, "first")
+    folders = {mark.name: mark.read_text() for mark in marks.iterdir()}
+    assert sorted(folders) == ["1", "3"]
+    assert len(pids) == 3, "a start, and a restart after each kill"
+    assert len(ports) == 1
+    until(lambda: not any(map(psutil.pid_exists, pids)), "the processes have ended")
+    until(lambda: not any(map(os.path.exists, folders.values())), "the files are removed")
+
+
+def example(marker: str) -> str:
+    """The block of the page that has a text."""
+    page = (REPOSITORY / "docs" / "servers.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (found,) = (block for block in blocks if marker in block)
+    return found
+
+
+def test_the_pages_function_runs(
+    numbers: vd.Pipeline,
+    pytriton: str,
+    pytriton_client: Path,
+    tmp_path: Path,
+    local: vd.LocalCompute,
+    materialize: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(pytriton_client))
+    monkeypatch.chdir(tmp_path)
+    replaced = {"/opt/triton/bin/python": pytriton, "numbers/*.parquet": "src/*.parquet"}
+    with imported(example("serve_doubler"), "page_function", tmp_path, replaced) as module:
+        assert materialize(module.pipeline, local).success
+
+    rows = read_stage(tmp_path / "store", "numbers", "doubled").sort_by("id")
+    assert rows["doubled"].to_pylist() == [2.0 * x for x in range(ROWS)]
+
+
+def test_the_pages_repository_runs(
+    numbers: vd.Pipeline,
+    repository: vd.TritonServer,
+    tritonserver: str,
+    tmp_path: Path,
+    local: vd.LocalCompute,
+    materialize: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", os.path.dirname(tritonserver) + os.pathsep + os.environ["PATH"])
+    monkeypatch.chdir(tmp_path)
+    replaced = {'"/models", gpus=1': '"models"', "numbers/*.parquet": "src/*.parquet"}
+    with imported(example("model_repository"), "page_repository", tmp_path, replaced) as module:
+        assert materialize(module.pipeline, local).success
+
+    rows = read_stage(tmp_path / "store", "numbers", "doubled").sort_by("id")
+    assert rows["y"].to_pylist() == [2.0 * x for x in range(ROWS)]

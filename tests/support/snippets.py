@@ -105,13 +105,10 @@ def refused(page: str) -> list[tuple[str, str, str]]:
     return _REFUSED.findall(_text(page))
 
 
-@contextlib.contextmanager
 def loaded(
     snippet: Snippet, folder: Path, replaced: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[ModuleType]:
-    """Import our side of a snippet as a module that a reader would have.
-
-    Its functions travel to workers by value, as those of test modules do.
+) -> contextlib.AbstractContextManager[ModuleType]:
+    """Import our side of a snippet; see `imported`.
 
     Args:
         snippet: The snippet.
@@ -119,7 +116,23 @@ def loaded(
         replaced: Texts of the code, such as the name of a large model, and what replaces them.
     """
     name = re.sub(r"\W", "_", f"coming_from_{snippet.page}_{snippet.heading}".lower())
-    code = preamble(snippet.page) + snippet.ours
+    return imported(preamble(snippet.page) + snippet.ours, name, folder, replaced)
+
+
+@contextlib.contextmanager
+def imported(
+    code: str, name: str, folder: Path, replaced: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[ModuleType]:
+    """Import code as a module that a reader would have.
+
+    Its functions travel to workers by value, as those of test modules do.
+
+    Args:
+        code: The code.
+        name: The module's name.
+        folder: The folder to write the module to.
+        replaced: Texts of the code, such as the name of a large model, and what replaces them.
+    """
     for text, by in replaced.items():
         assert text in code
         code = code.replace(text, by)

@@ -26,6 +26,7 @@ from vane_dagster.servers.handle import HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
 from vane_dagster.servers.process import ServerProcess
 from vane_dagster.servers.triton_runner import stamped
+from vane_dagster.types.callables import signature_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FLAG = re.compile(r"[a-z][a-z0-9_]*")
@@ -343,8 +344,9 @@ class TritonServer(ModelServer):
 
     Args:
         fn: Starts Triton and serves until SIGTERM: ``fn(ports, model_path)``, where `ports` are
-            those for HTTP, gRPC and metrics. It is the contract of Spark's Triton guides. The
-            function travels with all that it refers to, into a process of its own.
+            those for HTTP, gRPC and metrics; ``fn(ports)`` without `model_path`. It is the contract
+            of Spark's Triton guides. The function travels with all that it refers to, into a
+            process of its own.
         model_path: Passed to `fn`; the content of a local file or folder counts in fragment keys.
         model_repository: A folder of models, served by ``tritonserver``; in place of `fn`.
         tritonserver: The program for `model_repository`. Default: the one on the PATH.
@@ -362,7 +364,7 @@ class TritonServer(ModelServer):
 
     def __init__(
         self,
-        fn: Callable[[Sequence[int], Any], Any] | None = None,
+        fn: Callable[..., Any] | None = None,
         model_path: str | os.PathLike[str] | LocalFile | None = None,
         *,
         model_repository: str | os.PathLike[str] | LocalFile | None = None,
@@ -374,10 +376,9 @@ class TritonServer(ModelServer):
         where = "vd.TritonServer"
         if (fn is None) == (model_repository is None):
             raise DefinitionError(f"{where}: expected either fn or model_repository")
-        if fn is not None and not callable(fn):
-            raise DefinitionError(
-                f"{where}: fn is {fn!r}; expected a function fn(ports, model_path)"
-            )
+        form = "fn(ports)" if model_path is None else "fn(ports, model_path)"
+        if fn is not None and not (callable(fn) and _takes(fn, 1 if model_path is None else 2)):
+            raise DefinitionError(f"{where}: fn is {fn!r}; expected a function {form}")
         self._fn = fn
         path = model_path if isinstance(model_path, LocalFile) else path_text(model_path)
         folder = (
@@ -419,6 +420,17 @@ class TritonServer(ModelServer):
                 "your modules at the top of its module, and pass data as model_path"
             )
         return replace(self._launch, payload=stamped(payload))
+
+
+def _takes(fn: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with some positional arguments, as far as is known."""
+    signature = signature_of(fn)
+    try:
+        if signature is not None:
+            signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def _last(folder: Any) -> str:

@@ -13,6 +13,8 @@ nvidia-pytriton needs numpy below 2. So this file uses the standard library alon
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import importlib.metadata
 import importlib.util
 import os
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str]) -> None:
         function = _load(cloudpickle, payload)
         _let_triton_find_python()
         _keep_files_in(os.path.dirname(payload))
+        _remove_lost_shared_memory("/dev/shm")
         function([int(port) for port in ports], *arguments[5:])
     except ModuleNotFoundError as error:
         traceback.print_exc()
@@ -115,6 +118,19 @@ def _let_triton_find_python() -> None:
 def _keep_files_in(folder: str) -> None:
     """Let temporary files be made in a folder that is removed after the process was killed too."""
     os.environ["TMPDIR"] = os.environ["PYTRITON_HOME"] = folder
+
+
+def _remove_lost_shared_memory(folder: str) -> None:
+    """Remove the shared memory of PyTriton servers that were killed: 4 MB each.
+
+    Args:
+        folder: The folder of shared memory.
+    """
+    for path in glob.glob(os.path.join(folder, "pytrtion*-*")):  # [sic]
+        pid = os.path.basename(path)[len("pytrtion") :].partition("-")[0]
+        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+            with contextlib.suppress(OSError):  # it is another user's
+                os.unlink(path)
 
 
 if __name__ == "__main__":

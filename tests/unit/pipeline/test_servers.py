@@ -68,6 +68,11 @@ def test_flags_of_vllm():
         (lambda: vd.TritonServer(), "expected either fn or model_repository"),
         (lambda: vd.TritonServer(print, model_repository="x"), "expected either fn or"),
         (lambda: vd.TritonServer(3), "expected a function fn"),
+        (
+            lambda: vd.TritonServer(lambda ports: 0, "m"),
+            "expected a function fn(ports, mo",
+        ),
+        (lambda: vd.TritonServer(lambda ports, path: 0), "expected a function fn(ports)"),
         (lambda: vd.TritonServer(print, model=3), "model is 3; expected its name in requests"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The search path by which Triton's processes find the interpreter's shared library."""
+"""What a server of Triton finds around it: the interpreter's shared library, lost shared memory."""
 
 from __future__ import annotations
 
@@ -32,3 +32,13 @@ def test_an_interpreter_without_one_leaves_the_path_alone(monkeypatch, tmp_path:
     triton_runner._let_triton_find_python()
 
     assert os.environ["LD_LIBRARY_PATH"] == "/cuda/lib"
+
+
+def test_shared_memory_of_killed_servers_alone_is_removed(tmp_path: Path):
+    kept = {f"pytrtion{os.getpid()}-a-b", "pytrtion-x", "psm_1234"}
+    for name in (*kept, f"pytrtion{2**22 + 1}-a-b"):  # above the largest process id
+        (tmp_path / name).touch()
+
+    triton_runner._remove_lost_shared_memory(str(tmp_path))
+
+    assert {file.name for file in tmp_path.iterdir()} == kept
