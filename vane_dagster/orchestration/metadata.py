@@ -188,12 +188,12 @@ def stage_metadata(
         found["server_start_seconds"] = round(stats.servers.start_seconds, 3)
         found["server_warm_hits"] = stats.servers.warm_hits
         found["server_restarts"] = stats.servers.restarts
-        found["servers"] = dg.MetadataValue.md(_servers_table(stats.servers.replicas))
+        found["servers"] = dg.MetadataValue.md(servers_table(stats.servers.replicas))
     return found
 
 
-def _servers_table(replicas: Sequence[ServerReplica]) -> str:
-    """Format replicas of servers as a Markdown table; there may be hundreds."""
+def servers_table(replicas: Sequence[ServerReplica]) -> str:
+    """Format replicas of servers as a Markdown table, the first ten if there are more."""
     rows = [
         {"server": one.server, "URL": one.url, "node": one.node, "state": one.state}
         for one in replicas[:_MAX_REPLICAS]

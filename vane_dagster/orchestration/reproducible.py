@@ -53,7 +53,7 @@ class _Results:
             self.made[event.partition] = event.parts
         elif isinstance(event, Failed):
             self.failed[event.partition] = event.error
-        elif isinstance(event, WorkerReady) and event.stages:
+        elif isinstance(event, WorkerReady) and event.stages and not event.server:
             self.loads += not event.report.warm
             self.warm += event.report.warm
         elif isinstance(event, Printed):

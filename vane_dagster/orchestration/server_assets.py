@@ -110,7 +110,7 @@ def _check(
         with errors_masked():
             try:
                 found = [pool for pool in compute.pools() if pool["identity"] == server.identity()]
-                return _result(found)
+                return evaluation(found)
             except VaneError as error:
                 raise dg.Failure(description=str(error)) from error
 
@@ -165,7 +165,12 @@ def _log(info: WorkerInfo) -> str:
     return f"\nLast lines of its log:\n{tail}" if tail else ""
 
 
-def _result(found: Sequence[PoolInfo]) -> dg.AssetCheckResult:
+def evaluation(found: Sequence[PoolInfo]) -> dg.AssetCheckResult:
+    """Return the result of a server's check.
+
+    Args:
+        found: The server's pool; empty if it is not started.
+    """
     replicas = [_asked(worker) for pool in found for worker in pool["workers"]]
     if not replicas:
         return dg.AssetCheckResult(

@@ -6,6 +6,11 @@ import dagster as dg
 import pytest
 
 import vane_dagster as vd
+from vane_dagster.compute.pool_state import PoolInfo
+from vane_dagster.events import ServerReplica
+from vane_dagster.orchestration.metadata import servers_table
+from vane_dagster.orchestration.server_assets import evaluation
+from vane_dagster.worker.protocol import WorkerInfo
 
 KEY = dg.AssetKey(["servers", "llm"])
 
@@ -68,3 +73,48 @@ def test_what_is_refused(tmp_path):
         vd.server_assets([llm, again])
     with pytest.raises(vd.DefinitionError, match="expected servers"):
         vd.server_assets([pipeline])  # type: ignore[list-item]
+
+
+def evaluated(*states: str, reason: str = "") -> dg.AssetCheckResult:
+    workers: list[WorkerInfo] = [
+        {
+            "name": f"w{i}",
+            "state": "starting" if state == "starting" else "ready",
+            "node": "gpu-7",
+            "server": {"state": state, "reason": reason, "restarts": 2, "in_flight": None},
+        }
+        for i, state in enumerate(states)
+    ]
+    pool: PoolInfo = {
+        "identity": "abc",
+        "label": "server llm",
+        "server": "llm",
+        "bundle": {},
+        "leases": ["run"],
+        "idle_seconds": 0.0,
+        "workers": workers,
+    }
+    return evaluation([pool])
+
+
+@pytest.mark.parametrize("state", ["failed", "restarting"])
+def test_a_server_that_has_ended_fails_with_its_reason(state):
+    found = evaluated(state, reason="exited with code 3. Last lines of its log:\nno GPU")
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert found.description == (
+        f"Replica w0 on gpu-7 is {state}: exited with code 3. Last lines of its log:\nno GPU"
+    )
+    assert (found.metadata["restarts"].value, found.metadata["leases"].value) == (2, 1)
+
+
+def test_a_server_that_starts_passes():
+    found = evaluated("starting", "starting")
+    assert found.passed
+    assert found.description == "0 replicas answer, 2 still starting."
+
+
+def test_only_the_first_of_many_replicas_are_shown():
+    many = [ServerReplica("llm", f"http://n{i}:1", f"n{i}", "ready") for i in range(12)]
+    shown = servers_table(many)
+    assert shown.count("http://") == 10
+    assert shown.endswith("and 2 more replicas")
