@@ -16,6 +16,7 @@ from vane_dagster._keywords import similar
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import LocalFile
 from vane_dagster.fingerprint.objects import value_digest
@@ -116,6 +117,7 @@ class ModelServer:
     """
 
     kind = "server"
+    _version: str | None = None
 
     def __init__(
         self, default_name: str, launch: Launch, keyed: Sequence[Any], options: Mapping[str, Any]
@@ -200,13 +202,14 @@ class ModelServer:
     def identity(self) -> str:
         """Return the digest of everything that a replica is started from; 16 hex digits.
 
-        The content of local files that it names counts.
+        The content of local files that it names counts, unless a version is declared.
 
         Raises:
             CodeIdentityError: If a part has no stable identity.
         """
         own = (self._launch.command, self._launch.env, self._launch.health, self._launch.max_rss)
-        started = value_digest((self.keyed, own), self.label)
+        files = LocalFiles(read=self._version is None)
+        started = value_digest((self.keyed, own), self.label, files)
         reserved = sorted(self.reserved.bundle().items())
         return digest("server", started, reserved, sorted(self.options.env_vars))[:16]
 
@@ -227,8 +230,9 @@ class Server(ModelServer):
             driver that it gets. Placeholders are replaced as in `command`.
         api_key_env: Name of the variable in which the server expects its API key, a random one for
             each replica. Default: the server has no key.
-        version: Replaces the command in fragment keys. Change it when an edit of the server's own
-            code changes answers. The content of files that the command names counts by itself.
+        version: Replaces the command in fragment keys, and the content of files that the command
+            names, which otherwise counts: needed if the server writes to one of them, and if code
+            that the command does not name decides its answers.
         **options: See `ServerOptions`.
 
     Raises:
@@ -280,6 +284,7 @@ class Server(ModelServer):
             model,
         )
         keyed = (words, given, model) if version is None else (str(version),)
+        self._version = version
         super().__init__(model or os.path.basename(program), launch, keyed, options)
 
 

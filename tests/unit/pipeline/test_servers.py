@@ -130,6 +130,20 @@ def test_a_version_replaces_the_command_of_a_server_in_keys():
     assert keyed(None, "--a") != keyed(None, "--b")
 
 
+def test_files_that_a_server_writes_count_unless_it_has_a_version(tmp_path: Path):
+    log = tmp_path / "log"
+
+    def identity(version: str | None) -> str:
+        return vd.Server(["serve", "{port}", "--log", log], version=version).identity()
+
+    log.write_text("")
+    before = identity(None), identity("1")
+    log.write_text("a line")
+    after = identity(None), identity("1")
+    assert before[0] != after[0]
+    assert before[1] == after[1] != identity("2")
+
+
 def test_a_prompt_takes_the_model_of_its_server_and_no_base_url():
     server = vd.VLLMServer("models/tiny")
     assert pipeline(server=server)["answer"].spec.model == "tiny"
