@@ -57,7 +57,7 @@ def declared(folder: Path, replicas: int) -> vd.Pipeline:
     """The pipeline of a round, with a server that notes its requests in the round's folder."""
     llm = vd.Server(
         [
-            sys.executable, SUPPORT / "misbehaving_server.py", "--host", "{host}",
+            "{python}", SUPPORT / "misbehaving_server.py", "--host", "{host}",
             "--port", "{port}", "--key-env", "SERVER_KEY", "--requests", str(folder / "requests"),
             "--children", str(folder / "children"), "--leak-children", "0", "--seconds", "0.03",
         ],

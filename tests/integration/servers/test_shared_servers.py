@@ -1,0 +1,177 @@
+"""Servers between stages, pipelines and runs: shared, told apart, evicted, and left idle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage
+from support.results import failure
+from support.server_runs import asking, echo
+
+
+@pytest.fixture
+def ray_compute(cluster: vd.LocalCluster) -> vd.RayCompute:
+    """The session's Ray head."""
+    return vd.RayCompute(cluster=cluster)
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def starts(file: Path) -> list[int]:
+    """The process ids of a server's starts."""
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def servers(folder: Path, pipeline: str = "asking") -> set[str]:
+    """The servers that answered a stage's rows, by their process ids."""
+    return set(read_stage(folder / "store", pipeline, "answers")["server"].to_pylist())
+
+
+def counted(tmp_path: Path, name: str, *flags: str, **options: Any) -> tuple[vd.Server, Path]:
+    """A server that notes its starts in a file."""
+    file = tmp_path / f"starts-{name}"
+    return echo(name, "--starts", str(file), *flags, version="1", **options), file
+
+
+def test_stages_and_pipelines_share_a_server(tmp_path, compute, materialize):
+    llm, file = counted(tmp_path, "shared")
+    first = asking(tmp_path / "src", llm)
+    first.prompt("said", "{id}", provider="openai", server=llm)
+    assert materialize(first, compute).success
+    is_warm = isinstance(compute, vd.RayCompute)
+    second = asking(tmp_path / "src", llm, name="other")
+    assert materialize(second, compute).success
+    assert len(starts(file)) == (1 if is_warm else 2)
+    assert len(servers(tmp_path)) == 1
+    assert (servers(tmp_path) == servers(tmp_path, "other")) is is_warm
+
+
+def test_a_changed_flag_is_another_server(tmp_path, ray_compute, materialize):
+    llm, file = counted(tmp_path, "flagged")
+    assert materialize(asking(tmp_path / "src", llm), ray_compute).success
+    changed, _ = counted(tmp_path, "flagged", "--access-log")
+    assert materialize(
+        asking(tmp_path / "src", changed), ray_compute, config={"force": True}
+    ).success
+    assert len(starts(file)) == 2
+
+
+def test_an_idle_server_ends(tmp_path, ray_compute, materialize):
+    llm, file = counted(tmp_path, "idle", idle_minutes=0.02)
+    assert materialize(asking(tmp_path / "src", llm), ray_compute).success
+    (pid,) = starts(file)
+    until(lambda: not psutil.pid_exists(pid))
+
+
+def double(batch: pa.Table) -> dict[str, Any]:
+    return {"id": batch["id"], "y": batch["id"]}
+
+
+class Doubler:
+    """A model that needs what a server holds."""
+
+    def __call__(self, batch: pa.Table) -> dict[str, Any]:
+        return double(batch)
+
+
+def needing(tmp_path: Path) -> vd.Pipeline:
+    source = vd.parquet(str(tmp_path / "src"))
+    pipeline = vd.Pipeline("needing", source=source, id="id")
+    reserved = {"accelerator": 1.0}
+    pipeline.map_batches("y", Doubler, schema={"id": "BIGINT", "y": "BIGINT"}, resources=reserved)
+    return pipeline
+
+
+def test_an_idle_server_makes_room_and_a_leased_one_does_not(tmp_path, ray_compute, materialize):
+    llm, file = counted(tmp_path, "large", resources={"accelerator": 1.0})
+    assert materialize(asking(tmp_path / "src", llm), ray_compute).success
+    (pid,) = starts(file)
+    with vd.serve(llm, ray_compute):
+        assert starts(file) == [pid], "it was warm"
+        waiting = ray_compute.backend(print)
+        request = _request(waiting)
+        assert request.workers is None
+        assert psutil.pid_exists(pid)
+    assert materialize(needing(tmp_path), ray_compute).success
+    until(lambda: not psutil.pid_exists(pid))
+
+
+def _request(backend: Any) -> Any:
+    """Ask for a pool that needs what the server holds, once."""
+    from vane_dagster.compute.pool_state import LeaseRecord
+    from vane_dagster.worker.protocol import PoolSpec
+
+    pool = PoolSpec("needing", "Doubler", (1, 1), {"accelerator": 1.0})
+    record = LeaseRecord("asks-1", "asks", (pool.request(),), 0.0)
+    answer = backend._pool_manager.call("acquire", record)
+    backend._pool_manager.call("release", record.id)
+    return answer
+
+
+def test_two_servers_share_what_they_reserve_in_fractions(tmp_path, ray_compute, materialize):
+    files = []
+    for name in ("half", "other_half"):
+        llm, file = counted(tmp_path, name, resources={"accelerator": 0.5})
+        files.append(file)
+        made = asking(tmp_path / "src", llm, name=name)
+        assert materialize(made, ray_compute).success
+    pids = [starts(file)[0] for file in files]
+    assert all(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_stages_whose_servers_do_not_fit_together_run_one_after_the_other(
+    tmp_path, ray_compute, materialize
+):
+    pipeline = asking(tmp_path / "src", counted(tmp_path, "a", resources={"accelerator": 1.0})[0])
+    later, _ = counted(tmp_path, "b", resources={"accelerator": 1.0})
+    pipeline.prompt("said", "{id}", provider="openai", server=later)
+    assert materialize(pipeline, ray_compute).success
+
+
+def test_a_server_that_never_fits_is_refused_before_the_run(tmp_path, compute, materialize):
+    llm, file = counted(tmp_path, "huge", gpus=64)
+    result = materialize(asking(tmp_path / "src", llm), compute, raises=False)
+    assert "server huge: 1 workers of 64 GPU each were asked for" in failure(result)
+    assert starts(file) == []
+
+
+def test_a_server_that_does_not_start_fails_its_stages_with_its_log(tmp_path, compute, materialize):
+    llm, file = counted(tmp_path, "broken", "--crash-at-start", "9")
+    result = materialize(asking(tmp_path / "src", llm), compute, raises=False)
+    assert not result.success
+    text = str(next(e for e in result.all_events if e.is_step_failure).step_failure_data.error)
+    assert "exited with code 3" in text
+    assert "Last lines of its log" in text
+    assert len(starts(file)) == 3
+
+
+@pytest.mark.parametrize("per_node", [1, 2])
+def test_replicas_of_a_node(tmp_path, compute, materialize, per_node):
+    llm, file = counted(tmp_path, f"node-{per_node}", per_node=per_node)
+    made = asking(tmp_path / "src", llm)
+    assert materialize(made, compute).success
+    assert len(starts(file)) == per_node
+
+
+def test_an_error_of_the_server_is_that_of_its_row(tmp_path, local, materialize):
+    llm, _ = counted(tmp_path, "refusing")
+    pipeline = asking(tmp_path / "src", llm)
+    texts = "case when id = 3 then 'refused' else 'row' end"
+    rows = pipeline.project("texts", columns={"text": texts})
+    rows.prompt("said", "{text}", provider="openai", server=llm, on_error="quarantine")
+    assert materialize(pipeline, local).success
+    faults = vd.quarantine(pipeline["said"], store=vd.FragmentStore(root=str(tmp_path / "store")))
+    assert faults["id"].to_pylist() == [3]
