@@ -7,6 +7,8 @@ changed lines are counted by `tests/examples/test_coming_from.py`.
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -116,11 +118,21 @@ def triton_fn(model_name, host_to_url):
     return infer_batch
 
 
-@pytest.mark.usefixtures("client")
+@pytest.fixture
+def _workspaces_removed() -> Iterator[None]:
+    """Removes what the function below leaves in a folder of its own choice."""
+    before = {*Path("/tmp").glob("triton_*_*_*_*")}
+    yield
+    for folder in {*Path("/tmp").glob("triton_*_*_*_*")} - before:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.usefixtures("client", "_workspaces_removed")
 def test_texts_by_triton_without_a_model_path(
     pytriton: str, data: Path, local: vd.LocalCompute, materialize: Run
 ) -> None:
-    triton = vd.TritonServer(triton_server, python=pytriton)
+    # Replicas that start in the same second name the same workspace; one of them starts again.
+    triton = vd.TritonServer(triton_server, python=pytriton, replicas=2)
     reviews = vd.Pipeline("reviews", source=vd.parquet("reviews.parquet"), id="id")
     reviews.predict_batch(
         "backwards",
