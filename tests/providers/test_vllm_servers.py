@@ -12,12 +12,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 import vane_dagster as vd
 from support.results import Run, failure
-from support.tiny_answers import greedy
+from support.tiny_answers import greedy, vectors
 from support.vllm_stages import ENGINE, ENV, TEXTS, docs, engine, needs_vllm, read
 
 pytestmark = [needs_vllm, pytest.mark.usefixtures("vllm_variables")]
@@ -145,6 +146,23 @@ def test_rows_survive_a_crash_of_its_engine(
     assert texts(tmp_path, "asked", "response") == greedy(tiny, many)
     (server,) = running(tiny)
     assert killed[0] not in {each.pid for each in engine(server.pid)}
+
+
+def test_a_column_is_embedded_by_a_server_of_its_own_flags(
+    tiny: Path, tmp_path: Path, ray: vd.RayCompute, materialize: Run
+) -> None:
+    flags = {name: value for name, value in ENGINE.items() if name != "structured_outputs_config"}
+    embedder = vd.VLLMServer(
+        tiny, runner="pooling", convert="embed", gpu_memory_utilization=0.1,
+        env_vars=[*ENV, "HF_HUB_OFFLINE"], **flags,
+    )  # fmt: skip
+    pipeline = docs(tmp_path)
+    pipeline.embed("embedded", "text", provider="openai", server=embedder)
+
+    assert materialize(pipeline, ray).success
+
+    found = read(tmp_path, "embedded")["embedding"].to_pylist()
+    assert np.allclose(found, vectors(tiny, TEXTS), atol=1e-5)
 
 
 def in_flight(server: psutil.Process) -> bool:
