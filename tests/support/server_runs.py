@@ -65,3 +65,22 @@ def asking(folder: Path, server: vd.Server, rows: int = 20, **given: Any) -> vd.
     made = vd.Pipeline(given.pop("name", "asking"), source=source, id="id", **given)
     made.map_batches("answers", ask, servers={"llm": server}, schema=SCHEMA)
     return made
+
+
+def prompting(folder: Path, server: vd.Server, texts: list[str], workers: int = 1) -> vd.Pipeline:
+    """Declare a pipeline with one stage, `answers`, that sends texts to a server.
+
+    Args:
+        folder: The folder of its source, which is written.
+        server: The server.
+        texts: The prompts.
+        workers: Workers that send them.
+    """
+    write_source(folder, {"id": range(len(texts)), "text": texts})
+    source = vd.parquet(str(folder))
+    made = vd.Pipeline("prompting", source=source, id="id", fragment_rows=10)
+    made.prompt(
+        "answers", "{text}", provider="openai", server=server, output_column="answer",
+        concurrency=workers, on_error="quarantine", max_error_rate=0.5,
+    )  # fmt: skip
+    return made
