@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.decorators import func as func
     from vane_dagster.pipeline.decorators import method as method
     from vane_dagster.pipeline.pipeline import Stage as Stage
+    from vane_dagster.pipeline.servers import ServeApplication as ServeApplication
     from vane_dagster.pipeline.servers import Server as Server
     from vane_dagster.pipeline.servers import TritonServer as TritonServer
     from vane_dagster.pipeline.servers import VLLMServer as VLLMServer
@@ -85,6 +86,7 @@ _HOME = {
     "cls": "pipeline.decorators",
     "method": "pipeline.decorators",
     "func": "pipeline.decorators",
+    "ServeApplication": "pipeline.servers",
     "Server": "pipeline.servers",
     "TritonServer": "pipeline.servers",
     "VLLMServer": "pipeline.servers",

@@ -125,6 +125,10 @@ def _servers(
     pools: dict[str, PoolSpec] = {}
     findings = []
     for key, server in declared_servers(pipeline, stages).items():
+        if server.needs_cluster and not capacity.is_cluster:
+            problem = "needs a Ray cluster, and the compute resource of this run is LocalCompute"
+            findings.append(PreflightFinding(server.label, problem, "Give the run a RayCompute"))
+            continue
         try:
             pools[key] = pool = server_pool(server, capacity, store.root)
         except VaneError as error:

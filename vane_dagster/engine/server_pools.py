@@ -49,7 +49,7 @@ def server_pool(server: ModelServer, capacity: Capacity, root: Location | None =
             f"{server.label}: {next(iter(files))} is sent by way of a store, which only a run has. "
             "Name the path as text, and make it readable where the server runs"
         )
-    packed = pack((), target, files)
+    packed = pack(server.modules, target, files)
     options = server.options
     return PoolSpec(
         identity=server.identity(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import os
@@ -9,16 +10,19 @@ import re
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from vane_dagster._arguments import mapping, parse_concurrency, path_text, positive, seconds
 from vane_dagster._keywords import similar
 from vane_dagster._secrets import keep_arguments
+from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import LocalFile
+from vane_dagster.fingerprint.modules import Finder
 from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.fingerprint.portable import portable_payload
 from vane_dagster.pipeline.options import STARTUP_SECONDS, Resources
@@ -26,6 +30,7 @@ from vane_dagster.providers.vllm_engine import OPERATIONAL_ARGUMENTS
 from vane_dagster.servers.handle import HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
 from vane_dagster.servers.process import ServerProcess
+from vane_dagster.servers.serve_application import ServedApplication, ServeLaunch
 from vane_dagster.servers.triton_runner import stamped
 from vane_dagster.types.callables import signature_of
 
@@ -53,6 +58,13 @@ _PRIVATE_SOCKETS = {"VLLM_RPC_BASE_PATH": "{folder}"}
 _VLLM_GAUGES = ("/metrics", "vllm:num_requests_running", "vllm:num_requests_waiting")
 _OWN_ENVIRONMENT = {"PYTHONPATH": "", "PYTHONHOME": ""}
 """For an interpreter of another environment: it must not import the worker's packages."""
+_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_SET_IN_SERVE = frozenset(
+    {
+        "replicas", "per_node", "num_cpus", "gpus", "memory", "accelerator_type", "resources",
+        "liveness_timeout_s", "drain_timeout_s", "max_rss",
+    }
+)  # fmt: skip
 _TRITON_PORTS = ("port", "grpc_port", "metrics_port")
 _PYTRITON_ADDRESSES = {
     f"PYTRITON_TRITON_CONFIG_{protocol}_ADDRESS": "{host}" for protocol in ("HTTP", "GRPC")
@@ -114,9 +126,11 @@ class ModelServer:
         options: The options that all servers have.
         keyed: What counts in fragment keys, because it may change answers.
         key: Identifies the server to workers.
+        needs_cluster: Whether it runs on a Ray cluster alone.
     """
 
     kind = "server"
+    needs_cluster = False
     _version: str | None = None
 
     def __init__(
@@ -182,6 +196,11 @@ class ModelServer:
         return Resources(
             own.num_cpus, own.gpus, own.memory, own.accelerator_type, dict(own.resources or {})
         )
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The user's own modules that its workers import."""
+        return ()
 
     def launch(self) -> Launch:
         """Return how a replica is started.
@@ -436,6 +455,95 @@ def _takes(fn: Callable[..., Any], count: int) -> bool:
     except TypeError:
         return False
     return True
+
+
+class ServeApplication(ModelServer):
+    """An application of Ray Serve, on the cluster of the run.
+
+    Serve runs and replaces its replicas, and reserves what its deployments declare. So `replicas`,
+    `gpus` and the like are set in the application. It is deployed under a name and route of its
+    own, beside applications of others. Serve has no keys.
+
+    Args:
+        import_path: ``module:attribute`` of the application, or of a function that builds it. The
+            module travels to the cluster with those of your own modules that it imports.
+        args: Arguments of the function that builds it, which gets them as a dict.
+        health: Path at Serve's proxy that answers with status 200 to 299. Default: the proxy's own.
+        model: Name of the model in requests, if the application has one.
+        **options: `name`, `idle_minutes`, `max_concurrency`, `env_vars` and `startup_timeout_s`;
+            see `ServerOptions`.
+
+    Raises:
+        DefinitionError: If an argument is invalid, or the module is not found.
+    """
+
+    kind = "Serve application"
+    needs_cluster = True
+
+    def __init__(
+        self,
+        import_path: str,
+        *,
+        args: Mapping[str, Any] | None = None,
+        health: str = "/-/healthz",
+        model: str = "",
+        **options: Any,
+    ) -> None:
+        where = "vd.ServeApplication"
+        if not isinstance(import_path, str) or not _IMPORT_PATH.fullmatch(import_path):
+            raise DefinitionError(
+                f"{where}: import_path is {import_path!r}; expected 'module:attribute'"
+            )
+        if refused := sorted(set(options) & _SET_IN_SERVE):
+            raise DefinitionError(
+                f"{where}: {refused[0]!r} is set in the application's deployments, as "
+                "num_replicas, max_ongoing_requests and ray_actor_options; leave it out"
+            )
+        self._import_path, self._args, self._health = import_path, args, health
+        module, _, attribute = import_path.partition(":")
+        self._modules = {} if is_worker() else _own_modules(where, module)
+        sources = tuple(LocalFile(path) for _, path in sorted(self._modules.items()))
+        keyed = (import_path, None if args is None else dict(args), sources, model)
+        launch = Launch("", (import_path, repr(args)), health, model=model)
+        super().__init__(options.get("name") or attribute, launch, keyed, options)
+
+    def replica(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """See `ModelServer.replica`."""
+        name = f"{self.name}-{self.identity()}"
+        launch = ServeLaunch(
+            self.label, name, self._import_path, tuple(self._modules), self._args, self._health,
+            self.model,
+        )  # fmt: skip
+        return ServedApplication, (launch,), {}
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """See `ModelServer.modules`."""
+        return tuple(self._modules)
+
+
+def _own_modules(where: str, module: str) -> dict[str, str]:
+    """Return the files of a module of the user's and of their modules that it imports, by name."""
+    finder, found, waiting = Finder(), dict[str, str](), [module]
+    while waiting:
+        for name, each in finder.chain(waiting.pop()):
+            if each is None or each.kind != "own" or each.path is None or name in found:
+                continue
+            found[name] = each.path
+            tree = ast.parse(Path(each.path).read_text())
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Import):
+                    waiting += [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    base = node.module or ""
+                    if node.level:
+                        package = each.package.split(".")
+                        kept = package[: len(package) - node.level + 1]
+                        base = ".".join([*kept, *([base] if base else [])])
+                    waiting += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    if module not in found and finder.find(module) is None:
+        raise DefinitionError(f"{where}: the module {module!r} of import_path is not found")
+    return found
 
 
 def _last(folder: Any) -> str:

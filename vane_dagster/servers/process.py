@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
@@ -26,6 +26,7 @@ from vane_dagster.servers import triton_runner
 from vane_dagster.servers.guard import GuardedServer
 from vane_dagster.servers.launch import Endpoint, Launch, ServerState, ServerStatus
 from vane_dagster.servers.restart_policy import RestartPolicy, SupervisionLimits
+from vane_dagster.servers.running import RunningServer
 from vane_dagster.servers.server_log import ServerLog
 
 _BODY_BYTES = 2**24
@@ -48,7 +49,7 @@ class _End:
     is_planned: bool = False
 
 
-class ServerProcess:
+class ServerProcess(RunningServer):
     """A running replica of a server: the model of a worker in a pool of servers.
 
     The constructor returns when the server is ready. A thread then supervises it: it is restarted
@@ -64,9 +65,6 @@ class ServerProcess:
     Raises:
         ModelLoadError: The server did not become ready.
     """
-
-    starting: ClassVar[ServerProcess | None] = None
-    """The server that this process is constructing; its constructor has not returned yet."""
 
     def __init__(
         self, launch: Launch, host: str = "", limits: SupervisionLimits | None = None
@@ -102,7 +100,7 @@ class ServerProcess:
         self._thread = threading.Thread(
             target=self._supervise, name=f"supervisor of {launch.label}", daemon=True
         )
-        ServerProcess.starting = self
+        RunningServer.starting = self
         self._thread.start()
         try:
             self._settled.wait()
@@ -110,7 +108,7 @@ class ServerProcess:
             self.stop()
             raise
         finally:
-            ServerProcess.starting = None
+            RunningServer.starting = None
         if self._failure:
             command = shlex.join(launch.command)
             raise ModelLoadError(

@@ -90,14 +90,14 @@ class HostActor:
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def read_log(self, offset: int, limit: int) -> tuple[bytes, int]:
-        """See `ServerProcess.read_log`."""
+        """See `RunningServer.read_log`."""
         if self._host.server is None:
             return b"", 0
         return self._host.server.read_log(offset, limit)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def probe_server(self) -> str:
-        """See `ServerProcess.probe`. The server is asked on its own node."""
+        """See `RunningServer.probe`. The server is asked on its own node."""
         server = self._host.server
         return "its worker runs no server" if server is None else server.probe(_PROBE_SECONDS)
 

@@ -542,6 +542,7 @@ PUBLIC = [
     "RayDatasetSource",
     "RowErrors",
     "SchemaError",
+    "ServeApplication",
     "Server",
     "SourceError",
     "Stage",

@@ -68,6 +68,9 @@ def test_flags_of_vllm():
         (lambda: vd.TritonServer(), "expected either fn or model_repository"),
         (lambda: vd.TritonServer(print, model_repository="x"), "expected either fn or"),
         (lambda: vd.TritonServer(3), "expected a function fn"),
+        (lambda: vd.ServeApplication("app"), "expected 'module:attribute'"),
+        (lambda: vd.ServeApplication("no_such_module:app"), "'no_such_module' of import_path"),
+        (lambda: vd.ServeApplication("support.serve_app:app", gpus=1), "'gpus' is set in the"),
         (
             lambda: vd.TritonServer(lambda ports: 0, "m"),
             "expected a function fn(ports, mo",
@@ -242,6 +245,24 @@ def test_a_named_model_of_triton_is_part_of_its_readiness_and_of_keys():
 def test_vllm_of_another_environment_imports_no_packages_of_the_workers():
     assert vd.VLLMServer("m", python="/opt/vllm/bin/python").launch().env["PYTHONPATH"] == ""
     assert "PYTHONPATH" not in vd.VLLMServer("m").launch().env
+
+
+def test_an_application_of_serve_counts_with_its_modules(tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "an_app_of_serve.py").write_text("import words_of_serve\napp = 1\n")
+    words = tmp_path / "words_of_serve.py"
+    words.write_text("A = 1\n")
+
+    def keyed() -> tuple[str, str]:
+        server = vd.ServeApplication("an_app_of_serve:app")
+        assert set(server.modules) == {"an_app_of_serve", "words_of_serve"}
+        return server.identity(), definition(pipeline(server=server, model="m"))
+
+    before = keyed()
+    words.write_text("A = 2\n")
+    after = keyed()
+    assert before[0] != after[0]
+    assert before[1] != after[1]
 
 
 def test_a_pool_of_servers_has_an_idle_time_of_its_own():
