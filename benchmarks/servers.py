@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -28,6 +29,7 @@ import pyarrow.dataset as ds
 from benchmarks.llm import VARIABLES, write
 from benchmarks.report import machine
 from benchmarks.tiny_llm import make
+from vane_dagster.servers.launch import Endpoint, own_node_id
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENS = 16
@@ -41,6 +43,8 @@ FLAGS: dict[str, Any] = {
     "gpu_memory_utilization": 0.1,
 }
 IN_FLIGHT = 64
+DELAY = 0.005
+"""Seconds that a request to another node takes in addition."""
 SECONDS = 900
 
 
@@ -195,12 +199,102 @@ def bare(model: str, partition: str, store: str) -> dict[str, float]:
     return {"seconds": seconds, "start": 0.0, "requests": requests, "starts": 0.0}
 
 
+class Caller:
+    """Asks a replica for each row, with a delay for one on another node.
+
+    Args:
+        llm: The server.
+        choice: "node" for the replica that the worker's handle chooses, "random" for any.
+    """
+
+    def __init__(self, llm: Any, choice: str) -> None:
+        self._llm, self._choice = llm, choice
+        self._node = own_node_id()
+
+    def __call__(self, id: str) -> bool:
+        """Return whether the replica was on the worker's node."""
+        if self._choice == "random":
+            from vane_dagster.servers.directory import directory
+
+            return self._ask(random.choice(directory.endpoints(self._llm.key)))
+        with self._llm.request() as endpoint:
+            return self._ask(endpoint)
+
+    def _ask(self, endpoint: Endpoint) -> bool:
+        is_near = endpoint.node_id == self._node
+        if not is_near:
+            time.sleep(DELAY)
+        with urllib.request.urlopen(endpoint.url, timeout=30) as answer:
+            answer.read()
+        return is_near
+
+
+def _on_nodes(partition: str, store: str, choice: str) -> dict[str, float]:
+    """Call a light server with a replica on each of two nodes, from workers on both."""
+    import dagster as dg
+    import ray
+    from ray.cluster_utils import Cluster
+
+    import vane_dagster as vd
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    cluster.add_node(num_cpus=2)
+    command = [
+        "{python}",
+        "-m",
+        "http.server",
+        "{port}",
+        "--bind",
+        "{host}",
+        "-d",
+        str(ROOT / "docs"),
+    ]
+    server = vd.Server(command, health="/", per_node=1, version="1")
+    pipeline = vd.Pipeline("bench", source=vd.parquet(f"{partition}/*.parquet"), id="id")
+    pipeline.map(
+        "near", Caller, schema="BOOLEAN", servers={"llm": server}, concurrency=4,
+        fn_constructor_kwargs={"choice": choice}, inputs={"id": "id"},
+    )  # fmt: skip
+    began = time.perf_counter()
+    opened = vd.FragmentStore(root=store)
+    compute = vd.RayCompute(address=cluster.address)
+    done = dg.materialize(
+        [pipeline.build_assets()], resources={"compute": compute, "store": opened}
+    )
+    seconds = time.perf_counter() - began
+    (event,) = done.get_asset_materialization_events()
+    found = event.materialization.metadata
+    near = vd.load(pipeline["near"], store=opened)["near"].to_pylist()
+    ray.shutdown()
+    cluster.shutdown()
+    return {
+        "seconds": seconds,
+        "start": 0.0,
+        "requests": float(found["seconds"].value),
+        "starts": float(found["server_starts"].value),
+        "near": sum(near) / len(near),
+    }
+
+
+def node(model: str, partition: str, store: str) -> dict[str, float]:
+    """Choose the replica on the worker's node."""
+    return _on_nodes(partition, store, "node")
+
+
+def any_node(model: str, partition: str, store: str) -> dict[str, float]:
+    """Choose any replica for each request."""
+    return _on_nodes(partition, store, "random")
+
+
 CONTENDERS: dict[str, Callable[[str, str, str], dict[str, float]]] = {
     "ours": ours,
     "started": started,
     "ray_data": ray_data,
     "bare": bare,
+    "node": node,
+    "any_node": any_node,
 }
+USUAL = ("ours", "started", "ray_data", "bare")
 
 
 class Bench:
@@ -271,6 +365,7 @@ def summary(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
             "start-up of a later run, s": round(median(one["start"] for one in later), 1),
             "requests/s of later runs": round(median(one["rows_per_second"] for one in later), 1),
             "server starts": int(sum(one["starts"] for one in measured)),
+            **({"near": median(one["near"] for one in later)} if "near" in later[0] else {}),
         }
     if "bare" in made and "ours" in made:
         pairs = zip(found["ours"][1:], found["bare"][1:])
@@ -295,7 +390,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="vs", dir=options.temp))
     bench = Bench(folder, options.rows, options.runs)
     try:
-        found = runs(bench, options.only or list(CONTENDERS))
+        found = runs(bench, options.only or USUAL)
     finally:
         bench.close()
         shutil.rmtree(folder, ignore_errors=True)
