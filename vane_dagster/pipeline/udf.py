@@ -75,9 +75,21 @@ class Udf:
 
     @property
     def servers(self) -> Mapping[str, Any]:
-        """The servers among the arguments (`pipeline.servers.ModelServer`), by their key."""
+        """The servers among the arguments (`pipeline.servers.ModelServer`), by their key.
+
+        Raises:
+            DefinitionError: If two that differ have the same key.
+        """
         arguments = (self.args, self.kwargs, self.constructor_args, self.constructor_kwargs)
-        return {found.key: found.server for found in servers_in((*arguments, self.target))}
+        found: dict[str, Any] = {}
+        for handle in servers_in((*arguments, self.target)):
+            other = found.setdefault(handle.key, handle.server)
+            if other is not handle.server and other.identity() != handle.server.identity():
+                raise DefinitionError(
+                    f"{self.name} gets two servers that are named {other.name!r} and differ only "
+                    "in code or files; give each a name of its own"
+                )
+        return found
 
     @property
     def is_async(self) -> bool:
@@ -116,7 +128,7 @@ def make_udf(
     """
     stateful = inspect.isclass(target)
     args, constructor_args = _handles(args), _handles(constructor_args)
-    kwargs, constructor_kwargs = _named_handles(kwargs), _named_handles(constructor_kwargs)
+    kwargs, constructor_kwargs = _handles(kwargs), _handles(constructor_kwargs)
     keep_arguments(args, kwargs, constructor_args, constructor_kwargs)
     check_callable(where, target, method)
     if not stateful and (constructor_args or constructor_kwargs):
@@ -136,6 +148,7 @@ def make_udf(
         method=method,
     )
     _check_arguments(where, udf, contract or BatchCall())
+    _check_servers(where, udf)
     _refuse_lazy_arguments(where, udf)
     return udf
 
@@ -180,7 +193,7 @@ def make_factory(
     Raises:
         DefinitionError: If the target is no function, or does not accept the arguments.
     """
-    args, kwargs = _handles(args), _named_handles(kwargs)
+    args, kwargs = _handles(args), _handles(kwargs)
     keep_arguments(args, kwargs)
     if inspect.isclass(target):
         raise DefinitionError(
@@ -190,7 +203,7 @@ def make_factory(
     _refuse_other_than_function(where, target)
     if isinstance(target, functools.partial):  # its arguments count as such, also with `version=`
         args, kwargs = (*target.args, *args), {**target.keywords, **(kwargs or {})}
-        args, kwargs, target = _handles(args), _named_handles(kwargs), target.func
+        args, kwargs, target = _handles(args), _handles(kwargs), target.func
     udf = Udf(
         target=target,
         stateful=True,
@@ -202,6 +215,7 @@ def make_factory(
     )
     given = (udf.constructor_args, udf.constructor_kwargs)
     _bind(where, target, *given, "(*fn_constructor_args, **fn_constructor_kwargs)")
+    _check_servers(where, udf)
     _refuse_lazy_arguments(where, udf)
     return udf
 
@@ -319,19 +333,23 @@ def _check_arguments(where: str, udf: Udf, contract: Contract) -> None:
             _bind(where, probe, (None,), {}, "check_health(self), by which a worker asks it")
 
 
+def _check_servers(where: str, udf: Udf) -> None:
+    """Raise DefinitionError for servers that workers could not tell apart."""
+    try:
+        udf.servers  # noqa: B018  # looking them up raises
+    except DefinitionError as error:
+        raise DefinitionError(f"{where}: {error}") from None
+
+
 def _handles(arguments: Any) -> Any:
-    """Return positional arguments with handles in place of declared servers."""
-    if not isinstance(arguments, (list, tuple)):  # refused later
-        return arguments
-    return tuple(each.handle if isinstance(each, ModelServer) else each for each in arguments)
-
-
-def _named_handles(arguments: Any) -> Any:
-    """Return keyword arguments with handles in place of declared servers."""
-    if not isinstance(arguments, Mapping):  # refused later
-        return arguments
-    found = {name: each.handle for name, each in arguments.items() if isinstance(each, ModelServer)}
-    return {**arguments, **found} if found else arguments
+    """Return arguments with handles in place of declared servers, also in lists and dicts."""
+    if isinstance(arguments, ModelServer):
+        return arguments.handle
+    if type(arguments) in (list, tuple):
+        return type(arguments)(map(_handles, arguments))
+    if type(arguments) is dict:
+        return {name: _handles(each) for name, each in arguments.items()}
+    return arguments
 
 
 def _refuse_lazy_arguments(where: str, udf: Udf) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,7 @@ class Decorated(Ask):
         (Ask, {"fn_constructor_kwargs": {"llm": vd.VLLMServer("m")}}),
         (Ask, {"fn_constructor_args": [vd.VLLMServer("m")]}),
         (ask, {"fn_kwargs": {"llm": vd.VLLMServer("m")}}),
+        (ask, {"fn_kwargs": {"llm": {"a": [vd.VLLMServer("m")]}}}),
         (Decorated(vd.VLLMServer("m")), {}),
     ],
 )
@@ -205,6 +207,23 @@ def test_a_server_given_twice_is_refused():
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     with pytest.raises(vd.DefinitionError, match="both have 'llm'"):
         docs.map("asked", ask, servers={"llm": vd.VLLMServer("m")}, fn_kwargs={"llm": 1})
+
+
+def test_two_servers_of_a_stage_are_told_apart():
+    def serve(ports: Any, *, n: int = 1) -> int:
+        return n
+
+    one, other = vd.TritonServer(serve), vd.TritonServer(functools.partial(serve, n=2))
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    with pytest.raises(vd.DefinitionError, match="two servers that are named 'serve'"):
+        docs.map("asked", ask_both, servers={"llm": one, "other": other})
+    named = vd.TritonServer(functools.partial(serve, n=2), name="two")
+    docs.map("named", ask_both, servers={"llm": one, "other": named})
+    assert set(docs["named"].spec.udf.servers) == {one.key, named.key}
+
+
+def ask_both(text: str, llm: Any, other: Any) -> str:
+    return text
 
 
 def test_urls_by_host_make_a_stage_use_the_server():
