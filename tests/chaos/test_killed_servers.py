@@ -21,9 +21,6 @@ def own_home() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VANE_DAGSTER_HOME", folder)
         yield
-        import ray
-
-        ray.shutdown()
         command = [sys.executable, "-m", "vane_dagster.cli.main", "cluster", "stop"]
         subprocess.run(command, check=False, capture_output=True)
     shutil.rmtree(folder, ignore_errors=True)

@@ -220,7 +220,7 @@ def campaign_round(
                 break
         result.seconds = time.monotonic() - began
         _check_rows(folder, replicas, result)
-        _end_server(folder, replicas, compute)
+        _end_server(compute)
         gone = time.monotonic() + 40
         found = Processes(folder, _ended(), compute)
         while found.servers() and time.monotonic() < gone:
@@ -292,17 +292,19 @@ def _check_rows(folder: Path, replicas: int, result: Round) -> None:
     result.repeated += len(noted_requests(folder / "requests")) - 2 * ROWS
 
 
-def _end_server(folder: Path, replicas: int, compute: str) -> None:
-    """End the round's server as `vane-dagster servers stop` does; that of a run ends with it."""
+def _end_server(compute: str) -> None:
+    """End the round's server; that of a run without a cluster ends with it."""
     if compute == "ray":
-        import ray
-
-        from vane_dagster.compute.client import pool_managers
-
-        _cluster().connect()
-        (server,) = declared(folder, replicas)["asked"].spec.udf.servers.values()
-        for manager in pool_managers().values():
-            ray.get(manager.evict.remote(server.identity(), True))
+        command = [
+            sys.executable,
+            "-m",
+            "vane_dagster.cli.main",
+            "servers",
+            "stop",
+            "echo",
+            "--force",
+        ]
+        subprocess.run(command, check=False, capture_output=True)
 
 
 def _ports(processes: Processes) -> set[int]:

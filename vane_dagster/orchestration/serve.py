@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from vane_dagster._keywords import known_keywords
 from vane_dagster.compute.api import Lease
 from vane_dagster.engine.server_pools import server_pool
 from vane_dagster.engine.worker_group import WorkerGroup
@@ -25,6 +26,7 @@ _TICK_SECONDS = 0.2
 _log = logging.getLogger(__name__)
 
 
+@known_keywords("vd.serve")
 @contextmanager
 def serve(server: ModelServer, compute: Compute | None = None) -> Iterator[ServerHandle]:
     """Use a server of pipelines outside of runs; it is started unless it is warm.

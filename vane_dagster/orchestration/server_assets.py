@@ -11,6 +11,7 @@ from typing import Any, Union
 
 import dagster as dg
 
+from vane_dagster._keywords import known_keywords
 from vane_dagster._secrets import errors_masked, keep_arguments, masked
 from vane_dagster.compute.pool_state import PoolInfo
 from vane_dagster.errors import DefinitionError, VaneError, names
@@ -27,6 +28,7 @@ _LOG_BYTES = 2**14
 _LOG_LINES = 20
 
 
+@known_keywords("vd.server_assets")
 def server_assets(
     servers: Sequence[ModelServer],
     *,
