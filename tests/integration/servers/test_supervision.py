@@ -29,8 +29,15 @@ from support.server_processes import (
     running,
     until,
 )
+from vane_dagster.servers import process
 from vane_dagster.servers.launch import Launch
 from vane_dagster.servers.process import ServerProcess
+
+
+@pytest.fixture(autouse=True)
+def logs_of_their_own(monkeypatch):
+    """Logs are not in Ray's folder, where earlier tests have connected this process to Ray."""
+    monkeypatch.setattr(process, "_ray_logs", str)
 
 
 def start(launch: Launch) -> ServerProcess:

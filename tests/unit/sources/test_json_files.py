@@ -110,7 +110,7 @@ def test_a_value_that_does_not_fit_names_file_line_and_column(kind, value, tmp_p
         rows(source, 25)
     message = str(caught.value)
     assert f"'file://{tmp_path}/a.jsonl', line 32: column 'v'" in message
-    assert value not in message
+    assert value not in message.replace(str(tmp_path), "")
 
 
 def test_nested_values_are_converted_as_others(tmp_path):
