@@ -189,9 +189,10 @@ def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[s
     if value is None:
         return None
     listed = isinstance(value, Iterable) and not isinstance(value, str)
-    if not listed or not all(isinstance(item, str) for item in value):
+    found = tuple(value) if listed else ()
+    if not listed or not all(isinstance(item, str) for item in found):
         raise DefinitionError(f"{where}: {name} is {value!r}; expected a list of names")
-    return tuple(value)
+    return found
 
 
 def environment_variables(

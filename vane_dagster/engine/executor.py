@@ -315,7 +315,7 @@ def _pool(
         env_vars=spec.env_vars,
         lifecycle=spec.lifecycle,
         on_driver=on_driver,
-        uses={key: checked.servers[key].identity for key in udf.servers},
+        uses={key: checked.servers[one].identity for key, one in udf.servers.items()},
     )
 
 

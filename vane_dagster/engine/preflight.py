@@ -18,6 +18,7 @@ from vane_dagster.errors import ComputeError, PreflightError, StoreError, VaneEr
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.loaded_models import advice, loaded_models
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, Location
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import PoolSpec
@@ -56,7 +57,7 @@ class Checked:
     Attributes:
         capacity: Resources of the cluster.
         code: The packed code of each stage that runs user code.
-        servers: The pool of each server that the stages use, by the server's key.
+        servers: The pool of each server that the stages use.
         findings: All problems that prevent the run.
         notices: Advice about code that works, but wastes memory or time.
     """
@@ -65,7 +66,7 @@ class Checked:
     code: Mapping[str, CodeBundle]
     findings: Sequence[PreflightFinding] = field(default_factory=tuple)
     notices: Sequence[str] = ()
-    servers: Mapping[str, PoolSpec] = field(default_factory=dict)
+    servers: Mapping[ModelServer, PoolSpec] = field(default_factory=dict)
 
 
 def check_all(
@@ -120,17 +121,17 @@ def _servers(
     capacity: Capacity,
     store: Store,
     infeasible_reason: Callable[[Sequence[Bundle]], str | None] | None,
-) -> tuple[dict[str, PoolSpec], list[PreflightFinding]]:
+) -> tuple[dict[ModelServer, PoolSpec], list[PreflightFinding]]:
     """The pools of the servers that stages use, and a finding for each that cannot be started."""
-    pools: dict[str, PoolSpec] = {}
+    pools: dict[ModelServer, PoolSpec] = {}
     findings = []
-    for key, server in declared_servers(pipeline, stages).items():
+    for server in declared_servers(pipeline, stages):
         if server.needs_cluster and not capacity.is_cluster:
             problem = "needs a Ray cluster, and the compute resource of this run is LocalCompute"
             findings.append(PreflightFinding(server.label, problem, "Give the run a RayCompute"))
             continue
         try:
-            pools[key] = pool = server_pool(server, capacity, store.root)
+            pools[server] = pool = server_pool(server, capacity, store.root)
         except VaneError as error:
             findings.append(PreflightFinding(server.label, str(error)))
             continue

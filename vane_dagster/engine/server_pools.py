@@ -18,15 +18,15 @@ from vane_dagster.worker.protocol import ModelSpec, PoolSpec
 _GRACE_SECONDS = 60.0
 
 
-def declared_servers(pipeline: Pipeline, stages: Sequence[str]) -> dict[str, ModelServer]:
-    """The servers that some stages use, by their key.
+def declared_servers(pipeline: Pipeline, stages: Sequence[str]) -> Sequence[ModelServer]:
+    """The servers that some stages use, each object once.
 
     Args:
         pipeline: The pipeline.
         stages: The stages.
     """
     specs = [pipeline[stage].spec for stage in stages]
-    return {key: server for s in specs if s.runs_udf for key, server in s.udf.servers.items()}
+    return list(dict.fromkeys(one for s in specs if s.runs_udf for one in s.udf.servers.values()))
 
 
 def server_pool(server: ModelServer, capacity: Capacity, root: Location | None = None) -> PoolSpec:
@@ -73,8 +73,8 @@ def _replicas(
     server: ModelServer, bundle: Mapping[str, float], capacity: Capacity
 ) -> tuple[int, int]:
     """Minimum and maximum number of replicas."""
-    per_node, replicas = server.options.per_node, server.options.replicas
+    per_node = server.options.per_node
     if per_node is not None:
         nodes = sum(fits([node], [bundle]) for node in capacity.nodes)
         return (1, max(1, per_node * nodes))
-    return (replicas, replicas) if isinstance(replicas, int) else replicas
+    return server.options.replicas

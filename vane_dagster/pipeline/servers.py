@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import json
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vane_dagster._arguments import mapping, parse_concurrency, path_text, positive, seconds
+from vane_dagster._arguments import (
+    list_of_names,
+    mapping,
+    parse_concurrency,
+    path_text,
+    positive,
+    seconds,
+)
 from vane_dagster._keywords import similar
 from vane_dagster._secrets import keep_arguments
 from vane_dagster._worker_process import is_worker
@@ -29,7 +37,7 @@ from vane_dagster.pipeline.options import STARTUP_SECONDS, Resources
 from vane_dagster.providers.vllm_engine import OPERATIONAL_ARGUMENTS
 from vane_dagster.servers.handle import HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
-from vane_dagster.servers.process import ServerProcess
+from vane_dagster.servers.process import ServerProcess, flags
 from vane_dagster.servers.serve_application import ServedApplication, ServeLaunch
 from vane_dagster.servers.triton_runner import stamped
 from vane_dagster.types.callables import signature_of
@@ -39,9 +47,11 @@ _FLAG = re.compile(r"[a-z][a-z0-9_]*")
 _OWN_FLAGS = {
     "api_key": "each replica gets a key of its own",
     "host": "the address is chosen on the replica's node",
-    "model": "it is the first argument",
     "port": "a free port is chosen on the replica's node",
+    "ssl_certfile": "clients connect by HTTP",
+    "ssl_keyfile": "clients connect by HTTP",
     "uds": "clients connect to a port",
+    "version": "it makes vLLM print its version and exit",
 }
 _OPERATIONAL_FLAGS = frozenset(
     {
@@ -78,7 +88,8 @@ class ServerOptions:
 
     Attributes:
         name: Name for people and the command line. Default: from the model or the command.
-        replicas: Number of replicas, or (min, max) depending on the cluster's free resources.
+        replicas: Minimum and maximum number of replicas, depending on the cluster's free resources.
+            A number is both.
         per_node: Replicas on each node that can hold one, in place of `replicas`.
         num_cpus: CPUs that a replica reserves.
         gpus: GPUs that a replica reserves; fractions share one.
@@ -99,13 +110,13 @@ class ServerOptions:
     """
 
     name: str | None = None
-    replicas: int | tuple[int, int] = 1
+    replicas: tuple[int, int] = (1, 1)
     per_node: int | None = None
     num_cpus: float = 0
     gpus: float = 0
     memory: int = 0
     accelerator_type: str | None = None
-    resources: Mapping[str, float] | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
     env_vars: Sequence[str] = ()
     startup_timeout_s: float = STARTUP_SECONDS
     liveness_timeout_s: float = 60.0
@@ -134,17 +145,23 @@ class ModelServer:
     _version: str | None = None
 
     def __init__(
-        self, default_name: str, launch: Launch, keyed: Sequence[Any], options: Mapping[str, Any]
+        self,
+        default_name: str,
+        launch: Launch,
+        keyed: Mapping[str, Any],
+        options: Mapping[str, Any],
     ) -> None:
         where = f"vd.{type(self).__name__}"
-        keep_arguments(keyed, dict(launch.env))
-        self.options = _options(where, options)
-        self.name = self.options.name or _NAME_CHARACTERS.sub("-", default_name).strip("-.")
+        keep_arguments(keyed, dict(launch.env), *flags([str(word) for word in launch.command]))
+        own = _options(where, options)
+        self.name = own.name or _NAME_CHARACTERS.sub("-", default_name).strip("-.")
         if not _NAME.fullmatch(self.name):
             raise DefinitionError(
-                f"{where}: name is {self.name!r}; expected letters, digits, '.', '_' and '-'"
+                f"{where}: name is {self.name!r}; expected letters, digits, '.', '_' and '-'. Give "
+                "the server a name by name="
             )
-        self.keyed = (self.kind, *keyed)
+        self.options = replace(own, name=self.name)
+        self.keyed = {"kind": self.kind, **keyed}
         self._launch = replace(
             launch,
             label=f"{self.kind} {self.name}",
@@ -154,7 +171,8 @@ class ModelServer:
             max_rss=self.options.max_rss,
         )
         # Plain text alone: no file is read, because workers import declarations too.
-        self.key = digest(self.kind, self.name, repr(launch.command), repr(sorted(options.items())))
+        started = (repr(self._launch), sorted(launch.env.items()), self._version)
+        self.key = digest(*started, repr(self.options))
 
     def __repr__(self) -> str:
         return f"vd.{type(self).__name__}(name={self.name!r})"
@@ -193,9 +211,7 @@ class ModelServer:
     def reserved(self) -> Resources:
         """What one replica reserves."""
         own = self.options
-        return Resources(
-            own.num_cpus, own.gpus, own.memory, own.accelerator_type, dict(own.resources or {})
-        )
+        return Resources(own.num_cpus, own.gpus, own.memory, own.accelerator_type, own.resources)
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -226,14 +242,39 @@ class ModelServer:
         Raises:
             CodeIdentityError: If a part has no stable identity.
         """
-        own = (self._launch.command, self._launch.env, self._launch.health, self._launch.max_rss)
+        launch = self._launch
+        own = {
+            "command": launch.command,
+            "env_vars": dict(sorted(launch.env.items())),
+            "health": launch.health,
+            "api_key_env": launch.key_env,
+            "model": launch.model,
+            "max_rss": launch.max_rss,
+        }
         files = LocalFiles(read=self._version is None)
-        started = value_digest((self.keyed, own), self.label, files)
+        started = [value_digest(each, self.label, files) for each in (self.keyed, own)]
         reserved = sorted(self.reserved.bundle().items())
-        return digest("server", started, reserved, sorted(self.options.env_vars))[:16]
+        return digest("server", *started, reserved, self.options.env_vars)[:16]
 
 
 _NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def servers_by_key(servers: Iterable[ModelServer]) -> dict[str, ModelServer]:
+    """Return servers by their key, those that are equal once.
+
+    Raises:
+        DefinitionError: If two that differ have the same key.
+    """
+    found: dict[str, ModelServer] = {}
+    for server in servers:
+        other = found.setdefault(server.key, server)
+        if other is not server and other.identity() != server.identity():
+            raise DefinitionError(
+                f"two servers are named {server.name!r} and differ only in code or files; give "
+                "each a name of its own"
+            )
+    return found
 
 
 class Server(ModelServer):
@@ -270,9 +311,10 @@ class Server(ModelServer):
         **options: Any,
     ) -> None:
         where = "vd.Server"
-        if isinstance(command, str) or not command:
+        if not isinstance(command, (list, tuple)) or not command:
+            found = "empty" if isinstance(command, (list, tuple)) else f"a {type(command).__name__}"
             raise DefinitionError(
-                f"{where}: command is {command!r}; expected a list of the program and its arguments"
+                f"{where}: command is {found}; expected a list of the program and its arguments"
             )
         words: tuple[Any, ...] = tuple(
             part if isinstance(part, LocalFile) else path_text(part) for part in command
@@ -280,14 +322,12 @@ class Server(ModelServer):
         if wrong := [word for word in words if not isinstance(word, (str, LocalFile))]:
             raise DefinitionError(f"{where}: command has {wrong[0]!r}; expected text")
         text = " ".join(map(str, words))
-        given = dict(env_vars) if isinstance(env_vars, Mapping) else {}
+        given = _variables(where, env_vars) if isinstance(env_vars, Mapping) else {}
         if "{port}" not in text and "{port}" not in " ".join(given.values()):
             raise DefinitionError(
                 f"{where}: command has no {{port}}, which is replaced by a free port; write for "
                 'example "--port", "{port}"'
             )
-        if not isinstance(health, str) or not health.startswith("/"):
-            raise DefinitionError(f"{where}: health is {health!r}; expected a path, as '/health'")
         if not isinstance(env_vars, Mapping):
             options["env_vars"] = env_vars
         used = [text, *given.values()]
@@ -296,14 +336,16 @@ class Server(ModelServer):
         launch = Launch(
             "",
             words,
-            health,
+            _path(where, health),
             ("port", *ports),
             given,
-            api_key_env,
-            model,
+            _text(where, "api_key_env", api_key_env, "its name") if api_key_env else None,
+            _text(where, "model", model or "", "its name in requests"),
         )
-        keyed = (words, given, model) if version is None else (str(version),)
-        self._version = version
+        keyed: dict[str, Any] = {"command": words, "env_vars": given, "model": launch.model}
+        if version is not None:
+            self._version = str(version)
+            keyed = {"version": self._version}
         super().__init__(model or os.path.basename(program), launch, keyed, options)
 
 
@@ -328,16 +370,20 @@ class VLLMServer(ModelServer):
         self,
         model: str | os.PathLike[str] | LocalFile,
         *,
-        python: str | None = None,
+        python: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         where = "vd.VLLMServer"
         given = model if isinstance(model, LocalFile) else path_text(model)
         if not given or not isinstance(given, (str, LocalFile)):
             raise DefinitionError(f"{where}: model is {model!r}; expected a name or path")
-        flags = {name: value for name, value in options.items() if name not in _OPTIONS}
+        given_flags = {
+            name: value
+            for name, value in options.items()
+            if name not in _OPTIONS and value is not None
+        }
         common = {name: value for name, value in options.items() if name in _OPTIONS}
-        for name in flags:
+        for name in given_flags:
             if name in _OWN_FLAGS:
                 raise DefinitionError(f"{where}: leave {name!r} out: {_OWN_FLAGS[name]}")
             if not _FLAG.fullmatch(name):
@@ -346,21 +392,25 @@ class VLLMServer(ModelServer):
                     "--max-model-len"
                 )
         short = os.path.basename(given.path if isinstance(given, LocalFile) else given.rstrip("/"))
-        served = flags.get("served_model_name", short)
-        served = served if isinstance(served, str) else served[0]
+        served = given_flags.get("served_model_name", short)
+        served = [served] if isinstance(served, str) else served
+        if not isinstance(served, (list, tuple)) or not served:
+            raise DefinitionError(f"{where}: served_model_name is {served!r}; expected a name")
+        given_flags["served_model_name"] = served
         words: list[Any] = ["--model", given, "--host", "{host}", "--port", "{port}"]
-        for name, value in {"served_model_name": served, **flags}.items():
+        for name, value in sorted(given_flags.items()):
             words += _flag(where, name, value)
         launch = Launch(
             "",
-            (python or "{python}", "-m", "vllm.entrypoints.openai.api_server", *words),
+            (_python(where, python), "-m", "vllm.entrypoints.openai.api_server", *words),
             env={**_PRIVATE_SOCKETS, **(_OWN_ENVIRONMENT if python else {})},
             key_env="VLLM_API_KEY",
-            model=served,
+            model=_text(where, "served_model_name", served[0], "a name"),
             metrics=_VLLM_GAUGES,
         )
-        keyed = {name: flags[name] for name in sorted(flags) if name not in _OPERATIONAL_FLAGS}
-        super().__init__(short, launch, (given, keyed), common)
+        counted = sorted(set(given_flags) - _OPERATIONAL_FLAGS)
+        keyed = {"model": given, "flags": {name: _keyed(given_flags[name]) for name in counted}}
+        super().__init__(short, launch, keyed, common)
 
 
 class TritonServer(ModelServer):
@@ -392,44 +442,43 @@ class TritonServer(ModelServer):
         model_path: str | os.PathLike[str] | LocalFile | None = None,
         *,
         model_repository: str | os.PathLike[str] | LocalFile | None = None,
-        tritonserver: str = "tritonserver",
-        python: str | None = None,
+        tritonserver: str | os.PathLike[str] = "tritonserver",
+        python: str | os.PathLike[str] | None = None,
         model: str = "",
         **options: Any,
     ) -> None:
         where = "vd.TritonServer"
         if (fn is None) == (model_repository is None):
             raise DefinitionError(f"{where}: expected either fn or model_repository")
-        form = "fn(ports)" if model_path is None else "fn(ports, model_path)"
-        if fn is not None and not (callable(fn) and _takes(fn, 1 if model_path is None else 2)):
-            raise DefinitionError(f"{where}: fn is {fn!r}; expected a function {form}")
-        self._fn = fn
-        path = model_path if isinstance(model_path, LocalFile) else path_text(model_path)
-        folder = (
-            model_repository
-            if isinstance(model_repository, LocalFile)
-            else path_text(model_repository)
-        )
+        if fn is None and not (model_path is None and python is None):
+            raise DefinitionError(
+                f"{where}: model_path and python are for a function; tritonserver serves "
+                "model_repository by itself. Leave them out"
+            )
+        path = _location(where, "model_path", model_path)
+        folder = _location(where, "model_repository", model_repository)
         if fn is not None:
+            _check_function(where, fn, 1 if path is None else 2)
             command: tuple[Any, ...] = (
-                python or "{python}", "{triton_runner}", "{cloudpickle}", "{payload}",
+                _python(where, python), "{triton_runner}", "{cloudpickle}", "{payload}",
                 "{port}", "{grpc_port}", "{metrics_port}", *(() if path is None else (path,)),
             )  # fmt: skip
         else:
+            program = _text(where, "tritonserver", path_text(tritonserver), "the program's path")
             command = (
-                tritonserver, "--model-repository", folder, "--http-address", "{host}",
+                program, "--model-repository", folder, "--http-address", "{host}",
                 "--http-port", "{port}", "--grpc-address", "{host}", "--grpc-port", "{grpc_port}",
                 "--metrics-port", "{metrics_port}",
             )  # fmt: skip
-        if not isinstance(model, str):
-            raise DefinitionError(f"{where}: model is {model!r}; expected its name in requests")
+        self._fn = fn
+        model = _text(where, "model", model or "", "its name in requests")
         loaded = f"models/{urllib.parse.quote(model, safe='')}" if model else "health"
         env = {**_PYTRITON_ADDRESSES, **_OWN_ENVIRONMENT} if python else _PYTRITON_ADDRESSES
         launch = Launch("", command, f"/v2/{loaded}/ready", _TRITON_PORTS, env, model=model)
         called = fn.func if isinstance(fn, functools.partial) else fn
         default = getattr(called, "__name__", "triton") if fn is not None else _last(folder)
-        keyed = (fn, path) if fn is not None else (folder,)
-        super().__init__(model or default, launch, (*keyed, model), options)
+        served = {"fn": fn, "model_path": path} if fn is not None else {"model_repository": folder}
+        super().__init__(model or default, launch, {**served, "model": model}, options)
 
     def launch(self) -> Launch:
         """See `ModelServer.launch`."""
@@ -446,15 +495,26 @@ class TritonServer(ModelServer):
         return replace(self._launch, payload=stamped(payload))
 
 
-def _takes(fn: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with some positional arguments, as far as is known."""
+def _check_function(where: str, fn: Any, count: int) -> None:
+    """Refuse what is no function of `count` positional arguments, as far as is known."""
+    form = "fn(ports)" if count == 1 else "fn(ports, model_path)"
+    called = fn.func if isinstance(fn, functools.partial) else fn
+    of = called.__self__ if inspect.ismethod(called) else called
+    if not (inspect.isfunction(of) or inspect.isbuiltin(of) or inspect.isclass(of)):
+        raise DefinitionError(f"{where}: fn is {fn!r}; expected a function {form}")
+    if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
+        raise DefinitionError(
+            f"{where}: fn is {fn!r}, whose call only makes a coroutine or generator; expected a "
+            f"plain function {form}, which serves until SIGTERM"
+        )
     signature = signature_of(fn)
     try:
         if signature is not None:
             signature.bind(*range(count))
-    except TypeError:
-        return False
-    return True
+    except TypeError as error:
+        raise DefinitionError(
+            f"{where}: fn is {fn!r}, which cannot be called as {form}: {error}"
+        ) from None
 
 
 class ServeApplication(ModelServer):
@@ -499,13 +559,15 @@ class ServeApplication(ModelServer):
                 f"{where}: {refused[0]!r} is set in the application's deployments, as "
                 "num_replicas, max_ongoing_requests and ray_actor_options; leave it out"
             )
-        self._import_path, self._args, self._health = import_path, args, health
+        given = None if args is None else mapping(where, "args", args)
+        self._import_path, self._args, self._health = import_path, given, _path(where, health)
         module, _, attribute = import_path.partition(":")
         self._modules = {} if is_worker() else _own_modules(where, module)
         sources = tuple(LocalFile(path) for _, path in sorted(self._modules.items()))
-        keyed = (import_path, None if args is None else dict(args), sources, model)
-        launch = Launch("", (import_path, repr(args)), health, model=model)
-        super().__init__(options.get("name") or attribute, launch, keyed, options)
+        served = _text(where, "model", model or "", "its name in requests")
+        keyed = {"import_path": import_path, "args": given, "sources": sources, "model": served}
+        launch = Launch("", (import_path, repr(given)), health, model=served)
+        super().__init__(attribute, launch, keyed, options)
 
     def replica(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """See `ModelServer.replica`."""
@@ -550,25 +612,73 @@ def _last(folder: Any) -> str:
     return os.path.basename(folder.path if isinstance(folder, LocalFile) else folder.rstrip("/"))
 
 
+def _text(where: str, name: str, value: Any, expected: str) -> str:
+    if not isinstance(value, str):
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
+    return value
+
+
+def _path(where: str, health: Any) -> str:
+    if not isinstance(health, str) or not health.startswith("/"):
+        raise DefinitionError(f"{where}: health is {health!r}; expected a path, as '/health'")
+    return health
+
+
+def _python(where: str, python: Any) -> str:
+    return _text(where, "python", path_text(python) or "{python}", "an interpreter's path")
+
+
+def _location(where: str, name: str, value: Any) -> str | LocalFile | None:
+    """Return a path as text, or the local file."""
+    if value is None or isinstance(value, LocalFile):
+        return value
+    return _text(where, name, path_text(value), "a path")
+
+
+def _variables(where: str, given: Mapping[str, Any]) -> dict[str, str]:
+    """Validate environment variables with their values."""
+    found = {name: path_text(value) for name, value in mapping(where, "env_vars", given).items()}
+    for name, value in found.items():
+        if not isinstance(value, str):  # it may be a secret
+            kind = type(value).__name__
+            raise DefinitionError(f"{where}: env_vars[{name!r}] is a {kind}; expected text")
+    return dict(sorted(found.items()))
+
+
 def _flag(where: str, name: str, value: Any) -> list[Any]:
     """Return a keyword argument as words of a command line."""
     flag = "--" + name.replace("_", "-")
-    if value is None:
-        return []
     if isinstance(value, bool):
         return [flag if value else flag.replace("--", "--no-", 1)]
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [flag, *(_word(where, name, each) for each in values)]
+
+
+def _word(where: str, name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         try:
-            return [flag, json.dumps(dict(value))]
+            return json.dumps(dict(value), sort_keys=True)
         except (TypeError, ValueError) as error:
             raise DefinitionError(f"{where}: {name} cannot be written as JSON: {error}") from error
-    if isinstance(value, (list, tuple)):
-        return [flag, *(each if isinstance(each, LocalFile) else str(each) for each in value)]
-    if not isinstance(value, (str, int, float, os.PathLike, LocalFile)):
+    if isinstance(value, LocalFile):
+        return value
+    if not isinstance(value, (str, int, float, os.PathLike)):
         raise DefinitionError(
             f"{where}: {name} is a {type(value).__name__}; expected text, a number, a list or dict"
         )
-    return [flag, value if isinstance(value, LocalFile) else str(value)]
+    return str(path_text(value))
+
+
+def _keyed(value: Any) -> list[Any]:
+    """Return a flag's value as what counts in keys: the same for values of the same words.
+
+    Paths in it are left as they are: their content counts.
+    """
+    if isinstance(value, (list, tuple)):
+        return [word for each in value for word in _keyed(each)]
+    if isinstance(value, Mapping):
+        return [json.loads(json.dumps(dict(value), sort_keys=True))]
+    return [value if isinstance(value, (bool, os.PathLike)) else str(value)]
 
 
 def _options(where: str, given: Mapping[str, Any]) -> ServerOptions:
@@ -577,11 +687,10 @@ def _options(where: str, given: Mapping[str, Any]) -> ServerOptions:
         if name not in _OPTIONS:
             hint = similar(name, _OPTIONS) or f"Its options are {names(_OPTIONS, 50)}"
             raise DefinitionError(f"{where}: unknown argument {name!r}. {hint}")
-    found = ServerOptions(**given)
-    if found.name is not None and not isinstance(found.name, str):
-        raise DefinitionError(f"{where}: name is {found.name!r}; expected text")
-    parse_concurrency(where, found.replicas, "replicas", "replicas")
-    if found.per_node is not None and "replicas" in given:
+    found = ServerOptions(**{name: value for name, value in given.items() if value is not None})
+    if found.name is not None:
+        _text(where, "name", found.name, "text")
+    if found.per_node is not None and given.get("replicas") is not None:
         raise DefinitionError(f"{where}: expected either replicas or per_node")
     for name in ("per_node", "max_concurrency", "max_rss"):
         positive(where, name, getattr(found, name))
@@ -589,16 +698,23 @@ def _options(where: str, given: Mapping[str, Any]) -> ServerOptions:
         seconds(where, name, getattr(found, name))
     idle = found.idle_minutes
     if idle is not None and (
-        isinstance(idle, bool) or not isinstance(idle, (int, float)) or idle < 0
+        isinstance(idle, bool) or not isinstance(idle, (int, float)) or not idle >= 0
     ):
         raise DefinitionError(f"{where}: idle_minutes is {idle!r}; expected a number from 0 up")
-    if isinstance(found.env_vars, str) or not all(isinstance(v, str) for v in found.env_vars):
-        raise DefinitionError(f"{where}: env_vars is {found.env_vars!r}; expected a list of names")
+    if isinstance(found.env_vars, Mapping):
+        raise DefinitionError(
+            f"{where}: env_vars is a mapping; expected a list of names of the driver's variables, "
+            "whose values are sent"
+        )
+    forwarded = list_of_names(where, "env_vars", found.env_vars) or ()
+    replicas = parse_concurrency(where, found.replicas, "replicas", "replicas") or (1, 1)
     custom = mapping(where, "resources", found.resources)
     Resources(found.num_cpus, found.gpus, found.memory, found.accelerator_type, custom).validate(
         where
     )
-    return found
+    custom = dict(sorted(custom.items()))
+    names_sent = tuple(sorted(set(forwarded)))
+    return replace(found, replicas=replicas, env_vars=names_sent, resources=custom)
 
 
 def parse_servers(where: str, servers: Any) -> dict[str, ServerHandle]:

@@ -17,7 +17,7 @@ from vane_dagster.fingerprint.modules import Finder
 from vane_dagster.fingerprint.values import model_class
 from vane_dagster.pipeline.contracts import CALL, BatchCall, CallStyle, Contract
 from vane_dagster.pipeline.lazy_instances import lazy_in
-from vane_dagster.pipeline.servers import ModelServer
+from vane_dagster.pipeline.servers import ModelServer, servers_by_key
 from vane_dagster.types.callables import qualname, signature_of, unwrapped
 
 
@@ -74,22 +74,14 @@ class Udf:
         return list(local_files_in((*arguments, self.target)))
 
     @property
-    def servers(self) -> Mapping[str, Any]:
-        """The servers among the arguments (`pipeline.servers.ModelServer`), by their key.
+    def servers(self) -> Mapping[str, ModelServer]:
+        """The servers among the arguments, by their key.
 
         Raises:
             DefinitionError: If two that differ have the same key.
         """
         arguments = (self.args, self.kwargs, self.constructor_args, self.constructor_kwargs)
-        found: dict[str, Any] = {}
-        for handle in servers_in((*arguments, self.target)):
-            other = found.setdefault(handle.key, handle.server)
-            if other is not handle.server and other.identity() != handle.server.identity():
-                raise DefinitionError(
-                    f"{self.name} gets two servers that are named {other.name!r} and differ only "
-                    "in code or files; give each a name of its own"
-                )
-        return found
+        return servers_by_key(handle.server for handle in servers_in((*arguments, self.target)))
 
     @property
     def is_async(self) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
+from vane_dagster.compute.api import Capacity
+from vane_dagster.engine.server_pools import declared_servers, server_pool
 from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.worker.protocol import PoolSpec
 
@@ -28,6 +30,13 @@ def pool(docs: vd.Pipeline) -> str:
     return pool_identity(docs, docs["answer"].spec).digest
 
 
+async def serve_async(ports: Any) -> None: ...
+
+
+class Served:
+    def serve(self, ports: Any) -> None: ...
+
+
 def test_flags_of_vllm():
     server = vd.VLLMServer(
         "models/tiny", max_model_len=128, enforce_eager=True, enable_prefix_caching=False,
@@ -36,8 +45,8 @@ def test_flags_of_vllm():
     words = server.launch().command
     assert words[:4] == ("{python}", "-m", "vllm.entrypoints.openai.api_server", "--model")
     text = " ".join(words)
-    assert "--max-model-len 128 --enforce-eager --no-enable-prefix-caching" in text
-    assert '--lora-modules a=x b=y --hf-overrides {"a": 1}' in text
+    assert "--no-enable-prefix-caching --enforce-eager" in text
+    assert '--hf-overrides {"a": 1} --lora-modules a=x b=y --max-model-len 128' in text
     assert "--served-model-name tiny" in text
     assert "chat" not in text
     assert (server.name, server.model) == ("tiny", "tiny")
@@ -60,8 +69,24 @@ def test_flags_of_vllm():
         (lambda: vd.VLLMServer("m", idle_minutes=-1), "idle_minutes is -1"),
         (lambda: vd.VLLMServer("m", name="a b"), "name is 'a b'"),
         (lambda: vd.VLLMServer("m", env_vars="HF_TOKEN"), "expected a list of names"),
+        (lambda: vd.VLLMServer("m", env_vars={"A": "1"}), "env_vars is a mapping; expected a list"),
+        (lambda: vd.VLLMServer("m", env_vars=3), "env_vars is 3; expected a list of names"),
+        (lambda: vd.VLLMServer("m", served_model_name=[]), "served_model_name is []"),
+        (lambda: vd.VLLMServer("m", served_model_name=3), "served_model_name is 3"),
+        (lambda: vd.VLLMServer("m", python=3), "python is 3; expected an interpreter's path"),
+        (lambda: vd.VLLMServer("m", ssl_keyfile="k"), "leave 'ssl_keyfile' out: clients connect"),
+        (lambda: vd.VLLMServer("m", version="1"), "leave 'version' out"),
+        (lambda: vd.VLLMServer("m", idle_minutes=float("nan")), "idle_minutes is nan"),
+        (lambda: vd.VLLMServer("/"), "Give the server a name by name="),
         (lambda: vd.Server("serve --port {port}"), "expected a list of the program"),
         (lambda: vd.Server([]), "expected a list of the program"),
+        (lambda: vd.Server(5), "command is a int; expected a list of the program"),
+        (lambda: vd.Server({"serve", "{port}"}), "command is a set; expected a list"),
+        (lambda: vd.Server(["serve", "{port}"], env_vars={"A": 1}), "env_vars['A'] is a int"),
+        (lambda: vd.Server(["serve", "{port}"], model=3), "model is 3; expected its name in req"),
+        (lambda: vd.Server(["serve", "{port}"], api_key_env=3), "api_key_env is 3"),
+        (lambda: vd.ServeApplication("json:dumps", args=[1]), "args is a list"),
+        (lambda: vd.ServeApplication("json:dumps", health="x"), "expected a path, as '/health'"),
         (lambda: vd.Server(["serve"]), r"has no {port}"),
         (lambda: vd.Server(["serve", "{port}", 3]), "command has 3"),
         (lambda: vd.Server(["serve", "{port}"], health="health"), "expected a path"),
@@ -74,9 +99,17 @@ def test_flags_of_vllm():
         (lambda: vd.ServeApplication("support.serve_app:app", gpus=1), "'gpus' is set in the"),
         (
             lambda: vd.TritonServer(lambda ports: 0, "m"),
-            "expected a function fn(ports, mo",
+            "cannot be called as fn(ports, model_path): too many",
         ),
-        (lambda: vd.TritonServer(lambda ports, path: 0), "expected a function fn(ports)"),
+        (lambda: vd.TritonServer(lambda ports, path: 0), "cannot be called as fn(ports): missing"),
+        (lambda: vd.TritonServer(serve_async), "expected a plain function fn(ports)"),
+        (lambda: vd.TritonServer(Served().serve), "expected a function fn(ports)"),
+        (lambda: vd.TritonServer(print, 3), "model_path is 3; expected a path"),
+        (lambda: vd.TritonServer(model_repository=3), "model_repository is 3; expected a path"),
+        (
+            lambda: vd.TritonServer(model_repository="x", python="python3"),
+            "model_path and python are for a function",
+        ),
         (lambda: vd.TritonServer(print, model=3), "model is 3; expected its name in requests"),
     ],
 )
@@ -93,6 +126,72 @@ def test_equal_declarations_are_the_same_server():
     assert changed.identity() != one.identity()
     assert vd.VLLMServer("m", max_model_len=128, gpus=0.5).identity() != one.identity()
     assert pickle.loads(pickle.dumps(one)).identity() == one.identity()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"seed": 1, "dtype": "half"}, {"dtype": "half", "seed": 1}),
+        ({"seed": 1}, {"seed": "1"}),
+        ({}, {"chat_template": None}),
+        ({}, {"served_model_name": "m"}),
+        ({"lora_modules": ["a=x"]}, {"lora_modules": ("a=x",)}),
+        ({"hf_overrides": {"a": 1, "b": (2,)}}, {"hf_overrides": {"b": [2], "a": 1}}),
+        ({"env_vars": ["A", "B"]}, {"env_vars": ("B", "A")}),
+        ({}, {"replicas": 1, "gpus": None, "name": "m"}),
+        ({"replicas": 2}, {"replicas": [2, 2]}),
+    ],
+)
+def test_declarations_that_are_written_differently_are_the_same_server(one, other):
+    first, second = vd.VLLMServer("m", **one), vd.VLLMServer("m", **other)
+    assert (first.key, first.identity()) == (second.key, second.identity())
+    assert definition(pipeline(server=first)) == definition(pipeline(server=second))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"env_vars": {"MODE": "b"}},
+        {"env_vars": ["MODE"]},
+        {"api_key_env": "KEY"},
+        {"model": "b"},
+        {"health": "/v1/models"},
+        {"max_rss": 1},
+        {"gpus": 0.5},
+        {"version": "b"},
+    ],
+)
+@pytest.mark.parametrize("version", [None, "a"])
+def test_declarations_that_differ_are_different_servers(changed, version):
+    given = {"model": "a", "env_vars": {"MODE": "a"}, "version": version, "name": "served"}
+    one = vd.Server(["serve", "{port}"], **given)
+    other = vd.Server(["serve", "{port}"], **{**given, **changed})
+    assert one.identity() != other.identity()
+    assert one.key != other.key
+
+
+def test_words_of_flags(tmp_path: Path):
+    modules = [{"path": "x", "name": "a"}, "b=y"]
+    command = vd.VLLMServer("m", lora_modules=modules, python=tmp_path / "python").launch().command
+    assert command[0] == str(tmp_path / "python")
+    at = command.index("--lora-modules")
+    assert command[at + 1 : at + 3] == ('{"name": "a", "path": "x"}', "b=y")
+
+
+def test_a_file_in_a_flag_counts_wherever_it_is_named(tmp_path: Path):
+    (tmp_path / "draft").mkdir()
+    weights = tmp_path / "draft" / "weights.bin"
+
+    def keyed(content: str, **flags: Any) -> str:
+        weights.write_text(content)
+        return definition(pipeline(server=vd.VLLMServer("m", **flags)))
+
+    for flags in (
+        {"tokenizer": tmp_path / "draft"},
+        {"lora_modules": [tmp_path / "draft"]},
+        {"speculative_config": {"model": str(tmp_path / "draft")}},
+    ):
+        assert keyed("1", **flags) != keyed("22", **flags), flags
 
 
 def test_a_flag_that_changes_answers_counts_in_keys_and_another_does_not():
@@ -215,11 +314,31 @@ def test_two_servers_of_a_stage_are_told_apart():
 
     one, other = vd.TritonServer(serve), vd.TritonServer(functools.partial(serve, n=2))
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    with pytest.raises(vd.DefinitionError, match="two servers that are named 'serve'"):
+    with pytest.raises(
+        vd.DefinitionError, match="two servers are named 'serve' and differ only in code"
+    ):
         docs.map("asked", ask_both, servers={"llm": one, "other": other})
     named = vd.TritonServer(functools.partial(serve, n=2), name="two")
     docs.map("named", ask_both, servers={"llm": one, "other": named})
     assert set(docs["named"].spec.udf.servers) == {one.key, named.key}
+
+
+def test_two_stages_call_servers_that_only_code_tells_apart():
+    def serving(n: int) -> vd.TritonServer:
+        def serve(ports: Any) -> int:
+            return n
+
+        return vd.TritonServer(serve)
+
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    declared = {"one": serving(1), "other": serving(2)}
+    for name, server in declared.items():
+        docs.map(name, ask, servers={"llm": server})
+    used = {name: docs[name].spec.udf.servers for name in declared}
+    assert len({key for found in used.values() for key in found}) == 1, "a worker calls one of them"
+    assert [*declared_servers(docs, ["one", "other"])] == [*declared.values()]
+    pools = {server: server_pool(server, Capacity((), 0)) for server in declared.values()}
+    assert len({pools[s].identity for found in used.values() for s in found.values()}) == 2
 
 
 def ask_both(text: str, llm: Any, other: Any) -> str:
