@@ -208,7 +208,8 @@ def _secrets(value: Any, named: re.Pattern[str], secret: bool) -> Iterator[str]:
     elif isinstance(value, Mapping):
         for name, item in value.items():
             is_secret = secret and not _PLAIN.search(str(name))
-            of_itself = _marks(str(name), named) and not _NAME_OF_VARIABLE.search(str(name))
+            variable = _NAME_OF_VARIABLE.search(_SEPARATOR.sub("_", str(name)))
+            of_itself = _marks(str(name), named) and not variable
             yield from _secrets(item, named, is_secret or of_itself)
     elif isinstance(value, Sequence):
         for item in value:

@@ -208,15 +208,16 @@ def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) 
 
 def local_files_in(value: Any) -> Iterator[LocalFile]:
     """Yield the local files among arguments, in containers, records, partials and closures too."""
-    return _found_in(value, LocalFile)
+    return found_in(value, LocalFile)
 
 
 def servers_in(value: Any) -> Iterator[ServerHandle]:
     """Yield the handles of servers among arguments, wherever `local_files_in` finds files."""
-    return _found_in(value, ServerHandle)
+    return found_in(value, ServerHandle)
 
 
-def _found_in(value: Any, kind: type[T]) -> Iterator[T]:
+def found_in(value: Any, kind: type[T]) -> Iterator[T]:
+    """Yield the objects of a type among arguments, wherever `local_files_in` finds files."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:

@@ -9,17 +9,19 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import ClassVar
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.compute.api import Lease
 from vane_dagster.engine.server_pools import server_pool
 from vane_dagster.engine.worker_group import WorkerGroup
-from vane_dagster.errors import DefinitionError, VaneError
+from vane_dagster.errors import DefinitionError, VaneError, described
 from vane_dagster.events import Event, Noticed, Printed
 from vane_dagster.orchestration.resources import Compute, RayCompute
-from vane_dagster.pipeline.servers import ModelServer
+from vane_dagster.pipeline.servers import ModelServer, servers_by_key
 from vane_dagster.servers.directory import directory
 from vane_dagster.servers.handle import ServerHandle
+from vane_dagster.servers.launch import Endpoint
 from vane_dagster.worker.protocol import PoolSpec
 
 _TICK_SECONDS = 0.2
@@ -46,7 +48,8 @@ def serve(server: ModelServer, compute: Compute | None = None) -> Iterator[Serve
 
     Raises:
         ComputeError: If no cluster can be reached, or it cannot hold the server.
-        DefinitionError: If `server` is not a server.
+        DefinitionError: If `server` is not a server, or another one of its name is used that
+            differs only in code.
         ModelLoadError: If it does not start; with the last lines of its log.
     """
     if not isinstance(server, ModelServer):
@@ -65,29 +68,48 @@ def serve(server: ModelServer, compute: Compute | None = None) -> Iterator[Serve
 
 
 class _Served:
-    """A leased server, followed by a thread of its own, which alone calls the lease."""
+    """A leased server, followed by a thread of its own, which alone calls the lease.
+
+    Blocks of one process that use the same server have the endpoints of all of them.
+    """
+
+    _lock = threading.Lock()
+    _in_use: ClassVar[list[_Served]] = []
 
     def __init__(self, server: ModelServer, pool: PoolSpec, lease: Lease) -> None:
         self._server, self._pool, self._lease = server, pool, lease
         self._settled = threading.Event()
         self._over = threading.Event()
-        self._error: VaneError | None = None
+        self._error: Exception | None = None
+        self._endpoints: Sequence[Endpoint] = ()
         self._thread = threading.Thread(target=self._follow, name="vane-serve", daemon=True)
 
     def __enter__(self) -> _Served:
+        with self._lock:
+            servers_by_key([self._server, *(other._server for other in self._in_use)])
+            self._in_use.append(self)
         self._thread.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._over.set()
         self._thread.join()
-        directory.update({self._server.key: []})
+        with self._lock:
+            self._in_use.remove(self)
+        self._announce([])
+
+    def _announce(self, endpoints: Sequence[Endpoint]) -> None:
+        """Let this process know the endpoints of this block, beside those of others."""
+        self._endpoints, key = endpoints, self._server.key
+        with self._lock:
+            same = [block for block in self._in_use if block._server.key == key]
+            directory.update({key: list(dict.fromkeys(e for b in same for e in b._endpoints))})
 
     def wait_until_ready(self) -> None:
         """Return when all replicas have started.
 
         Raises:
-            VaneError: If they cannot be started.
+            Exception: If they cannot be started.
         """
         self._settled.wait()
         if self._error is not None:
@@ -105,17 +127,17 @@ class _Served:
                 servers={identity: self._pool},
             )
             while not self._over.is_set():
-                directory.update({self._server.key: group.endpoints(identity)})
+                self._announce(group.endpoints(identity))
                 if not group.worker_queues[identity].loading:
                     self._settled.set()
                 for done in self._lease.wait(_TICK_SECONDS):
                     group.handle_done(done)
                 group.check_starts()
-        except VaneError as error:
+        except Exception as error:
             self._error = error
-            _log.error("%s", error)
+            _log.error("%s", described(error))
         finally:
-            directory.update({self._server.key: []})
+            self._announce([])
             self._settled.set()
 
 

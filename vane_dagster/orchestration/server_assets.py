@@ -12,14 +12,13 @@ from typing import Any, Union
 import dagster as dg
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster._secrets import errors_masked, keep_arguments, masked
+from vane_dagster._secrets import errors_masked, masked
 from vane_dagster.compute.pool_state import PoolInfo
 from vane_dagster.errors import DefinitionError, VaneError, names
 from vane_dagster.orchestration.asset_specs import server_key
 from vane_dagster.orchestration.metadata import sample_table
 from vane_dagster.orchestration.resources import Compute
-from vane_dagster.pipeline.servers import ModelServer
-from vane_dagster.servers.process import flags
+from vane_dagster.pipeline.servers import ModelServer, servers_by_key
 from vane_dagster.worker.protocol import WorkerInfo
 
 CHECK = "healthy"
@@ -53,17 +52,24 @@ def server_assets(
     Raises:
         DefinitionError: If `servers` has something else, or two servers of one name.
     """
+    if not isinstance(servers, (list, tuple)):
+        raise DefinitionError(f"vd.server_assets was given {servers!r}; expected a list of servers")
     for server in servers:
         if not isinstance(server, ModelServer):
             raise DefinitionError(
                 f"vd.server_assets was given {server!r}; expected servers, as vd.VLLMServer"
             )
-    distinct = {server.key: server for server in servers}.values()
-    known = [server.name for server in distinct]
-    if twice := sorted({name for name in known if known.count(name) > 1}):
+    try:
+        distinct = servers_by_key(servers).values()
+    except DefinitionError as error:
+        raise DefinitionError(f"vd.server_assets: {error}") from None
+    # Dagster names a check's op by the key, with '_' for '-' and '.'.
+    found = [(server_key(server).to_python_identifier(), server.name) for server in distinct]
+    ops = [op for op, _ in found]
+    if alike := sorted({name for op, name in found if ops.count(op) > 1}):
         raise DefinitionError(
-            f"vd.server_assets: several servers are named {names(twice)}; give each a name of its "
-            "own by name="
+            f"vd.server_assets: several servers are named {names(alike)}; give each a name of its "
+            "own by name=, which differs not only in '-', '.' and '_'"
         )
     return [
         made
@@ -73,8 +79,6 @@ def server_assets(
 
 
 def _spec(server: ModelServer, group_name: str) -> dg.AssetSpec:
-    words = [str(word) for word in server.command]
-    keep_arguments(*flags(words))
     options = server.options
     return dg.AssetSpec(
         key=server_key(server),
@@ -82,7 +86,7 @@ def _spec(server: ModelServer, group_name: str) -> dg.AssetSpec:
         group_name=group_name,
         kinds={server.kind.split()[0].lower()},
         metadata={
-            "command": masked(shlex.join(words)),
+            "command": masked(shlex.join(map(str, server.command))),
             "replicas": _replicas(server),
             "reserves": server.reserved.bundle() or "nothing",
             **({"model": server.model} if server.model else {}),
@@ -93,10 +97,10 @@ def _spec(server: ModelServer, group_name: str) -> dg.AssetSpec:
 
 
 def _replicas(server: ModelServer) -> str:
-    replicas, per_node = server.options.replicas, server.options.per_node
+    (least, most), per_node = server.options.replicas, server.options.per_node
     if per_node is not None:
         return f"{per_node} per node"
-    return str(replicas) if isinstance(replicas, int) else f"{replicas[0]} to {replicas[1]}"
+    return str(least) if least == most else f"{least} to {most}"
 
 
 def _check(

@@ -267,6 +267,11 @@ class ModelStageRows:
         if not isinstance(model, str) or not model:
             raise DefinitionError(f"{location}: model is {model!r}; expected a model's name")
         found = provider_class(location, provider, model_task.method)
+        if server is not None and "server" not in (p.name for p in constructor_options(found)):
+            raise DefinitionError(
+                f"{location}: provider {found.__name__} takes no server; expected "
+                "provider='openai', which calls it, or no server="
+            )
         arguments = {"model": model, "options": options}
         keep_arguments((), arguments)
         workers = parse_concurrency(location, concurrency) or (1, 1)

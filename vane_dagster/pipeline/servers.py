@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from vane_dagster._arguments import (
     list_of_names,
@@ -75,6 +75,7 @@ _SET_IN_SERVE = frozenset(
         "liveness_timeout_s", "drain_timeout_s", "max_rss",
     }
 )  # fmt: skip
+_OF_HANDLES = ("url", "grpc_url", "api_key", "headers", "endpoint", "request")
 _TRITON_PORTS = ("port", "grpc_port", "metrics_port")
 _PYTRITON_ADDRESSES = {
     f"PYTRITON_TRITON_CONFIG_{protocol}_ADDRESS": "{host}" for protocol in ("HTTP", "GRPC")
@@ -176,6 +177,17 @@ class ModelServer:
 
     def __repr__(self) -> str:
         return f"vd.{type(self).__name__}(name={self.name!r})"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            problem = f"vd.{type(self).__name__} has no attribute {name!r}"
+            if name in _OF_HANDLES:
+                problem += (
+                    ": it is only declared. A function gets the server with its address by "
+                    "servers={...} of the stage, other code by `with vd.serve(...) as server`"
+                )
+            raise AttributeError(problem)
 
     @property
     def handle(self) -> ServerHandle:

@@ -12,7 +12,7 @@ from typing import Any
 from vane_dagster._arguments import mapping, positional
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError
-from vane_dagster.fingerprint.local_file import LocalFile, local_files_in, servers_in
+from vane_dagster.fingerprint.local_file import LocalFile, found_in, local_files_in, servers_in
 from vane_dagster.fingerprint.modules import Finder
 from vane_dagster.fingerprint.values import model_class
 from vane_dagster.pipeline.contracts import CALL, BatchCall, CallStyle, Contract
@@ -70,8 +70,7 @@ class Udf:
     @property
     def local_files(self) -> Sequence[LocalFile]:
         """The local files among the arguments."""
-        arguments = (self.args, self.kwargs, self.constructor_args, self.constructor_kwargs)
-        return list(local_files_in((*arguments, self.target)))
+        return list(local_files_in(self._references))
 
     @property
     def servers(self) -> Mapping[str, ModelServer]:
@@ -80,8 +79,17 @@ class Udf:
         Raises:
             DefinitionError: If two that differ have the same key.
         """
-        arguments = (self.args, self.kwargs, self.constructor_args, self.constructor_kwargs)
-        return servers_by_key(handle.server for handle in servers_in((*arguments, self.target)))
+        return servers_by_key(handle.server for handle in servers_in(self._references))
+
+    @property
+    def lost_servers(self) -> Sequence[ModelServer]:
+        """Servers that a worker would get without an address, as in a closure or a record."""
+        return list(found_in(self._references, ModelServer))
+
+    @property
+    def _references(self) -> tuple[Any, ...]:
+        given = (self.args, self.kwargs, self.constructor_args, self.constructor_kwargs)
+        return (*given, self.target)
 
     @property
     def is_async(self) -> bool:
@@ -326,7 +334,12 @@ def _check_arguments(where: str, udf: Udf, contract: Contract) -> None:
 
 
 def _check_servers(where: str, udf: Udf) -> None:
-    """Raise DefinitionError for servers that workers could not tell apart."""
+    """Raise DefinitionError for servers that workers could not tell apart, or would not find."""
+    if lost := udf.lost_servers:
+        raise DefinitionError(
+            f"{where}: {udf.name} refers to {lost[0]!r} by a closure, a partial or an object; "
+            "expected servers={'llm': ...}, which passes the server with its address"
+        )
     try:
         udf.servers  # noqa: B018  # looking them up raises
     except DefinitionError as error:

@@ -111,8 +111,12 @@ class HttpProvider:
         Raises:
             ValueError: If one of them is refused.
         """
-        if options.get("server") is not None and options.get("base_url") is not None:
-            raise ValueError("provider_options has base_url, but the server's address is used")
+        server = options.get("server")
+        if server is not None and not isinstance(server, ServerHandle):
+            raise ValueError("provider_options has a server; write server=... of the stage instead")
+        for name, used in (("base_url", "address"), ("api_key_env", "key")):
+            if server is not None and options.get(name) is not None:
+                raise ValueError(f"provider_options has {name}, but the server's {used} is used")
         for where, given in (("provider_options", options), ("sampling_params", sampling)):
             if problem := _wrong_body(where, given.get("extra_body")):
                 raise ValueError(problem)
@@ -139,8 +143,14 @@ class HttpProvider:
         """Return a client; another one if the key has changed since a warm worker's last run."""
         if (base_url, key) not in self._clients:
             client = getattr(self._api, self.CLIENT)
+            # Servers expect a bearer token, whatever header the library sends the key in.
+            bearer = {"Authorization": f"Bearer {key}"} if self._server is not None else None
             self._clients[base_url, key] = client(
-                api_key=key, base_url=base_url, timeout=self._timeout, max_retries=0
+                api_key=key,
+                base_url=base_url,
+                timeout=self._timeout,
+                max_retries=0,
+                default_headers=bearer,
             )
         return self._clients[base_url, key]
 

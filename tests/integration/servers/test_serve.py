@@ -12,6 +12,7 @@ import pytest
 
 import vane_dagster as vd
 from support.paths import SUPPORT
+from vane_dagster.engine.worker_group import WorkerGroup
 
 APP = SUPPORT / "misbehaving_server.py"
 
@@ -49,6 +50,26 @@ def test_a_block_has_a_ready_server(compute):
             ask(url, "hi")
     else:
         assert ask(url, "hi") == "echo: hi", "it stays warm"
+
+
+def test_a_server_may_be_used_in_several_blocks_at_once(local):
+    llm = server(name="nested")
+    with vd.serve(llm, local) as outer:
+        with vd.serve(llm, local) as inner:
+            assert ask(inner.url, "a") == "echo: a"
+        assert ask(outer.url, "b") == "echo: b"
+        with pytest.raises(ValueError, match="of the block"), vd.serve(llm, local):
+            raise ValueError("of the block")
+        assert ask(outer.url, "c") == "echo: c"
+
+
+def test_any_error_of_a_server_that_is_followed_is_raised(local, monkeypatch):
+    def fail(group: WorkerGroup) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(WorkerGroup, "check_starts", fail)
+    with pytest.raises(RuntimeError, match="planted"), vd.serve(server(name="lost"), local):
+        pass
 
 
 def test_a_server_that_does_not_start_raises_with_its_log(local):

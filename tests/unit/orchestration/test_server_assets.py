@@ -73,6 +73,33 @@ def test_what_is_refused(tmp_path):
         vd.server_assets([llm, again])
     with pytest.raises(vd.DefinitionError, match="expected servers"):
         vd.server_assets([pipeline])  # type: ignore[list-item]
+    with pytest.raises(vd.DefinitionError, match="expected a list of servers"):
+        vd.server_assets(llm)  # type: ignore[arg-type]
+
+
+def serving(n: int) -> vd.TritonServer:
+    def serve(ports) -> int:
+        return n
+
+    return vd.TritonServer(serve)
+
+
+@pytest.mark.parametrize(
+    "servers",
+    [
+        [vd.Server(["serve", "{port}"], name=name, env_vars={"N": name}) for name in names]
+        for names in (("a-b", "a_b"), ("a.b", "a-b"))
+    ]
+    + [[vd.Server(["serve", "{port}"], name="a", env_vars={"N": n}) for n in ("1", "2")]],
+)
+def test_servers_whose_checks_dagster_would_mix_up_are_refused(servers):
+    with pytest.raises(vd.DefinitionError, match="several servers are named 'a"):
+        vd.server_assets(servers)
+
+
+def test_servers_that_only_code_tells_apart_are_no_single_asset():
+    with pytest.raises(vd.DefinitionError, match="two servers are named 'serve' and differ only"):
+        vd.server_assets([serving(1), serving(2)])
 
 
 def evaluated(*states: str, reason: str = "") -> dg.AssetCheckResult:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vane_dagster as vd
+from vane_dagster._secrets import masked
 from vane_dagster.compute.api import Capacity
 from vane_dagster.engine.server_pools import declared_servers, server_pool
 from vane_dagster.planning.definition import pool_identity, stage_definition
@@ -251,8 +253,6 @@ def test_a_prompt_takes_the_model_of_its_server_and_no_base_url():
     server = vd.VLLMServer("models/tiny")
     assert pipeline(server=server)["answer"].spec.model == "tiny"
     assert pipeline(server=server, model="adapter")["answer"].spec.model == "adapter"
-    with pytest.raises(vd.DefinitionError, match="base_url, but the server's address is used"):
-        pipeline(server=server, provider_options={"base_url": "http://x"})
     with pytest.raises(vd.DefinitionError, match=r"servers\['server'\] is 'm'; expected a server"):
         pipeline(server="m")
 
@@ -300,6 +300,63 @@ def test_a_server_among_the_other_arguments_is_passed_in_the_same_way(fn, option
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     docs.map("asked", fn, schema="VARCHAR", **options)
     assert set(docs["asked"].spec.udf.servers) == {vd.VLLMServer("m").key}
+
+
+@dataclass
+class Settings:
+    llm: Any
+
+
+def closed_over(server: vd.VLLMServer) -> Any:
+    def asking(text: str) -> str:
+        return str(server.url) + text
+
+    return asking
+
+
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [
+        (closed_over(vd.VLLMServer("m")), {}),
+        (functools.partial(ask, llm=vd.VLLMServer("m")), {}),
+        (ask, {"fn_kwargs": {"llm": Settings(vd.VLLMServer("m"))}}),
+        (ask, {"fn_kwargs": {"llm": {vd.VLLMServer("m")}}}),
+    ],
+)
+def test_a_server_that_workers_would_get_without_its_address_is_refused(fn, options):
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    with pytest.raises(vd.DefinitionError, match=r"refers to vd\.VLLMServer\(name='m'\) by a clos"):
+        docs.map("asked", fn, schema="VARCHAR", **options)
+
+
+def test_a_declaration_has_no_address():
+    with pytest.raises(AttributeError, match=r"no attribute 'url': it is only declared.*servers="):
+        vd.VLLMServer("m").url  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(vd.VLLMServer("m"), "uri")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"provider": "vllm"}, "VllmProvider takes no server"),
+        ({"provider": "transformers"}, "TransformersProvider takes no server"),
+        ({"provider_options": {"base_url": "http://x"}}, "has base_url, but the server's address"),
+        ({"provider_options": {"api_key_env": "KEY"}}, "has api_key_env, but the server's key"),
+    ],
+)
+def test_what_contradicts_the_server_of_a_prompt_is_refused(given, words):
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    with pytest.raises(vd.DefinitionError, match=words):
+        docs.prompt("a", "{text}", server=vd.VLLMServer("m"), **{"provider": "openai", **given})
+
+
+def test_a_server_is_no_option_of_a_provider():
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    options = {"server": vd.VLLMServer("m")}
+    with pytest.raises(vd.DefinitionError, match=r"write server=\.\.\. of the stage"):
+        docs.prompt("a", "{text}", provider="openai", model="m", provider_options=options)
+    with pytest.raises(vd.DefinitionError, match="SentenceTransformersProvider takes no server"):
+        docs.embed("b", "text", provider="sentence_transformers", server=vd.VLLMServer("m"))
 
 
 def test_a_server_given_twice_is_refused():
@@ -406,3 +463,10 @@ def test_an_application_of_serve_counts_with_its_modules(tmp_path: Path, monkeyp
 def test_a_pool_of_servers_has_an_idle_time_of_its_own():
     assert PoolSpec("s", "server", (1, 1), idle_seconds=5.0).request(600.0).idle_seconds == 5.0
     assert PoolSpec("m", "model", (1, 1)).request(60.0).idle_seconds == 60.0
+
+
+def test_secrets_of_a_command_are_masked_once_it_is_declared():
+    words = ["--api-key", "sk-planted-1", "--hub-token=hf-planted-2", "--api-key-env", "PLAIN_NAME"]
+    vd.Server(["serve", "{port}", *words], env_vars={"MY_PASSWORD": "planted-3"})
+    shown = masked("sk-planted-1 hf-planted-2 planted-3 PLAIN_NAME")
+    assert shown == "*** *** *** PLAIN_NAME"
