@@ -262,8 +262,7 @@ class ModelStageRows:
             options |= parse_servers(location, {"server": server})
             model = server.model if model is None else model
             if server.options.max_concurrency is not None:
-                most = server.options.replicas[1] * server.options.max_concurrency
-                options.setdefault("max_connections", most)
+                options.setdefault("max_connections", server.options.max_concurrency)
         if not isinstance(model, str) or not model:
             raise DefinitionError(f"{location}: model is {model!r}; expected a model's name")
         found = provider_class(location, provider, model_task.method)

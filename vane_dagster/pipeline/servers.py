@@ -354,7 +354,11 @@ class Server(ModelServer):
             _text(where, "api_key_env", api_key_env, "its name") if api_key_env else None,
             _text(where, "model", model or "", "its name in requests"),
         )
-        keyed: dict[str, Any] = {"command": words, "env_vars": given, "model": launch.model}
+        keyed: dict[str, Any] = {
+            "command": tuple(command),
+            "env_vars": given,
+            "model": launch.model,
+        }
         if version is not None:
             self._version = str(version)
             keyed = {"version": self._version}
@@ -421,7 +425,7 @@ class VLLMServer(ModelServer):
             metrics=_VLLM_GAUGES,
         )
         counted = sorted(set(given_flags) - _OPERATIONAL_FLAGS)
-        keyed = {"model": given, "flags": {name: _keyed(given_flags[name]) for name in counted}}
+        keyed = {"model": model, "flags": {name: _keyed(given_flags[name]) for name in counted}}
         super().__init__(short, launch, keyed, common)
 
 
@@ -489,7 +493,9 @@ class TritonServer(ModelServer):
         launch = Launch("", command, f"/v2/{loaded}/ready", _TRITON_PORTS, env, model=model)
         called = fn.func if isinstance(fn, functools.partial) else fn
         default = getattr(called, "__name__", "triton") if fn is not None else _last(folder)
-        served = {"fn": fn, "model_path": path} if fn is not None else {"model_repository": folder}
+        # A `Path` counts with its content, whatever it is called; a bare word may be none.
+        named = folder if fn is None else path
+        served = {"fn": fn, "path": Path(named) if isinstance(named, str) else named}
         super().__init__(model or default, launch, {**served, "model": model}, options)
 
     def launch(self) -> Launch:

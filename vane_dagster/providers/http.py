@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -17,6 +18,7 @@ from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.registry import needs
 from vane_dagster.servers.handle import ServerHandle
+from vane_dagster.servers.launch import Endpoint
 
 _MAX_SHOWN = 300
 _NOT_FOUND = 404
@@ -52,7 +54,7 @@ class HttpProvider:
         api_key_env: Name of the environment variable that holds the key. It must also be in the
             stage's `env_vars`. None if the endpoint needs no key.
         timeout: Time limit of an answer in seconds.
-        max_connections: Concurrent requests.
+        max_connections: Concurrent requests; of a server to each replica.
         requests_per_minute: The request limit of all workers together, divided evenly; None for no
             limit.
         tokens_per_minute: The same limit for tokens, prompts and answers together.
@@ -93,7 +95,9 @@ class HttpProvider:
         self._api = needs(self.LIBRARY, self.LIBRARY, self.LIBRARY)
         self._model = model
         self._base_url, self._key_env, self._timeout = base_url, api_key_env, timeout
-        self._room = asyncio.Semaphore(max_connections)
+        self._rooms = defaultdict[Endpoint | None, asyncio.Semaphore](
+            lambda: asyncio.Semaphore(max_connections)
+        )
         self._requests = RateLimiter(requests_per_minute)
         self._tokens = RateLimiter(tokens_per_minute)
         self._extra = dict(extra_body or {})
@@ -132,12 +136,17 @@ class HttpProvider:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
-        """Yield the client of one request: of a replica, or of the only endpoint."""
+        """Yield the client of one request: of a replica, or of the only endpoint.
+
+        Waits for its turn among the requests to it.
+        """
         if self._server is None:
-            yield self._client(self._base_url, self._own_key())
+            async with self._rooms[None]:
+                yield self._client(self._base_url, self._own_key())
             return
         with self._server.request() as endpoint:
-            yield self._client(endpoint.url + self.SERVER_PATH, endpoint.api_key or "none")
+            async with self._rooms[endpoint]:
+                yield self._client(endpoint.url + self.SERVER_PATH, endpoint.api_key or "none")
 
     def _client(self, base_url: str | None, key: str) -> Any:
         """Return a client; another one if the key has changed since a warm worker's last run."""
@@ -194,27 +203,24 @@ class HttpProvider:
 
         Separates errors of the whole stage from those of a row.
         """
-        async with self._room:
-            await self._requests.take(1)
-            await self._tokens.take(self._tokens.typical)
-            try:
-                async with self._connected() as client:
-                    yield client
-            except self._api.APIConnectionError as error:
-                detail = (
-                    f"{type(error).__name__} at {error.request.url}: {error.__cause__ or error}"
-                )
-                raise ConnectionError(detail) from error
-            except json.JSONDecodeError as error:
-                raise self._malformed(error.doc) from error
-            except UnicodeDecodeError as error:
-                raise self._malformed(error.object.decode(errors="replace")) from error
-            except self._api.APIStatusError as error:
-                if error.status_code in _REFUSED:
-                    raise StageError(self._refusal(error)) from error
-                if error.status_code in (400, 413) and any(t in str(error) for t in _TOO_LONG):
-                    raise PromptTooLong(str(error)) from error
-                raise
+        try:
+            async with self._connected() as client:
+                await self._requests.take(1)
+                await self._tokens.take(self._tokens.typical)
+                yield client
+        except self._api.APIConnectionError as error:
+            detail = f"{type(error).__name__} at {error.request.url}: {error.__cause__ or error}"
+            raise ConnectionError(detail) from error
+        except json.JSONDecodeError as error:
+            raise self._malformed(error.doc) from error
+        except UnicodeDecodeError as error:
+            raise self._malformed(error.object.decode(errors="replace")) from error
+        except self._api.APIStatusError as error:
+            if error.status_code in _REFUSED:
+                raise StageError(self._refusal(error)) from error
+            if error.status_code in (400, 413) and any(t in str(error) for t in _TOO_LONG):
+                raise PromptTooLong(str(error)) from error
+            raise
 
     def _malformed(self, found: Any) -> MalformedResponse:
         """Return the error for an answer in another form than the API's."""

@@ -219,6 +219,27 @@ def test_the_content_of_a_model_folder_counts(tmp_path: Path):
     assert before[1] != after[1]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: vd.TritonServer(model_repository="models"),
+        lambda: vd.TritonServer(print, "models"),
+        lambda: vd.VLLMServer(Path("models")),
+        lambda: vd.Server(["serve", "{port}", Path("models")]),
+    ],
+)
+def test_a_path_counts_whatever_it_is_called(make, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "doubler").mkdir(parents=True)
+    code = tmp_path / "models" / "doubler" / "model.py"
+    code.write_text("1")
+    before = (make().identity(), definition(pipeline(server=make(), model="m")))
+    code.write_text("22")
+    after = (make().identity(), definition(pipeline(server=make(), model="m")))
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
 def test_a_local_model_travels_with_the_server(tmp_path: Path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights.bin").write_bytes(b"1")
