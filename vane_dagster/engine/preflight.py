@@ -126,14 +126,10 @@ def _servers(
     pools: dict[ModelServer, PoolSpec] = {}
     findings = []
     for server in declared_servers(pipeline, stages):
-        if server.needs_cluster and not capacity.is_cluster:
-            problem = "needs a Ray cluster, and the compute resource of this run is LocalCompute"
-            findings.append(PreflightFinding(server.label, problem, "Give the run a RayCompute"))
-            continue
         try:
             pools[server] = pool = server_pool(server, capacity, store.root)
         except VaneError as error:
-            findings.append(PreflightFinding(server.label, str(error)))
+            findings.append(PreflightFinding("", str(error)))  # it names the server
             continue
         needs = (pool.label, pool.workers, pool.bundle)
         if capacity.nodes and (message := unsatisfiable(capacity, *needs, infeasible_reason)):

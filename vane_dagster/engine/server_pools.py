@@ -39,8 +39,12 @@ def server_pool(server: ModelServer, capacity: Capacity, root: Location | None =
 
     Raises:
         CodeIdentityError: If its definition has no stable identity.
-        DefinitionError: If its function cannot be sent to it.
+        DefinitionError: If it cannot run there, or its function cannot be sent to it.
     """
+    if server.needs_cluster and not capacity.is_cluster:
+        raise DefinitionError(
+            f"{server.label} needs a Ray cluster, and was given LocalCompute; give RayCompute"
+        )
     bundle = server.reserved.bundle()
     target = server.replica()
     files = {file: file.content() for file in local_files_in(target)}

@@ -491,3 +491,8 @@ def test_secrets_of_a_command_are_masked_once_it_is_declared():
     vd.Server(["serve", "{port}", *words], env_vars={"MY_PASSWORD": "planted-3"})
     shown = masked("sk-planted-1 hf-planted-2 planted-3 PLAIN_NAME")
     assert shown == "*** *** *** PLAIN_NAME"
+
+
+def test_an_application_of_serve_is_refused_without_a_cluster():
+    with pytest.raises(vd.DefinitionError, match="needs a Ray cluster, and was given LocalCompute"):
+        server_pool(vd.ServeApplication("json:dumps"), Capacity((), 0, is_cluster=False))
