@@ -108,7 +108,7 @@ def plan_waves(
         The stages of each wave. A stage is never in an earlier wave than its upstream stages.
 
     Raises:
-        ComputeError: If a pool does not fit even alone.
+        ComputeError: If a pool does not fit even alone, or a stage's pool beside its servers.
     """
     waves: list[list[str]] = []
     claimed: list[dict[str, PoolSpec]] = []
@@ -119,6 +119,7 @@ def plan_waves(
         own += [(servers or {})[identity] for pool in own for identity in pool.uses.values()]
         for pool in own:
             check_can_fit(capacity, pool)
+        _check_can_fit_together(capacity, stage, own)
         index = earliest
         while own and index < len(waves) and not _join(capacity, claimed[index], own):
             index += 1
@@ -129,6 +130,16 @@ def plan_waves(
         placed[stage] = index
         claimed[index] |= {p.identity: _larger(claimed[index].get(p.identity), p) for p in own}
     return waves
+
+
+def _check_can_fit_together(capacity: Capacity, stage: str, own: Sequence[PoolSpec]) -> None:
+    if capacity.growth is None or _join(capacity, {}, own):
+        return
+    wanted = (f"{p.workers[0]} of {_amounts(p.bundle)} for {p.label}" for p in own if p.bundle)
+    raise ComputeError(
+        f"stage {stage!r} needs {' and '.join(wanted)} at the same time, which do not fit "
+        "together. Lower concurrency, replicas or what each reserves, or use a larger cluster"
+    )
 
 
 def _join(capacity: Capacity, claimed: Mapping[str, PoolSpec], own: Sequence[PoolSpec]) -> bool:

@@ -402,6 +402,17 @@ def test_waves_count_each_place_for_itself():
     assert waves == [["a", "b"], ["c"]]
 
 
+def test_a_stage_that_does_not_fit_beside_its_server_is_refused():
+    capacity = Capacity(({"CPU": 4}, {"CPU": 4}), 0)
+    caller = replace(spec("ask", CPU=1), uses={"llm": "llm"})
+    servers = {"llm": spec("llm", (2, 2), CPU=4)}
+    with pytest.raises(ComputeError) as caught:
+        plan_waves(capacity, ["a"], {"a": []}, {"a": caller}, servers)
+    assert "stage 'a' needs 1 of 1 CPU for Ask and 2 of 4 CPU for Llm" in str(caught.value)
+    servers = {"llm": spec("llm", (1, 2), CPU=4)}
+    assert plan_waves(capacity, ["a"], {"a": []}, {"a": caller}, servers) == [["a"]]
+
+
 def test_more_than_the_drivers_machine_has_is_refused():
     machine = Capacity(({"CPU": 2},), 0, is_cluster=False)
     capacity = Capacity(({"CPU": 4, "GPU": 1},), 0, driver=machine)
