@@ -197,26 +197,27 @@ def attempt(
         blamed = {i: e for i, e in errors.items() if not isinstance(e, CostlyError)}
         if calls_servers and blamed and (yield AwaitServers()):
             outcome.retries += 1
-            again, crashes = _rows_at(rows, blamed), crashes + 1
-            if crashes < _TOGETHER:
-                waiting.insert(0, (again, attempts, crashes))
-            elif crashes < _TOGETHER + _ALONE:
+            again, crashed = _rows_at(rows, blamed), crashes + 1
+            if crashed < _TOGETHER:
+                waiting.insert(0, (again, attempts, crashed))
+            elif crashed < _TOGETHER + _ALONE:
                 single = [again.slice(i, 1) for i in range(again.num_rows)]
-                waiting[:0] = [(row, attempts, crashes) for row in single]
+                waiting[:0] = [(row, attempts, crashed) for row in single]
             else:
-                error = _server_died(crashes, next(iter(blamed.values())))
+                error = _server_died(crashed, next(iter(blamed.values())))
                 outcome.faults.append(
-                    (len(outcome.tables), RowFault(again, error, crashes, SERVER_DIED))
+                    (len(outcome.tables), RowFault(again, error, crashed, SERVER_DIED))
                 )
                 if policy.on_error == "raise" or len(outcome.faults) > max_faults:
                     raise BatchError(again, id, error)
             errors = {i: error for i, error in errors.items() if i not in blamed}
-        elif passing and attempts <= policy.max_retries:
+            passing = {i: error for i, error in passing.items() if i not in blamed}
+        if passing and attempts <= policy.max_retries:
             yield Wait(max(backoff_seconds(error, attempts) for error in set(passing.values())))
             outcome.retries += 1
             waiting.insert(0, (_rows_at(rows, passing), attempts + 1, crashes))
             errors = {i: error for i, error in errors.items() if i not in passing}
-        elif not alone:
+        elif errors and not alone:
             error = errors[0]
             if halves := _halves(rows, error, policy, outcome):
                 waiting[:0] = [(half, 1, crashes) for half in halves]

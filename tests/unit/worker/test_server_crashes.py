@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from vane_dagster.errors import CostlyError
 from vane_dagster.worker.protocol import ModelSpec
 from vane_dagster.worker.retry import (
     AwaitServers,
@@ -143,3 +144,21 @@ def test_a_row_that_is_alone_meets_no_other_call():
     asyncio.run(together())
     assert {count for alone, count in most if alone} == {1}
     assert max(count for alone, count in most if not alone) > 1
+
+
+def test_an_answer_that_was_refused_is_retried_beside_a_crash():
+    class Refused(CostlyError):
+        pass
+
+    server = Served()
+    lost: dict[int, BaseException] = {0: ConnectionError("reset"), 1: Refused("half of it")}
+
+    def answer(call: Call) -> Any:
+        server.calls.append((call.batch["id"].to_pylist(), call.alone))
+        server.down = len(server.calls) == 1
+        return Partial(call.batch.slice(0, 0), lost) if server.down else call.batch
+
+    server.answer = answer  # type: ignore[method-assign]
+    outcome = server.run(2, Policy("quarantine", max_retries=1, retry_on=("Refused",)))
+    assert outcome.faults == []
+    assert kept(outcome) == [0, 1]
