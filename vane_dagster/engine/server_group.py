@@ -71,6 +71,17 @@ class ServerGroup:
             if worker.pool == identity and status.endpoint is not None
         ]
 
+    def answers(self, identity: str) -> bool:
+        """Whether a replica of a server is up, as its worker reported it last.
+
+        Args:
+            identity: The server's pool.
+        """
+        return any(
+            worker.pool == identity and status.state == "ready"
+            for worker, status in self._replicas.items()
+        )
+
     def update(self, worker: Worker, status: ServerStatus) -> None:
         """Take over what a replica's worker reports, and tell the workers that call it.
 

@@ -197,6 +197,7 @@ class WorkerGroup:
         self._probe_at: dict[Worker, float] = {}
         self._status_at: dict[Worker, float] = {}
         self._deferred: list[Worker] = []
+        self._leased = frozenset(lease.workers())
         self._unused_gpus: set[str] = set()
         for worker in lease.workers():
             self._start(worker)
@@ -229,7 +230,11 @@ class WorkerGroup:
         return self._servers.ready(server)
 
     def _start(self, worker: Worker) -> None:
-        """Let a worker construct its model, once the servers that its code calls are ready."""
+        """Let a worker construct its model, once the servers that its code calls are ready.
+
+        The first workers wait for all replicas, so that they spread over them; later ones do not
+        wait for a replica that is replaced, which may take long, or forever on a full cluster.
+        """
         self.worker_queues[worker.pool].loading.add(worker)
         if self._awaits_servers(worker.pool):
             self._deferred.append(worker)
@@ -240,7 +245,7 @@ class WorkerGroup:
     def _awaits_servers(self, identity: str) -> bool:
         pool = self._by_identity.get(identity)
         return pool is not None and any(
-            self.worker_queues[server].loading or not self.worker_queues[server].calls_by_worker
+            self.worker_queues[server].loading & self._leased or not self._servers.answers(server)
             for server in pool.uses.values()
         )
 
@@ -276,6 +281,7 @@ class WorkerGroup:
         elif (server := done.report.server) is not None:
             self._status_at[worker] = self._clock() + _SERVER_STATUS_SECONDS
             self._servers.update(worker, server)
+            self._start_deferred()
             if server.state == "failed":
                 label = self._by_identity[worker.pool].label
                 self._fail_pool(worker, ModelLoadError(f"{label} has failed: {server.reason}"))

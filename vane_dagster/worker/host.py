@@ -122,8 +122,8 @@ class Host:
             self._lifecycle = lifecycle
             if self._load is not None and self._load.fault is None:
                 return self._loaded_before(self._load, model, archive)
-            started = time.perf_counter()
-            fault = None
+            started, began = time.perf_counter(), time.monotonic()
+            fault, unhealthy_reason = None, ""
             try:
                 self._thread.run(self._construct, model, archive, threads)
                 _check_size(model, lifecycle)
@@ -131,6 +131,8 @@ class Host:
                 if is_shutdown(error):
                     raise
                 fault = load_fault(model, contained(error))
+                if not directory.probe([*endpoints], began):  # the server's crash, not the model's
+                    unhealthy_reason = f"a server did not answer: {fault.message}"
             self._load = LoadReport(
                 warm=False,
                 seconds=time.perf_counter() - started,
@@ -139,6 +141,7 @@ class Host:
                 node=socket.gethostname(),
                 output=self._printed.drain(),
                 fault=fault,
+                unhealthy_reason=unhealthy_reason,
                 server=self.status().server,
             )
             return self._load

@@ -111,6 +111,34 @@ def test_workers_wait_until_all_replicas_are_ready():
     assert {("load", worker) for worker in CLIENTS} <= set(world.lease.calls)
 
 
+def test_workers_wait_while_no_replica_is_up():
+    """The server may be restarting when it is leased, and draining when it is stopped."""
+    world = World()
+    for worker in REPLICAS:
+        ticket = world.lease.calls.pop(("load", worker))
+        down = LoadReport(True, 1.0, 1, "cpu", "node", server=ServerStatus("restarting"))
+        world.group.handle_done(CallResult(ticket, down))
+    assert ("load", CLIENTS[0]) not in world.lease.calls
+    world.report(REPLICAS[1], ServerStatus("ready", ENDPOINTS[1]))
+    world.ready(CLIENTS[0])
+    assert world.lease.told["c1"] == ["http://two:2"]
+    world.report(REPLICAS[1], ServerStatus("stopped"))
+    world.group.replace_lost(CLIENTS[0], "killed", starting=False)
+    fresh = Worker("c1'", "client")
+    assert ("load", fresh) not in world.lease.calls
+    world.report(REPLICAS[0], ServerStatus("ready", ENDPOINTS[0]))
+    assert ("load", fresh) in world.lease.calls
+
+
+def test_a_replica_that_cannot_be_replaced_holds_up_nobody():
+    world = World()
+    world.start()
+    world.report(REPLICAS[0], None, lost="its node is gone")
+    world.group.replace_lost(CLIENTS[0], "its node is gone", starting=False)
+    assert ("load", Worker("c1'", "client")) in world.lease.calls
+    assert world.lease.told["c1'"] == ["http://two:2"]
+
+
 def test_each_worker_prefers_another_replica():
     world = World()
     world.start()

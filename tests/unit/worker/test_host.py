@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import cloudpickle
 import pyarrow as pa
 
 from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.pipeline.options import WorkerLifecycle
+from vane_dagster.servers.launch import Endpoint
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.host import Host
@@ -40,3 +43,19 @@ def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path
 
     assert report.cancelled
     assert not any(tmp_path.iterdir())
+
+
+def test_a_model_whose_server_is_gone_when_it_is_constructed_is_tried_again(monkeypatch):
+    """Its error is that of the server, so a fresh worker takes its place once one answers."""
+    host, gone = Host(), Endpoint("http://127.0.0.1:9")
+
+    def construct(*given: Any) -> None:
+        raise ConnectionError("connection refused")
+
+    monkeypatch.setattr(host.models, "construct", construct)
+    given = (ModelSpec("Client", True, "", b""), b"", 1, {}, WorkerLifecycle())
+    report = host.load(*given, {"llm": [gone]})
+    assert "connection refused" in report.unhealthy_reason
+    report = host.load(*given, {})
+    assert not report.unhealthy_reason
+    assert "connection refused" in report.fault.message
