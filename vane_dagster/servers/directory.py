@@ -39,6 +39,8 @@ class Directory:
         self._bound: dict[str, Endpoint] = {}
         self._binding: int | None = None
         self._silent: dict[Endpoint, float] = {}
+        self._avoided: dict[Endpoint, float] = {}
+        self._lost: dict[str, float] = {}
 
     def update(self, announced: Endpoints) -> None:
         """Replace the endpoints of some servers.
@@ -51,12 +53,15 @@ class Directory:
         self._node = own_node_id()
         with self._lock:
             for key, endpoints in announced.items():
+                if not set(self._endpoints.get(key, ())) <= set(endpoints):
+                    self._lost[key] = time.monotonic()
                 near_first = sorted(endpoints, key=lambda endpoint: endpoint.node_id != self._node)
                 self._endpoints[key] = tuple(near_first)
                 if self._kept.get(key) not in near_first:
                     self._kept.pop(key, None)
             known = {one for found in self._endpoints.values() for one in found}
             self._silent = {one: at for one, at in self._silent.items() if one in known}
+            self._avoided = {one: at for one, at in self._avoided.items() if one in known}
         keep(one.api_key for endpoints in announced.values() for one in endpoints)
 
     def knows(self, key: str) -> bool:
@@ -138,8 +143,10 @@ class Directory:
             raise ConnectionError("no replica of the server is ready")
         since = time.monotonic() - _AVOID_SECONDS
         with self._lock:
-            able = [one for one in endpoints if self._silent.get(one, 0.0) <= since]
-        return able or endpoints
+            able = [one for one in endpoints if self._silent.get(one, 0.0) <= since] or endpoints
+            for one in able:
+                self._avoided.pop(one, None)
+        return able
 
     @contextmanager
     def constructing(self) -> Iterator[None]:
@@ -156,22 +163,36 @@ class Directory:
         with self._lock:
             return any(one not in self._endpoints.get(key, ()) for key, one in self._bound.items())
 
-    def probe(self, keys: Sequence[str]) -> bool:
+    def probe(self, keys: Sequence[str], since: float) -> bool:
         """Ask all endpoints of some servers for their health.
 
         Args:
             keys: The keys of the servers.
+            since: Monotonic time at which a call began.
 
         Returns:
-            Whether there are some, and all of them answer.
+            Whether the call cannot have failed because of a server: all endpoints answer that it
+            may have used, and none was lost meanwhile. It has used none that is avoided for longer.
         """
-        found = [self.endpoints(key) for key in keys]
-        silent = [one for endpoints in found for one in endpoints if not answers(one)]
+        found = {key: self.endpoints(key) for key in keys}
+        silent = {one for endpoints in found.values() for one in endpoints if not answers(one)}
+        now = time.monotonic()
         with self._lock:
-            for one in (one for endpoints in found for one in endpoints):
-                self._silent.pop(one, None)
-            self._silent.update(dict.fromkeys(silent, time.monotonic()))
-        return all(found) and not silent
+            bound = set(self._bound.values())
+            spared = {one for one, at in self._avoided.items() if at < since} - bound
+            for one in (one for endpoints in found.values() for one in endpoints):
+                if one in silent:
+                    self._silent[one] = now
+                    self._avoided.setdefault(one, now)
+                else:
+                    self._silent.pop(one, None)
+                    self._avoided.pop(one, None)
+            return all(
+                (used := set(endpoints) - spared)
+                and not used & silent
+                and self._lost.get(key, since) <= since
+                for key, endpoints in found.items()
+            )
 
     def is_usable(self, keys: Sequence[str]) -> bool:
         """Whether each server has an endpoint that answered the last probe.

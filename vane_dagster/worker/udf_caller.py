@@ -216,8 +216,9 @@ class _TableCalls:
                         self._wait(step.seconds)
                         answer = None
                     elif isinstance(step, AwaitServers):
-                        answer = self._await_servers()
+                        answer = self._await_servers(began)
                     else:
+                        began = time.monotonic()
                         answer = self._called(step.batch)
             except StopIteration as stop:
                 outcomes.append(stop.value)
@@ -236,17 +237,23 @@ class _TableCalls:
         op = self.op
         return attempt(batch, op.policy, op.ids[0], op.max_faults, bool(op.servers))
 
-    def _await_servers(self) -> bool:
-        """Wait until the servers can be used, or the lease has ended; return False if they can.
+    def _await_servers(self, began: float) -> bool:
+        """Wait until the servers can be used, or the lease has ended.
+
+        Args:
+            began: Monotonic time at which the call began that failed.
+
+        Returns:
+            Whether a server may be the reason.
 
         Raises:
             UnhealthyModelError: If the model was constructed with a URL that exists no longer.
         """
-        was_ready = directory.probe(self.op.servers)
+        was_ready = directory.probe(self.op.servers, began)
         is_ready = was_ready
         while not (is_ready or directory.is_outdated or self.revoked()):
             time.sleep(_SERVER_POLL_SECONDS)
-            directory.probe(self.op.servers)
+            directory.probe(self.op.servers, began)
             is_ready = directory.is_usable(self.op.servers)
         if directory.is_outdated:
             raise UnhealthyModelError(ConnectionError(SERVER_MOVED), rows=False)
@@ -300,11 +307,13 @@ class _TableCalls:
                     await asyncio.sleep(step.seconds)
                     answer = None
                 elif isinstance(step, AwaitServers):
-                    answer = await asyncio.to_thread(self._await_servers)
+                    answer = await asyncio.to_thread(self._await_servers, began)
                 elif step.alone:
                     async with self.caller.alone(self.op.max_concurrency):
+                        began = time.monotonic()
                         answer = await self._called_in_turn(step.batch, room)
                 else:
+                    began = time.monotonic()
                     answer = await self._called_in_turn(step.batch, room)
         except StopIteration as stop:
             return cast(BatchOutcome, stop.value)

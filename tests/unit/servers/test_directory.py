@@ -6,6 +6,7 @@ import pickle
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from time import monotonic
 
 import pytest
 
@@ -63,22 +64,42 @@ def test_requests_go_to_the_least_loaded_replica():
 def test_a_replica_that_does_not_answer_is_avoided(up):
     directory = known(NEAR, FAR)
     up[NEAR] = False
-    assert not directory.probe(KEYS)
+    assert not directory.probe(KEYS, monotonic())
     assert directory.is_usable(KEYS), "the other one answers"
     assert directory.current("llm") == FAR
     with directory.request("llm") as chosen:
         assert chosen == FAR
     up[NEAR] = True
-    assert directory.probe(KEYS)
+    assert directory.probe(KEYS, monotonic())
     with directory.request("llm") as chosen:
         assert chosen == NEAR
+
+
+def test_a_call_that_began_after_a_replica_was_lost_fails_for_another_reason(up):
+    directory = known(NEAR, FAR)
+    before = monotonic()
+    up[NEAR] = False
+    assert not directory.probe(KEYS, before), "the call may have used it"
+    assert not directory.probe(KEYS, before), "as may another one that began then"
+    began = monotonic()
+    assert directory.current("llm") == FAR
+    assert directory.probe(KEYS, began)
+    up[FAR] = False
+    assert not directory.probe(KEYS, began)
+
+
+def test_a_replica_that_went_away_during_a_call_may_be_why_it_failed(up):
+    directory, began = known(NEAR, FAR), monotonic()
+    directory.update({"llm": [FAR]})
+    assert not directory.probe(KEYS, began)
+    assert directory.probe(KEYS, monotonic())
 
 
 def test_without_a_ready_replica_a_request_fails_as_a_connection_does():
     directory = known()
     with pytest.raises(ConnectionError, match="no replica of the server is ready"):
         directory.current("llm")
-    assert not directory.probe(KEYS)
+    assert not directory.probe(KEYS, monotonic())
     assert not directory.is_usable(KEYS)
 
 
@@ -87,7 +108,7 @@ def test_a_model_that_was_given_a_url_needs_that_replica(up):
     with directory.constructing():
         directory.current("llm")
     up[NEAR] = False
-    directory.probe(KEYS)
+    directory.probe(KEYS, monotonic())
     assert not directory.is_usable(KEYS), "its model keeps the URL of the one that is down"
     assert not directory.is_outdated, "it comes back there"
     directory.update({"llm": [FAR]})
