@@ -103,7 +103,7 @@ def _constructed_parts(
         *_reserved(spec),
         *environment(pipeline, spec),
         *(["driver"] if spec.on_driver else []),
-        *(server.identity() for server in udf.servers.values()),
+        *((key, server.identity()) for key, server in udf.servers.items()),
         *([] if udf.version is None else [_pickled(spec)]),
     ]
 

@@ -209,11 +209,13 @@ class _TableCalls:
         for batch in batches:
             steps = self._attempt(batch)
             answer: Answer = None
+            began = 0.0
             try:
                 while not self.revoked():
                     step = steps.send(answer)
                     if isinstance(step, Wait):
-                        self._wait(step.seconds)
+                        for pause in self._pauses(step.seconds):
+                            time.sleep(pause)
                         answer = None
                     elif isinstance(step, AwaitServers):
                         answer = self._await_servers(began)
@@ -228,10 +230,11 @@ class _TableCalls:
             break
         return outcomes
 
-    def _wait(self, seconds: float) -> None:
+    def _pauses(self, seconds: float) -> Iterator[float]:
+        """Yield short times to sleep, until some seconds are over or the lease has ended."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self.revoked():
-            time.sleep(min(left, _REVOKED_SECONDS))
+            yield min(left, _REVOKED_SECONDS)
 
     def _attempt(self, batch: pa.Table) -> Generator[Step, Answer, BatchOutcome]:
         op = self.op
@@ -300,11 +303,13 @@ class _TableCalls:
     async def _one(self, batch: pa.Table, room: asyncio.Semaphore) -> BatchOutcome | None:
         steps = self._attempt(batch)
         answer: Answer = None
+        began = 0.0
         try:
             while not self.revoked():
                 step = steps.send(answer)
                 if isinstance(step, Wait):
-                    await asyncio.sleep(step.seconds)
+                    for pause in self._pauses(step.seconds):
+                        await asyncio.sleep(pause)
                     answer = None
                 elif isinstance(step, AwaitServers):
                     answer = await asyncio.to_thread(self._await_servers, began)

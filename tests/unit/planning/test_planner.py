@@ -290,6 +290,20 @@ def test_a_synchronous_method_has_the_slots_of_an_async_one_that_shares_its_work
     assert pool_identity(alone, stage.spec).slots == 1
 
 
+def asked(batch, llm):
+    return batch
+
+
+def test_workers_are_shared_by_calls_of_the_same_declaration_of_a_server():
+    """Others know it under another key, which the worker was not told."""
+    pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+    for name, replicas in (("one", 1), ("again", 1), ("two", 2)):
+        llm = vd.Server(["serve", "{port}"], replicas=replicas)
+        pipeline.map_batches(name, asked, schema={"n": "BIGINT"}, servers={"llm": llm})
+    one, again, two = (pool_identity(pipeline, stage.spec).digest for stage in pipeline)
+    assert one == again != two
+
+
 def test_the_value_of_a_keyed_variable_stands_in_no_message(tmp_path, monkeypatch):
     (tmp_path / "secret-model").write_text("123")
     monkeypatch.setenv("LANGUAGE_OF_TEST", str(tmp_path / "secret-model"))

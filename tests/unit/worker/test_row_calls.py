@@ -440,6 +440,24 @@ def test_an_async_generator_is_a_row_too():
     assert column(fn) == [10, 20, 30]
 
 
+@pytest.mark.parametrize("style", ["sync", "async"])
+def test_a_revoked_lease_ends_the_wait_before_a_retry(style, monkeypatch):
+    monkeypatch.setattr("vane_dagster.worker.retry.backoff_seconds", lambda *given: 60.0)
+    stopped = threading.Event()
+
+    def fn(text: str) -> str:
+        threading.Timer(0.3, stopped.set).start()
+        raise ConnectionError
+
+    async def later(text: str) -> str:
+        return fn(text)
+
+    began = time.monotonic()
+    stage = row_stage("map", fn if style == "sync" else later)
+    assert run_stage(stage, TEXTS.slice(0, 1), revoked=stopped.is_set, retries=1) is None
+    assert time.monotonic() - began < 10
+
+
 def test_a_revoked_lease_stops_between_two_rows():
     seen: list[int] = []
     stopped = threading.Event()
