@@ -37,6 +37,12 @@ TRANSIENT = frozenset(
         "ClientPayloadError",
         "ServiceRequestError",
         "ServiceResponseError",
+        "ChunkedEncodingError",
+        "URLError",
+        "MaxRetryError",
+        "WriteError",
+        "WriteTimeout",
+        "PoolTimeout",
     }
 )
 """Names of transient error classes of any library: the error's own class or one of its bases."""

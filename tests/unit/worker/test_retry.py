@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import urllib.error
+from email.message import Message
+
+import httpx
 import pyarrow as pa
 import pytest
+import requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,6 +115,10 @@ class Busy(Exception):
         (Busy(404), False),
         (ConnectionRefusedError(), True),
         (TimeoutError(), True),
+        (urllib.error.URLError(ConnectionRefusedError()), True),
+        (urllib.error.HTTPError("http://a", 404, "", Message(), None), False),
+        (requests.exceptions.ChunkedEncodingError("half an answer"), True),
+        (httpx.WriteError("reset"), True),
         (ValueError(), False),
         (KeyError("x"), False),
     ],
