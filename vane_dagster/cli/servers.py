@@ -80,12 +80,14 @@ def logs(
         if not follow:
             _print(reader.unfinished(), _replica(pool, worker) if shows_replica else "")
     refresh_at = time.monotonic() + _REFRESH_SECONDS
-    while follow and readers:
+    ended_at = 0.0
+    while follow and (readers or time.monotonic() < ended_at + _REFRESH_SECONDS):
         time.sleep(_POLL_SECONDS)
         for worker, reader in list(readers.items()):
             _print(reader.new(), _replica(pool, worker) if shows_replica else "")
-            if reader.has_ended:
+            if reader.has_ended:  # a run may be about to replace it
                 del readers[worker]
+                ended_at = time.monotonic()
         if not readers or time.monotonic() >= refresh_at:
             refresh_at = time.monotonic() + _REFRESH_SECONDS
             for worker in _live_workers(found, pool["identity"]):

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import NoneType
 from typing import ClassVar
 
 from vane_dagster._keywords import known_keywords
@@ -48,12 +49,14 @@ def serve(server: ModelServer, compute: Compute | None = None) -> Iterator[Serve
 
     Raises:
         ComputeError: If no cluster can be reached, or it cannot hold the server.
-        DefinitionError: If `server` is not a server, or another one of its name is used that
+        DefinitionError: If an argument has another type, or another one of its name is used that
             differs only in code.
         ModelLoadError: If it does not start; with the last lines of its log.
     """
     if not isinstance(server, ModelServer):
         raise DefinitionError(f"vd.serve was given {server!r}; expected a server, as vd.VLLMServer")
+    if not isinstance(compute, (Compute, NoneType)):
+        raise DefinitionError(f"vd.serve: compute is {compute!r}; expected one, as vd.RayCompute()")
     with ExitStack() as stack:
         chosen = compute or RayCompute()
         backend = chosen.backend(_log.warning)

@@ -149,6 +149,23 @@ def test_the_logs_of_replicas_are_followed_until_they_stop(ray_compute):
     assert all(line.partition(" | ")[0] in replicas for line in lines)
 
 
+def test_a_log_is_followed_while_a_run_replaces_the_server(ray_compute):
+    with vd.serve(echo("again"), ray_compute):
+        arguments = ["servers", "logs", "again", "-f", "--name", "tests"]
+        follower = subprocess.Popen(
+            [sys.executable, "-m", "vane_dagster", *arguments], stdout=subprocess.PIPE, text=True
+        )
+        assert follower.stdout is not None
+        first = follower.stdout.readline()
+        assert command("stop", "again", "--force").exit_code == 0
+        second = follower.stdout.readline()
+        assert first.startswith("the server starts on port ")
+        assert second.startswith("the server starts on port ")
+    assert command("stop", "again").exit_code == 0
+    with follower:
+        assert follower.wait(30) == 0
+
+
 def test_servers_of_one_name_are_told_apart_by_identity(ray_compute):
     with leased("run", echo("same"), echo("same", "--seconds", "0.1")):
         found = json.loads(command("--json").stdout)

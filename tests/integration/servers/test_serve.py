@@ -81,6 +81,8 @@ def test_a_server_that_does_not_start_raises_with_its_log(local):
 def test_what_is_no_server_is_refused():
     with pytest.raises(vd.DefinitionError, match=r"expected a server, as vd\.VLLMServer"):
         vd.serve("llm").__enter__()
+    with pytest.raises(vd.DefinitionError, match=r"compute is 'local'; expected one, as vd\.Ray"):
+        vd.serve(server(name="a"), "local").__enter__()
 
 
 def test_a_local_file_needs_a_store(tmp_path: Path, local):
