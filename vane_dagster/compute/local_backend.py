@@ -41,6 +41,7 @@ from vane_dagster.worker.protocol import (
     PoolSpec,
     RunCall,
     StatusCall,
+    StopCall,
     Work,
     WorkerReply,
     WorkerRequest,
@@ -53,6 +54,7 @@ _LAUNCH = (
 )
 _MIN_BYTES = 2**30
 _END_SECONDS = 5.0
+_STOP_SECONDS = 120.0
 
 
 class LocalTable:
@@ -145,8 +147,17 @@ class _Process:
         # A deadline may also end with SIGKILL, if the process was stopped.
         return f"worker process {pid} ended with {how}", None if code == -signal.SIGKILL else False
 
+    def stop_server(self) -> None:
+        """Let the server that it runs finish its requests, and the process end after it."""
+        with contextlib.suppress(OSError):  # it has ended
+            self.connection.send(WorkerRequest(0, StopCall()))
+
     def end(self) -> None:
         """Kill the process and all processes that user code has started."""
+        if self.claim.server:
+            self.stop_server()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_STOP_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self._guard.remove(self.process.pid)
@@ -239,8 +250,7 @@ class LocalBackend:
                 f"{names(p.label for p in pools)} do not fit on this machine together: it has "
                 f"{self._node}. Lower concurrency or what a worker reserves"
             )
-        for name in grant.kill:
-            self.processes.pop(name).end()
+        _end_all([self.processes.pop(name) for name in grant.kill])
         for start in grant.start:
             self._start(start)
         workers = [Worker(n, pool) for pool, found in grant.workers.items() for n in found]
@@ -276,16 +286,14 @@ class LocalBackend:
     def evicted(self, pool: str) -> None:
         """End a pool."""
         gone = [name for name in self.processes if name.startswith(f"{pool}-")]
-        for name in gone:
-            self.processes.pop(name).end()
+        _end_all([self.processes.pop(name) for name in gone])
         self._pool_state.remove_workers(gone)
 
     def released(self, id: str) -> None:
         """End a lease, and the workers still busy under it."""
-        for name, process in list(self.processes.items()):
-            if process.is_busy:
-                self.processes.pop(name).end()
-                self._pool_state.remove_workers([name])
+        busy = [name for name, process in self.processes.items() if process.is_busy]
+        _end_all([self.processes.pop(name) for name in busy])
+        self._pool_state.remove_workers(busy)
         self._pool_state.release(id, time.monotonic())
 
     def close(self) -> None:
@@ -304,9 +312,20 @@ def _worker_command() -> list[str]:
     return [sys.executable, "-c", _LAUNCH]
 
 
-def _close(processes: dict[str, _Process], folder: str, guard: Guard) -> None:
-    for process in list(processes.values()):  # an interrupted run may still change them
+def _end_all(processes: Sequence[_Process]) -> None:
+    """End processes: those that call servers first, then all servers at the same time."""
+    servers = [process for process in processes if process.claim.server]
+    for process in processes:
+        if not process.claim.server:
+            process.end()
+    for process in servers:
+        process.stop_server()
+    for process in servers:
         process.end()
+
+
+def _close(processes: dict[str, _Process], folder: str, guard: Guard) -> None:
+    _end_all(list(processes.values()))  # an interrupted run may still change them
     processes.clear()
     shutil.rmtree(folder, ignore_errors=True)
     guard.close()

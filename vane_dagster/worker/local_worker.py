@@ -26,6 +26,7 @@ from vane_dagster.worker.protocol import (
     LoadReport,
     RunCall,
     StatusCall,
+    StopCall,
     WorkerReply,
     WorkerRequest,
     WorkReport,
@@ -120,6 +121,11 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
             if isinstance(request.call, AnnounceCall):
                 directory.update(request.call.endpoints)
                 continue
+            if isinstance(request.call, StopCall):
+                if host.server is not None:
+                    host.server.stop()
+                os.killpg(0, signal.SIGKILL)
+                raise AssertionError("unreachable")
             threads.submit(answer, request.ticket, request.call)
 
 

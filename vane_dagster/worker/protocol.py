@@ -820,11 +820,16 @@ class AnnounceCall:
 
 
 @dataclass(frozen=True)
+class StopCall:
+    """Stop the server that the worker runs, and end. It is not answered."""
+
+
+@dataclass(frozen=True)
 class WorkerRequest:
     """A request from a driver to a worker subprocess."""
 
     ticket: int
-    call: Union[LoadCall, RunCall, StatusCall, AnnounceCall]
+    call: Union[LoadCall, RunCall, StatusCall, AnnounceCall, StopCall]
 
 
 @dataclass(frozen=True)

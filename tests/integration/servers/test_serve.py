@@ -72,6 +72,32 @@ def test_any_error_of_a_server_that_is_followed_is_raised(local, monkeypatch):
         pass
 
 
+ENDS_SLOWLY = """
+import http.server, pathlib, signal, sys, threading, time
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+def end(*_):
+    time.sleep(0.5)
+    pathlib.Path(sys.argv[2]).write_text("ended")
+    sys.exit()
+
+signal.signal(signal.SIGTERM, end)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_a_server_of_local_compute_finishes_before_the_block_returns(local, tmp_path: Path):
+    ended = tmp_path / "ended"
+    slow = vd.Server([sys.executable, "-c", ENDS_SLOWLY, "{port}", str(ended)], name="slow")
+    with vd.serve(slow, local):
+        assert not ended.exists()
+    assert ended.read_text() == "ended"
+
+
 def test_a_server_that_does_not_start_raises_with_its_log(local):
     broken = vd.Server([sys.executable, "-c", "raise SystemExit('no model')", "{port}"])
     with pytest.raises(vd.ModelLoadError, match="no model"), vd.serve(broken, local):
