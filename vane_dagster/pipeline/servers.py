@@ -56,13 +56,23 @@ _OWN_FLAGS = {
 _OPERATIONAL_FLAGS = frozenset(
     {
         *OPERATIONAL_ARGUMENTS,
+        "allow_credentials",
+        "allowed_headers",
+        "allowed_methods",
+        "allowed_origins",
         "api_server_count",
+        "data_parallel_size",
+        "disable_access_log_for_endpoints",
         "disable_log_requests",
         "disable_uvicorn_access_log",
+        "enable_log_outputs",
+        "hf_token",
+        "log_config_file",
         "max_log_len",
+        "otlp_traces_endpoint",
         "uvicorn_log_level",
     }
-)
+) - {"load_format"}  # "dummy" has random weights
 _PRIVATE_SOCKETS = {"VLLM_RPC_BASE_PATH": "{folder}"}
 """What the sockets of its processes get is unpickled."""
 _VLLM_GAUGES = ("/metrics", "vllm:num_requests_running", "vllm:num_requests_waiting")

@@ -201,7 +201,10 @@ def test_a_flag_that_changes_answers_counts_in_keys_and_another_does_not():
     longer = pipeline(server=vd.VLLMServer("m", max_model_len=256))
     fuller = pipeline(server=vd.VLLMServer("m", max_model_len=128, gpu_memory_utilization=0.5))
     more = pipeline(server=vd.VLLMServer("m", max_model_len=128, replicas=3, idle_minutes=1))
-    assert definition(declared) == definition(fuller) == definition(more)
+    rotated = pipeline(server=vd.VLLMServer("m", max_model_len=128, hf_token="hf_planted_1"))
+    dummy = pipeline(server=vd.VLLMServer("m", max_model_len=128, load_format="dummy"))
+    assert definition(declared) == definition(fuller) == definition(more) == definition(rotated)
+    assert definition(dummy) != definition(declared), "its weights are random"
     assert definition(longer) != definition(declared)
     assert len({pool(declared), pool(longer), pool(fuller)}) == 3, "each is a server of its own"
 
