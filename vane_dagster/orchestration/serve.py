@@ -105,8 +105,10 @@ class _Served:
         """Let this process know the endpoints of this block, beside those of others."""
         self._endpoints, key = endpoints, self._server.key
         with self._lock:
-            same = [block for block in self._in_use if block._server.key == key]
-            directory.update({key: list(dict.fromkeys(e for b in same for e in b._endpoints))})
+            if same := [block for block in self._in_use if block._server.key == key]:
+                directory.update({key: list(dict.fromkeys(e for b in same for e in b._endpoints))})
+            else:
+                directory.forget(key)
 
     def wait_until_ready(self) -> None:
         """Return when all replicas have started.

@@ -64,6 +64,16 @@ class Directory:
             self._avoided = {one: at for one, at in self._avoided.items() if one in known}
         keep(one.api_key for endpoints in announced.values() for one in endpoints)
 
+    def forget(self, key: str) -> None:
+        """Forget a server that this process uses no longer.
+
+        Args:
+            key: The server's key.
+        """
+        with self._lock:
+            self._endpoints.pop(key, None)
+            self._kept.pop(key, None)
+
     def knows(self, key: str) -> bool:
         """Whether this process was told of a server.
 

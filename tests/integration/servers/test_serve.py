@@ -43,7 +43,7 @@ def test_a_block_has_a_ready_server(compute):
         with served.request() as endpoint:
             assert endpoint.url == served.url
         url = served.url
-    with pytest.raises(ConnectionError):
+    with pytest.raises(vd.StageError, match=r"elsewhere, use `with vd\.serve\(server\)"):
         served.url  # noqa: B018  # looking it up raises
     if isinstance(compute, vd.LocalCompute):
         with pytest.raises(OSError, match="refused"):
