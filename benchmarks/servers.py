@@ -42,6 +42,7 @@ FLAGS: dict[str, Any] = {
     "max_num_seqs": 32,
     "max_model_len": 256,
     "gpu_memory_utilization": 0.1,
+    "enable_prefix_caching": False,  # contenders ask the same prompts
 }
 IN_FLIGHT = 64
 DELAY = 0.005
