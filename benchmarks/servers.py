@@ -44,7 +44,7 @@ FLAGS: dict[str, Any] = {
     "gpu_memory_utilization": 0.1,
     "enable_prefix_caching": False,  # contenders ask the same prompts
 }
-IN_FLIGHT = 64
+IN_FLIGHT = 256
 DELAY = 0.005
 """Seconds that a request to another node takes in addition."""
 SECONDS = 900
@@ -166,7 +166,7 @@ def ray_data(model: str, partition: str, store: str) -> dict[str, float]:
     ray.init(address="local", log_to_driver=False, logging_level="error")
     ray.data.DataContext.get_current().enable_progress_bars = False
     config = HttpRequestProcessorConfig(
-        url=f"{server.url}/v1/chat/completions", batch_size=32, concurrency=IN_FLIGHT // 32
+        url=f"{server.url}/v1/chat/completions", batch_size=32, concurrency=1
     )
 
     def request(row: dict[str, Any]) -> dict[str, Any]:
