@@ -111,6 +111,18 @@ class ServerGroup:
             self._report(worker.pool)
             self._announce(worker.pool)
 
+    def tell(self, worker: Worker) -> None:
+        """Tell a worker that is ready the endpoints of the servers that it calls.
+
+        A call of another run may have kept it from its start, and those that came with the start
+        are then older than those that were announced meanwhile.
+
+        Args:
+            worker: The worker.
+        """
+        if endpoints := self.endpoints_of(worker):
+            self._lease.announce(worker, endpoints)
+
     def _report(self, identity: str) -> None:
         found = {w.name: status for w, status in self._replicas.items() if w.pool == identity}
         self._changed(self._servers[identity], found)

@@ -325,6 +325,7 @@ class WorkerGroup:
             return
         self._failed_starts[worker.pool] = 0
         self.worker_queues[worker.pool].mark_ready(worker)
+        self._servers.tell(worker)
         if stages:
             pool = self._by_identity[worker.pool]
             self._emit(WorkerReady(stages, pool.label, worker.name, report, pool.server))

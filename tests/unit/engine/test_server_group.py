@@ -181,6 +181,18 @@ def test_a_replica_whose_worker_died_is_replaced_and_the_others_go_on():
     assert sorted(world.lease.told["c1"]) == ["http://one:7", "http://two:2"]
 
 
+def test_a_worker_that_starts_late_is_told_the_endpoints_of_now():
+    """Its start waits for a call of another run, and overwrites what was announced meanwhile."""
+    world = World()
+    for worker, endpoint in zip(REPLICAS, ENDPOINTS):
+        world.ready(worker, endpoint)
+    stale = world.lease.told["c1"]
+    world.report(REPLICAS[0], None, lost="killed")
+    world.lease.told["c1"] = stale
+    world.ready(CLIENTS[0])
+    assert world.lease.told["c1"] == ["http://two:2"]
+
+
 def test_a_server_that_has_failed_for_good_fails_its_stages():
     world = World()
     world.start()
