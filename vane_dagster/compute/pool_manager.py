@@ -34,7 +34,6 @@ from vane_dagster.worker.ray_actor import HostActor
 _SWEEP_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
 _PLACED_SECONDS = 10.0
-_STOP_SECONDS = 120.0
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +45,7 @@ class PoolManager:
         self._tag = "." + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
         self._pool_state = PoolState(self._tag)
         self._claims = ClaimTable()
-        self._servers: set[str] = set()
+        self._servers: dict[str, PoolRequest] = {}
         self._scaler: ClusterScaler
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock: asyncio.Lock | None = None
@@ -223,7 +222,7 @@ class PoolManager:
             self._kill([worker])
         else:
             self._pool_state.adopt(facts[0], worker, facts[1], time.monotonic())
-            self._servers.update([worker] if facts[0].server else [])
+            self._servers.update({worker: facts[0]} if facts[0].server else {})
 
     # Background work
 
@@ -294,9 +293,8 @@ class PoolManager:
                 actor = ray.get_actor(worker, namespace=NAMESPACE)
             except ValueError:  # it is dead already
                 continue
-            if worker in self._servers:
-                self._servers.discard(worker)
-                self._in_background(_stop_server(actor))
+            if (server := self._servers.pop(worker, None)) is not None:
+                self._in_background(_stop_server(actor, server.stop_seconds))
             else:
                 ray.kill(actor)
 
@@ -316,7 +314,7 @@ class PoolManager:
             max_restarts=0,
             scheduling_strategy=node or "DEFAULT",
         ).remote(start.claim, threads)
-        self._servers.update([start.worker] if start.claim.server else [])
+        self._servers.update({start.worker: start.claim} if start.claim.server else {})
         self._in_background(self._watch(start, actor.whereabouts.remote()))
 
 
@@ -334,9 +332,9 @@ def _threads(start: WorkerStart) -> int:
     return max(1, min(cpus, default=1) // start.claim.workers[1])
 
 
-async def _stop_server(actor: Any) -> None:
+async def _stop_server(actor: Any, seconds: float) -> None:
     with contextlib.suppress(ray.exceptions.RayError):  # it died already
-        await _within(actor.stop_server.remote(), _STOP_SECONDS)
+        await _within(actor.stop_server.remote(), seconds)
     ray.kill(actor)
 
 

@@ -65,9 +65,10 @@ def server_pool(server: ModelServer, capacity: Capacity, root: Location | None =
         ),
         archive=packed.archive,
         env_vars=tuple(options.env_vars),
-        # The replica's own limit comes first: its error has the server's log.
+        # The replica's own limits come first: its error has the server's log.
         lifecycle=WorkerLifecycle(options.startup_timeout_s + _GRACE_SECONDS),
         server=server.name,
+        stop_seconds=options.drain_timeout_s + _GRACE_SECONDS,
         per_node=options.per_node,
         idle_seconds=None if options.idle_minutes is None else 60 * options.idle_minutes,
     )

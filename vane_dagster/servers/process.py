@@ -87,6 +87,7 @@ class ServerProcess(RunningServer):
         self._log_start = 0
         self._held: list[socket.socket] = []
         self._ports: list[int] = []
+        self._command: Sequence[str] = launch.command
         self._guard: GuardedServer | None = None
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -110,7 +111,7 @@ class ServerProcess(RunningServer):
         finally:
             RunningServer.starting = None
         if self._failure:
-            command = shlex.join(launch.command)
+            command = shlex.join(self._command)
             raise ModelLoadError(
                 f"Server {launch.label!r} did not start: {self._failure}\nCommand: {command}"
             )
@@ -286,12 +287,13 @@ class ServerProcess(RunningServer):
         env |= {name: _filled(value, values) for name, value in launch.env.items()}
         if launch.key_env is not None:
             env[launch.key_env] = self._key
+        self._command = [_filled(part, values) for part in launch.command]
         began = time.monotonic()
         with self._lock:
             if self._stopping.is_set():
                 return
             guard = self._guard = GuardedServer(
-                [_filled(part, values) for part in launch.command],
+                self._command,
                 env,
                 label=launch.label,
                 log=self._log.prefix,

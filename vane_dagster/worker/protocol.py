@@ -623,6 +623,7 @@ class PoolSpec:
             computes.
         uses: Identities of the pools of servers that the code calls, by the servers' keys.
         server: Name of the server that each worker runs; empty for a pool of models.
+        stop_seconds: Seconds that a worker needs at most to stop its server.
         per_node: Maximum number of workers on one node; None for any number.
         idle_seconds: Seconds that the pool stays warm without a lease; None for the backend's.
     """
@@ -640,6 +641,7 @@ class PoolSpec:
     on_driver: bool = False
     uses: Mapping[str, str] = field(default_factory=dict)
     server: str = ""
+    stop_seconds: float = 0.0
     per_node: int | None = None
     idle_seconds: float | None = None
 
@@ -659,6 +661,7 @@ class PoolSpec:
             idle_seconds if self.idle_seconds is None else self.idle_seconds,
             self.per_node,
             self.server,
+            self.stop_seconds,
         )
 
 
@@ -727,6 +730,7 @@ class PoolRequest:
         idle_seconds: Seconds that the pool stays warm without a lease.
         per_node: See `PoolSpec`.
         server: See `PoolSpec`.
+        stop_seconds: See `PoolSpec`.
     """
 
     identity: str
@@ -738,6 +742,7 @@ class PoolRequest:
     idle_seconds: float = IDLE_SECONDS
     per_node: int | None = None
     server: str = ""
+    stop_seconds: float = 0.0
 
 
 WorkerState = Literal["busy", "ready", "starting", "dead"]

@@ -422,6 +422,11 @@ def test_two_stages_call_servers_that_only_code_tells_apart():
     assert len({pools[s].identity for found in used.values() for s in found.values()}) == 2
 
 
+def test_a_pool_waits_for_the_end_of_its_server_as_long_as_that_may_take():
+    server = vd.Server(["serve", "{port}"], health="/", drain_timeout_s=600, version="1")
+    assert server_pool(server, Capacity((), 0)).request().stop_seconds > 600
+
+
 def ask_both(text: str, llm: Any, other: Any) -> str:
     return text
 
