@@ -558,8 +558,8 @@ class ServeApplication(ModelServer):
         args: Arguments of the function that builds it, which gets them as a dict.
         health: Path at Serve's proxy that answers with status 200 to 299. Default: the proxy's own.
         model: Name of the model in requests, if the application has one.
-        **options: `name`, `idle_minutes`, `max_concurrency`, `env_vars` and `startup_timeout_s`;
-            see `ServerOptions`.
+        **options: `name`, `idle_minutes`, `max_concurrency`, `startup_timeout_s`, and `env_vars`,
+            which only the function that builds the application gets; see `ServerOptions`.
 
     Raises:
         DefinitionError: If an argument is invalid, or the module is not found.
