@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 
+from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.asset_options import AssetOptions
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.servers import ModelServer
@@ -35,6 +36,25 @@ def server_key(server: ModelServer) -> dg.AssetKey:
         server: The server.
     """
     return dg.AssetKey(["servers", server.name])
+
+
+def check_servers(where: str, servers: Any) -> None:
+    """Check that an argument is a list of servers.
+
+    Args:
+        where: The function, for the message.
+        servers: The argument.
+
+    Raises:
+        DefinitionError: If it is not.
+    """
+    if not isinstance(servers, (list, tuple)):
+        raise DefinitionError(f"{where}: servers is {servers!r}; expected a list of servers")
+    for server in servers:
+        if not isinstance(server, ModelServer):
+            raise DefinitionError(
+                f"{where}: servers has {server!r}; expected servers, as vd.VLLMServer"
+            )
 
 
 def stage_spec(

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from vane_dagster._secrets import errors_masked, without_secrets
 from vane_dagster.errors import DefinitionError, VaneError
-from vane_dagster.orchestration.asset_specs import source_spec, stage_key, stage_spec
+from vane_dagster.orchestration.asset_specs import check_servers, source_spec, stage_key, stage_spec
 from vane_dagster.orchestration.check_events import (
     CheckLog,
     check_specs,
@@ -66,6 +66,7 @@ def build_assets(pipeline: Pipeline, servers: Sequence[ModelServer] = ()) -> dg.
     """Implement `Pipeline.build_assets`."""
     if not pipeline.stages:
         raise DefinitionError(f"pipeline {pipeline.name!r} has no stages; add one to it")
+    check_servers(f"pipeline {pipeline.name!r}: build_assets", servers)
     policy = pipeline.backfill_policy
     if policy is None and pipeline.partitions_def is not None:
         policy = dg.BackfillPolicy.single_run()

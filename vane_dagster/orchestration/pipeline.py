@@ -78,7 +78,8 @@ class Pipeline(declared.Pipeline):
                 depend on its asset, in Dagster's graph alone.
 
         Raises:
-            DefinitionError: If the pipeline has no stages, or code has no identity.
+            DefinitionError: If the pipeline has no stages, code has no identity, or `servers` has
+                something else.
         """
         from vane_dagster.orchestration.assets import build_assets
 

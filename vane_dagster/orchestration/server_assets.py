@@ -15,7 +15,7 @@ from vane_dagster._keywords import known_keywords
 from vane_dagster._secrets import errors_masked, masked
 from vane_dagster.compute.pool_state import PoolInfo
 from vane_dagster.errors import DefinitionError, VaneError, names
-from vane_dagster.orchestration.asset_specs import server_key
+from vane_dagster.orchestration.asset_specs import check_servers, server_key
 from vane_dagster.orchestration.metadata import sample_table
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.pipeline.servers import ModelServer, servers_by_key
@@ -52,13 +52,7 @@ def server_assets(
     Raises:
         DefinitionError: If `servers` has something else, or two servers of one name.
     """
-    if not isinstance(servers, (list, tuple)):
-        raise DefinitionError(f"vd.server_assets was given {servers!r}; expected a list of servers")
-    for server in servers:
-        if not isinstance(server, ModelServer):
-            raise DefinitionError(
-                f"vd.server_assets was given {server!r}; expected servers, as vd.VLLMServer"
-            )
+    check_servers("vd.server_assets", servers)
     try:
         distinct = servers_by_key(servers).values()
     except DefinitionError as error:

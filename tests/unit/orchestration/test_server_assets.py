@@ -75,6 +75,10 @@ def test_what_is_refused(tmp_path):
         vd.server_assets([pipeline])  # type: ignore[list-item]
     with pytest.raises(vd.DefinitionError, match="expected a list of servers"):
         vd.server_assets(llm)  # type: ignore[arg-type]
+    with pytest.raises(vd.DefinitionError, match=r"'docs': build_assets: servers is \{'llm': vd"):
+        pipeline.build_assets(servers={"llm": llm})  # type: ignore[arg-type]
+    with pytest.raises(vd.DefinitionError, match="build_assets: servers has AssetSpec"):
+        pipeline.build_assets(servers=vd.server_assets([llm]))  # type: ignore[arg-type]
 
 
 def serving(n: int) -> vd.TritonServer:
