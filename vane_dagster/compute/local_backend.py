@@ -54,7 +54,6 @@ _LAUNCH = (
 )
 _MIN_BYTES = 2**30
 _END_SECONDS = 5.0
-_STOP_SECONDS = 120.0
 
 
 class LocalTable:
@@ -157,7 +156,7 @@ class _Process:
         if self.claim.server:
             self.stop_server()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_STOP_SECONDS)
+                self.process.wait(self.claim.stop_seconds)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self._guard.remove(self.process.pid)
