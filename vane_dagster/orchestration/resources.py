@@ -8,6 +8,7 @@ evaluation.
 
 import logging
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from vane_dagster.errors import ComputeError
 from vane_dagster.orchestration.resource_arguments import DeclaredArguments
 
 _log = logging.getLogger(__name__)
+_connecting = threading.Lock()
 
 ANSWER_SECONDS = 10.0
 
@@ -249,16 +251,17 @@ class RayCompute(Compute):
         return None if node is None else Capacity((node,), int(node["object_store_memory"]))
 
     def _connect(self, warn: Callable[[str], None], start: bool) -> None:
-        if self.address is not None:
-            connect_address(self.address, self.ray_init_options)
-        elif self.cluster is None or isinstance(self.cluster, LocalCluster):
-            cluster = self.cluster or LocalCluster()
-            cluster.connect(start)
-            if not self._has_warned and self.is_up():
-                self._has_warned = True
-                self._warn_about(cluster)
-        else:
-            _connect_resource(self.cluster, warn)
+        with _connecting:
+            if self.address is not None:
+                connect_address(self.address, self.ray_init_options)
+            elif self.cluster is None or isinstance(self.cluster, LocalCluster):
+                cluster = self.cluster or LocalCluster()
+                cluster.connect(start)
+                if not self._has_warned and self.is_up():
+                    self._has_warned = True
+                    self._warn_about(cluster)
+            else:
+                _connect_resource(self.cluster, warn)
 
     def _warn_about(self, cluster: LocalCluster) -> None:
         for conflict in cluster.conflicts():

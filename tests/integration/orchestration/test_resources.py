@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 import ray
@@ -16,6 +18,21 @@ def test_a_process_that_is_connected_elsewhere_is_told_so(cluster):
 
     with pytest.raises(vd.ComputeError, match=r"is connected to the Ray cluster at 127\.0\.0\.1:"):
         vd.RayCompute(address="127.0.0.1:1").backend(print)
+
+
+def test_threads_connect_to_a_cluster_at_the_same_time(cluster):
+    cluster.connect()
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+import vane_dagster as vd
+compute = vd.RayCompute(cluster=vd.LocalCluster(name="tests"))
+with ThreadPoolExecutor(6) as threads:
+    answers = [threads.submit(compute.pools) for _ in range(6)]
+    assert len({str(answer.result()) for answer in answers}) == 1
+assert compute.is_up()
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
