@@ -91,14 +91,20 @@ class ServerGroup:
         """
         keep([status.endpoint.api_key] if status.endpoint else [])
         known = self._replicas.get(worker)
-        if known is not None and status.endpoint is None and status.state == "restarting":
-            status = replace(status, endpoint=known.endpoint)  # it comes back at the same URL
+        is_restarting = status.state == "restarting"
+        endpoint = status.endpoint
+        if known is not None and endpoint is None and is_restarting:
+            endpoint = known.endpoint  # it comes back at the same URL
+        if endpoint is not None:
+            endpoint = replace(endpoint, life=(status.restarts, is_restarting))
+            status = replace(status, endpoint=endpoint)
         self._replicas[worker] = status
         if known is not None and status.restarts > known.restarts:
             label = self._servers[worker.pool].label
             self._emit(Noticed(f"{label}: replica {worker.name} was restarted: {status.reason}"))
         self._report(worker.pool)
-        if known is None or known.endpoint != status.endpoint:
+        before = known and known.endpoint
+        if before != endpoint or (before and endpoint and before.life != endpoint.life):
             self._announce(worker.pool)
 
     def remove(self, worker: Worker) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from vane_dagster._secrets import keep
@@ -40,7 +40,7 @@ class Directory:
         self._binding: int | None = None
         self._silent: dict[Endpoint, float] = {}
         self._avoided: dict[Endpoint, float] = {}
-        self._lost: dict[str, float] = {}
+        self._changed: dict[str, dict[Endpoint, float]] = {}
 
     def update(self, announced: Endpoints) -> None:
         """Replace the endpoints of some servers.
@@ -53,8 +53,10 @@ class Directory:
         self._node = own_node_id()
         with self._lock:
             for key, endpoints in announced.items():
-                if not set(self._endpoints.get(key, ())) <= set(endpoints):
-                    self._lost[key] = time.monotonic()
+                lives = {one: one.life for one in endpoints}
+                for one in self._endpoints.get(key, ()):
+                    if lives.get(one) != one.life:
+                        self._changed.setdefault(key, {})[one] = time.monotonic()
                 near_first = sorted(endpoints, key=lambda endpoint: endpoint.node_id != self._node)
                 self._endpoints[key] = tuple(near_first)
                 if self._kept.get(key) not in near_first:
@@ -182,7 +184,7 @@ class Directory:
 
         Returns:
             Whether the call cannot have failed because of a server: all endpoints answer that it
-            may have used, and none was lost meanwhile. It has used none that is avoided for longer.
+            may have used, and none was down meanwhile. It has used none that is avoided for longer.
         """
         found = {key: self.endpoints(key) for key in keys}
         silent = {one for endpoints in found.values() for one in endpoints if not answers(one)}
@@ -198,11 +200,15 @@ class Directory:
                     self._silent.pop(one, None)
                     self._avoided.pop(one, None)
             return all(
-                (used := set(endpoints) - spared)
-                and not used & silent
-                and self._lost.get(key, since) <= since
+                set(endpoints) - spared
+                and not any(one in silent or one.life[1] for one in endpoints if one not in spared)
+                and not any(at > since for one, at in self._changes(key) if one not in spared)
                 for key, endpoints in found.items()
             )
+
+    def _changes(self, key: str) -> Iterable[tuple[Endpoint, float]]:
+        """When each endpoint has ended, moved or come back last, if it has."""
+        return self._changed.get(key, {}).items()
 
     def is_usable(self, keys: Sequence[str]) -> bool:
         """Whether each server has an endpoint that answered the last probe.

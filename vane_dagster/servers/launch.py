@@ -65,6 +65,7 @@ class Endpoint:
         health: Path that answers with status 200 to 299.
         node: Host name of its machine.
         node_id: Id of its machine, as `own_node_id` returns it there.
+        life: Restarts of the server, and whether it restarts now. Not part of the address.
     """
 
     url: str
@@ -74,6 +75,7 @@ class Endpoint:
     health: str = "/health"
     node: str = ""
     node_id: str = ""
+    life: tuple[int, bool] = field(default=(0, False), compare=False)
 
     @property
     def is_on_ray(self) -> bool:

@@ -95,6 +95,18 @@ def test_a_replica_that_went_away_during_a_call_may_be_why_it_failed(up):
     assert directory.probe(KEYS, monotonic())
 
 
+def test_a_call_during_which_a_replica_was_down_may_have_failed_because_of_it(up):
+    """Also if it answers again when the error is raised, as after the client's own retries."""
+    directory, began = known(NEAR), monotonic()
+    directory.update({"llm": [replace(NEAR, life=(0, True))]})
+    assert not directory.probe(KEYS, began)
+    assert not directory.probe(KEYS, monotonic()), "nobody has said that it is back"
+    during = monotonic()
+    directory.update({"llm": [replace(NEAR, life=(1, False))]})
+    assert not directory.probe(KEYS, during)
+    assert directory.probe(KEYS, monotonic())
+
+
 def test_without_a_ready_replica_a_request_fails_as_a_connection_does():
     directory = known()
     with pytest.raises(ConnectionError, match="no replica of the server is ready"):
