@@ -149,13 +149,15 @@ class Directory:
                     del self._in_flight[chosen]
 
     def _able(self, key: str) -> Sequence[Endpoint]:
-        """Return the endpoints of a server without those that did not answer a moment ago."""
+        """Return the endpoints of a server that do not restart, and answered a moment ago."""
         endpoints = self.endpoints(key)
         if not endpoints:
             raise ConnectionError("no replica of the server is ready")
         since = time.monotonic() - _AVOID_SECONDS
         with self._lock:
-            able = [one for one in endpoints if self._silent.get(one, 0.0) <= since] or endpoints
+            able = [
+                one for one in endpoints if self._silent.get(one, 0.0) <= since and not one.life[1]
+            ] or endpoints
             for one in able:
                 self._avoided.pop(one, None)
         return able
@@ -211,17 +213,21 @@ class Directory:
         return self._changed.get(key, {}).items()
 
     def is_usable(self, keys: Sequence[str]) -> bool:
-        """Whether each server has an endpoint that answered the last probe.
+        """Whether each server has an endpoint that answered the last probe, and does not restart.
 
-        If the model was constructed with one, that one counts.
+        A server may answer before its supervisor has seen that it is ready. If it crashed then, its
+        start would have failed. If the model was constructed with an endpoint, that one counts.
 
         Args:
             keys: The keys of the servers.
         """
         with self._lock:
-            bound = {key: (one,) for key, one in self._bound.items()}
-            silent = set(self._silent)
-        return all(set(bound.get(key) or self.endpoints(key)) - silent for key in keys)
+            bound = dict(self._bound)
+            down = {*self._silent}
+            down.update(o for found in self._endpoints.values() for o in found if o.life[1])
+        return all(
+            {*([bound[key]] if key in bound else self.endpoints(key))} - down for key in keys
+        )
 
 
 def answers(endpoint: Endpoint) -> bool:

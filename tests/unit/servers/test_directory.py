@@ -101,9 +101,11 @@ def test_a_call_during_which_a_replica_was_down_may_have_failed_because_of_it(up
     directory.update({"llm": [replace(NEAR, life=(0, True))]})
     assert not directory.probe(KEYS, began)
     assert not directory.probe(KEYS, monotonic()), "nobody has said that it is back"
+    assert not directory.is_usable(KEYS), "its supervisor has not seen that it answers"
     during = monotonic()
     directory.update({"llm": [replace(NEAR, life=(1, False))]})
     assert not directory.probe(KEYS, during)
+    assert directory.is_usable(KEYS)
     assert directory.probe(KEYS, monotonic())
 
 
