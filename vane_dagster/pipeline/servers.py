@@ -503,9 +503,10 @@ class TritonServer(ModelServer):
         launch = Launch("", command, f"/v2/{loaded}/ready", _TRITON_PORTS, env, model=model)
         called = fn.func if isinstance(fn, functools.partial) else fn
         default = getattr(called, "__name__", "triton") if fn is not None else _last(folder)
-        # A `Path` counts with its content, whatever it is called; a bare word may be none.
-        named = folder if fn is None else path
-        served = {"fn": fn, "path": Path(named) if isinstance(named, str) else named}
+        named: Any = folder if fn is None else path
+        if isinstance(named, str) and "/" not in named:
+            named = Path(named)  # the content of a bare word would not count
+        served = {"fn": fn, "path": named}
         super().__init__(model or default, launch, {**served, "model": model}, options)
 
     def launch(self) -> Launch:

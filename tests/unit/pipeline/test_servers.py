@@ -227,12 +227,14 @@ def test_the_content_of_a_model_folder_counts(tmp_path: Path):
     [
         lambda: vd.TritonServer(model_repository="models"),
         lambda: vd.TritonServer(print, "models"),
+        lambda: vd.TritonServer(print, "~/models"),
         lambda: vd.VLLMServer(Path("models")),
         lambda: vd.Server(["serve", "{port}", Path("models")]),
     ],
 )
 def test_a_path_counts_whatever_it_is_called(make, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "models" / "doubler").mkdir(parents=True)
     code = tmp_path / "models" / "doubler" / "model.py"
     code.write_text("1")
