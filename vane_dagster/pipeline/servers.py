@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import inspect
 import json
@@ -47,6 +48,7 @@ _FLAG = re.compile(r"[a-z][a-z0-9_]*")
 _OWN_FLAGS = {
     "api_key": "each replica gets a key of its own",
     "host": "the address is chosen on the replica's node",
+    "num_gpus": "gpus=... reserves GPUs for a replica",
     "port": "a free port is chosen on the replica's node",
     "ssl_certfile": "clients connect by HTTP",
     "ssl_keyfile": "clients connect by HTTP",
@@ -72,7 +74,7 @@ _OPERATIONAL_FLAGS = frozenset(
         "otlp_traces_endpoint",
         "uvicorn_log_level",
     }
-) - {"load_format"}  # "dummy" has random weights
+)
 _PRIVATE_SOCKETS = {"VLLM_RPC_BASE_PATH": "{folder}"}
 """What the sockets of its processes get is unpickled."""
 _VLLM_GAUGES = ("/metrics", "vllm:num_requests_running", "vllm:num_requests_waiting")
@@ -85,6 +87,8 @@ _SET_IN_SERVE = frozenset(
         "liveness_timeout_s", "drain_timeout_s", "max_rss",
     }
 )  # fmt: skip
+_MISSPELLED = 0.8
+"""Similarity to an option of ours above which a flag is a misspelled option: no flag of vLLM is."""
 _OF_HANDLES = ("url", "grpc_url", "api_key", "headers", "endpoint", "request")
 _TRITON_PORTS = ("port", "grpc_port", "metrics_port")
 _PYTRITON_ADDRESSES = {
@@ -412,6 +416,10 @@ class VLLMServer(ModelServer):
         for name in given_flags:
             if name in _OWN_FLAGS:
                 raise DefinitionError(f"{where}: leave {name!r} out: {_OWN_FLAGS[name]}")
+            if meant := difflib.get_close_matches(name, _OPTIONS, 1, _MISSPELLED):
+                raise DefinitionError(
+                    f"{where}: {name!r} is no flag of `vllm serve`. Did you mean {meant[0]!r}?"
+                )
             if not _FLAG.fullmatch(name):
                 raise DefinitionError(
                     f"{where}: {name!r} is no flag of `vllm serve`; write max_model_len for "

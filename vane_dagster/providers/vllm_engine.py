@@ -33,7 +33,6 @@ OPERATIONAL_ARGUMENTS = (
     "enforce_eager",
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
-    "load_format",
     "logging_config",
     "max_loras",
     "max_num_batched_tokens",

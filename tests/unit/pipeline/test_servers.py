@@ -60,6 +60,8 @@ def test_flags_of_vllm():
     ("make", "words"),
     [
         (lambda: vd.VLLMServer("m", port=8000), "leave 'port' out: a free port is chosen"),
+        (lambda: vd.VLLMServer("m", num_gpus=1), "leave 'num_gpus' out: gpus="),
+        (lambda: vd.VLLMServer("m", startup_timeout=5), "Did you mean 'startup_timeout_s'"),
         (lambda: vd.VLLMServer("m", api_key="sk"), "each replica gets a key of its own"),
         (lambda: vd.VLLMServer(""), "model is ''; expected a name or path"),
         (lambda: vd.VLLMServer("m", MaxLen=1), "'MaxLen' is no flag"),
