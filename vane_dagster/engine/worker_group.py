@@ -188,7 +188,7 @@ class WorkerGroup:
         limits = {i: pool.lifecycle.startup_timeout_s for i, pool in self._by_identity.items()}
         self.worker_queues = {identity: WorkerQueue(count + 1) for identity, count in slots.items()}
         self._limits = {IO_WORKERS: STARTUP_SECONDS, **limits}
-        self._failed_starts = dict.fromkeys(self.worker_queues, 0)
+        self._failed_starts: dict[Worker, int] = {}
         self._last_start_report = self._clock()
         self._unstartable: dict[str, tuple[Worker, VaneError]] = {}
         self._unstartable_since = 0.0
@@ -323,7 +323,9 @@ class WorkerGroup:
             self._unstartable.setdefault(worker.pool, (worker, report.fault.error()))
             self._fail_unstartable_pools()
             return
-        self._failed_starts[worker.pool] = 0
+        self._failed_starts = {
+            w: n for w, n in self._failed_starts.items() if w.pool != worker.pool
+        }
         self.worker_queues[worker.pool].mark_ready(worker)
         self._servers.tell(worker)
         if stages:
@@ -386,9 +388,12 @@ class WorkerGroup:
         if not self.worker_queues[worker.pool].remove(worker) or worker.pool in self._unstartable:
             return
         self._emit(Noticed(f"worker {worker.name} was lost: {reason}"))
-        self._failed_starts[worker.pool] += starting
-        if self._failed_starts[worker.pool] <= _MAX_FAILED_STARTS:
-            self._start(self._lease.replace(worker))
+        # Of a worker and those that it replaces: many at once may die with their node.
+        failed = self._failed_starts.pop(worker, 0) + starting
+        if failed <= _MAX_FAILED_STARTS:
+            fresh = self._lease.replace(worker)
+            self._failed_starts[fresh] = failed
+            self._start(fresh)
             return
         error = ModelLoadError(
             f"worker {worker.name} died while its model was constructed, "

@@ -152,6 +152,16 @@ def test_a_pool_whose_workers_die_as_they_start_is_given_up():
     assert "died while its model was constructed, 4 times in a row" in error
 
 
+def test_many_workers_that_die_with_their_node_are_no_pool_that_cannot_start():
+    """Their replacements may have been placed on it too, before its loss was known."""
+    workers = [Worker(f"m-{number}", "m") for number in range(8)]
+    group = Group(*workers)
+    for worker in workers:
+        group.answer(worker, lost="its node has died")
+    assert group.given_up == []
+    assert len(group.lease.loading) == len(workers)
+
+
 def test_a_model_that_cannot_be_constructed_is_given_up_when_all_pools_have_answered():
     io = Worker("io-1", IO_WORKERS)
     group = Group(FIRST, SECOND, io)
