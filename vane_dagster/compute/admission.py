@@ -37,7 +37,9 @@ def check_can_fit(capacity: Capacity, pool: PoolSpec) -> None:
         ComputeError: If the workers can never fit.
     """
     place = capacity.of(pool.on_driver)
-    message = unsatisfiable(place, pool.label, pool.workers, pool.bundle)
+    message = unsatisfiable(
+        place, pool.label, pool.workers, pool.bundle, is_server=bool(pool.server)
+    )
     if message and place.growth is not None:
         raise ComputeError(message)
 
@@ -48,6 +50,7 @@ def unsatisfiable(
     workers: tuple[int, int],
     bundle: Bundle,
     infeasible_reason: Callable[[Sequence[Bundle]], str | None] | None = None,
+    is_server: bool = False,
 ) -> str | None:
     """Return why a pool's minimum workers do not fit on an otherwise empty cluster, or None.
 
@@ -57,7 +60,9 @@ def unsatisfiable(
         workers: Minimum and maximum number of workers.
         bundle: Resources that one worker reserves.
         infeasible_reason: Asks the autoscaler if only the autoscaler knows which nodes it may add.
+        is_server: Whether the workers are replicas of a server.
     """
+    option, worker = ("replicas", "replica") if is_server else ("concurrency", "worker")
     least = workers[0]
     if can_hold(capacity, [bundle] * least):
         return None
@@ -75,13 +80,13 @@ def unsatisfiable(
         largest = max(capacity.nodes, key=lambda node: [node.get(name, 0.0) for name in bundle])
         has += f", the largest node {', '.join(f'{largest.get(n, 0.0):g} {n}' for n in bundle)},"
     where = f"the cluster has {has} on {len(capacity.nodes)} node{'s' * (len(capacity.nodes) != 1)}"
-    fix = "Lower concurrency or what a worker reserves, or use a larger cluster"
+    fix = f"Lower {option} or what a {worker} reserves, or use a larger cluster"
     if not capacity.is_cluster:
         where = f"this machine has {has} for subprocesses"
-        fix = "Lower concurrency or what a worker reserves, or use a larger machine"
+        fix = f"Lower {option} or what a {worker} reserves, or use a larger machine"
     if least > 1 and fits(capacity.nodes, [bundle]):
-        fix = f"Declare concurrency=(1, {workers[1]}) to take what there is, or {fix.lower()}"
-    return f"{label}: {least} workers of {wanted} each were asked for; {where}{grown}. {fix}"
+        fix = f"Declare {option}=(1, {workers[1]}) to take what there is, or {fix.lower()}"
+    return f"{label}: {least} {worker}s of {wanted} each were asked for; {where}{grown}. {fix}"
 
 
 def _amounts(bundle: Bundle) -> str:

@@ -132,7 +132,9 @@ def _servers(
             findings.append(PreflightFinding("", str(error)))  # it names the server
             continue
         needs = (pool.label, pool.workers, pool.bundle)
-        if capacity.nodes and (message := unsatisfiable(capacity, *needs, infeasible_reason)):
+        if capacity.nodes and (
+            message := unsatisfiable(capacity, *needs, infeasible_reason, is_server=True)
+        ):
             findings.append(PreflightFinding("", message))
     return pools, findings
 

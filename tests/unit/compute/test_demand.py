@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from support.pool_claims import ask, claim, spec
@@ -135,6 +137,15 @@ def test_nodes_that_may_be_added_count():
     pools = {name: spec(name, GPU=1) for name in "abc"}
     upstream = {"a": [], "b": [], "c": []}
     assert plan_waves(capacity, "abc", upstream, pools) == [["a", "b"], ["c"]]
+
+
+def test_replicas_of_a_server_that_do_not_fit_are_called_so():
+    capacity = Capacity(({"CPU": 4.0},), 0)
+    server = replace(spec("llm", (5, 5), CPU=1), server="llm")
+    with pytest.raises(ComputeError) as caught:
+        check_can_fit(capacity, server)
+    assert "5 replicas of 1 CPU each were asked for" in str(caught.value)
+    assert "Declare replicas=(1, 5) to take what there is" in str(caught.value)
 
 
 def test_where_the_kinds_of_nodes_are_not_known_the_autoscaler_is_asked():
