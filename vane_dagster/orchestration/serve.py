@@ -111,7 +111,7 @@ class _Served:
                 directory.forget(key)
 
     def wait_until_ready(self) -> None:
-        """Return when all replicas have started.
+        """Return when all replicas have started, and one of them is up.
 
         Raises:
             Exception: If they cannot be started.
@@ -133,7 +133,7 @@ class _Served:
             )
             while not self._over.is_set():
                 self._announce(group.endpoints(identity))
-                if not group.worker_queues[identity].loading:
+                if self._endpoints and not group.worker_queues[identity].loading:
                     self._settled.set()
                 for done in self._lease.wait(_TICK_SECONDS):
                     group.handle_done(done)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import urllib.request
 from pathlib import Path
@@ -23,7 +25,7 @@ def server(requests: Path | None = None, **options: Any) -> vd.Server:
     return vd.Server(command, model="echo", **options)
 
 
-def ask(url: str, text: str) -> str:
+def answered(url: str, text: str) -> dict[str, Any]:
     body = {"model": "echo", "messages": [{"role": "user", "content": text}]}
     request = urllib.request.Request(
         f"{url}/v1/chat/completions",
@@ -31,7 +33,12 @@ def ask(url: str, text: str) -> str:
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request) as response:
-        answer: str = json.load(response)["choices"][0]["message"]["content"]
+        found: dict[str, Any] = json.load(response)
+    return found
+
+
+def ask(url: str, text: str) -> str:
+    answer: str = answered(url, text)["choices"][0]["message"]["content"]
     return answer
 
 
@@ -61,6 +68,14 @@ def test_a_server_may_be_used_in_several_blocks_at_once(local):
         with pytest.raises(ValueError, match="of the block"), vd.serve(llm, local):
             raise ValueError("of the block")
         assert ask(outer.url, "c") == "echo: c"
+
+
+def test_a_block_waits_for_a_server_that_is_being_restarted(cluster):
+    llm, ray_compute = server(name="restarting"), vd.RayCompute(cluster=cluster)
+    with vd.serve(llm, ray_compute) as served:
+        os.kill(int(answered(served.url, "who")["system_fingerprint"]), signal.SIGKILL)
+        with vd.serve(llm, ray_compute) as again:
+            assert ask(again.url, "a") == "echo: a"
 
 
 def test_any_error_of_a_server_that_is_followed_is_raised(local, monkeypatch):
