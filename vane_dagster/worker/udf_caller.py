@@ -165,15 +165,15 @@ class UdfCaller:
         return self._rooms.setdefault(size, asyncio.Semaphore(size))
 
     @contextlib.asynccontextmanager
-    async def alone(self, size: int) -> AsyncIterator[None]:
-        """Leave room for a single call of a stage."""
+    async def alone(self, size: int) -> AsyncIterator[asyncio.Semaphore]:
+        """Wait until a stage has no calls in flight, and yield the room of a single one."""
         room, taken = self.room(size), 0
         async with self._alone.setdefault(size, asyncio.Lock()):
             try:
-                while taken < size - 1:
+                while taken < size:
                     await room.acquire()
                     taken += 1
-                yield
+                yield asyncio.Semaphore(1)
             finally:
                 for _ in range(taken):
                     room.release()
@@ -314,9 +314,11 @@ class _TableCalls:
                 elif isinstance(step, AwaitServers):
                     answer = await asyncio.to_thread(self._await_servers, began)
                 elif step.alone:
-                    async with self.caller.alone(self.op.max_concurrency):
+                    async with self.caller.alone(self.op.max_concurrency) as single:
+                        # It must not be blamed for a server that the call before it has ended.
+                        await asyncio.to_thread(self._await_servers, time.monotonic())
                         began = time.monotonic()
-                        answer = await self._called_in_turn(step.batch, room)
+                        answer = await self._called_in_turn(step.batch, single)
                 else:
                     began = time.monotonic()
                     answer = await self._called_in_turn(step.batch, room)
