@@ -86,7 +86,10 @@ def unsatisfiable(
         fix = f"Lower {option} or what a {worker} reserves, or use a larger machine"
     if least > 1 and fits(capacity.nodes, [bundle]):
         fix = f"Declare {option}=(1, {workers[1]}) to take what there is, or {fix.lower()}"
-    return f"{label}: {least} {worker}s of {wanted} each were asked for; {where}{grown}. {fix}"
+    asked = (
+        f"{least} {worker}s of {wanted} each were" if least > 1 else f"1 {worker} of {wanted} was"
+    )
+    return f"{label}: {asked} asked for; {where}{grown}. {fix}"
 
 
 def _amounts(bundle: Bundle) -> str:

@@ -223,7 +223,7 @@ def test_more_than_the_cluster_has_is_refused_before_anything_is_loaded(
     one = add(pipeline, "one", tmp_path, **ONE)
     add(one, "two", tmp_path, Chained, plus=1, resources={"accelerator": 2})
     message = failure(materialize(pipeline, local, raises=False))
-    assert "Chained: 1 workers of 2 accelerator each were asked for; this machine has 1" in message
+    assert "Chained: 1 worker of 2 accelerator was asked for; this machine has 1" in message
     assert noted(tmp_path / "loads") == []
 
 

@@ -223,7 +223,7 @@ def test_what_a_subprocess_reserves_is_that_of_its_machine(tmp_path, docs, clust
             execution_backend="subprocess_actor" if name == "here" else None,
         )
     message = failure(materialize(docs, vd.RayCompute(cluster=cluster), raises=False))
-    assert "stage 'docs/here': Add: 1 workers of 1 license each were asked for; this machine has 0 "
+    assert "stage 'docs/here': Add: 1 worker of 1 license was asked for; this machine has 0 "
     assert "see `subprocesses` of RayCompute" in message
 
     own = vd.LocalCompute(resources={"license": 1})

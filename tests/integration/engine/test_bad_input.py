@@ -393,14 +393,14 @@ def test_code_that_a_worker_cannot_import(tmp_path, refused):
 
 
 TOO_MUCH: dict[str, dict[str, Any]] = {
-    "1 workers of 1 GPU each were asked for; this machine has 0 GPU": {"gpus": 1},
+    "1 worker of 1 GPU was asked for; this machine has 0 GPU": {"gpus": 1},
     "3 workers of 1 CPU each were asked for; this machine has 2 CPU for": {
         "num_cpus": 1, "concurrency": 3,
     },
-    "1 workers of 64 CPU each were asked for; this machine has 2 CPU for": {"num_cpus": 64},
+    "1 worker of 64 CPU was asked for; this machine has 2 CPU for": {"num_cpus": 64},
     " memory for subprocesses": {"memory": 1 << 60},
-    "1 workers of 1 tape each were asked for; this machine has 0 tape": {"resources": {"tape": 1}},
-    "accelerator_type:H100 each were asked for; this machine has 0 acc": {
+    "1 worker of 1 tape was asked for; this machine has 0 tape": {"resources": {"tape": 1}},
+    "accelerator_type:H100 was asked for; this machine has 0 acc": {
         "accelerator_type": "H100",
     },
 }  # fmt: skip

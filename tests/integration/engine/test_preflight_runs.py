@@ -85,7 +85,7 @@ def test_all_problems_are_reported_at_once(tmp_path, compute, materialize):
     text = failure(materialize(docs, compute, raises=False))
     for words in (
         "4 problems prevent this run; nothing was computed",
-        f"stage 'docs/on_gpus': Model: 1 workers of 8 GPU each were asked for; {place} has 0",
+        f"stage 'docs/on_gpus': Model: 1 worker of 8 GPU was asked for; {place} has 0",
         "stage 'docs/on_tape': Model: 3 workers of 2 tape each were asked for",
         "stage 'docs/locked': locked.<locals>.call: tuple cannot be pickled for the workers",
         f"target of stage 'docs/published': '{NOBODY_WRITES}/_vane_staging' cannot be written",
@@ -112,7 +112,7 @@ def test_a_stage_that_the_head_cannot_hold_fails_before_the_head_starts(
     text = failure(materialize(docs, compute, raises=False))
     for words in (
         "2 problems prevent this run; nothing was computed",
-        "stage 'docs/on_gpus': Model: 1 workers of 8 GPU each were asked for; the cluster has 2 "
+        "stage 'docs/on_gpus': Model: 1 worker of 8 GPU was asked for; the cluster has 2 "
         "GPU on 1 node. Lower concurrency or what a worker reserves, or use a larger cluster",
         f"target of stage 'docs/published': '{NOBODY_WRITES}/_vane_staging' cannot be written",
     ):
@@ -130,7 +130,7 @@ def test_a_plan_that_fails_names_what_an_unstarted_head_cannot_hold(
     docs = make(tmp_path, on_gpus={"gpus": 8})
     text = failure(materialize(docs, vd.RayCompute(cluster=unstarted), raises=False))
     assert "2 problems prevent this run" in text
-    assert text.count("no Parquet file at") == text.count("of 8 GPU each") == 1
+    assert text.count("no Parquet file at") == text.count("of 8 GPU") == 1
     assert not LocalHead(name="unstarted").temp_dir.exists()
 
 
@@ -139,7 +139,7 @@ def test_problems_of_the_plan_are_reported_with_the_rest(tmp_path, local, materi
     (tmp_path / "out").write_text("in the way")
     docs = make(tmp_path, f"{tmp_path}/out/folder", on_gpus={"gpus": 8})
     text = failure(materialize(docs, local, raises=False))
-    for words in ("3 problems prevent this run", "no Parquet file at", "of 8 GPU each",
+    for words in ("3 problems prevent this run", "no Parquet file at", "of 8 GPU",
                   "target of stage 'docs/published': "):  # fmt: skip
         assert text.count(words) == 1, f"{words!r} in\n{text}"
 
@@ -147,7 +147,7 @@ def test_problems_of_the_plan_are_reported_with_the_rest(tmp_path, local, materi
     text = failure(materialize(docs, local, raises=False))
     assert "2 problems prevent this run" in text
     assert text.count("out/folder/_vane_staging' cannot be listed") == 1
-    assert text.count("of 8 GPU each") == 1
+    assert text.count("of 8 GPU") == 1
 
 
 def test_a_store_that_cannot_be_written_is_reported_with_the_rest(tmp_path, local):
@@ -161,7 +161,7 @@ def test_a_store_that_cannot_be_written_is_reported_with_the_rest(tmp_path, loca
     text = failure(result)
     assert "2 problems prevent this run" in text
     assert text.count(f"'{NOBODY_WRITES}/docs' cannot be written") == 1
-    assert text.count("of 8 GPU each") == 1
+    assert text.count("of 8 GPU") == 1
 
 
 @pytest.fixture

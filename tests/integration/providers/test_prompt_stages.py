@@ -147,7 +147,7 @@ def test_more_gpus_than_there_are(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus_per_actor=64)
     message = failure(materialize(pipeline, local, raises=False))
-    assert "stage 'docs/asked': Reversed('m'): 1 workers of 64 GPU each were asked for" in message
+    assert "stage 'docs/asked': Reversed('m'): 1 worker of 64 GPU was asked for" in message
 
 
 # An endpoint

@@ -144,7 +144,7 @@ def test_stages_whose_servers_do_not_fit_together_run_one_after_the_other(
 def test_a_server_that_never_fits_is_refused_before_the_run(tmp_path, compute, materialize):
     llm, file = counted(tmp_path, "huge", gpus=64)
     result = materialize(asking(tmp_path / "src", llm), compute, raises=False)
-    assert "server huge: 1 workers of 64 GPU each were asked for" in failure(result)
+    assert "server huge: 1 replica of 64 GPU was asked for" in failure(result)
     assert starts(file) == []
 
 

@@ -419,13 +419,13 @@ def test_more_than_the_drivers_machine_has_is_refused():
     check_can_fit(capacity, spec("m", GPU=1))
     with pytest.raises(ComputeError) as caught:
         check_can_fit(capacity, replace(spec("m", GPU=1), on_driver=True))
-    assert "1 GPU each were asked for; this machine has 0 GPU for subprocesses" in str(caught.value)
+    assert "1 GPU was asked for; this machine has 0 GPU for subprocesses" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("pool", "message"),
     [
-        (spec("m", GPU=2), "2 GPU each were asked for; the cluster has 1 GPU"),
+        (spec("m", GPU=2), "2 GPU was asked for; the cluster has 1 GPU"),
         (spec("m", (2, 3), GPU=1), "concurrency=(1, 3)"),
         (spec("m", tpu=1), "has 0 tpu"),
     ],

@@ -91,11 +91,11 @@ def test_what_a_stage_reserves_is_compared_with_its_place():
     stages = ["there", "here", "license_there", "license_here"]
     here, there = sorted(str(found) for found in too_large(docs, stages, CLUSTER))
     assert here.startswith(
-        "stage 'docs/here': Model: 1 workers of 1 GPU each were asked for; this machine has 0 GPU "
+        "stage 'docs/here': Model: 1 worker of 1 GPU was asked for; this machine has 0 GPU "
         "for subprocesses. Lower concurrency or what a worker reserves, or use a larger machine. "
         "GPUs that this machine gives to the Ray cluster do not count"
     )
-    assert there.startswith("stage 'docs/license_there': Model: 1 workers of 1 license each")
+    assert there.startswith("stage 'docs/license_there': Model: 1 worker of 1 license was")
     assert too_large(docs, stages[3:], MACHINE) == []
 
 
@@ -109,5 +109,5 @@ def test_subprocesses_are_not_validated_against_a_cluster_that_is_not_started():
     planned = Capacity(({"CPU": 8.0, "GPU": 2.0},), 0)
     (finding,) = too_large_to_start(docs, ["there", "own", "fits", "plain"], planned)
     assert str(finding).startswith(
-        "stage 'docs/there': Model: 1 workers of 3 GPU each were asked for; the cluster has 2 GPU"
+        "stage 'docs/there': Model: 1 worker of 3 GPU was asked for; the cluster has 2 GPU"
     )

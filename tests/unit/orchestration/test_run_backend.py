@@ -39,5 +39,5 @@ def test_subprocess_stages_do_not_keep_a_cluster_from_starting(tmp_path, subproc
     look = _Diagnosis(docs, ["own", "large"], [None], Unstarted(), store, print)
     with pytest.raises(ComputeError, match="the cluster was started"):
         look.backend(["own"])
-    with pytest.raises(PreflightError, match="stage 'docs/large': Model: 1 workers of 2 GPU each"):
+    with pytest.raises(PreflightError, match="stage 'docs/large': Model: 1 worker of 2 GPU was"):
         look.backend(["own", "large"])
