@@ -10,8 +10,8 @@ import http.client
 import threading
 import time
 import urllib.parse
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from vane_dagster._secrets import keep
@@ -40,7 +40,8 @@ class Directory:
         self._binding: int | None = None
         self._silent: dict[Endpoint, float] = {}
         self._avoided: dict[Endpoint, float] = {}
-        self._changed: dict[str, dict[Endpoint, float]] = {}
+        self._changed = defaultdict[str, dict[Endpoint, float]](dict)
+        """When each endpoint of a server has ended, moved or come back last, if it has."""
 
     def update(self, announced: Endpoints) -> None:
         """Replace the endpoints of some servers.
@@ -56,7 +57,7 @@ class Directory:
                 lives = {one: one.life for one in endpoints}
                 for one in self._endpoints.get(key, ()):
                     if lives.get(one) != one.life:
-                        self._changed.setdefault(key, {})[one] = time.monotonic()
+                        self._changed[key][one] = time.monotonic()
                 near_first = sorted(endpoints, key=lambda endpoint: endpoint.node_id != self._node)
                 self._endpoints[key] = tuple(near_first)
                 if self._kept.get(key) not in near_first:
@@ -204,13 +205,11 @@ class Directory:
             return all(
                 set(endpoints) - spared
                 and not any(one in silent or one.life[1] for one in endpoints if one not in spared)
-                and not any(at > since for one, at in self._changes(key) if one not in spared)
+                and not any(
+                    at > since for one, at in self._changed[key].items() if one not in spared
+                )
                 for key, endpoints in found.items()
             )
-
-    def _changes(self, key: str) -> Iterable[tuple[Endpoint, float]]:
-        """When each endpoint has ended, moved or come back last, if it has."""
-        return self._changed.get(key, {}).items()
 
     def is_usable(self, keys: Sequence[str]) -> bool:
         """Whether each server has an endpoint that answered the last probe, and does not restart.

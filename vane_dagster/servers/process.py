@@ -165,15 +165,7 @@ class ServerProcess(RunningServer):
         return self._probe(timeout)
 
     def read_log(self, offset: int, limit: int) -> tuple[bytes, int]:
-        """Read a part of the server's log, with secrets masked.
-
-        Args:
-            offset: Position of its first byte; a negative one counts from the end.
-            limit: The largest number of bytes to read.
-
-        Returns:
-            The bytes, and the position after them, at which the next part starts.
-        """
+        """See `RunningServer`."""
         return self._log.read(offset, limit)
 
     def stop(self) -> None:

@@ -74,11 +74,11 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(vd.DefinitionError, match="expected servers"):
         vd.server_assets([pipeline])  # type: ignore[list-item]
     with pytest.raises(vd.DefinitionError, match="expected a list of servers"):
-        vd.server_assets(llm)  # type: ignore[arg-type]
+        vd.server_assets(llm)  # type: ignore[arg-type]  # no list
     with pytest.raises(vd.DefinitionError, match=r"'docs': build_assets: servers is \{'llm': vd"):
-        pipeline.build_assets(servers={"llm": llm})  # type: ignore[arg-type]
+        pipeline.build_assets(servers={"llm": llm})  # type: ignore[arg-type]  # no list
     with pytest.raises(vd.DefinitionError, match="build_assets: servers has AssetSpec"):
-        pipeline.build_assets(servers=vd.server_assets([llm]))  # type: ignore[arg-type]
+        pipeline.build_assets(servers=vd.server_assets([llm]))  # type: ignore[arg-type]  # no servers
 
 
 def serving(n: int) -> vd.TritonServer:

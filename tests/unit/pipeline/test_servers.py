@@ -359,7 +359,7 @@ def test_a_server_that_workers_would_get_without_its_address_is_refused(fn, opti
 
 def test_a_declaration_has_no_address():
     with pytest.raises(AttributeError, match=r"no attribute 'url': it is only declared.*servers="):
-        vd.VLLMServer("m").url  # type: ignore[attr-defined]  # noqa: B018
+        vd.VLLMServer("m").url  # type: ignore[attr-defined]  # noqa: B018  # looking it up raises
     assert not hasattr(vd.VLLMServer("m"), "uri")
 
 

@@ -203,7 +203,7 @@ def test_an_answer_that_was_refused_is_retried_beside_a_crash():
         server.down = len(server.calls) == 1
         return Partial(call.batch.slice(0, 0), lost) if server.down else call.batch
 
-    server.answer = answer  # type: ignore[method-assign]
+    server.answer = answer  # type: ignore[method-assign]  # of this server alone
     outcome = server.run(2, Policy("quarantine", max_retries=1, retry_on=("Refused",)))
     assert outcome.faults == []
     assert kept(outcome) == [0, 1]
