@@ -1,15 +1,17 @@
 """Row keys: 128 bits over the values of some columns of a row, the same in every process.
 
-A row is encoded as the digest of the columns' types and, for each column, a byte that tells null from
-a value, then the value: its bits if all values of the type have the same width, else its length and
-its bytes; of a list its length and its items, of a struct its fields. Rows have the same encoding
-exactly if their values have the same bits: -0.0 differs from 0.0, and NaNs by their payload.
+A row is encoded as the digest of the columns' types and, for each column, a byte that tells null
+from a value, then the value: its bits if all values of the type have the same width, else its
+length and its bytes; of a list its length and its items, of a struct its fields. Rows have the same
+encoding exactly if their values have the same bits: -0.0 differs from 0.0, and NaNs by their
+payload.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,7 @@ def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.FixedSizeBinar
     offsets = _offsets(encoded).tolist()
     data = memoryview(encoded.buffers()[2] or b"")
     digest = xxhash.xxh3_128_digest
-    keys = b"".join([digest(data[start:end]) for start, end in zip(offsets, offsets[1:])])
+    keys = b"".join([digest(data[start:end]) for start, end in pairwise(offsets)])
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(WIDTH), rows, [None, pa.py_buffer(keys)])
 
 

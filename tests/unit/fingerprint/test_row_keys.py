@@ -77,7 +77,7 @@ def test_how_values_are_stored_does_not_count():
 
 def test_a_type_without_an_encoding_is_refused():
     union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
-    with pytest.raises(TypeError, match="values of type sparse_union.* have no row key"):
+    with pytest.raises(TypeError, match=r"values of type sparse_union.* have no row key"):
         row_keys([union])
 
 
