@@ -22,6 +22,7 @@ that has none of these is written in format 2, which older releases read.
 """
 PART_FORMAT = 1
 """The newest format of part footers. It is incremented if an older release would misread one."""
+_SPARSE = ("source", "id_rule", "row_definition")
 _NAME = re.compile(r"(\d{8,})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
 _PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
 
@@ -65,6 +66,10 @@ class PartInfo:
         made: Which run made it, on which workers, when, and how long it took.
         measures: Statistics of its columns for checks, by column and measure.
         sample: Some rows as texts, of a part just written.
+        row_records: Name of the file beside it with its row records; empty without any.
+        copied: Input rows with an outcome that an earlier part had.
+        deduplicated: Input rows with the outcome of another row of the fragment.
+        inherited: Sums among `measures` that are those of copied and deduplicated rows.
         unread: Of the quarantined and nulled rows, those that the source could not read.
     """
 
@@ -82,6 +87,10 @@ class PartInfo:
     made: PartProvenance | None = None
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     sample: Sequence[Mapping[str, str]] = field(default=(), compare=False)
+    row_records: str = ""
+    copied: int = 0
+    deduplicated: int = 0
+    inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     unread: int = 0
 
     @property
@@ -317,6 +326,8 @@ class Manifest:
         published: Where a `write` stage has published the rows.
         source: Kind of the source that the fragments come from; empty for Parquet files.
         id_rule: How the source's ids were computed; empty if they are a column of the source.
+        row_definition: What determines the stage's output for a row with given values; empty if
+            its rows have no keys.
     """
 
     pipeline: str
@@ -343,6 +354,7 @@ class Manifest:
     published: Published | None = None
     source: str = ""
     id_rule: str = ""
+    row_definition: str = ""
 
     @property
     def rows(self) -> int:
@@ -369,7 +381,7 @@ class Manifest:
     def dumps(self) -> bytes:
         """Convert the manifest to JSON."""
         record = _MANIFEST_CODEC.record(self)
-        record = {n: v for n, v in record.items() if v or n not in ("source", "id_rule")}
+        record = {n: v for n, v in record.items() if v or n not in _SPARSE}
         has_files = any(fragment.files for fragment in self.fragments)
         is_newer = self.source or self.id_rule or has_files
         return json.dumps({**record, FORMAT: MANIFEST_FORMAT if is_newer else 2}).encode()
@@ -440,8 +452,12 @@ _PART_CODEC = Codec(
         "nulled": "nulled",
         "unread": "unread",
         "faults": "faults",
+        "row_records": "row_records",
+        "copied": "copied",
+        "deduplicated": "deduplicated",
         "made": "made",
         "measures": "measures",
+        "inherited": "inherited",
     },
     read={"made": _optional(_PROVENANCE_CODEC.load)},
     write={"made": _optional(_provenance_record)},
@@ -515,6 +531,7 @@ _MANIFEST_CODEC = Codec(
         "published": "published",
         "source": "source",
         "id_rule": "id_rule",
+        "row_definition": "row_definition",
     },
     read={
         "keys": tuple,

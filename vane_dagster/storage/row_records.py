@@ -1,0 +1,120 @@
+"""Row records: the row keys of a part's input rows, with the outcome and the origin of each.
+
+They stand in a file beside the part, which names it. A later run finds in them the rows that it
+need not compute again. There is one record for each input row, in the order of the input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.part_file import read_part
+
+SUFFIX = ".rows.parquet"
+KEY_HIGH, KEY_LOW, ID, OUTCOME, EPOCH = "key_high", "key_low", "id", "outcome", "epoch"
+RUN_ID, MODEL, CODE, AT = "run_id", "model", "code", "at"
+ORIGIN = (EPOCH, RUN_ID, MODEL, CODE, AT)
+"""The columns that say where the output of a row was computed, also if it was copied since."""
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+
+
+class Outcome(IntEnum):
+    """What became of an input row. The numbers are in every store and must not change."""
+
+    OUTPUT = 0
+    """It has output rows in the part."""
+    FILTERED = 1
+    """It has none, as the stage declares."""
+    FAILED = 2
+    """It failed, and would fail again."""
+    PASSING = 3
+    """It failed for a reason that may pass, or could not be read: never found again."""
+
+
+@dataclass(frozen=True)
+class RecordedPart:
+    """A part with row records.
+
+    Attributes:
+        folder: The folder of both.
+        part: The part's file name.
+        records: The file name of the row records.
+        faults: The file name of the records of failed rows; empty without any.
+    """
+
+    folder: Location
+    part: str
+    records: str
+    faults: str = ""
+
+
+def records_schema(id_type: pa.DataType) -> pa.Schema:
+    """Return the schema of row records.
+
+    Args:
+        id_type: The type of the id in the stage's input.
+    """
+    return pa.schema(
+        [
+            (KEY_HIGH, pa.uint64()),
+            (KEY_LOW, pa.uint64()),
+            (ID, id_type),
+            (OUTCOME, pa.uint8()),
+            (EPOCH, pa.uint32()),
+            (RUN_ID, _TEXT),
+            (MODEL, _TEXT),
+            (CODE, _TEXT),
+            (AT, pa.timestamp("us", "UTC")),
+        ]
+    )
+
+
+def write_records(folder: Location, key: str, records: pa.Table) -> str:
+    """Write the row records of a fragment beside its part, before the part is written.
+
+    Args:
+        folder: The folder of the part.
+        key: The fragment key.
+        records: The records.
+
+    Returns:
+        The file's name.
+
+    Raises:
+        StoreError: If the store refuses.
+    """
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        records,
+        sink,
+        compression="zstd",
+        use_dictionary=[OUTCOME, EPOCH, RUN_ID, MODEL, CODE, AT],
+        write_statistics=False,
+        write_page_checksum=True,
+    )
+    data = memoryview(sink.getvalue())
+    name = f"{key}-{hashlib.sha256(data).hexdigest()[:16]}{SUFFIX}"
+    folder.write(name, data)
+    return name
+
+
+def read_records(folder: Location, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read row records, or some of their columns.
+
+    Args:
+        folder: The folder of the part.
+        name: The file name of the records.
+        columns: The columns; None for all.
+
+    Raises:
+        DamagedPartError: If they are damaged or gone.
+        StoreError: If the file system refuses.
+    """
+    return read_part(folder, name, columns)
