@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vane_dagster._arguments import positive
 from vane_dagster.pipeline.model_stages import EmbedSpec, ModelStageRows, name_of
-from vane_dagster.pipeline.options import ExecutionBackend, OnError
+from vane_dagster.pipeline.options import ExecutionBackend, OnError, ReuseMode
 from vane_dagster.pipeline.required_arguments import required_arguments
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.providers.embedding import EmbedTask
@@ -51,6 +51,9 @@ class EmbedRows(ModelStageRows):
         timeout_s: float | None = None,
         startup_timeout_s: float | None = None,
         max_batches_per_actor: int | None = None,
+        reuse: ReuseMode | None = None,
+        reuse_partitions: int = 1,
+        deduplicate: bool | None = None,
         **asset: Any,
     ) -> Stage:
         """Add a stage that embeds a text column.
@@ -91,6 +94,9 @@ class EmbedRows(ModelStageRows):
             timeout_s: Time limit of a call in seconds.
             startup_timeout_s: See `map_batches`.
             max_batches_per_actor: See `map_batches`.
+            reuse: See `map_batches`.
+            reuse_partitions: See `map_batches`.
+            deduplicate: See `map_batches`. Default: True.
             **asset: Arguments of `dg.AssetSpec`; see `project`.
 
         Returns:
@@ -134,5 +140,8 @@ class EmbedRows(ModelStageRows):
             timeout_s=timeout_s,
             startup_timeout_s=startup_timeout_s,
             max_batches_per_actor=max_batches_per_actor,
+            reuse=reuse,
+            reuse_partitions=reuse_partitions,
+            deduplicate=deduplicate,
             **asset,
         )

@@ -40,6 +40,7 @@ from vane_dagster.pipeline.options import (
     ExecutionBackend,
     OnError,
     Resources,
+    ReuseMode,
     parse_execution_backend,
     parse_failures,
     parse_include,
@@ -136,6 +137,9 @@ class MapRows:
         startup_timeout_s: float | None = None,
         max_batches_per_actor: int | None = None,
         max_rss: int | None = None,
+        reuse: ReuseMode | None = None,
+        reuse_partitions: int = 1,
+        deduplicate: bool | None = None,
         **asset: Any,
     ) -> Stage:
         """Add a stage that applies a function, or a class constructed once per worker, to batches.
@@ -152,7 +156,8 @@ class MapRows:
                 is omitted, it has the input's type. Columns that `fn` returns beyond the schema are
                 dropped. "infer": the first run infers the schema from the first rows, pins it in
                 the store, and logs it as code to paste; columns beyond it are refused.
-            columns: Input columns that `fn` reads; the id is always included. Default: all.
+            columns: Input columns that `fn` gets, in this order; the id is among them only if it is
+                named, or `reuse` is not "rows". Default: all.
             include_columns: Input columns to pass on beside those that `fn` returns; True for all.
                 They keep the input's values. A column that the schema declares is the function's.
             batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays), "torch" (dict of
@@ -223,6 +228,17 @@ class MapRows:
                 or libraries that leak memory.
             max_rss: Bytes of memory after which a worker is replaced, between two calls. Counts the
                 private memory of its processes, without mapped files and shared tables.
+            reuse: Which stored results are used again. "rows": a row is computed only if the values
+                of `columns`, the code, its arguments or the schema changed. Each output then has to
+                depend on its own row alone. "fragments": the rows of a file, or part of it, are
+                computed if one of them changed, or anything else in the input. "none": each run
+                computes all rows. Default: "rows" if the columns that `fn` reads are known, and it
+                cannot mix up rows without the id; else "fragments".
+            reuse_partitions: With "rows", the number of preceding partitions in which rows are
+                looked up, besides the row's own. 0: its own alone.
+            deduplicate: Whether rows with equal `columns` are computed once, and a stored result
+                serves any number of rows. Default: True for models that give equal answers, as
+                `embed`, `classify` and `prompt` at ``temperature`` 0; False for functions.
             **asset: Arguments of `dg.AssetSpec`; see `project`.
 
         Returns:
@@ -286,6 +302,9 @@ class MapRows:
             startup_timeout_s=startup_timeout_s,
             max_batches_per_actor=max_batches_per_actor,
             max_rss=max_rss,
+            reuse=reuse,
+            reuse_partitions=reuse_partitions,
+            deduplicate=deduplicate,
             **asset,
         )
 
@@ -322,7 +341,7 @@ class MapRows:
             inputs: Columns by parameter, for parameters that are not named after their column.
             output_column: The one column of the results. Default: for a single value, the stage's
                 name; a dict, dataclass or model makes a column of each field.
-            columns: The columns in the dict that `fn` gets, besides the id. Default: all.
+            columns: The columns in the dict that `fn` gets; see `map_batches`. Default: all.
             include_columns: Input columns to pass on beside the results; True for all.
             **options: Further arguments of `map_batches`, except `batch_format`, `batch_size` and
                 `cardinality`. With an async `fn`, `max_concurrency` is the number of rows in flight
@@ -615,6 +634,9 @@ class MapRows:
         startup_timeout_s: float | None = None,
         max_batches_per_actor: int | None = None,
         max_rss: int | None = None,
+        reuse: ReuseMode | None = None,
+        reuse_partitions: int = 1,
+        deduplicate: bool | None = None,
         **asset: Any,
     ) -> Stage:
         """Add a stage that calls a UDF; the options are those of `map_batches`.
@@ -695,7 +717,7 @@ class MapRows:
                 for name, listed in mapping(location, "column_lineage", column_lineage).items()
             },
             include=parse_include(location, include_columns),
-        )
+        ).with_reuse(self.pipeline, reuse, reuse_partitions, deduplicate)
         if not spec.infers:
             spec.check_schema(location)
         return self.pipeline._add(spec)

@@ -38,6 +38,7 @@ from vane_dagster.pipeline.options import (
     IncludeColumns,
     OnError,
     Resources,
+    ReuseMode,
     parse_execution_backend,
     parse_failures,
     parse_include,
@@ -79,6 +80,17 @@ class ModelStageSpec(MapBatchesSpec):
 
     def definition(self, pipeline: Pipeline) -> Sequence[object]:
         """The provider, the model, and the values of the model task that change answers."""
+        return [
+            *self._keyed_request(pipeline, self.include),
+            self.failures.on_error == "null",
+            *environment(pipeline, self),
+        ]
+
+    def computation(self, pipeline: Pipeline) -> Sequence[object]:
+        """The same, without the columns that pass through."""
+        return [*self._keyed_request(pipeline, ()), *environment(pipeline, self)]
+
+    def _keyed_request(self, pipeline: Pipeline, include: IncludeColumns) -> list[object]:
         options = in_any_order(self.provider, self.options)
         return [
             self.code(pipeline).digest,
@@ -86,12 +98,25 @@ class ModelStageSpec(MapBatchesSpec):
             value_identity(pipeline, self, "provider_options", options),
             *(
                 part
-                for name, value in self.model_task.keyed(self.include).items()
+                for name, value in self.model_task.keyed(include).items()
                 for part in (name, value_identity(pipeline, self, name, value))
             ),
-            self.failures.on_error == "null",
-            *environment(pipeline, self),
         ]
+
+    @property
+    def runs_own_code(self) -> bool:
+        """True for a user's own provider, and with functions around the model."""
+        return bool(self.model_task.functions) or built_in_name(self.provider) is None
+
+    @property
+    def is_deterministic(self) -> bool:
+        """As the model task says."""
+        return bool(self.model_task.is_deterministic)
+
+    @property
+    def _reads_by_name(self) -> bool:
+        """False with functions, which get a row as a dict."""
+        return not self.model_task.functions
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
         """Return the identity of the provider, and of the user's code that the model task needs.
@@ -241,6 +266,9 @@ class ModelStageRows:
         timeout_s: float | None = None,
         startup_timeout_s: float | None = None,
         max_batches_per_actor: int | None = None,
+        reuse: ReuseMode | None = None,
+        reuse_partitions: int = 1,
+        deduplicate: bool | None = None,
         **asset: Any,
     ) -> Stage:
         """Add a stage for a model task; `own` are the fields that only its kind of spec has.
@@ -288,38 +316,39 @@ class ModelStageRows:
             constructor_kwargs=arguments,
             label=f"{found.__name__}({model!r})",
         )
+        spec = kind(
+            name=name,
+            upstream=(self._node,),
+            asset=asset_options(location, asset, call),
+            udf=udf,
+            schema=model_task.schema,
+            columns=model_task.reads,
+            contract=BatchCall(),
+            auto_batch=False,
+            cardinality="one_to_one",
+            concurrency=workers,
+            resources=needs,
+            execution_backend=parse_execution_backend(
+                location, execution_backend, udf.stateful, udf.name
+            ),
+            env_vars=forwarded,
+            keyed_env_vars=keyed,
+            failures=failures,
+            lifecycle=parse_lifecycle(location, startup_timeout_s, max_batches_per_actor, None),
+            include=include,
+            order=model_task.order,
+            provider=found,
+            model=model,
+            options=_keyed(options, operational),
+            model_task=model_task,
+            batch_size=positive(location, "batch_size", batch_size, kind.default_batch),
+            max_concurrency=positive(
+                location, "max_concurrency", max_concurrency, kind.default_in_flight
+            ),
+            **own,
+        )
         return self.pipeline._add(
-            kind(
-                name=name,
-                upstream=(self._node,),
-                asset=asset_options(location, asset, call),
-                udf=udf,
-                schema=model_task.schema,
-                columns=model_task.reads,
-                contract=BatchCall(),
-                auto_batch=False,
-                cardinality="one_to_one",
-                concurrency=workers,
-                resources=needs,
-                execution_backend=parse_execution_backend(
-                    location, execution_backend, udf.stateful, udf.name
-                ),
-                env_vars=forwarded,
-                keyed_env_vars=keyed,
-                failures=failures,
-                lifecycle=parse_lifecycle(location, startup_timeout_s, max_batches_per_actor, None),
-                include=include,
-                order=model_task.order,
-                provider=found,
-                model=model,
-                options=_keyed(options, operational),
-                model_task=model_task,
-                batch_size=positive(location, "batch_size", batch_size, kind.default_batch),
-                max_concurrency=positive(
-                    location, "max_concurrency", max_concurrency, kind.default_in_flight
-                ),
-                **own,
-            )
+            spec.with_reuse(self.pipeline, reuse, reuse_partitions, deduplicate)
         )
 
     def _check_columns(

@@ -57,6 +57,7 @@ Cardinality = Literal["one_to_one", "filter", "one_to_many", "zero_to_many"]
 JoinHow = Literal["inner", "left"]
 Children = Literal["rows", "list"]
 OnError = Literal["raise", "quarantine", "null"]
+ReuseMode = Literal["rows", "fragments", "none"]
 
 ExecutionBackend = Literal["ray_actor", "ray_task", "subprocess_actor", "subprocess_task"]
 IncludeColumns = Union[Literal[True], tuple[str, ...]]
@@ -165,6 +166,23 @@ class Failures:
     timeout_s: float | None = None
 
 
+@dataclass(frozen=True)
+class Reuse:
+    """Which stored results of a stage are used again.
+
+    Attributes:
+        mode: "rows": a row is computed if its key columns or the row definition changed;
+            "fragments": a fragment, if its key changed; "none": each run computes everything.
+        partitions: The number of preceding partitions in which rows are looked up.
+        deterministic: Whether equal key columns have equal results, so that duplicates are computed
+            once.
+    """
+
+    mode: ReuseMode = "fragments"
+    partitions: int = 1
+    deterministic: bool = False
+
+
 class RowOrder(Protocol):
     """An order in which a model processes rows most efficiently; it changes no result.
 
@@ -227,6 +245,52 @@ def parse_failures(
     limit = seconds(location, "timeout_s", timeout_s)
     rate = None if max_error_rate is None else float(max_error_rate)
     return Failures(on_error, rate, max_retries, names, limit)
+
+
+def parse_reuse(
+    location: str,
+    reuse: ReuseMode | None,
+    reuse_partitions: int,
+    deduplicate: bool | None,
+    obstacle: str | None,
+    is_deterministic: bool,
+) -> Reuse:
+    """Validate the arguments of a `Reuse`.
+
+    Args:
+        location: The stage, for messages.
+        reuse: "rows", "fragments" or "none"; None for "rows" if there is no obstacle.
+        reuse_partitions: The number of preceding partitions in which rows are looked up.
+        deduplicate: Whether duplicates are computed once; None for `is_deterministic`.
+        obstacle: Why rows of the stage cannot be reused one by one, and the fix; None if they can.
+        is_deterministic: Whether the stage by itself has equal results for equal rows.
+
+    Raises:
+        DefinitionError: If an argument is invalid.
+    """
+    if reuse is not None:
+        one_of(location, "reuse", reuse, get_args(ReuseMode))
+    if type(reuse_partitions) is not int or reuse_partitions < 0:
+        raise DefinitionError(
+            f"{location}: reuse_partitions is {reuse_partitions!r}; expected a whole number from 0 "
+            "up"
+        )
+    if deduplicate not in (None, True, False):
+        raise DefinitionError(f"{location}: deduplicate is {deduplicate!r}; expected a bool")
+    mode: ReuseMode = reuse or ("fragments" if obstacle else "rows")
+    if mode == "rows" and obstacle:
+        raise DefinitionError(f'{location}: reuse="rows": {obstacle}')
+    for given, option in (
+        (reuse_partitions > 1, f"reuse_partitions={reuse_partitions}"),
+        (deduplicate, "deduplicate=True"),
+    ):
+        if given and mode != "rows":
+            why = "" if reuse or not obstacle else f", because {obstacle}"
+            raise DefinitionError(
+                f'{location}: {option} is for reuse="rows", and the stage has reuse="{mode}"{why}'
+            )
+    deterministic = is_deterministic if deduplicate is None else bool(deduplicate)
+    return Reuse(mode, reuse_partitions, deterministic)
 
 
 def _name(location: str, kind: Any) -> str:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from vane_dagster._arguments import list_of_names, mapping, positive
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.model_stages import ModelStageRows, PromptSpec, name_of
-from vane_dagster.pipeline.options import ExecutionBackend, OnError
+from vane_dagster.pipeline.options import ExecutionBackend, OnError, ReuseMode
 from vane_dagster.pipeline.prompt_functions import made_columns, parse_functions
 from vane_dagster.pipeline.required_arguments import required_arguments
 from vane_dagster.pipeline.servers import ModelServer
@@ -70,6 +70,9 @@ class PromptRows(ModelStageRows):
         timeout_s: float | None = None,
         startup_timeout_s: float | None = None,
         max_batches_per_actor: int | None = None,
+        reuse: ReuseMode | None = None,
+        reuse_partitions: int = 1,
+        deduplicate: bool | None = None,
         **asset: Any,
     ) -> Stage:
         """Add a stage that sends a prompt for each row to a language model.
@@ -143,6 +146,10 @@ class PromptRows(ModelStageRows):
             timeout_s: Time limit of a batch in seconds.
             startup_timeout_s: See `map_batches`.
             max_batches_per_actor: See `map_batches`.
+            reuse: See `map_batches`.
+            reuse_partitions: See `map_batches`.
+            deduplicate: See `map_batches`. Default: True at ``temperature`` 0 without
+                `preprocess` and `postprocess`.
             **asset: Arguments of `dg.AssetSpec`; see `project`.
 
         Returns:
@@ -200,6 +207,9 @@ class PromptRows(ModelStageRows):
             timeout_s=timeout_s,
             startup_timeout_s=startup_timeout_s,
             max_batches_per_actor=max_batches_per_actor,
+            reuse=reuse,
+            reuse_partitions=reuse_partitions,
+            deduplicate=deduplicate,
             **asset,
         )
 

@@ -42,8 +42,11 @@ from vane_dagster.pipeline.options import (
     JoinHow,
     OnError,
     Resources,
+    Reuse,
+    ReuseMode,
     RowOrder,
     WorkerLifecycle,
+    parse_reuse,
 )
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.storage.publish.base import Publisher, Target
@@ -436,6 +439,7 @@ class MapBatchesSpec(StageKind):
             inferred one.
         pinned: Whether the schema was inferred. Results with columns that it lacks are refused. In
             keys it counts as if it had been declared.
+        reuse: Which stored results are used again.
     """
 
     udf: Udf
@@ -459,6 +463,7 @@ class MapBatchesSpec(StageKind):
     execution_backend: ExecutionBackend | None = None
     infers: bool = False
     pinned: bool = False
+    reuse: Reuse = field(default_factory=Reuse)
 
     kind = "map_batches"
     runs_udf: ClassVar[Literal[True]] = True
@@ -508,6 +513,108 @@ class MapBatchesSpec(StageKind):
     def timeout_s(self) -> float | None:
         """The declared limit."""
         return self.failures.timeout_s
+
+    @property
+    def runs_own_code(self) -> bool:
+        """Whether it runs code of the user, not only a built-in provider."""
+        return True
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether equal rows have equal results, as far as the declaration tells."""
+        return False
+
+    @property
+    def _reads_by_name(self) -> bool:
+        """Whether the order of the columns that the code gets cannot be observed."""
+        return isinstance(self.contract, RowCall) and self.contract.inputs is not None
+
+    def with_reuse(
+        self,
+        pipeline: Pipeline,
+        reuse: ReuseMode | None,
+        reuse_partitions: int,
+        deduplicate: bool | None,
+    ) -> MapBatchesSpec:
+        """Return the stage with its `Reuse`; the arguments are those of `map_batches`.
+
+        Raises:
+            DefinitionError: If an argument is invalid, or rows cannot be reused.
+        """
+        obstacle = self._obstacle_to_row_reuse(pipeline)
+        given = (reuse, reuse_partitions, deduplicate, obstacle, self.is_deterministic)
+        return replace(self, reuse=parse_reuse(pipeline._location(self.name), *given))
+
+    def _obstacle_to_row_reuse(self, pipeline: Pipeline) -> str | None:
+        """Return why rows cannot be reused one by one, and the fix; None if they can."""
+        id = pipeline.keys(self.upstream[0])[0].column
+        if self.columns is None:
+            return (
+                "a row is found by the columns that the code reads, and they are not known; name "
+                "them in columns="
+            )
+        if pipeline.source.names_files and self.runs_own_code:
+            return (
+                "the code may open the files that the rows name, and a file counts by its content, "
+                'of which a row has only the path; use reuse="fragments"'
+            )
+        is_many = self.cardinality != "one_to_one"
+        if is_many and not self.contract.by_row and id not in self.columns:
+            return (
+                f"with cardinality={self.cardinality!r} only the id {id!r} tells from which row a "
+                "result was made; name it in columns="
+            )
+        if self.children is not None and self.infers:
+            return "an inferred schema may have the new id; declare the schema"
+        if self.children is not None and self.children[0] in self.schema.names:
+            return (
+                f"the schema declares the new id {self.children[0]!r}, and ids that the code makes "
+                "cannot be given to the children of another row; leave it out of the schema, so "
+                "that ids are generated"
+            )
+        return None
+
+    def columns_given(self, pipeline: Pipeline) -> tuple[str, ...] | None:
+        """Return the input columns that the code gets; None for all.
+
+        If rows are reused, they are those that the stage names. Else the id is always among them.
+        """
+        if self.columns is None:
+            return None
+        id = pipeline.keys(self.upstream[0])[0].column
+        always = () if self.reuse.mode == "rows" else (id,)
+        return tuple(dict.fromkeys((*always, *self.columns)))
+
+    def key_columns(self, pipeline: Pipeline) -> tuple[str, ...]:
+        """Return the input columns whose values are the row key, in the order in which they count.
+
+        Empty unless rows are reused.
+        """
+        if self.reuse.mode != "rows" or self.columns is None:
+            return ()
+        listed = dict.fromkeys(self.columns)
+        return tuple(sorted(listed) if self._reads_by_name else listed)
+
+    def own_columns(self, pipeline: Pipeline) -> tuple[str, ...]:
+        """Return the output columns that the code makes; they are what a copy of a row copies."""
+        return self.made_columns(pipeline, self.schema)
+
+    def computation(self, pipeline: Pipeline) -> Sequence[object]:
+        """Return everything that changes what the code makes of a row, besides rows and schema.
+
+        Raises:
+            CodeIdentityError: If its code or an argument has no stable identity.
+        """
+        return [
+            digest(self.code(pipeline).digest, *constructor_arguments(pipeline, self)),
+            *call_arguments(pipeline, self),
+            self.contract.keyed,
+            self.udf.method,
+            self.pinned,
+            self.makes_rows,
+            self.may_filter,  # else a row that was dropped would be missing where none may be
+            *environment(pipeline, self),
+        ]
 
     def row_keys(self, pipeline: Pipeline) -> Keys:
         """For a fan-out, a new id and the parents' ids; else the keys of the input."""

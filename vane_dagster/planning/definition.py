@@ -6,13 +6,18 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.constructor import ConstructorIdentity
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.fingerprint.row_keys import ENCODING
 from vane_dagster.pipeline.identity import call_arguments, constructor_arguments, environment
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import MapBatchesSpec, StageSpec, with_upstream
 
+ROW_VERSION = 1
+"""Increment if row definitions are computed differently: no rows of former versions are found."""
 VERSION = 3
 """Increment if definitions are computed differently, or if parameters change their meaning.
 
@@ -33,6 +38,52 @@ def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
         CodeIdentityError: If its code or an argument has no stable identity.
     """
     return digest(VERSION, spec.kind, pipeline.id, *spec.definition(pipeline))
+
+
+def row_definition(pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema) -> str:
+    """Return the digest of everything that determines what a stage makes of a row's key columns.
+
+    Rows with equal row keys and an equal row definition may have the same results. The names of
+    ids, failures, the columns that pass through and other input columns are not part of it.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
+        inputs: The schema of its input.
+
+    Returns:
+        40 hex digits; empty if rows are not reused, or the schema is not inferred yet.
+
+    Raises:
+        CodeIdentityError: If its code or an argument has no stable identity.
+    """
+    if spec.reuse.mode != "rows" or spec.infers:
+        return ""
+    made = [spec.schema.field(name) for name in spec.own_columns(pipeline)]
+    read = [inputs.field(name) for name in spec.key_columns(pipeline)]
+    return digest(
+        "rows",
+        ROW_VERSION,
+        ENCODING,
+        spec.kind,
+        [_column(field) for field in made],
+        [_column(field) for field in read],
+        *spec.computation(pipeline),
+    )
+
+
+def _column(field: pa.Field) -> tuple[object, ...]:
+    """Return what code can observe of a column's type; metadata of formats does not count."""
+    return field.name, field.nullable, _type(field.type)
+
+
+def _type(kind: pa.DataType) -> tuple[object, ...]:
+    if isinstance(kind, pa.BaseExtensionType):
+        own = isinstance(kind, pa.ExtensionType)  # its text lacks its parameters
+        given = kind.__arrow_ext_serialize__().hex() if own else ""
+        return str(kind), given, _type(kind.storage_type)
+    fields = [kind.field(place) for place in range(kind.num_fields)]
+    return str(kind), *(_type(field.type) for field in fields)
 
 
 def inference_definition(pipeline: Pipeline, stage: str) -> str:

@@ -24,6 +24,7 @@ class TextTask:
     output: str
 
     order = None
+    is_deterministic = True
     classes = ()
     functions = ()
     preloaded = ()

@@ -1,0 +1,281 @@
+"""Which results a stage reuses: the default by what is known of its columns; what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vane_dagster as vd
+from support.prompts import Reversed
+
+
+def same(batch):
+    return batch
+
+
+def length(text: str) -> int:
+    return len(text)
+
+
+def of_row(row: dict[str, Any]) -> int:
+    return len(row)
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+def is_long(text: str) -> bool:
+    return len(text) > 3
+
+
+class Lengths:
+    @vd.method.batch(return_dtype="BIGINT")
+    def __call__(self, text: np.ndarray):
+        return [len(each) for each in text]
+
+
+def factory():
+    return lambda values: values
+
+
+def before(row: dict[str, Any]) -> str:
+    return str(row)
+
+
+def documents(source: Any = None) -> vd.Pipeline:
+    return vd.Pipeline("docs", source=source or vd.parquet("rows.parquet"), id="id")
+
+
+SCHEMA = {"x": "BIGINT"}
+CHUNKS = {"chunk": "VARCHAR"}
+MODEL = {"provider": "openai", "model": "m"}
+MANY = {"cardinality": "one_to_many", "id": "chunk_id"}
+
+
+DEFAULTS: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any]]] = {
+    "batches": ("fragments", "map_batches", (same,), {"schema": SCHEMA}),
+    "named columns": ("rows", "map_batches", (same,), {"schema": SCHEMA, "columns": ["n"]}),
+    "a filter of batches": (
+        "fragments",
+        "map_batches",
+        (same,),
+        {"schema": SCHEMA, "columns": ["n"], "cardinality": "filter"},
+    ),
+    "a filter that knows the id": (
+        "rows",
+        "map_batches",
+        (same,),
+        {"schema": SCHEMA, "columns": ["id", "n"], "cardinality": "filter"},
+    ),
+    "chunks of batches": (
+        "fragments",
+        "map_batches",
+        (same,),
+        {"schema": CHUNKS, "columns": ["text"], **MANY},
+    ),
+    "chunks with the parent's id": (
+        "rows",
+        "map_batches",
+        (same,),
+        {"schema": CHUNKS, "columns": ["id", "text"], **MANY},
+    ),
+    "chunks with ids of their own": (
+        "fragments",
+        "map_batches",
+        (same,),
+        {"schema": {"chunk_id": "VARCHAR"}, "columns": ["id", "text"], **MANY},
+    ),
+    "inferred chunks": (
+        "fragments",
+        "flat_map",
+        (words,),
+        {"schema": "infer", "id": "word_id"},
+    ),
+    "parameters": ("rows", "map", (length,), {}),
+    "inputs": ("rows", "map", (length,), {"inputs": {"text": "title"}}),
+    "arrays": ("rows", "map", (Lengths,), {}),
+    "a whole row": ("fragments", "map", (of_row,), {}),
+    "a row of named columns": ("rows", "map", (of_row,), {"columns": ["text"]}),
+    "inferred": ("rows", "map", (length,), {"schema": "infer"}),
+    "a filter": ("rows", "filter", (is_long,), {}),
+    "words": ("rows", "flat_map", (words,), {"id": "word_id"}),
+    "words with ids of their own": (
+        "fragments",
+        "flat_map",
+        (words,),
+        {"id": "word_id", "schema": {"word_id": "VARCHAR"}},
+    ),
+    "Spark's": ("rows", "predict_batch", (factory,), {"inputs": ["n"], "return_type": "float"}),
+    "a prompt": ("rows", "prompt", ("{text}",), MODEL),
+    "a prompt by functions": ("fragments", "prompt", (), {**MODEL, "preprocess": before}),
+    "a prompt by functions of columns": (
+        "rows",
+        "prompt",
+        (),
+        {**MODEL, "preprocess": before, "columns": ["text"]},
+    ),
+    "vectors": ("rows", "embed", ("text",), {"model": "m"}),
+    "labels": ("rows", "classify", ("text", ["a", "b"]), MODEL),
+    "a classifier's labels": (
+        "rows",
+        "classify",
+        ("text", ["a", "b"]),
+        {"provider": "transformers_classifier", "model": "m"},
+    ),
+}
+"""The default, and the arguments of a stage."""
+
+
+def declare(name: str, pipeline: vd.Pipeline | None = None, **more: Any) -> vd.Stage:
+    _, method, args, given = DEFAULTS[name]
+    stage: vd.Stage = getattr(pipeline or documents(), method)("out", *args, **{**given, **more})
+    return stage
+
+
+def refusal(name: str, pipeline: vd.Pipeline | None = None, **more: Any) -> str:
+    with pytest.raises(vd.DefinitionError) as raised:
+        declare(name, pipeline, **more)
+    assert "stage 'docs/out'" in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_default(name):
+    expected = DEFAULTS[name][0]
+    assert declare(name).spec.reuse.mode == expected
+    assert declare(name, reuse=expected).spec.reuse.mode == expected
+    assert declare(name, reuse="none").spec.reuse.mode == "none"
+    if expected == "rows":
+        assert declare(name, reuse="fragments").spec.reuse.mode == "fragments"
+
+
+@pytest.mark.parametrize("name", [name for name, case in DEFAULTS.items() if case[0] != "rows"])
+def test_rows_that_cannot_be_reused_one_by_one_are_refused_with_the_fix(name):
+    fixes = ("name them in columns=", "name it in columns=", "leave it out", "declare the schema")
+    text = refusal(name, reuse="rows")
+    assert 'reuse="rows"' in text
+    assert any(fix in text for fix in fixes)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("named columns", "fragments"),
+        ("parameters", "fragments"),
+        ("a prompt by functions of columns", "fragments"),
+        ("a prompt", "rows"),
+        ("vectors", "rows"),
+    ],
+)
+def test_user_code_may_open_the_files_that_rows_name(name, expected):
+    """A row has the path of a file, which stays if its content changes."""
+    files = documents(vd.files("/data/*.txt"))
+    assert declare(name, files).spec.reuse.mode == expected
+    if expected == "fragments":
+        assert "counts by its content" in refusal(name, files, reuse="rows")
+
+
+def test_a_users_own_provider_may_open_files_too():
+    files = documents(vd.files("/data/*.txt"))
+    own = declare("a prompt", files, provider=Reversed)
+    assert own.spec.reuse.mode == "fragments"
+    assert declare("a prompt", provider=Reversed).spec.reuse.mode == "rows"
+
+
+DETERMINISTIC = [
+    ("named columns", {}, False),
+    ("named columns", {"deduplicate": True}, True),
+    ("vectors", {}, True),
+    ("vectors", {"deduplicate": False}, False),
+    ("labels", {}, True),
+    ("labels", {"sampling_params": {"temperature": 0.5}}, False),
+    ("a classifier's labels", {}, True),
+    ("a prompt", {}, False),
+    ("a prompt", {"sampling_params": {"temperature": 0}}, True),
+    ("a prompt", {"sampling_params": {"temperature": 0.0}}, True),
+    ("a prompt", {"sampling_params": {"temperature": 0.1}}, False),
+    ("a prompt", {"sampling_params": {"temperature": "{n}"}}, False),
+    ("a prompt", {"sampling_params": {"temperature": 0}, "deduplicate": False}, False),
+    ("a prompt", {"deduplicate": True}, True),
+    ("a prompt by functions of columns", {"sampling_params": {"temperature": 0}}, False),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "expected"), DETERMINISTIC)
+def test_stages_with_equal_results_for_equal_rows_compute_duplicates_once(name, given, expected):
+    assert declare(name, **given).spec.reuse.deterministic is expected
+
+
+def test_several_answers_are_not_deterministic():
+    spec = declare("a prompt", provider=Reversed, sampling_params={"temperature": 0, "n": 2}).spec
+    assert not spec.reuse.deterministic
+
+
+def test_preceding_partitions():
+    assert declare("vectors").spec.reuse.partitions == 1
+    assert declare("vectors", reuse_partitions=0).spec.reuse.partitions == 0
+    assert declare("vectors", reuse_partitions=7).spec.reuse.partitions == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("vectors", {"reuse": "row"}, "reuse is 'row'"),
+        ("vectors", {"reuse": True}, "reuse is True"),
+        ("vectors", {"reuse_partitions": -1}, "reuse_partitions is -1; expected a whole number"),
+        ("vectors", {"reuse_partitions": True}, "reuse_partitions is True"),
+        ("vectors", {"deduplicate": "yes"}, "deduplicate is 'yes'; expected a bool"),
+        ("vectors", {"deduplicate": True, "reuse": "none"}, "deduplicate=True is for reuse="),
+        ("vectors", {"reuse_partitions": 2, "reuse": "fragments"}, "reuse_partitions=2 is for"),
+        ("batches", {"deduplicate": True}, "name them in columns="),
+        ("batches", {"reuse_partitions": 2}, "name them in columns="),
+    ],
+)
+def test_wrong_values_are_refused(name, given, words):
+    assert words in refusal(name, **given)
+
+
+def test_code_gets_the_columns_that_it_names_and_the_id_only_if_it_names_it():
+    def given(name: str, **more: Any) -> Any:
+        stage = declare(name, **more)
+        return stage.spec.columns_given(stage.pipeline)
+
+    assert given("named columns") == ("n",)
+    assert given("named columns", columns=["n", "id", "text"]) == ("n", "id", "text")
+    assert given("named columns", reuse="fragments") == ("id", "n")
+    assert given("named columns", reuse="none", columns=["n", "id"]) == ("id", "n")
+    assert given("batches") is None
+    assert given("vectors") == ("text",)
+
+
+def test_key_columns_count_in_the_order_that_code_can_observe():
+    def counted(name: str, **more: Any) -> Any:
+        stage = declare(name, **more)
+        return stage.spec.key_columns(stage.pipeline)
+
+    def joined(title: str, body: str) -> str:
+        return title + body
+
+    assert counted("named columns", columns=["n", "a"]) == ("n", "a")
+    assert counted("a row of named columns", columns=["n", "a"]) == ("n", "a")
+    assert counted("Spark's", inputs=["n", "a"]) == ("n", "a")
+    assert counted("a prompt by functions of columns", columns=["n", "a"]) == ("n", "a")
+    assert documents().map("out", joined).spec.key_columns(documents()) == ("body", "title")
+    stage = documents().prompt("out", "{text} {n}", **MODEL)
+    assert stage.spec.key_columns(stage.pipeline) == ("n", "text")
+    assert counted("named columns", reuse="fragments") == ()
+
+
+def test_own_columns_are_those_that_the_code_makes():
+    def own(name: str, **more: Any) -> Any:
+        stage = declare(name, **more)
+        return stage.spec.own_columns(stage.pipeline)
+
+    assert own("named columns", schema={"id": "BIGINT", "x": "BIGINT"}) == ("x",)
+    assert own("named columns", on_error="null", include_columns=True) == ("x",)
+    assert own("chunks with the parent's id", schema={"id": "BIGINT", **CHUNKS}) == ("chunk",)
+    assert own("a filter") == ()
+    assert own("a prompt") == ("response", "response_usage")

@@ -1,0 +1,307 @@
+"""What is part of a row definition: what changes the results of equal key columns, nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.edits import Project
+from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.planning.definition import row_definition, stage_definition
+from vane_dagster.types.tensors import tensor
+
+INPUT = pa.schema(
+    {"id": pa.int64(), "key": pa.string(), "text": pa.string(), "n": pa.int64(), "more": pa.bool_()}
+)
+CODE = """
+def helper(text):
+    # of a text
+    return len(text)
+
+def batches(batch, by=1, llm=None):
+    return {"x": [helper(each) for each in batch["text"].to_pylist()]}
+
+class Model:
+    def __init__(self, size=1):
+        self.size = size
+    def __call__(self, batch):
+        return batch
+    def other(self, batch):
+        return batch
+
+def rows(text: str, n: int) -> int:
+    return helper(text) + n
+
+def swapped(n: int, text: str) -> int:
+    return helper(text) + n
+
+def is_long(text: str) -> bool:
+    return helper(text) > 3
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+def before(row):
+    return row["text"]
+"""
+MODEL = {"provider": "openai", "model": "m"}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    project = Project(tmp_path / "project")
+    project.write(defs=CODE)
+    monkeypatch.syspath_prepend(str(project.root))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield project
+    project.forget()
+
+
+def declared(
+    project: Project, method: str, *args: Any, source_id: str = "id", **options: Any
+) -> tuple[vd.Pipeline, MapBatchesSpec]:
+    """Declare a stage. Text that begins with ``code:`` is the name of code of the project."""
+    if method == "map_batches":
+        args = args or ("code:batches",)
+        options = {"schema": {"x": "BIGINT"}, "columns": ["text", "n"], **options}
+
+    def loaded(value: Any) -> Any:
+        named = isinstance(value, str) and value.startswith("code:")
+        return project.load(value.removeprefix("code:")) if named else value
+
+    pipeline = vd.Pipeline("docs", source=vd.parquet("rows.parquet"), id=source_id)
+    given = {name: loaded(value) for name, value in options.items()}
+    spec = getattr(pipeline, method)("out", *map(loaded, args), **given).spec
+    assert isinstance(spec, MapBatchesSpec)
+    return pipeline, spec
+
+
+def found(project: Project, *args: Any, given: pa.Schema = INPUT, **options: Any) -> str:
+    return row_definition(*declared(project, *args, **options), given)
+
+
+def with_type(name: str, kind: pa.DataType) -> pa.Schema:
+    return INPUT.set(INPUT.get_field_index(name), pa.field(name, kind))
+
+
+def test_edits_of_code_change_it_and_comments_do_not(project):
+    before = found(project, "map_batches")
+    project.edit("defs.py", "# of a text", "# the number of characters of a text")
+    project.edit("defs.py", "return helper(text) > 3", "return helper(text) > 4")
+    assert found(project, "map_batches") == before, (
+        "of comments, and of code that the stage does not reach"
+    )
+    project.edit("defs.py", "return len(text)", "return len(text) + 1")
+    assert found(project, "map_batches") != before
+
+
+B = "map_batches"
+SAME: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
+    "the name of an id that is not read": ((B,), {}, {"source_id": "key"}),
+    "on_error": ((B,), {}, {"on_error": "quarantine"}),
+    "on_error='null'": ((B,), {}, {"on_error": "null"}),
+    "include_columns": ((B,), {}, {"include_columns": True}),
+    "batch size and workers": ((B,), {}, {"batch_size": 3, "concurrency": 2, "num_cpus": 1}),
+    "retries": ((B,), {}, {"max_retries": 0, "timeout_s": 5}),
+    "variables": ((B,), {}, {"env_vars": ["TOKEN"]}),
+    "reuse of other partitions": ((B,), {}, {"reuse_partitions": 4, "deduplicate": True}),
+    "a column that is not read": ((B,), {}, {"given": INPUT.append(pa.field("new", pa.bool_()))}),
+    "the order of the input": ((B,), {}, {"given": pa.schema(list(INPUT)[::-1])}),
+    "metadata of the input": (
+        (B,),
+        {},
+        {"given": pa.schema([each.with_metadata({"field_id": "1"}) for each in INPUT])},
+    ),
+    "passing on columns of a prompt": (
+        ("prompt", "{text} {n}"),
+        MODEL,
+        {**MODEL, "include_columns": ["more"]},
+    ),
+    "how a row that fails is handled by a model": (
+        ("embed", "text"),
+        {"model": "m"},
+        {"model": "m", "on_error": "quarantine", "batch_size": 7},
+    ),
+    "the rows that a filter passes on": (
+        ("filter", "code:is_long"),
+        {},
+        {"include_columns": ["text"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_it_stays(project, name):
+    args, before, after = SAME[name]
+    assert found(project, *args, **before) == found(project, *args, **after) != ""
+
+
+CHANGED: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
+    "the type of an output column": ((B,), {}, {"schema": {"x": "INTEGER"}}),
+    "the name of an output column": ((B,), {}, {"schema": {"y": "BIGINT"}}),
+    "another output column": ((B,), {}, {"schema": {"x": "BIGINT", "y": "BIGINT"}}),
+    "the columns": ((B,), {}, {"columns": ["text"]}),
+    "the order of columns in a batch": ((B,), {}, {"columns": ["n", "text"]}),
+    "reading the id": ((B,), {}, {"columns": ["text", "n", "id"]}),
+    "the batch format": ((B,), {}, {"batch_format": "numpy"}),
+    "an argument": ((B,), {}, {"fn_kwargs": {"by": 2}}),
+    "a version": ((B,), {}, {"version": "2"}),
+    "another version": ((B,), {"version": "1"}, {"version": "2"}),
+    "a constructor's argument": (
+        (B, "code:Model"),
+        {},
+        {"fn_constructor_kwargs": {"size": 2}},
+    ),
+    "the type of an input column": (
+        (B,),
+        {},
+        {"given": with_type("n", pa.int32())},
+    ),
+    "a dictionary": (
+        (B,),
+        {},
+        {"given": with_type("text", pa.dictionary(pa.int32(), pa.string()))},
+    ),
+    "the shape of a tensor": (
+        (B,),
+        {"given": with_type("n", tensor("float32", (2, 3)))},
+        {"given": with_type("n", tensor("float32", (3, 2)))},
+    ),
+    "the shape of a tensor in a list": (
+        (B,),
+        {"given": with_type("n", pa.list_(tensor("float32", (2, 3))))},
+        {"given": with_type("n", pa.list_(tensor("float32", (3, 2))))},
+    ),
+    "a time zone": (
+        (B,),
+        {"given": with_type("n", pa.timestamp("us", "UTC"))},
+        {"given": with_type("n", pa.timestamp("us"))},
+    ),
+    "a keyed variable": ((B,), {}, {"keyed_env_vars": ["LANGUAGE_OF_MODEL"]}),
+    "making rows": (
+        (B,),
+        {"columns": ["id", "text"]},
+        {"columns": ["id", "text"], "cardinality": "one_to_many", "id": "chunk_id"},
+    ),
+    "dropping rows": (
+        (B,),
+        {"columns": ["id", "text"]},
+        {"columns": ["id", "text"], "cardinality": "filter"},
+    ),
+    "columns of parameters": (
+        ("map", "code:rows"),
+        {},
+        {"inputs": {"n": "id"}},
+    ),
+    "a value in place of a field": (
+        ("map", "code:rows"),
+        {"output_column": "x", "schema": {"a": "BIGINT"}},
+        {"schema": {"x": "STRUCT(a BIGINT)"}},
+    ),
+    "the template of a prompt": (
+        ("prompt",),
+        {**MODEL, "messages": "{text}"},
+        {**MODEL, "messages": "Really: {text}"},
+    ),
+    "the model": (("prompt", "{text}"), MODEL, {**MODEL, "model": "m2"}),
+    "sampling": (
+        ("prompt", "{text}"),
+        MODEL,
+        {**MODEL, "sampling_params": {"temperature": 0}},
+    ),
+    "sampling by row": (
+        ("prompt", "{text}"),
+        {**MODEL, "sampling_params": {"seed": "{n}"}},
+        {**MODEL, "sampling_params": {"seed": "{id}"}},
+    ),
+    "a function before the model": (
+        ("prompt", "{text}"),
+        MODEL,
+        {**MODEL, "preprocess": "code:before", "columns": ["text"]},
+    ),
+    "the order of the columns of a function": (
+        ("prompt", "{text}"),
+        {**MODEL, "preprocess": "code:before", "columns": ["text", "n"]},
+        {**MODEL, "preprocess": "code:before", "columns": ["n", "text"]},
+    ),
+    "the scale of vectors": (
+        ("embed", "text"),
+        {"model": "m"},
+        {"model": "m", "normalize": False},
+    ),
+    "the column of vectors' texts": (("embed",), {"column": "text", "model": "m"},
+                                     {"column": "key", "model": "m"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_it_changes(project, name):
+    args, before, after = CHANGED[name]
+    first, second = (found(project, *args, **options) for options in (before, after))
+    assert "" not in (first, second)
+    assert first != second
+
+
+def test_the_value_of_a_keyed_variable_changes_it(project, monkeypatch):
+    digests = set()
+    for value in ("de", "en"):
+        monkeypatch.setenv("LANGUAGE_OF_MODEL", value)
+        digests.add(found(project, "map_batches", keyed_env_vars=["LANGUAGE_OF_MODEL"]))
+    assert len(digests) == 2
+
+
+def test_the_content_of_a_local_file_changes_it(project, tmp_path):
+    path = tmp_path / "words.txt"
+    digests = set()
+    for content in ("a", "b"):
+        path.write_text(content)
+        digests.add(found(project, "map_batches", fn_kwargs={"by": str(path)}))
+    assert len(digests) == 2
+
+
+def test_what_a_server_serves_changes_it_and_its_replicas_do_not(project):
+    def calling(**options: Any) -> str:
+        server = vd.Server(["serve", "{port}"], **options)
+        return found(project, "map_batches", servers={"llm": server})
+
+    assert calling(replicas=1) == calling(replicas=2)
+    assert calling(version="1") != calling(version="2")
+
+
+def test_it_is_the_same_in_another_order_where_code_reads_by_name(project):
+    first = found(project, "prompt", "{text} {n}", **MODEL)
+    pipeline, spec = declared(project, "prompt", "{text} {n}", **MODEL)
+    assert row_definition(pipeline, replace(spec, columns=("n", "text")), INPUT) == first
+
+
+def test_other_modes_have_none(project):
+    for reuse in ("fragments", "none"):
+        assert found(project, "map_batches", reuse=reuse) == ""
+
+
+def test_an_inferred_schema_counts_once_it_is_known(project):
+    pipeline, spec = declared(project, "map_batches", schema="infer")
+    assert row_definition(pipeline, spec, INPUT) == ""
+    pinned = spec.with_schema(pipeline, pa.schema({"x": pa.int64()}))
+    found_inferred = row_definition(pipeline, pinned, INPUT)
+    assert found_inferred not in ("", found(project, "map_batches"))
+
+
+def test_the_stage_definition_does_not_depend_on_reuse(project):
+    """Parts of existing stores stay valid."""
+    given: list[dict[str, Any]] = [
+        {},
+        {"reuse": "fragments"},
+        {"reuse": "none"},
+        {"reuse_partitions": 3},
+        {"deduplicate": True},
+    ]
+    stages = [declared(project, "map_batches", **each) for each in given]
+    assert len({stage_definition(*stage) for stage in stages}) == 1
