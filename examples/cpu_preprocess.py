@@ -37,7 +37,7 @@ class Urgency:
         self.weights = list(weights.values())
 
     def __call__(self, batch: pd.DataFrame) -> dict[str, Any]:
-        return {"id": batch["id"], "urgency": self.counter.transform(batch["text"]) @ self.weights}
+        return {"urgency": self.counter.transform(batch["text"]) @ self.weights}
 
 
 @dg.asset
@@ -60,7 +60,7 @@ prepared = mails.map_batches(
 scored = prepared.map_batches(
     "scored",
     Urgency,
-    schema={"id": "BIGINT", "urgency": "DOUBLE"},
+    schema={"urgency": "DOUBLE"},
     columns=["text"],
     batch_format="pandas",
     batch_size=128,

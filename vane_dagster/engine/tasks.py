@@ -477,7 +477,7 @@ def _join(spec: JoinSpec, pipeline: Pipeline, version: str) -> Op:
 def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline, version: str) -> Op:
     return CallUdf(
         cloudpickle.dumps((spec.udf.args, dict(spec.udf.kwargs))),
-        spec.columns,
+        spec.columns_given(pipeline),
         spec.contract,
         AUTO if spec.auto_batch else spec.batch_size,
         spec.cardinality,

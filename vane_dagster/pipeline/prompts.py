@@ -113,8 +113,9 @@ class PromptRows(ModelStageRows):
                 of the row, whose tokens are counted.
             schema: The columns that `postprocess` makes; see `map_batches`. Default: the fields of
                 its return annotation.
-            columns: The input columns that these functions get, besides those of the template.
-                Default: all.
+            columns: The input columns that these functions get, besides those of the template; see
+                `map_batches`. With `preprocess`, all columns of the template too that it does not
+                make. Default: all.
             batch_size: Rows that are submitted together. The model processes the rows of all of a
                 worker's batches concurrently. Default: 32.
             max_concurrency: Concurrent batches in one worker. Default: 16.
@@ -172,6 +173,7 @@ class PromptRows(ModelStageRows):
             functions,
             read,
             made,
+            self.pipeline.keys(self._node)[0].column,
         )
         priced = parse_prices(location, prices)
         own = {

@@ -144,6 +144,11 @@ class StageKind(abc.ABC):
         """Return the publisher of a partition; None for a stage that publishes nothing."""
         return None
 
+    @property
+    def reuses_results(self) -> bool:
+        """Whether results of former runs are used again, rather than computed in each run."""
+        return True
+
     # Failed rows.
 
     @property
@@ -515,6 +520,11 @@ class MapBatchesSpec(StageKind):
         return self.failures.timeout_s
 
     @property
+    def reuses_results(self) -> bool:
+        """As the stage declares."""
+        return self.reuse.mode != "none"
+
+    @property
     def runs_own_code(self) -> bool:
         """Whether it runs code of the user, not only a built-in provider."""
         return True
@@ -558,6 +568,8 @@ class MapBatchesSpec(StageKind):
                 "the code may open the files that the rows name, and a file counts by its content, "
                 'of which a row has only the path; use reuse="fragments"'
             )
+        if not self.columns:
+            return "a row is found by the columns that the code reads, and columns= names none"
         is_many = self.cardinality != "one_to_one"
         if is_many and not self.contract.by_row and id not in self.columns:
             return (

@@ -219,8 +219,8 @@ class _Planner:
 
         An earlier manifest under the stage's own name wins, unless the other was forced since.
         """
-        if self.pipeline[stage].spec.publishes:
-            return None  # its target records what it has published
+        if self.pipeline[stage].spec.publishes or self._is_forced(stage):
+            return None  # its target records what it has published; or nothing is reused
         for former, names in self.undeclared.items():
             name = names.get(key)
             if name is None or name.unfinished:
@@ -233,12 +233,17 @@ class _Planner:
 
     def _is_raised(self, key: str | None, stage: str) -> bool:
         """Return whether this run raises the generation, unless an earlier attempt of it did."""
-        if not (self.force or self.retry):
+        is_forced = self._is_forced(stage)
+        if not (is_forced or self.retry):
             return False
         former = self._in_force(key, stage)
         if former is None or (self.run_id is not None and former.run_id == self.run_id):
-            return self.force and former is None
-        return self.force or has_faults(former)
+            return is_forced and former is None
+        return is_forced or has_faults(former)
+
+    def _is_forced(self, stage: str) -> bool:
+        """Return whether a stage is computed whatever the store holds."""
+        return self.force or not self.pipeline[stage].spec.reuses_results
 
     def _in_force(self, key: str | None, stage: str) -> Manifest | None:
         name = self.latest[stage].get(key)
@@ -283,7 +288,7 @@ class _Planner:
         for stage, plan in stages.items():
             upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
-            former = None if self.force else in_force
+            former = None if self._is_forced(stage) else in_force
             folder = store.parts(name, stage, key)
             if plan.renamed:
                 former = store.read(name, plan.renamed[0], key, plan.renamed[1])

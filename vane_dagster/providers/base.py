@@ -22,7 +22,8 @@ class Request:
             parameters of the provider, under the names of OpenAI's chat API.
         schema: JSON schema that the answer must fit; None for plain text.
         choices: The only valid answers; empty for any answer.
-        id: The row's id, as text, for the provider's own logs.
+        id: The row's id, as text, for the provider's own logs; empty if rows are reused, unless it
+            is among the columns that the stage names.
     """
 
     messages: Sequence[Message]

@@ -70,7 +70,7 @@ class ModelTask(Protocol):
         """Describe the request to a model, for users."""
 
     async def run(self, provider: Any, batch: pa.Table) -> Any:
-        """Compute the output of a batch. Its first column is the id.
+        """Compute the output columns of a batch, in the order of its rows.
 
         Args:
             provider: The provider.
@@ -100,7 +100,7 @@ class ModelClient:
         """Compute the output of a batch.
 
         Args:
-            batch: The rows; the first column is the id.
+            batch: The rows.
             model_task: The request for the rows.
             workers: The maximum number of workers.
         """

@@ -67,6 +67,7 @@ class PromptTask:
         row_functions: The user's functions before and after the model.
         columns: The columns that these functions get; None for all.
         processed: The columns that `postprocess` makes; None without one.
+        id: The input's id column. Its value is that of requests, if the stage reads it.
     """
 
     template: Template
@@ -77,6 +78,7 @@ class PromptTask:
     row_functions: RowFunctions = field(default_factory=RowFunctions)
     columns: tuple[str, ...] | None = ()
     processed: pa.Schema | None = None
+    id: str = ""
 
     method = "submit"
 
@@ -179,14 +181,14 @@ class PromptTask:
         return f"{model} is asked: {asked}"
 
     async def run(self, provider: Any, batch: pa.Table) -> dict[str, Any]:
-        """Submit all rows of a batch concurrently. Its first column is the id.
+        """Submit all rows of a batch concurrently.
 
         Args:
             provider: The provider.
             batch: The rows.
 
         Returns:
-            The output columns.
+            The output columns, in the order of the rows.
 
         Raises:
             RowErrors: With one error for each failed row, and the output of the others.
@@ -198,7 +200,7 @@ class PromptTask:
         for place, values in enumerate(zip(*columns)):
             row = dict(zip(batch.column_names, values))
             try:
-                asked[place] = self._asked(row, str(row[batch.column_names[0]]))
+                asked[place] = self._asked(row, str(row.get(self.id, "")))
             except BaseException as error:  # it may be of the user's function
                 errors[place] = error
         answering = (self._one(provider, each) for each in asked.values())
@@ -216,8 +218,7 @@ class PromptTask:
             except Exception as error:
                 errors[place] = error
         kept = sorted(good)
-        taken = batch.take(pa.array(kept, pa.int64()))
-        answers = _columns(taken, self, [good[place] for place in kept])
+        answers = _columns(self, [good[place] for place in kept])
         if errors:
             raise RowErrors(dict(sorted(errors.items())), answers if kept else None, used=used)
         return answers
@@ -295,9 +296,8 @@ def _summed(former: Answer, answer: Answer) -> Answer:
 
 
 def _columns(
-    batch: pa.Table, prompt: PromptTask, answers: Sequence[tuple[list[pa.Array], Answer]]
+    prompt: PromptTask, answers: Sequence[tuple[list[pa.Array], Answer]]
 ) -> dict[str, Any]:
-    given = {batch.column_names[0]: batch.column(0)}
     *made, last = prompt.schema
     columns = {
         field.name: pa.concat_arrays([arrays[place] for arrays, _ in answers])
@@ -305,7 +305,7 @@ def _columns(
         else pa.array([], field.type)
         for place, field in enumerate(made)
     }
-    return {**given, **columns, last.name: usage_column([answer for _, answer in answers])}
+    return {**columns, last.name: usage_column([answer for _, answer in answers])}
 
 
 def _name(function: Any) -> str:

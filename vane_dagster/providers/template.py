@@ -44,9 +44,15 @@ class Template:
         """Return the messages of a row.
 
         Raises:
-            ValueError: If a column that it needs is null or empty, or is not a conversation.
+            ValueError: If a column that it needs is missing, null or empty, or is not a
+                conversation.
         """
         for name in self.fields:
+            if name not in row:
+                raise ValueError(
+                    f"the template needs {name!r}, which is neither in columns= nor made by "
+                    "preprocess"
+                )
             if row.get(name) is None:
                 raise ValueError(f"column {name!r} is null; a prompt needs it")
         if self.column:

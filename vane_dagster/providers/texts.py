@@ -65,15 +65,15 @@ class TextTask:
         """Convert the results to the output columns."""
         raise NotImplementedError
 
-    async def run(self, provider: Any, batch: pa.Table) -> dict[str, Any]:
-        """Process the texts of a batch together. Its first column is the id.
+    async def run(self, provider: Any, batch: pa.Table) -> Mapping[str, Any]:
+        """Process the texts of a batch together.
 
         Args:
             provider: The provider.
             batch: The rows.
 
         Returns:
-            The output columns.
+            The output columns, in the order of the rows.
 
         Raises:
             RowErrors: For rows that failed, with the output of the others.
@@ -91,12 +91,9 @@ class TextTask:
             errors |= {kept[place]: failed for place, failed in error.errors.items()}
             kept = [place for place in kept if place not in errors]
             found = error.rows
-        taken = batch.take(pa.array(kept, pa.int64()))
-        given = {batch.column_names[0]: taken.column(0)}
         if errors:
-            rows = {**given, **self.made(found)} if kept else None
-            raise RowErrors(dict(sorted(errors.items())), rows)
-        return {**given, **self.made(found)}
+            raise RowErrors(dict(sorted(errors.items())), self.made(found) if kept else None)
+        return self.made(found)
 
 
 def _shown(value: Any) -> str:

@@ -54,6 +54,10 @@ class UserCode:
     kwargs: Mapping[str, Any]
     revoked: Callable[[], bool]
 
+    def given(self, batch: pa.Table) -> pa.Table:
+        """Return the columns of a batch that the code gets."""
+        return batch if self.op.columns is None else batch.select(list(self.op.columns))
+
     def results(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Call synchronous code, and yield its one result or several."""
         result = self.call(*args, *self.args, **kwargs, **self.kwargs)
@@ -76,13 +80,17 @@ class Caller(Protocol):
     """Calls user code with the rows of a batch."""
 
     def results(self, batch: pa.Table) -> Iterator[Any]:
-        """Call synchronous code with a batch, and yield its results."""
+        """Call synchronous code with a batch, and yield its results.
+
+        Args:
+            batch: The rows, with ids and columns that the code does not get.
+        """
 
     def results_later(self, batch: pa.Table, room: asyncio.Semaphore) -> AsyncIterator[Any]:
         """Call async code with a batch, and yield its results.
 
         Args:
-            batch: The rows.
+            batch: The rows; see `results`.
             room: Bounds the calls in flight.
         """
 
@@ -98,12 +106,12 @@ class BatchCaller:
 
     def results(self, batch: pa.Table) -> Iterator[Any]:
         """See `Caller`."""
-        return self._code.results(given_batch(batch, self._format))
+        return self._code.results(given_batch(self._code.given(batch), self._format))
 
     def results_later(self, batch: pa.Table, room: asyncio.Semaphore) -> AsyncIterator[Any]:
         """See `Caller`. The caller's task holds the room."""
         begin_user_code()
-        return self._code.results_later(given_batch(batch, self._format))
+        return self._code.results_later(given_batch(self._code.given(batch), self._format))
 
     def as_batch(self, result: Any) -> Any:
         """See `Caller`."""
@@ -159,7 +167,8 @@ class RowCaller:
             except BaseException as raised:  # an exception may run user code too
                 results.fail(place, raised)
 
-        for place, values in enumerate(row_arguments(self._contract, batch)):
+        given = self._code.given(batch)
+        for place, values in enumerate(row_arguments(self._contract, given)):
             if revoked():
                 raise Revoked
             if limit is None:
@@ -180,7 +189,7 @@ class RowCaller:
         """
         limit = self._limit
         results = self._results_of(batch)
-        rows = enumerate(row_arguments(self._contract, batch))
+        rows = enumerate(row_arguments(self._contract, self._code.given(batch)))
 
         async def next_rows() -> None:
             for place, values in rows:

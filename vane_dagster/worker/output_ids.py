@@ -47,10 +47,12 @@ def _indistinguishable(output: pa.Table, batch: pa.Table, work: Work, op: CallUd
             f"{work.location}: {output.num_rows} rows came back without {op.parent!r}, the id of "
             "the row that each was made from. Return it, or name its column as parent_id"
         )
+    is_given = op.columns is None or op.ids[0] in op.columns
+    hint = "" if is_given else f"; to get the id, name {op.ids[0]!r} in columns="
     return (
         f"{work.location}: {output.num_rows} rows came back for {batch.num_rows} and without the "
         f"id {work.id!r}, so they cannot be distinguished. Return one row for each input row, "
-        "in order, or return the id"
+        f"in order, or return the id{hint}"
     )
 
 

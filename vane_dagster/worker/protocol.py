@@ -196,7 +196,7 @@ class CallUdf:
 
     Attributes:
         arguments: The pickled positional and keyword arguments of each call.
-        columns: The input columns that the code gets; None for all.
+        columns: Exactly the input columns that the code gets; None for all.
         contract: How the code is called with rows.
         batch_size: Rows of a batch; "auto" to measure the best size, None for one batch.
         cardinality: Number of output rows for each input row.

@@ -194,6 +194,20 @@ def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:
     return unsliced(rows).take(pc.array_sort_indices(places.combine_chunks()))
 
 
+def _hinted(error: BaseException, op: CallUdf) -> BaseException:
+    """Say how to read the id, in the error of code that reads it but does not name it."""
+    if op.columns is None or op.ids[0] in op.columns:
+        return error
+    if isinstance(error, RowErrors):
+        each = {place: _hinted(inner, op) for place, inner in error.errors.items()}
+        return RowErrors(each, error.rows, used=error.used).with_traceback(error.__traceback__)
+    id, key = op.ids[0], error.args[0] if type(error) is KeyError and error.args else None
+    if key != id and not (isinstance(key, str) and f'"{id}"' in key):  # as pyarrow words it
+        return error
+    text = f'{key}. The code gets only the columns that it names; name "{id}" in columns='
+    return KeyError(text).with_traceback(error.__traceback__)
+
+
 class _TableCalls:
     """The calls for the batches of one table."""
 
@@ -264,7 +278,6 @@ class _TableCalls:
 
     def _called(self, batch: pa.Table) -> Answer:
         """Call the user's code with a batch; return its rows, or the error that it raised."""
-        given = self._given(batch)
         started = time.perf_counter()
         self.calls += 1
         answer: Answer
@@ -272,7 +285,7 @@ class _TableCalls:
             try:
                 with one_process():
                     _failpoints.at_call(self.work.stage, batch.column(self.op.ids[0]))
-                    results = [self._taken(result) for result in self.user_code.results(given)]
+                    results = [self._taken(result) for result in self.user_code.results(batch)]
                     seconds = time.perf_counter() - started
                     answer = self._fitted(results, batch)
             except Revoked:
@@ -345,7 +358,7 @@ class _TableCalls:
         try:
             with one_process():
                 await _failpoints.at_call_later(self.work.stage, batch.column(self.op.ids[0]))
-                answers = self.user_code.results_later(self._given(batch), room)
+                answers = self.user_code.results_later(batch, room)
                 return self._fitted([self._taken(answer) async for answer in answers], batch)
         except Revoked:
             return None
@@ -367,7 +380,7 @@ class _TableCalls:
         Raises:
             UnhealthyModelError: If the model is dead.
         """
-        error = contained(raised)
+        error = _hinted(contained(raised), self.op)
         check_alive(worst(error))
         return self._partial(error, batch) if isinstance(error, RowErrors) else error
 
@@ -401,12 +414,6 @@ class _TableCalls:
                 rows.append(null_row(faults.pop(0)[1], self.work, self.op))
             rows += outcome.tables[index : index + 1]
         return rows
-
-    def _given(self, batch: pa.Table) -> pa.Table:
-        """Return the columns of a batch that the user's code gets."""
-        if self.op.columns is None:
-            return batch
-        return batch.select(list(dict.fromkeys([self.op.ids[0], *self.op.columns])))
 
     def _taken(self, result: Any) -> Result:
         """Convert one result, and copy it before the user's code can write into it again."""

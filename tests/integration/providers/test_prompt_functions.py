@@ -78,7 +78,7 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
 
 def test_fields_for_a_template(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
-    given = {"provider": Reversed, "model": "m", "preprocess": fields, "columns": ["text"]}
+    given = {"provider": Reversed, "model": "m", "preprocess": fields, "columns": ["id", "text"]}
     pipeline.prompt("asked", "{id}: {short}", include_columns=["text"], **given)
     pipeline.prompt("lost", "{shorter}", on_error="null", max_error_rate=1.0, **given)
 
@@ -88,7 +88,10 @@ def test_fields_for_a_template(tmp_path, local, materialize):
     texts = [f"{n}: {text[:5]}"[::-1] for n, text in enumerate(TEXTS)]
     assert rows["response"].to_pylist() == texts
     assert rows["text"].to_pylist() == TEXTS
-    assert "column 'shorter' is null" in read(tmp_path, "lost")["error"][0].as_py()
+    assert (
+        "the template needs 'shorter', which is neither in columns="
+        in read(tmp_path, "lost")["error"][0].as_py()
+    )
 
 
 def keys(row: dict[str, Any]) -> dict[str, Any]:
@@ -169,13 +172,17 @@ def test_functions_get_their_columns_beside_those_that_pass_through(tmp_path, lo
     pipeline = docs(tmp_path, title=["t"] * 4, year=[1, 2, 3, 4])
     given = {"provider": Reversed, "model": "m", "preprocess": seen}
     pipeline.prompt("asked", columns=["title"], include_columns=True, **given)
+    pipeline.prompt("named", columns=["title", "id"], **given)
+    pipeline.prompt("parts", columns=["title"], reuse="fragments", **given)
     pipeline.prompt("every", include_columns=["year"], **given)
 
     materialize(pipeline, local)
 
     rows = read(tmp_path)
     assert set(rows.column_names) == {"id", "text", "title", "year", "response", "response_usage"}
-    assert rows["response"].to_pylist() == ["id title"[::-1]] * 4
+    assert rows["response"].to_pylist() == ["title"[::-1]] * 4
+    for name in ("named", "parts"):
+        assert read(tmp_path, name)["response"].to_pylist() == ["id title"[::-1]] * 4
     every = read(tmp_path, "every")
     assert set(every.column_names) == {"id", "year", "response", "response_usage"}
     assert every["response"].to_pylist() == ["id text title year"[::-1]] * 4

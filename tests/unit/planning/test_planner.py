@@ -612,6 +612,34 @@ def test_force_of_an_upstream_reaches_what_is_below_it(tmp_path, store):
     assert missing(plan(docs(tmp_path), store)) == {"joined": 1, "out": 1}
 
 
+def test_a_stage_that_reuses_nothing_is_computed_in_each_run(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+
+    def planned(**given: Any) -> Any:
+        return plan(docs(tmp_path, reuse="none"), store, **given)
+
+    for _ in range(2):
+        settle(planned(run_id="run"), store)
+        assert missing(planned(run_id="run")) == {}, "a second attempt of the run that committed"
+        again = planned(run_id="next")
+        assert missing(again) == {"doubled": 2, "joined": 2, "out": 2}, "not the other branch"
+        settle(again, store)
+    assert missing(plan(docs(tmp_path), store)) == {}, "a stage that reuses results again"
+    assert missing(plan(docs(tmp_path, reuse="none"), store, "joined", "out")) == {}
+
+
+def test_a_renamed_stage_that_reuses_nothing_is_computed(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+
+    def named(name: str) -> vd.Pipeline:
+        pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+        pipeline.map_batches(name, double, schema={"x": "BIGINT"}, reuse="none")
+        return pipeline
+
+    settle(plan(named("former"), store), store)
+    assert missing(plan(named("new"), store)) == {"new": 1}
+
+
 def test_parts_without_a_manifest_are_kept(tmp_path, store):
     """As a killed run leaves them."""
     source(tmp_path, {"a.parquet": 3, "b.parquet": 3})

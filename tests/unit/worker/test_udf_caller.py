@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from support.udf_calls import IDS, call, refused
+from support.udf_calls import IDS, call, refused, row_stage, run_stage
 from vane_dagster.pipeline.keys import JoinShape, JoinSide
 from vane_dagster.worker.batch_formats import to_format
 from vane_dagster.worker.operators import join
@@ -121,7 +121,39 @@ def test_only_the_columns_asked_for_are_given():
     call(fn, {"x": "BIGINT"}, table, columns=("n",))
     call(fn, {"x": "BIGINT"}, table, columns=("n", "id"))
     call(fn, {"x": "BIGINT"}, table)
-    assert received == [["id", "n"], ["id", "n"], ["id", "n", "heavy"]]
+    assert received == [["n"], ["n", "id"], ["id", "n", "heavy"]]
+
+
+def test_rows_without_an_id_are_matched_by_position():
+    output = call(lambda batch: {"x": batch["n"]}, {"x": "BIGINT"}, columns=("n",), batch_size=2)
+    assert output.to_pydict() == {"id": IDS["id"].to_pylist(), "x": IDS["n"].to_pylist()}
+    words = ("2 rows came back for 3", "to get the id, name 'id' in columns=")
+    refused(lambda batch: {"x": batch["n"][:2]}, {"x": "BIGINT"}, *words, columns=("n",))
+
+
+@pytest.mark.parametrize("batch_format", ["pyarrow", "numpy", "pandas"])
+def test_code_that_reads_an_id_which_it_does_not_name_learns_how(batch_format):
+    def fn(batch):
+        return {"x": batch["id"]}
+
+    given = {"columns": ("n",), "batch_format": batch_format}
+    with pytest.raises(KeyError, match='name "id" in columns='):
+        call(fn, {"x": "BIGINT"}, **given)
+    with pytest.raises(KeyError) as raised:
+        call(lambda batch: {"x": batch["m"]}, {"x": "BIGINT"}, **given)
+    assert "columns=" not in str(raised.value)
+
+
+def test_a_row_without_the_id_says_how_to_get_it_too():
+    stage = row_stage("map", lambda row: row["id"], schema="BIGINT", columns=["n"])
+    with pytest.raises(KeyError, match='name "id" in columns='):
+        run_stage(stage, IDS)
+    named = row_stage("map", lambda row: row["id"], schema="BIGINT", columns=["n", "id"])
+    assert run_stage(named, IDS)["out"].to_pylist() == IDS["id"].to_pylist()
+    by_fragment = row_stage(
+        "map", lambda row: row["id"], schema="BIGINT", columns=["n"], reuse="fragments"
+    )
+    assert run_stage(by_fragment, IDS)["out"].to_pylist() == IDS["id"].to_pylist()
 
 
 # What is returned
