@@ -239,6 +239,12 @@ def _fan_out(call: StageCall, name: str, value: Any) -> str:
     return 'write cardinality="one_to_many", id="<column of the new id>"'
 
 
+def _cached(call: StageCall, name: str, value: Any) -> str:
+    if "reuse" not in call.options or value is None or value:
+        return "leave it out; results are reused as long as they are those of a new computation"
+    return 'write reuse="none"'
+
+
 def _batched(call: StageCall, name: str, value: Any) -> str:
     """Advise the method for batches."""
     if not value or "batch_format" in call.options:
@@ -363,6 +369,7 @@ _FOREIGN: Mapping[str, _Foreign] = {
     "fn_args": _Foreign(_RAY, _renamed("fn_constructor_args")),
     "fn_kwargs": _Foreign(_RAY, _renamed("fn_constructor_kwargs")),
     "batched": _Foreign(_HUGGING_FACE, _batched),
+    "load_from_cache_file": _Foreign(_HUGGING_FACE, _cached),
     "num_proc": _Foreign(_HUGGING_FACE, _renamed("concurrency")),
     "remove_columns": _Foreign(
         _HUGGING_FACE,

@@ -563,7 +563,8 @@ class MapBatchesSpec(StageKind):
                 "a row is found by the columns that the code reads, and they are not known; name "
                 "them in columns="
             )
-        if pipeline.source.names_files and self.runs_own_code:
+        takes_files = isinstance(self.contract, RowCall) and bool(self.contract.files)
+        if takes_files or (pipeline.source.names_files and self.runs_own_code):
             return (
                 "the code may open the files that the rows name, and a file counts by its content, "
                 'of which a row has only the path; use reuse="fragments"'

@@ -119,6 +119,8 @@ FOREIGN: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (by_row, {"batched": False}, "leave it out; map does so by default"),
     (mapped, {"batched": True}, "leave it out; map_batches does so by default"),
     (by_row, {"num_proc": 4}, "write concurrency=4"),
+    (by_row, {"load_from_cache_file": False}, 'write reuse="none"'),
+    (mapped, {"load_from_cache_file": True}, "leave it out; results are reused"),
     (by_row, {"remove_columns": ["x"]}, "include_columns names; project(name, ...)"),
     # Ray Data
     (mapped, {"zero_copy_batch": True}, "leave it out; each call gets a copy"),

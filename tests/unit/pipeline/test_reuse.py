@@ -88,6 +88,7 @@ DEFAULTS: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any]]] = {
         (same,),
         {"schema": {"chunk_id": "VARCHAR"}, "columns": ["id", "text"], **MANY},
     ),
+    "no column": ("fragments", "map_batches", (same,), {"schema": SCHEMA, "columns": []}),
     "inferred chunks": (
         "fragments",
         "flat_map",
@@ -154,7 +155,13 @@ def test_the_default(name):
 
 @pytest.mark.parametrize("name", [name for name, case in DEFAULTS.items() if case[0] != "rows"])
 def test_rows_that_cannot_be_reused_one_by_one_are_refused_with_the_fix(name):
-    fixes = ("name them in columns=", "name it in columns=", "leave it out", "declare the schema")
+    fixes = (
+        "columns= names none",
+        "name them in columns=",
+        "name it in columns=",
+        "leave it out",
+        "declare the schema",
+    )
     text = refusal(name, reuse="rows")
     assert 'reuse="rows"' in text
     assert any(fix in text for fix in fixes)
@@ -176,6 +183,15 @@ def test_user_code_may_open_the_files_that_rows_name(name, expected):
     assert declare(name, files).spec.reuse.mode == expected
     if expected == "fragments":
         assert "counts by its content" in refusal(name, files, reuse="rows")
+
+
+def test_a_parameter_that_is_a_file_is_opened_whatever_the_source_is():
+    def size(scan: vd.File) -> int:
+        return len(scan.read())
+
+    assert documents().map("out", size).spec.reuse.mode == "fragments"
+    with pytest.raises(vd.DefinitionError, match="counts by its content"):
+        documents().map("out", size, reuse="rows")
 
 
 def test_a_users_own_provider_may_open_files_too():
