@@ -20,6 +20,9 @@ TYPES = {
     "num_cpus": "float",
     "memory": "int",
     "include_columns": "bool | Sequence[str]",
+    "reuse": "ReuseMode | None",
+    "reuse_partitions": "int",
+    "deduplicate": "bool | None",
 }
 
 

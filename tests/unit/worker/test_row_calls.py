@@ -774,3 +774,38 @@ def test_a_row_has_its_own_id_whatever_the_others_return():
     assert run_stage(stage, TEXTS).to_pydict() == {"id": [1, 2], "c": [10, 20]}
     with pytest.raises(vd.UdfError, match="column 'id' is the id of the row"):
         mapped(fn, schema=schema)
+
+
+def test_rows_keep_their_ids_though_the_function_gets_none():
+    table = pa.table({"id": [7, 8, 9], "text": ["a b", "", "c"], "more": [1, 2, 3]})
+
+    def words(row: dict[str, str]) -> list[str]:
+        assert set(row) == {"text"}
+        return row["text"].split()
+
+    def is_empty(row: dict[str, str]) -> bool:
+        return not row["text"]
+
+    split = row_stage("flat_map", words, id="word_id", columns=["text"], include_columns=["more"])
+    found = run_stage(split, table).select(["word_id", "id", "out", "more"])
+    assert found.to_pydict() == {
+        "word_id": ["7-0", "7-1", "9-0"],
+        "id": [7, 7, 9],
+        "out": ["a", "b", "c"],
+        "more": [1, 1, 3],
+    }
+    kept = row_stage("filter", is_empty, columns=["text"], include_columns=["more"])
+    assert run_stage(kept, table).to_pydict() == {"id": [8], "more": [2]}
+
+
+def test_a_result_that_changes_a_column_which_is_passed_on_and_not_read_is_refused():
+    table = pa.table({"id": [7, 8], "text": ["a", "b"], "more": [1, 2]})
+
+    def returns(row: dict[str, str]) -> dict[str, object]:
+        return {"x": len(row["text"]), "more": 1}
+
+    stage = row_stage(
+        "map", returns, schema={"x": "BIGINT"}, columns=["text"], include_columns=["more"]
+    )
+    with pytest.raises(vd.UdfError, match="'more' is passed on from the input"):
+        run_stage(stage, table)
