@@ -11,10 +11,11 @@ import pyarrow as pa
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.constructor import ConstructorIdentity
 from vane_dagster.fingerprint.hashing import digest
-from vane_dagster.fingerprint.row_keys import ENCODING
+from vane_dagster.fingerprint.row_keys import ENCODING, row_keys
 from vane_dagster.pipeline.identity import call_arguments, constructor_arguments, environment
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import MapBatchesSpec, StageSpec, with_upstream
+from vane_dagster.types.schema import empty_table
 
 ROW_VERSION = 1
 """Increment if row definitions are computed differently: no rows of former versions are found."""
@@ -52,7 +53,8 @@ def row_definition(pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema) 
         inputs: The schema of its input.
 
     Returns:
-        40 hex digits; empty if rows are not reused, or the schema is not inferred yet.
+        40 hex digits; empty if rows are not reused, the schema is not inferred yet, or a key column
+        has a type without row keys.
 
     Raises:
         CodeIdentityError: If its code or an argument has no stable identity.
@@ -61,6 +63,10 @@ def row_definition(pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema) 
         return ""
     made = [spec.schema.field(name) for name in spec.own_columns(pipeline)]
     read = [inputs.field(name) for name in spec.key_columns(pipeline)]
+    try:
+        row_keys(empty_table(pa.schema(read)).columns)
+    except (TypeError, pa.ArrowNotImplementedError):
+        return ""
     return digest(
         "rows",
         ROW_VERSION,

@@ -286,6 +286,30 @@ def test_other_modes_have_none(project):
         assert found(project, "map_batches", reuse=reuse) == ""
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.list_view(pa.int64()), pa.dense_union([pa.field("a", pa.int8())])]
+)
+def test_columns_without_row_keys_have_none(project, kind):
+    assert found(project, "map_batches", given=with_type("n", kind)) == ""
+    assert found(project, "map_batches", given=with_type("more", kind)) != "", "it is not read"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.null(),
+        pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])),
+        pa.decimal256(50, 2),
+        pa.duration("us"),
+        pa.list_(tensor("float32", (2, 3))),
+        pa.dictionary(pa.int8(), pa.string()),
+        pa.uuid(),
+    ],
+)
+def test_other_columns_have_one(project, kind):
+    assert found(project, "map_batches", given=with_type("n", kind)) != ""
+
+
 def test_an_inferred_schema_counts_once_it_is_known(project):
     pipeline, spec = declared(project, "map_batches", schema="infer")
     assert row_definition(pipeline, spec, INPUT) == ""
@@ -305,3 +329,19 @@ def test_the_stage_definition_does_not_depend_on_reuse(project):
     ]
     stages = [declared(project, "map_batches", **each) for each in given]
     assert len({stage_definition(*stage) for stage in stages}) == 1
+
+
+def test_row_definitions_are_frozen(project):
+    """Stores hold rows under them. Raise `ROW_VERSION` if they change."""
+    assert {
+        "batches": found(project, "map_batches", version="1"),
+        "prompt": found(project, "prompt", "{text}", **MODEL),
+        "vectors": found(project, "embed", "text", model="m"),
+    } == FROZEN
+
+
+FROZEN = {
+    "batches": "e438b922e04359faca9be4f64f15c12ade3aa08e",
+    "prompt": "ddabdb5b21683629fdd29da5e9ec8f6e0a634428",
+    "vectors": "f7d39be6bdac3de7ef7f4dc188f2fb350bfb782d",
+}
