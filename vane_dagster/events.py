@@ -85,6 +85,8 @@ class StageStats:
         batches: Calls of the user's code.
         retries: Calls retried after a transient error.
         faults: Rows that could not be computed.
+        copied: Input rows with an outcome that an earlier part had.
+        deduplicated: Input rows with the outcome of another row of their fragment.
         fits: The batch size that the workers determined, or that fit into memory after a larger one
             did not.
         call_seconds: Seconds in the user's code, summed over all workers.
@@ -102,6 +104,8 @@ class StageStats:
     batches: int = 0
     retries: int = 0
     faults: int = 0
+    copied: int = 0
+    deduplicated: int = 0
     fits: int | None = None
     call_seconds: float = 0.0
     work_seconds: float = 0.0

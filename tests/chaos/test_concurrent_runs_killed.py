@@ -11,6 +11,7 @@ from support.concurrent_runs import (  # noqa: F401  # fixtures
     ray_compute,
     warm,
 )
+from support.damage import stored_parts
 from support.data import write_source
 from support.pool_models import until
 from support.pools_process import Process
@@ -25,7 +26,7 @@ def test_a_run_takes_over_from_one_that_was_killed(tmp_path, ray_compute):
     until(lambda: len(noted(tmp_path)) > 20, "the first run is under way")
     other = Process(tmp_path, {"out": dict(given)}, "a", **options)
     folder = tmp_path / "store" / "docs" / "out" / "parts"
-    until(lambda: len(list(folder.rglob("*.parquet"))) > 4, "some parts are written")
+    until(lambda: len(stored_parts(folder)) > 4, "some parts are written")
     killed.kill()
     other.done()
     assert outs(tmp_path, "a") == [2 * n for n in range(ROWS)]

@@ -8,6 +8,7 @@ import sys
 import time
 
 import vane_dagster as vd
+from support.damage import stored_parts
 from support.data import write_source
 from support.results import metadata
 
@@ -48,14 +49,14 @@ def test_a_killed_run_computes_at_most_what_was_in_flight(tmp_path, monkeypatch,
 
     run = subprocess.Popen([sys.executable, str(tmp_path / "run.py"), str(tmp_path)])
     deadline = time.monotonic() + 60
-    while len(list(parts.glob("*.parquet"))) < 5:
+    while len(stored_parts(parts)) < 5:
         assert time.monotonic() < deadline, "no parts were written"
         assert run.poll() is None, "the run ended before it could be killed"
         time.sleep(0.05)
     run.send_signal(signal.SIGKILL)
     run.wait()
 
-    kept = len(list(parts.glob("*.parquet")))
+    kept = len(stored_parts(parts))
     assert kept < 20
     assert not (tmp_path / "store" / "slow" / "slept" / "manifests").exists()
 

@@ -15,6 +15,7 @@ import pytest
 
 import vane_dagster as vd
 from support.dagster_dev import DagsterDev
+from support.damage import stored_parts
 from support.data import write_source
 from support.paths import REPOSITORY, TESTS
 
@@ -180,7 +181,7 @@ class Project(DagsterDev):
         """Count the finished parts of a stage in a partition, including those in no manifest."""
         pipeline, _, name = stage.partition("/")
         folder = self.folder / "store" / pipeline / name / "parts" / partition
-        return len(list(folder.glob("*.parquet")))
+        return len(stored_parts(folder))
 
     def calls(self, values: list[int]) -> Counter[int]:
         """Count the computations of some batches, by their first value."""

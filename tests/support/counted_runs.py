@@ -54,10 +54,12 @@ def counts(clock: Clock, events: list) -> tuple[WaveProgress, dict]:
 
 
 def fragment(partition: int, tally: Tally | None = None) -> SimpleNamespace:
-    spec = SimpleNamespace(upstream=("source",))
+    spec = SimpleNamespace(name="a", upstream=("source",))
     task_state = SimpleNamespace(
         spec=spec, given_rows=100, done=False, tally=tally or Tally(), pieces={}
     )
     return SimpleNamespace(
-        partition=partition, index=0, task_states={"a": task_state}, row_retries={}
-    )
+        partition=partition, index=0,
+        task_states={"a": task_state},
+        computes_all_rows=lambda stage: True,
+    )  # fmt: skip

@@ -8,10 +8,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from vane_dagster.storage import transient_errors
+from vane_dagster.storage.manifest import parse_part_name
 
 
 def parts(tmp_path: Path, stage: str) -> list[Path]:
-    return sorted((tmp_path / "store/docs" / stage / "parts").rglob("*.parquet"))
+    return stored_parts(tmp_path / "store/docs" / stage / "parts")
+
+
+def stored_parts(folder: Path) -> list[Path]:
+    """Return the parts below a folder, without the records beside them."""
+    return sorted(path for path in folder.rglob("*.parquet") if parse_part_name(path.name))
 
 
 def flip(file: Path, column: str = "y") -> None:

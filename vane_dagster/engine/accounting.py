@@ -6,13 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from vane_dagster.engine.fragment_state import FragmentState, TaskKind
+from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.tasks import WorkBuilder
 from vane_dagster.errors import IntegrityError, UdfError, VaneError, names
 from vane_dagster.events import Progress
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.plan import Part
+from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.worker.protocol import WorkReport
 
@@ -191,31 +192,35 @@ class WaveProgress:
         Returns:
             Whether the task measures the throughput of the stage.
         """
-        whole = kind == "whole" or (kind == "gather" and not run.task_states[stage].given_rows)
-        if not whole and kind != "slice":
+        if kind == "gather" and not run.task_states[stage].given_rows:
+            return True  # nothing had to be computed
+        if kind not in ("whole", "slice"):
             return False
         stats, tally = self._state.stats[run.partition, stage], report.tally
         stats.rows_in += tally.rows_in
         stats.faults += tally.faults
-        if whole:
+        if kind == "whole":
             self.set_input_rows(run, stage, tally.rows_in)
         self._rows[stage].add(run.partition, tally.rows_in)
         return True
 
-    def add_part(self, run: FragmentState, stage: str, rows: int) -> None:
+    def add_part(self, run: FragmentState, written: StageTaskState, part: PartInfo) -> None:
         """Record that a fragment's part was written.
 
-        Rows that the part takes from a former part were not computed by this run.
+        Rows that the part takes from other parts were not computed by this run.
 
         Args:
             run: The fragment.
-            stage: The stage.
-            rows: Rows of the part.
+            written: The stage.
+            part: The part.
         """
+        stage, rows = written.spec.name, part.rows
         stats = self._state.stats[run.partition, stage]
         stats.computed += 1
-        made = sum(made for _, made in run.task_states[stage].pieces.values())
-        stats.rows_out += made if stage in run.row_retries else rows
+        stats.copied += part.copied
+        stats.deduplicated += part.deduplicated
+        made = sum(made for _, made in written.pieces.values())
+        stats.rows_out += rows if run.computes_all_rows(stage) else made
         for name, task_state in run.task_states.items():
             if task_state.spec.upstream == (stage,):
                 self.set_input_rows(run, name, rows)

@@ -12,10 +12,13 @@ from vane_dagster.compute.waits import Waits, short
 from vane_dagster.compute.work_claims import ClaimAnswer, Claims, Group, claim_key
 from vane_dagster.engine.accounting import WaveProgress
 from vane_dagster.engine.fragment_state import FragmentState, fragment_state, to_compute
+from vane_dagster.engine.row_lookups import RowLookups
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import VaneError
 from vane_dagster.events import Noticed
+from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.planning.plan import Part
+from vane_dagster.worker.protocol import RowLookup
 
 FoundParts = Mapping[str, Mapping[int, Part]]
 """Parts of a partition, by stage and fragment index."""
@@ -28,6 +31,8 @@ _RETRY_SECONDS = 2.0
 _RETRY_IDLE_SECONDS = 0.5
 _MAX_RETRIED = 256
 _REPORT_AFTER_SECONDS = 1.0
+_MAX_HELD = 256
+"""Partitions that wait for others at a time, before later ones are looked at."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,21 @@ _ClaimGroups = Sequence[tuple[_Place, Mapping[str, bytes]]]
 
 @dataclass(frozen=True)
 class _ClaimResult:
-    """The answers to claims on fragments, and the parts of partitions that other runs worked on."""
+    """The answers to claims on fragments, and what was read for those that were granted.
+
+    Attributes:
+        asked: The fragments.
+        claims: The answers.
+        listed_at: Monotonic time at which partitions were listed again.
+        found: The parts of partitions that other runs worked on.
+        known: Where the rows of stages are looked up, by partition and stage.
+    """
 
     asked: _ClaimGroups
     claims: ClaimAnswer
     listed_at: float
     found: Mapping[int, FoundParts]
+    known: Mapping[tuple[int, str], RowLookup]
 
 
 class FragmentQueue:
@@ -60,7 +74,8 @@ class FragmentQueue:
     admission, on the queue's own thread. If another run computes a fragment, it is put back and
     later ones are tried. It is requested again until that run has released it; then parts that
     are now in the store are used as if the planner had found them, and the rest is computed. A
-    fragment that waits for another run thus holds neither memory nor claims.
+    fragment that waits for another run thus holds neither memory nor claims. The same holds for the
+    fragments of a partition that waits for another one of this run; see `RowLookups`.
 
     Args:
         state: The run.
@@ -70,6 +85,9 @@ class FragmentQueue:
         counts: Counts the parts found in the store.
         waits: Reports the runs that are waited for.
         clock: Monotonic clock, in seconds.
+
+    Attributes:
+        lookups: Where the rows of fragments are looked up.
     """
 
     def __init__(
@@ -88,6 +106,8 @@ class FragmentQueue:
         self._has_fresh = True
         self._ready: deque[FragmentState] = deque()
         self._blocked: dict[_Place, str] = {}
+        self._held: dict[int, list[_Place]] = {}  # by partition
+        self.lookups = RowLookups(state)
         self._mine: set[tuple[int, int]] = set()
         self._releases: list[bytes] = []
         self._listed_at: dict[int, float] = {}
@@ -102,11 +122,11 @@ class FragmentQueue:
     @property
     def is_empty(self) -> bool:
         """Whether no more fragments will be handed out."""
-        return self.is_last and not self._blocked
+        return self.is_last and not self._blocked and not self._held
 
     @property
     def is_last(self) -> bool:
-        """Whether no more will be handed out, unless another run releases one."""
+        """Whether no more will be handed out, until other fragments are computed."""
         return not (self._ready or self._has_fresh or self._asking)
 
     @property
@@ -160,7 +180,7 @@ class FragmentQueue:
             if other:
                 self._blocked[place] = other
             else:
-                self._take_granted(place, keys)
+                self._take_granted(place, keys, answered.known)
 
     def claim_ahead(self, idle: bool) -> None:
         """Claim fragments ahead and release finished ones, without waiting for the answer.
@@ -171,7 +191,7 @@ class FragmentQueue:
         if self._asking is not None:
             return
         now = self._clock()
-        places = self._next_fresh(now) if len(self._ready) <= self._ahead // 2 else []
+        places = self._next_fresh(now, idle) if len(self._ready) <= self._ahead // 2 else []
         if now - self._retried_at >= (_RETRY_IDLE_SECONDS if idle else _RETRY_SECONDS):
             self._retried_at = now
             places += list(self._blocked)[:_MAX_RETRIED]
@@ -238,7 +258,15 @@ class FragmentQueue:
         granted = {p.partition for (p, _), other in zip(asked, answer.held_by) if not other}
         listed_at = self._clock()
         changed = {p for p in granted if scopes[p] in answer.changed}
-        return _ClaimResult(asked, answer, listed_at, {p: self._parts(p) for p in changed})
+        found = {p: self._parts(p) for p in changed}
+        wanted = {
+            (place.partition, stage)
+            for (place, keys), other in zip(asked, answer.held_by)
+            if not other
+            for stage in keys
+        }
+        known = {each: lookup for each in wanted if (lookup := self.lookups.resolve(*each))}
+        return _ClaimResult(asked, answer, listed_at, found, known)
 
     def _parts(self, partition: int) -> FoundParts:
         try:
@@ -256,21 +284,46 @@ class FragmentQueue:
                 order += 1
                 yield _Place(order, partition, index)
 
-    def _next_fresh(self, now: float) -> list[_Place]:
+    def _next_fresh(self, now: float, idle: bool) -> list[_Place]:
         """The next fragments to claim: as many as are admitted in a second or two."""
         if self._fresh_at and now - self._fresh_at < _QUICK_SECONDS:
             self._ahead = min(_MAX_AHEAD, 2 * self._ahead)
         elif self._fresh_at and now - self._fresh_at > _SLOW_SECONDS:
             self._ahead = max(1, self._ahead // 2)
         self._fresh_at = now
-        places: list[_Place] = []
-        for place in self._fresh:
-            if to_compute(self._state, self._stages, place.partition, place.index):
-                places.append(place)
-                if len(places) == self._ahead:
+        places = self._released(idle)
+        for place in self._fresh if len(places) < self._ahead else ():
+            if not (specs := self._to_compute(place)):
+                continue
+            if self.lookups.must_wait(place.partition, [spec.name for spec in specs]):
+                self._held.setdefault(place.partition, []).append(place)
+                if len(self._held) >= _MAX_HELD:
                     return places
-        self._has_fresh = False
+                continue
+            places.append(place)
+            if len(places) == self._ahead:
+                return places
+        self._has_fresh = self._has_fresh and len(places) >= self._ahead
         return places
+
+    def _released(self, idle: bool) -> list[_Place]:
+        """Return the first fragments that need not wait any more for other partitions."""
+        is_stuck = idle and not (self._ready or self._blocked or self._has_fresh)
+        places: list[_Place] = []
+        for partition, held in list(self._held.items())[:_MAX_HELD]:
+            specs = {spec.name for place in held[:1] for spec in self._to_compute(place)}
+            if not is_stuck and self.lookups.must_wait(partition, list(specs)):
+                continue
+            count = self._ahead - len(places)
+            places += [place for place in held[:count] if self._to_compute(place)]
+            if held[count:]:
+                self._held[partition] = held[count:]
+                break
+            del self._held[partition]
+        return places
+
+    def _to_compute(self, place: _Place) -> list[StageSpec]:
+        return to_compute(self._state, self._stages, place.partition, place.index)
 
     def _take_found(self, partition: int, found: FoundParts) -> None:
         """Use parts that another run has written, except for fragments in progress here."""
@@ -282,8 +335,13 @@ class FragmentQueue:
                     self._counts.found(partition, index, stage)
                     self._state.add_part(partition, stage, index, part)
 
-    def _take_granted(self, place: _Place, keys: Mapping[str, bytes]) -> None:
-        specs = to_compute(self._state, self._stages, place.partition, place.index)
+    def _take_granted(
+        self,
+        place: _Place,
+        keys: Mapping[str, bytes],
+        known: Mapping[tuple[int, str], RowLookup],
+    ) -> None:
+        specs = self._to_compute(place)
         needed = {spec.name for spec in specs}
         self._releases += [key for stage, key in keys.items() if stage not in needed]
         if not specs:
@@ -291,6 +349,9 @@ class FragmentQueue:
             return
         run = fragment_state(self._state, specs, place.order, place.partition, place.index)
         run.claimed = {stage: key for stage, key in keys.items() if stage in needed}
+        for stage in needed:
+            if (lookup := known.get((place.partition, stage))) is not None:
+                run.known.setdefault(stage, lookup)
         self._mine.add((place.partition, place.index))
         self._ready.append(run)
 
@@ -305,7 +366,7 @@ class FragmentQueue:
 
     def _keys(self, place: _Place) -> dict[str, bytes]:
         """The names of the claims that a fragment needs, by stage; empty if it is done."""
-        specs = to_compute(self._state, self._stages, place.partition, place.index)
+        specs = self._to_compute(place)
         scope, planned = self._scope(place.partition), self._state.plan.partitions[place.partition]
         return {
             spec.name: claim_key(scope, spec.name, planned.stages[spec.name].keys[place.index])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from vane_dagster.engine.run_state import RunState
-from vane_dagster.pipeline.options import RowOrder
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord
-from vane_dagster.worker.protocol import Tally
+from vane_dagster.storage.row_records import RecordedPart
+from vane_dagster.worker.protocol import KnownRows, RowLookup, RowRetry, Tally
 
 TaskKind = Literal["load", "slice", "gather", "whole"]
 """Kind of task: load a map's input, compute a slice, gather the output, or all at once."""
@@ -123,6 +123,7 @@ class FragmentState:
         suspects: Stages that it runs in slices, because a worker died there.
         losses: Number of workers that a row has ended, by stage and row.
         row_retries: Former parts for which only the failed rows are computed, by stage.
+        known: Where the outcomes of rows may be found, by stage.
         claimed: The run's claims on it, by stage.
     """
 
@@ -138,12 +139,35 @@ class FragmentState:
     suspects: set[str] = field(default_factory=set)
     losses: dict[tuple[str, int], int] = field(default_factory=dict)
     row_retries: dict[str, Part] = field(default_factory=dict)
+    known: dict[str, KnownRows] = field(default_factory=dict)
     claimed: dict[str, bytes] = field(default_factory=dict)
 
-    def order_of(self, spec: StageSpec) -> RowOrder | None:
-        """The order in which a map's rows are assigned to workers; None for their own order."""
-        row_retries = spec.name in self.row_retries
-        return None if row_retries else spec.row_order
+    def is_arranged(self, spec: StageSpec) -> bool:
+        """Whether a map's input is arranged before its rows are assigned to workers."""
+        return spec.row_order is not None or spec.name in self.known
+
+    def computes_all_rows(self, stage: str) -> bool:
+        """Whether no outcome of a row is known before a map's rows are computed."""
+        known = self.known.get(stage)
+        return known is None or not (known.sources() or known.deduplicates)
+
+    def forget(self, stage: str, part: str) -> bool:
+        """Look the rows of a stage up in no other part, because one of them cannot be read.
+
+        Args:
+            stage: The stage.
+            part: The file that cannot be read.
+
+        Returns:
+            Whether rows were looked up in it.
+        """
+        known = self.known.get(stage)
+        if not isinstance(known, RowLookup):
+            return False
+        files = {name for each, _ in known.sources() for name in (each.part, each.records)}
+        if part in files:
+            self.known[stage] = replace(known, groups=())
+        return part in files
 
     @property
     def finished(self) -> bool:
@@ -289,8 +313,17 @@ def fragment_state(
     run = FragmentState(
         order, partition, index, planned.fragments[index], task_states, row_retries=row_retries
     )
+    run.known = {name: _retry(state, name, part) for name, part in row_retries.items()}
     run.bytes_read = bytes_read(state.parts, partition, index, specs)
     return run
+
+
+def _retry(state: RunState, stage: str, former: Part) -> RowRetry:
+    keys, info = state.pipeline.keys(stage), former.info
+    part = RecordedPart(former.folder, info.name, info.row_records, info.faults)
+    id = keys[1 if state.pipeline[stage].spec.makes_rows else 0].column
+    run_id, at = (info.made.run_id, info.made.at) if info.made else ("", 0.0)
+    return RowRetry(part, id, run_id, at)
 
 
 def bytes_read(

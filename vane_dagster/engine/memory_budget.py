@@ -153,5 +153,5 @@ def _source(run: FragmentState) -> int:
 
 
 def _stages(run: FragmentState) -> _Stages:
-    """The stages of a fragment, each with whether only its failed rows are computed."""
-    return frozenset((name, name in run.row_retries) for name in run.task_states)
+    """The stages of a fragment, each with whether all of its rows are computed."""
+    return frozenset((name, run.computes_all_rows(name)) for name in run.task_states)

@@ -294,6 +294,7 @@ class RunState:
             sample=tuple(self._samples.get((index, stage), ())),
             source="" if self.plan.source.kind == PARQUET else self.plan.source.kind,
             id_rule=next((m.id_rule for m in partition.inputs.values()), self.plan.source.id_rule),
+            row_definition=stage_plan.row_definition,
             published=(
                 self._unpublished(publisher, partition, stage, parts) if publisher else None
             ),

@@ -191,7 +191,7 @@ class WaveScheduler:
         """The upstream stage, if a map's workers can read its rows from memory in their order."""
         return (
             run.task_states.get(task_state.spec.upstream[0])
-            if run.order_of(task_state.spec) is None
+            if not run.is_arranged(task_state.spec)
             else None
         )
 
@@ -200,7 +200,7 @@ class WaveScheduler:
 
     def _should_run_whole(self, run: FragmentState, stage: str) -> bool:
         rows, workers = run.fragment.stop - run.fragment.start, self._workers(stage)
-        if stage in run.suspects or stage in run.row_retries:
+        if stage in run.suspects or not run.computes_all_rows(stage):
             return False
         return self._slice_sizer.should_run_whole(stage, rows, self._fragments.left, workers)
 
@@ -315,13 +315,15 @@ class WaveScheduler:
                 )
                 self._state.emit(Noticed(f"{where}: some rows failed: {running}"))
         if task.kind == "load":
-            self._set_input(run, task.stage, done.table, report.rows_out, report.shares)
+            rows = report.shares[-1] if report.shares else report.rows_out
+            self._set_input(run, task.stage, done.table, rows, report.shares)
+            self._fragments.lookups.record(run, task.stage, report)
         elif task.kind == "slice":
             task_state.pieces[in_flight.start] = (done.table, report.rows_out)
             task_state.tally += report.done_by(in_flight.worker.name)
             task_state.slices_in_flight -= 1
             if not task_state.rows_left and not task_state.slices_in_flight:
-                if run.order_of(task_state.spec) is None:
+                if not run.is_arranged(task_state.spec):
                     task_state.given = None
                 self._queue(run, task.stage, "gather")
         else:
@@ -337,7 +339,7 @@ class WaveScheduler:
             part.folder.delete([part.info.name])  # nothing may build on it
             self._fail(run.partition, stage, error)
             return
-        self._counts.add_part(run, stage, report.rows_out)
+        self._counts.add_part(run, task_state, part.info)
         task_state.done, task_state.given, task_state.pieces = True, None, {}
         task_state.table = table if task_state.readers else None
         task_state.table_rows = report.rows_out
@@ -362,6 +364,12 @@ class WaveScheduler:
     # Failures
 
     def _refused(self, task: Task, fault: Fault) -> None:
+        if fault.part and task.run.forget(task.stage, fault.part):
+            self._state.emit(Noticed(f"{fault.message}. Rows that it has are computed again"))
+            self._counts.start_over(task.run)
+            task.run.start_over(counts=False)
+            self._start_ready(task.run)
+            return
         if error := self._part_repair.remove_damaged(task.run, task.stage, fault):
             self._fail(task.run.partition, task.stage, error)
             return

@@ -40,14 +40,13 @@ from vane_dagster.worker.protocol import (
     Join,
     Op,
     PartRows,
-    PatchPart,
     Project,
     Quarantined,
     Reject,
     Restore,
+    RowKeying,
     Rows,
     SampledRows,
-    SelectFailed,
     SourceFiles,
     SourceRows,
     TableRows,
@@ -111,11 +110,11 @@ class WorkBuilder:
         upstream = task_state.spec.upstream[0]
         rows, tables = self._input(run, task_state, upstream, 0)
         schema = self._upstream_schema(run, task_state.spec, upstream)
-        order = run.order_of(task_state.spec)
-        op: Op = Gather() if order is None else Arrange(order, shares)
-        if former := run.row_retries.get(task_state.spec.name):
-            id = self._pipeline.keys(upstream)[0].column
-            op = SelectFailed(Faults(former.folder, former.info.faults), id)
+        op: Op = Gather()
+        if run.is_arranged(spec := task_state.spec):
+            id, keying = self._pipeline.keys(upstream)[0].column, self._keying(run, spec)
+            known = run.known.get(spec.name)
+            op = Arrange(id, spec.row_order, shares, keying.columns if keying else None, known)
         return self._work(run, task_state, worker, op, (rows,), schema=schema), tables
 
     def whole(
@@ -163,7 +162,7 @@ class WorkBuilder:
 
     def _slice(self, run: FragmentState, spec: StageSpec, start: int, stop: int) -> TableRows:
         """Rows of a map's input, without the column that arranged rows have in addition."""
-        if run.order_of(spec) is None:
+        if not run.is_arranged(spec):
             return TableRows(0, start, stop)
         columns = self._upstream_schema(run, spec, spec.upstream[0]).names
         return TableRows(0, start, stop, tuple(columns))
@@ -212,41 +211,17 @@ class WorkBuilder:
         """
         tables = [table for _, (table, _) in sorted(task_state.pieces.items())]
         rows: _Inputs = tuple(TableRows(i) for i in range(len(tables)))
-        if former := run.row_retries.get(task_state.spec.name):
-            return self._patch_part(run, task_state, worker, former, rows), tables
-        if tables and run.order_of(task_state.spec) is not None:
-            op = Restore(self._pipeline.keys(task_state.spec.upstream[0])[0].column)
-            rows = (*rows, TableRows(len(tables)))
-            return self._part(run, task_state, worker, op, rows, tally=task_state.tally), [
-                *tables,
-                task_state.given,
-            ]
-        return self._part(run, task_state, worker, Gather(), rows, tally=task_state.tally), tables
-
-    def _patch_part(
-        self,
-        run: FragmentState,
-        task_state: StageTaskState,
-        worker: str,
-        former: Part,
-        rows: _Inputs,
-    ) -> Work:
-        """Build work that replaces the failed rows of a former part by those computed now."""
-        spec, info = task_state.spec, former.info
-        upstream = spec.upstream[0]
-        read, _ = self._input(run, task_state, upstream, 0)
-        keys = [key.column for key in self._pipeline.keys(spec.name)]
-        given = self._pipeline.keys(upstream)[0].column
-        faults = Faults(former.folder, info.faults)
-        op = PatchPart(faults, keys[1] if spec.makes_rows else keys[0], given)
-        again = task_state.tally
-        before = info.made.packages if info.made else ()
-        tally = replace(
-            again, rows_in=info.rows_in, filtered=info.filtered + again.filtered,
-            workers=again.workers or (worker,), packages=tuple(sorted({*before, *again.packages})),
-        )  # fmt: skip
-        inputs = (PartRows(former.folder, info.name), read, *rows)
-        return self._part(run, task_state, worker, op, inputs, tally=tally)
+        spec, tally = task_state.spec, task_state.tally
+        if not run.is_arranged(spec):
+            return self._part(run, task_state, worker, Gather(), rows, tally=tally), tables
+        call = self.op(run, spec)
+        assert spec.runs_udf
+        assert isinstance(call, CallUdf)
+        op = Restore(call, spec.own_columns(self._pipeline), run.known.get(spec.name))
+        if (former := run.row_retries.get(spec.name)) and (made := former.info.made):
+            tally = replace(tally, packages=tuple(sorted({*made.packages, *tally.packages})))
+        rows, tables = (*rows, TableRows(len(tables))), [*tables, task_state.given]
+        return self._part(run, task_state, worker, op, rows, tally=tally), tables
 
     def op(self, run: FragmentState, spec: StageSpec) -> Op:
         """The operation of a stage, with the number of rows that may still fail in the partition.
@@ -321,6 +296,21 @@ class WorkBuilder:
             keep=task_state.readers > 0,
             new_ids=task_state.spec.makes_rows,
             tally=tally,
+            keying=self._keying(run, task_state.spec),
+        )
+
+    def _keying(self, run: FragmentState, spec: StageSpec) -> RowKeying | None:
+        """How a stage's input rows are recorded; None if they have no keys."""
+        if (
+            not spec.runs_udf
+            or not self._plan.partitions[run.partition].stages[spec.name].row_definition
+        ):
+            return None
+        return RowKeying(
+            spec.key_columns(self._pipeline),
+            spec.udf.name,
+            self._plan.definitions[spec.name],
+            self._plan.floors.get(spec.name, 0),
         )
 
     def _work(

@@ -11,10 +11,10 @@ import pyarrow as pa
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.constructor import ConstructorIdentity
 from vane_dagster.fingerprint.hashing import digest
-from vane_dagster.fingerprint.row_keys import ENCODING, row_keys
 from vane_dagster.pipeline.identity import call_arguments, constructor_arguments, environment
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import MapBatchesSpec, StageSpec, with_upstream
+from vane_dagster.storage.row_keys import ENCODING, row_keys
 from vane_dagster.types.schema import empty_table
 
 ROW_VERSION = 1

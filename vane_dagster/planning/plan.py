@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -21,6 +21,14 @@ from vane_dagster.storage.manifest import (
     ManifestName,
     PartInfo,
 )
+
+Preceding = Callable[[str, int], Sequence[str]]
+"""Returns the partitions before one, as many as asked, the nearest first."""
+
+
+def no_partitions(partition: str, count: int) -> Sequence[str]:
+    """Return no partition; see `Preceding`."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class StagePlan:
             index.
         former: The manifest that was in force when the plan was made.
         renamed: The stage's former name, and the manifest under that name with the parts to reuse.
+        row_definition: What determines the stage's output for a row; empty if rows have no keys.
     """
 
     digest: str
@@ -57,6 +66,7 @@ class StagePlan:
     row_retries: Mapping[int, Part] = field(default_factory=dict)
     former: ManifestName | None = None
     renamed: tuple[str, ManifestName] | None = None
+    row_definition: str = ""
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -132,9 +142,12 @@ class RunPlan:
         warnings: Problems in the store that were skipped.
         listed_at: Time on the monotonic clock, in seconds, just before the store was listed.
         forced: Whether everything selected is recomputed.
+        retried: Whether quarantined rows are computed again.
         code: Digest of each selected stage's user code, as its keys were computed from it.
         files: The local files among each selected stage's arguments, with the contents that its
             keys were computed from.
+        floors: The floor of each selected stage's row records; see `storage.row_floor`.
+        preceding: Returns the partitions before one, as many as asked, the nearest first.
     """
 
     pipeline: Pipeline
@@ -147,8 +160,11 @@ class RunPlan:
     warnings: Sequence[str] = ()
     listed_at: float = 0.0
     forced: bool = False
+    retried: bool = False
     code: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Mapping[LocalFile, FileContent]] = field(default_factory=dict)
+    floors: Mapping[str, int] = field(default_factory=dict)
+    preceding: Preceding = field(default=no_partitions, repr=False, compare=False)
     _pools: dict[str, PoolIdentity] = field(default_factory=dict, repr=False, compare=False)
 
     def pool(self, spec: MapBatchesSpec) -> PoolIdentity:

@@ -14,6 +14,7 @@ from vane_dagster.errors import PlanError, SourceError, VaneError, described
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.planning.definition import row_definition
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.inputs import agreed, require_inputs, stages_read
 from vane_dagster.planning.key_versions import stage_definitions
@@ -74,8 +75,8 @@ def plan_run(
                 failed[key] = outcome
     return RunPlan(
         pipeline, order, planned, failed, {s: d[0] for s, d in planner.definitions.items()},
-        planner.rule, planner.source, planner.warnings, listed_at, force, planner.code,
-        planner.files,
+        planner.rule, planner.source, planner.warnings, listed_at, force, retry_quarantined,
+        planner.code, planner.files,
     )  # fmt: skip
 
 
@@ -133,6 +134,7 @@ class _Planner:
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
         self.undeclared: dict[str, dict[str | None, ManifestName]] = {}
         self.listed: Mapping[str | None, Listed] = {}
+        self._row_definitions: dict[tuple[str, str], str] = {}
         self._condemned_parts: dict[str, Collection[str]] = {}
         self._fitting: list[tuple[str, pa.Schema]] = []
         self._lock = threading.Lock()
@@ -312,8 +314,21 @@ class _Planner:
                 done=done,
                 leaving=leaving,
                 row_retries=own.row_retries,
+                row_definition=self._row_definition(stage, schemas),
             )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
+
+    def _row_definition(self, stage: str, schemas: Mapping[str, pa.Schema]) -> str:
+        """Return what determines a stage's output for a row; empty if its rows have no keys."""
+        spec = self.pipeline[stage].spec
+        if not spec.runs_udf:
+            return ""
+        given = schemas[spec.upstream[0]]
+        place = (stage, given.to_string(show_schema_metadata=False))
+        with self._lock:
+            if place not in self._row_definitions:
+                self._row_definitions[place] = row_definition(self.pipeline, spec, given)
+            return self._row_definitions[place]
 
     def _former_parts(
         self, key: str | None, plan: StagePlan, keys: Sequence[Sequence[str]]

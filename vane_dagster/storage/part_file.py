@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from vane_dagster.storage.column_stats import measure
 from vane_dagster.storage.damage import read_whole
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import PartInfo, PartProvenance, part_footer, part_name
+from vane_dagster.storage.manifest import PartInfo, part_footer, part_name
 from vane_dagster.storage.sample import sample_rows
 from vane_dagster.types.tensors import holds_tensors, is_tensor, storage_type
 
@@ -50,14 +50,7 @@ def write_part(
     table: pa.Table,
     target: PartTarget,
     wasted: Mapping[str, int] | None = None,
-    *,
-    rows_in: int = 0,
-    filtered: int = 0,
-    quarantined: int = 0,
-    nulled: int = 0,
-    unread: int = 0,
-    faults: str = "",
-    made: PartProvenance | None = None,
+    **facts: Any,
 ) -> PartInfo:
     """Write a table as a part, once and atomically, under its key and the digest of its rows.
 
@@ -65,13 +58,7 @@ def write_part(
         table: The rows.
         target: The location of the part.
         wasted: Amounts spent on rows without output; see `measure`.
-        rows_in: See `PartInfo`.
-        filtered: See `PartInfo`.
-        quarantined: See `PartInfo`.
-        nulled: See `PartInfo`.
-        unread: See `PartInfo`.
-        faults: See `PartInfo`.
-        made: See `PartInfo`.
+        **facts: Attributes of `PartInfo` that the rows do not show.
 
     Returns:
         The part, with a sample of its rows.
@@ -83,8 +70,7 @@ def write_part(
     counted = measure(table, target.measured, target.sums, wasted)
     info = PartInfo(
         target.key, "", table.num_rows, 0, low, high,
-        rows_in=rows_in, filtered=filtered, quarantined=quarantined, nulled=nulled,
-        unread=unread, faults=faults, made=made, measures=counted, sample=sample_rows(table),
+        measures=counted, sample=sample_rows(table), **facts,
     )  # fmt: skip
     sink = pa.BufferOutputStream()
     pq.write_table(

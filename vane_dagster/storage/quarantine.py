@@ -15,6 +15,7 @@ from vane_dagster.storage.manifest import Manifest
 
 SUFFIX = ".faults.parquet"
 PARENTS = "parents"
+TRANSIENT = "transient"
 _MAX_SHOWN_CHARACTERS = 200
 _METADATA = b"vane_faults"
 
@@ -36,6 +37,7 @@ def fault_schema(id_type: pa.DataType, parents: Sequence[pa.Field] = ()) -> pa.S
             ("message", pa.string()),
             ("traceback", pa.string()),
             ("attempts", pa.int32()),
+            (TRANSIENT, pa.bool_()),
             ("run_id", pa.string()),
             ("model", pa.string()),
             ("worker", pa.string()),

@@ -34,7 +34,8 @@ from vane_dagster.sources.planned_read import fitted
 from vane_dagster.storage.manifest import PartInfo, PartProvenance
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults
-from vane_dagster.worker import operators, unread_rows
+from vane_dagster.storage.row_records import write_records
+from vane_dagster.worker import operators, row_reuse, unread_rows
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.frameworks import device, set_threads, share_gpus, unused_gpu
 from vane_dagster.worker.health import UnhealthyModelError
@@ -53,11 +54,9 @@ from vane_dagster.worker.protocol import (
     Join,
     LoadReport,
     ModelSpec,
-    PatchPart,
     Project,
     Reject,
     Restore,
-    SelectFailed,
     Tally,
     Work,
     WorkerStatus,
@@ -260,6 +259,7 @@ class Host:
             tally=computed.tally,
             rows_out=table.num_rows,
             shares=computed.shares,
+            found_elsewhere=computed.found_elsewhere,
             bytes_out=table.nbytes if work.keep else 0,
             seconds=time.perf_counter() - started,
             call_seconds=computed.call_seconds,
@@ -284,28 +284,25 @@ class Host:
             turn = self.models.turn(op.version, op.is_async)
             with known_files(inputs[0], work), turn as caller:
                 if op.is_async:
-                    return caller.call(op, inputs[0], work, revoked)
-                return self._thread.run(caller.call, op, inputs[0], work, revoked)
+                    computed = caller.call(op, inputs[0], work, revoked)
+                else:
+                    computed = self._thread.run(caller.call, op, inputs[0], work, revoked)
+            if work.keying is None or computed.cancelled:
+                return computed
+            records = row_reuse.keyed_records(inputs[0], computed, op, work)
+            return replace(computed, row_records=records)
         if isinstance(op, Join):
             return unread_rows.computed(*operators.join(op, inputs, work), work)
-        if isinstance(op, SelectFailed):
-            picked = operators.select_failed(op, inputs[0])
-            return Computed(picked, Tally(picked.num_rows))
-        if isinstance(op, PatchPart):
-            assert work.tally is not None
-            rows = operators.patch_part(op, inputs, work)
-            return Computed(rows.cast(work.schema), work.tally, detach(inputs))
         if isinstance(op, Reject):
             return rejected(op, inputs[0], work)
         if isinstance(op, Arrange):
-            table, shares = operators.arrange(inputs[0], op.order, op.shares)
-            return Computed(table, Tally(table.num_rows), shares=shares)
+            table, shares, elsewhere = row_reuse.arrange(inputs[0], op)
+            return Computed(table, Tally(shares[-1]), shares=shares, found_elsewhere=elsewhere)
         faults = detach(inputs)
         if isinstance(op, Restore):
-            table = operators.restore(inputs[:-1], inputs[-1], op.id)
-        else:
-            assert isinstance(op, Gather)
-            table = operators.gather(inputs, work)
+            return row_reuse.restore(inputs[:-1], inputs[-1], op, work, faults)
+        assert isinstance(op, Gather)
+        table = operators.gather(inputs, work)
         if work.target is None:
             return Computed(fitted(table, work.schema), Tally(table.num_rows), faults)
         if work.tally is None:
@@ -317,7 +314,9 @@ class Host:
         self, computed: Computed, work: Work, target: PartTarget, started: float
     ) -> PartInfo:
         tally, faults = computed.tally, computed.fault_records
-        faults_name = "" if faults is None else write_faults(target.folder, target.key, faults)
+        folder, key, records = target.folder, target.key, computed.row_records
+        faults_name = "" if faults is None else write_faults(folder, key, faults)
+        records_name = "" if records is None else write_records(folder, key, records)
         seconds = tally.seconds + time.perf_counter() - started
         workers = tally.workers or (work.worker,)
         made = PartProvenance(work.run_id, workers, time.time(), seconds, tally.packages)
@@ -332,6 +331,10 @@ class Host:
             unread=tally.unread,
             faults=faults_name,
             made=made,
+            row_records=records_name,
+            copied=computed.copied,
+            deduplicated=computed.deduplicated,
+            inherited=computed.inherited,
         )
 
 

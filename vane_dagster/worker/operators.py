@@ -1,9 +1,8 @@
-"""Operations on rows without user code: read inputs, project, join, gather, arrange."""
+"""Operations on rows without user code: read inputs, project, join, gather."""
 
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.pipeline.keys import JoinSide
-from vane_dagster.pipeline.options import RowOrder
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS
@@ -31,14 +29,11 @@ from vane_dagster.types.sql import (
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.protocol import (
-    Faults,
     Join,
-    PatchPart,
     Project,
     Quarantined,
     Rows,
     SampledRows,
-    SelectFailed,
     SourceRows,
     TableRows,
     Work,
@@ -265,74 +260,3 @@ def gather(inputs: Sequence[pa.Table], work: Work) -> pa.Table:
         work: The task.
     """
     return pa.concat_tables(inputs) if inputs else empty_table(work.schema)
-
-
-def select_failed(op: SelectFailed, rows: pa.Table) -> pa.Table:
-    """Select the rows that failed in an earlier run.
-
-    Args:
-        op: The records of the failed rows.
-        rows: The input.
-    """
-    failed = _failed(op.faults).cast(rows.schema.field(op.id).type)
-    return rows.filter(pc.is_in(rows.column(op.id), value_set=failed))
-
-
-def patch_part(op: PatchPart, inputs: Sequence[pa.Table], work: Work) -> pa.Table:
-    """Merge an earlier part with rows that were recomputed, in the order of the stage's input.
-
-    Args:
-        op: The records of the failed rows, and the id columns.
-        inputs: The earlier part, the rows that the stage reads, and the new rows.
-        work: The task, with the output schema.
-    """
-    former, read, *new = inputs
-    given = read.column(op.given).combine_chunks()
-    kept = former.filter(
-        pc.invert(pc.is_in(former.column(op.id), value_set=_failed(op.faults).cast(given.type)))
-    )
-    pieces = [table.select(work.schema.names) for table in (kept, *new)]
-    rows = unsliced(pa.concat_tables(pieces))
-    places = pc.index_in(rows.column(op.id), value_set=given)
-    return rows.take(np.argsort(places.to_numpy(), kind="stable"))
-
-
-def _failed(faults: Faults) -> pa.Array:
-    return read_part(faults.folder, faults.name, ["id"]).column("id").combine_chunks()
-
-
-def arrange(rows: pa.Table, order: RowOrder, shares: int) -> tuple[pa.Table, tuple[int, ...]]:
-    """Sort rows and divide them into shares, with the rows of a group in the same share.
-
-    A group is in the same share in every fragment, as long as the number of shares is the same.
-
-    Args:
-        rows: The rows of a fragment.
-        order: The order.
-        shares: Number of workers.
-
-    Returns:
-        The rows, with their former positions as an additional last column under an unused name;
-        and the row at which each share ends.
-    """
-    keys = order.keys(rows)
-    share = [zlib.crc32(group.encode()) % shares for group, _ in keys]
-    places = sorted(range(len(keys)), key=lambda i: (share[i], keys[i]))
-    column = pa.array(places, pa.int64())
-    ends = np.cumsum(np.bincount(share, minlength=shares)).tolist()
-    name = unused("__place", rows.column_names)
-    return rows.take(column).append_column(name, column), tuple(ends)
-
-
-def restore(pieces: Sequence[pa.Table], given: pa.Table, id: str) -> pa.Table:
-    """Put rows computed from arranged rows back into the order before `arrange`.
-
-    Args:
-        pieces: The computed rows; there may be fewer than in `given`.
-        given: The arranged rows, as `arrange` returned them.
-        id: The id column of both.
-    """
-    made = unsliced(pa.concat_tables(pieces))
-    found = pc.index_in(made.column(id), value_set=given.column(id).combine_chunks())
-    places = given.column(given.num_columns - 1).take(found.combine_chunks()).to_numpy()
-    return made.take(pa.array(np.argsort(places, kind="stable")))

@@ -37,7 +37,7 @@ def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.T
     elif not (returned := output.column(origin)).equals(ids):
         _check_returned(returned, ids, work, op)
     if op.parent and work.id not in output.column_names:
-        output = output.append_column(work.id, _numbered(output.column(origin)))
+        output = output.append_column(work.id, numbered(output.column(origin)))
     return _carried(output, batch, origin, work, op).select(work.schema.names).cast(work.schema)
 
 
@@ -88,8 +88,12 @@ def _check_returned(
         )
 
 
-def _numbered(parents: pa.ChunkedArray) -> pa.Array:
-    """Make an id for each row: its parent's id, and its number among the rows of that parent."""
+def numbered(parents: pa.ChunkedArray) -> pa.Array:
+    """Make an id for each row: its parent's id, and its number among the rows of that parent.
+
+    Args:
+        parents: The ids of the rows' parents.
+    """
     codes = parents.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     order = np.argsort(codes, kind="stable")
     counts = np.bincount(codes)

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypedDict, Union
+from typing import ClassVar, Literal, TypedDict, Union
 
 import pyarrow as pa
 
@@ -43,6 +43,7 @@ from vane_dagster.servers.launch import ServerStatus
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.part_file import PartTarget
+from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.retry import Policy, RowLoss
 
@@ -269,24 +270,121 @@ class Join:
 
 
 @dataclass(frozen=True)
-class Arrange:
-    """One input in another order, divided into a share for each worker.
+class RowKeying:
+    """How the input rows of a keyed stage are recorded beside its parts; see `row_records`.
 
-    The result has an additional last column: the position that each row had. `Restore` reads it.
+    Attributes:
+        columns: The columns whose values are the key, in the order in which they count.
+        model: The class or function that is called, for the record.
+        code: The stage's definition, for the record.
+        epoch: The stage's floor: rows of this run are found until it is raised.
     """
 
-    order: RowOrder
-    shares: int
+    columns: tuple[str, ...]
+    model: str
+    code: str
+    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class RecordGroup:
+    """The parts of one partition, in which rows are looked up.
+
+    Attributes:
+        parts: The parts that have row records, in the order of the fragments.
+        id: The parts' column with the id of the stage's input.
+        is_own: Whether it is the partition that is computed, so that failures are inherited.
+    """
+
+    parts: tuple[RecordedPart, ...]
+    id: str
+    is_own: bool
+
+
+@dataclass(frozen=True)
+class RowLookup:
+    """Where the outcomes of rows may be found.
+
+    Attributes:
+        groups: Where they are looked up, in this order.
+        floor: Records of an earlier epoch are not found.
+        deduplicates: Whether rows with equal keys have the same output, so that one of them is
+            computed and any record with the key serves.
+        inherits_failures: Whether rows that failed before are not computed again.
+    """
+
+    groups: tuple[RecordGroup, ...] = ()
+    floor: int = 0
+    deduplicates: bool = False
+    inherits_failures: bool = False
+
+    def sources(self) -> list[tuple[RecordedPart, str]]:
+        """Return all parts, each with its column of the input's ids."""
+        return [(part, group.id) for group in self.groups for part in group.parts]
+
+
+@dataclass(frozen=True)
+class RowRetry:
+    """An earlier part for the same input, of which only the rows that failed are computed again.
+
+    Attributes:
+        part: The part.
+        id: The part's column with the id of the stage's input.
+        run_id: The run that made it, for rows without a record.
+        at: Unix time in seconds at which it was written.
+    """
+
+    part: RecordedPart
+    id: str
+    run_id: str
+    at: float
+
+    deduplicates: ClassVar[bool] = False
+
+    def sources(self) -> list[tuple[RecordedPart, str]]:
+        """Return the part, with its column of the input's ids."""
+        return [(self.part, self.id)]
+
+
+KnownRows = Union[RowLookup, RowRetry]
+
+
+@dataclass(frozen=True)
+class Arrange:
+    """One input: first the rows to compute, in an order and divided into shares, then the others.
+
+    The result has an additional last column, which `Restore` reads; see `row_reuse`.
+
+    Attributes:
+        id: The id column.
+        order: The order of the rows to compute; None for their own.
+        shares: Number of workers.
+        keyed: The columns of the row keys; None for rows without keys.
+        known: Where the outcomes of rows may be found; None to compute all.
+    """
+
+    id: str
+    order: RowOrder | None = None
+    shares: int = 1
+    keyed: tuple[str, ...] | None = None
+    known: KnownRows | None = None
 
 
 @dataclass(frozen=True)
 class Restore:
-    """A concatenation of inputs, in the order that the rows had before they were arranged.
+    """The rows that were computed and the known ones, in the order of the stage's input.
 
-    The last input is the arranged rows. Their id column is `id`.
+    The last input is the arranged rows, the others are what was computed of the first of them.
+
+    Attributes:
+        call: The call that computed them.
+        own: The output columns that the code makes, and that a copy of a row takes.
+        known: Where known rows are copied from.
     """
 
-    id: str
+    call: CallUdf
+    own: tuple[str, ...]
+    known: KnownRows | None = None
 
 
 @dataclass(frozen=True)
@@ -313,32 +411,6 @@ class Quarantined:
 
 
 @dataclass(frozen=True)
-class SelectFailed:
-    """A selection of the rows of one input that failed before."""
-
-    faults: Faults
-    id: str
-
-
-@dataclass(frozen=True)
-class PatchPart:
-    """An earlier part, merged with rows that were recomputed.
-
-    The inputs are the earlier part, the rows that the stage reads, and the new rows. The rows that
-    the stage reads determine the order.
-
-    Attributes:
-        faults: The location of the records of the rows that failed.
-        id: The column of the part with the id of the stage's input.
-        given: The id column of the stage's input.
-    """
-
-    faults: Faults
-    id: str
-    given: str
-
-
-@dataclass(frozen=True)
 class Reject:
     """A row that is not computed any more, because it ends its worker.
 
@@ -362,7 +434,7 @@ class Gather:
     """A concatenation of inputs of the same schema."""
 
 
-Op = Union[Project, CallUdf, Join, Gather, Arrange, Restore, SelectFailed, PatchPart, Reject]
+Op = Union[Project, CallUdf, Join, Gather, Arrange, Restore, Reject]
 
 
 @dataclass(frozen=True)
@@ -385,6 +457,7 @@ class Work:
         stage: Pipeline and stage, for records.
         fragment: File and rows, for records.
         source_files: The files that the user's code may open, if rows of the source name files.
+        keying: How the input rows are recorded, for a task that writes a part of a keyed stage.
     """
 
     location: str
@@ -402,6 +475,7 @@ class Work:
     stage: str = ""
     fragment: str = ""
     source_files: SourceFiles | None = None
+    keying: RowKeying | None = None
 
 
 FaultKind = Literal[
@@ -493,11 +567,16 @@ class Computed:
         fault_records: Records of the quarantined or nulled rows; None if there are none.
         cancelled: Whether only some of the batches were computed, because the lease ended.
         shares: See `WorkReport`.
+        found_elsewhere: See `WorkReport`.
         call_seconds: See `WorkReport`.
         batches: See `WorkReport`.
         retries: See `WorkReport`.
         fits: See `WorkReport`.
         faults: See `WorkReport`.
+        row_records: Row records of the input rows; None if they have no keys.
+        copied: See `PartInfo`.
+        deduplicated: See `PartInfo`.
+        inherited: See `PartInfo`.
     """
 
     rows: pa.Table
@@ -505,11 +584,16 @@ class Computed:
     fault_records: pa.Table | None = None
     cancelled: bool = False
     shares: tuple[int, ...] = ()
+    found_elsewhere: int = 0
     call_seconds: float = 0.0
     batches: int = 0
     retries: int = 0
     fits: int | None = None
     faults: tuple[str, ...] = ()
+    row_records: pa.Table | None = None
+    copied: int = 0
+    deduplicated: int = 0
+    inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -519,7 +603,9 @@ class WorkReport:
     Attributes:
         tally: Counts of the input rows by outcome.
         rows_out: Output rows.
-        shares: The row at which each worker's share ends, if rows were arranged.
+        shares: The row at which each worker's share ends, if rows were arranged. What follows the
+            last share is not computed.
+        found_elsewhere: Rows that were found in other partitions, if rows were looked up.
         bytes_out: Bytes of the rows that are passed on in memory.
         seconds: Seconds that the worker took.
         call_seconds: Seconds of these in the user's code.
@@ -540,6 +626,7 @@ class WorkReport:
     tally: Tally = field(default_factory=Tally)
     rows_out: int = 0
     shares: tuple[int, ...] = ()
+    found_elsewhere: int = 0
     bytes_out: int = 0
     seconds: float = 0.0
     call_seconds: float = 0.0

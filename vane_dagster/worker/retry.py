@@ -89,12 +89,14 @@ class RowFault:
         error: The error that was raised.
         attempts: Calls with this row alone.
         kind: The name of an error that was not raised here.
+        transient: Whether the row may not fail again.
     """
 
     batch: pa.Table
     error: BaseException
     attempts: int
     kind: str | None = None
+    transient: bool = False
 
     @property
     def name(self) -> str:
@@ -206,7 +208,7 @@ def attempt(
             else:
                 error = _server_died(crashed, next(iter(blamed.values())))
                 outcome.faults.append(
-                    (len(outcome.tables), RowFault(again, error, crashed, SERVER_DIED))
+                    (len(outcome.tables), RowFault(again, error, crashed, SERVER_DIED, True))
                 )
                 if policy.on_error == "raise" or len(outcome.faults) > max_faults:
                     raise BatchError(again, id, error)
@@ -225,7 +227,9 @@ def attempt(
             raise BatchError(rows, id, error)
         for place, error in errors.items():
             row = rows.slice(place, 1)
-            outcome.faults.append((len(outcome.tables), RowFault(row, error, attempts)))
+            transient = is_transient(error, policy.retry_on) or is_out_of_memory(error)
+            fault = RowFault(row, error, attempts, transient=transient)
+            outcome.faults.append((len(outcome.tables), fault))
             if policy.on_error == "raise" or len(outcome.faults) > max_faults:
                 raise BatchError(row, id, error)
     return outcome

@@ -13,10 +13,10 @@ import pyarrow as pa
 from vane_dagster._secrets import masked
 from vane_dagster._user_errors import clean
 from vane_dagster.errors import UdfError, described
-from vane_dagster.storage.quarantine import PARENTS, fault_schema
+from vane_dagster.storage.quarantine import PARENTS, TRANSIENT, fault_schema
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.worker.protocol import CallUdf, Computed, Reject, Tally, Work
-from vane_dagster.worker.retry import RowFault
+from vane_dagster.worker.retry import TIMED_OUT, RowFault
 
 _FAULTS_REPORTED = 3
 _MAX_CHARACTERS = 4_000
@@ -44,6 +44,7 @@ def fault_table(faults: Sequence[RowFault], work: Work, ids: Sequence[str], mode
             "message": masked(str(fault.error))[:_MAX_CHARACTERS],
             "traceback": user_traceback(fault.error)[-_MAX_CHARACTERS:],
             "attempts": fault.attempts,
+            TRANSIENT: fault.transient,
             "run_id": work.run_id,
             "model": model,
             "worker": work.worker,
@@ -85,7 +86,8 @@ def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
         work: The task.
     """
     call = op.call
-    fault = RowFault(row, Exception(op.message), op.attempts, op.error)
+    timed_out = op.error == TIMED_OUT  # on another machine it may not
+    fault = RowFault(row, Exception(op.message), op.attempts, op.error, timed_out)
     nulls = call.policy.on_error == "null"
     table = null_row(fault, work, call) if nulls else empty_table(work.schema)
     return Computed(

@@ -40,7 +40,7 @@ def split_unread(table: pa.Table) -> tuple[pa.Table, list[RowFault]]:
     for place in np.flatnonzero(~is_read):
         error = errors[int(place)].as_py()
         fault = SourceError(error["message"])
-        faults.append(RowFault(rows.slice(int(place), 1), fault, 1, error["error"]))
+        faults.append(RowFault(rows.slice(int(place), 1), fault, 1, error["error"], True))
     return (rows.take(pa.array(np.flatnonzero(is_read))) if faults else rows), faults
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.damage import stored_parts
 from support.data import read_stage, write_source
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.local_backend import LocalBackend
@@ -37,7 +38,7 @@ async def gated(batch: pa.Table, store: str, wanted: int, fault: str, pages: boo
     """
 
     def count(stage: str) -> int:
-        return len(list(Path(store, "docs", stage, "parts").rglob("*.parquet")))
+        return len(stored_parts(Path(store, "docs", stage)))
 
     deadline = time.monotonic() + 60
     while count("quick") < wanted:
@@ -167,7 +168,7 @@ async def watched(batch: pa.Table, store: str) -> pa.Table:
     """Tells how many fragments came through the stage above while the first was here."""
 
     def count(stage: str) -> int:
-        return len(list(Path(store, "docs", stage, "parts").rglob("*.parquet")))
+        return len(stored_parts(Path(store, "docs", stage)))
 
     deadline = time.monotonic() + 60
     while count("wide") < 2:

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
+from support.damage import parts
 from support.data import read_stage, write_source
 from support.results import failure, metadata
 
@@ -27,10 +28,6 @@ def pipeline(tmp_path, rows: int = 40) -> vd.Pipeline:
     clean = docs.project("clean", ["x"])
     clean.map_batches("double", double, schema={"y": "BIGINT"})
     return docs
-
-
-def part_files(tmp_path, stage: str) -> list:
-    return sorted((tmp_path / "store" / "docs" / stage / "parts").rglob("*.parquet"))
 
 
 def test_each_part_says_who_made_it(tmp_path, local, materialize):
@@ -58,7 +55,7 @@ def test_parts_of_a_run_that_was_killed_keep_who_made_them(tmp_path, local, mate
     opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
     for name in opened.manifests("docs", "double", None).names():
         opened.manifests("docs", "double", None).delete([name])
-    part_files(tmp_path, "double")[0].unlink()
+    parts(tmp_path, "double")[0].unlink()
     second = materialize(docs, local)
     made = [part.made.run_id for part in opened.in_force("docs", "double", None).parts]
     assert sorted(made) == sorted([first.run_id] * 3 + [second.run_id])
@@ -68,20 +65,20 @@ def test_parts_of_a_run_that_was_killed_keep_who_made_them(tmp_path, local, mate
 def test_the_same_rows_have_the_same_name_whoever_wrote_them(tmp_path, local, materialize):
     docs = pipeline(tmp_path)
     materialize(docs, local)
-    before = {path.name for path in part_files(tmp_path, "double")}
-    for path in part_files(tmp_path, "double"):
+    before = {path.name for path in parts(tmp_path, "double")}
+    for path in parts(tmp_path, "double"):
         path.unlink()
     opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
     folder = opened.manifests("docs", "double", None)
     folder.delete(list(folder.names()))
     materialize(docs, local)
-    assert {path.name for path in part_files(tmp_path, "double")} == before
+    assert {path.name for path in parts(tmp_path, "double")} == before
 
 
 def test_rows_that_vanish_from_a_part_above_are_missed(tmp_path, local, materialize):
     docs = pipeline(tmp_path)
     materialize(docs, local, select=["clean"])
-    victim = part_files(tmp_path, "clean")[0]
+    victim = parts(tmp_path, "clean")[0]
     table = pq.read_table(victim)
     pq.write_table(table.slice(0, 7), victim)
     result = materialize(docs, local, select=["double"], raises=False)
@@ -90,7 +87,7 @@ def test_rows_that_vanish_from_a_part_above_are_missed(tmp_path, local, material
     assert "7 rows in of 10" in message
     assert "expected every row of 'clean'" in message
     # How many of the others were written before the partition was given up is a matter of time.
-    assert {pq.read_metadata(path).num_rows for path in part_files(tmp_path, "double")} <= {10}
+    assert {pq.read_metadata(path).num_rows for path in parts(tmp_path, "double")} <= {10}
     opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
     assert opened.in_force("docs", "double", None) is None
 
@@ -102,7 +99,7 @@ def test_a_part_that_lost_rows_is_not_committed_by_a_later_run(tmp_path, local, 
     opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
     folder = opened.manifests("docs", "double", None)
     folder.delete(list(folder.names()))
-    victim = part_files(tmp_path, "double")[0]
+    victim = parts(tmp_path, "double")[0]
     file = pq.ParquetFile(victim)
     kept = file.read().slice(0, 6).replace_schema_metadata(file.schema_arrow.metadata)
     pq.write_table(kept, victim)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.damage import stored_parts
 from support.data import read_stage, write_source
 from support.results import failure, metadata
 
@@ -104,7 +105,7 @@ def test_the_first_run_infers_pins_and_shows_the_schema(tmp_path, compute, mater
     assert {e.asset_key: (e.tags or {})["dagster/code_version"] for e in events} == declared
 
     before = files(tmp_path)  # of previews nothing is left
-    assert len([each for each in before if each.endswith(".parquet")]) == 4
+    assert len(stored_parts(tmp_path / "store")) == 4
     again = materialize(docs(tmp_path), compute, instance=instance)
     assert computed(again, *STAGES) == [0, 0, 0, 0]
     assert metadata(again, "labels")["schema"] == f"```python\n{code}\n```"
@@ -191,7 +192,7 @@ def test_small_fragments_are_read_until_there_are_enough_rows(tmp_path, local, m
     assert labels.schema.field("note").type == pa.string()
     assert labels.num_rows == 24
     assert json.loads(pins(tmp_path, "labels")[0].read_text())["rows"] >= 16
-    parts = list((tmp_path / "store" / "docs" / "labels" / "parts").rglob("*.parquet"))
+    parts = stored_parts(tmp_path / "store/docs/labels")
     assert len(parts) == 40  # of previews nothing is left
 
 

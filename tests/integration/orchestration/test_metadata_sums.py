@@ -22,11 +22,13 @@ from support.counted_runs import (
     fragment,
     source,  # noqa: F401  # fixtures
 )
+from support.damage import stored_parts
 from support.paths import REPOSITORY
 from support.server_runs import SCHEMA, ask, echo
 from vane_dagster import testing
 from vane_dagster.events import WorkerReady
 from vane_dagster.orchestration.reporting import RunReport
+from vane_dagster.storage.manifest import PartInfo
 
 PARTITIONS = dg.StaticPartitionsDefinition(KEYS)
 
@@ -160,7 +162,7 @@ def test_loads_and_work_add_up_to_those_of_the_run(run, source):
         assert done.sum("fragments", stage) == fragments
         assert done.sum("fragments_reused", stage) == 0
         assert done.sum("dagster/partition_row_count", stage) == fragments * ROWS
-        parts = (source / "store/sums" / stage / "parts").rglob("*.parquet")
+        parts = stored_parts(source / "store/sums" / stage)
         assert done.sum("bytes", stage) == sum(part.stat().st_size for part in parts)
         assert 0 < done.sum("seconds", stage) <= done.seconds
         rows = {k: e["rows_per_second"] * e["seconds"] for k, e in done.found.items()}
@@ -269,8 +271,8 @@ def test_fragments_of_a_second_pass_are_counted_once(run, source):
 def test_rows_that_are_taken_from_a_former_part_do_not_count_as_computed():
     counted, stats = counts(Clock(), [])
     run = fragment(0)
-    run.row_retries["a"] = object()
+    run.computes_all_rows = lambda stage: False
     run.task_states["a"].pieces = {0: (None, 1), 1: (None, 2)}
-    counted.add_part(run, "a", 1000)
+    counted.add_part(run, run.task_states["a"], PartInfo("key", "digest", 1000, 1, copied=997))
 
-    assert (stats[0, "a"].computed, stats[0, "a"].rows_out) == (1, 3)
+    assert (stats[0, "a"].computed, stats[0, "a"].rows_out, stats[0, "a"].copied) == (1, 3, 997)

@@ -10,7 +10,10 @@ import vane_dagster as vd
 from vane_dagster.engine.fragment_state import FragmentState, bytes_read, make_task_states
 from vane_dagster.engine.memory_budget import MemoryBudget
 from vane_dagster.planning.plan import Part
+from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
+from vane_dagster.storage.row_records import RecordedPart
+from vane_dagster.worker.protocol import RowRetry
 
 MIB = 1 << 20
 
@@ -83,8 +86,8 @@ def test_a_fragment_that_went_through_some_stages_says_nothing_of_all():
 
 def test_repaired_fragments_say_nothing_of_whole_ones():
     budget, (repaired, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
-    folder: Any = None
-    repaired.row_retries["slow"] = Part(folder, PartInfo("key", "digest", 1, 1))
+    former = RecordedPart(Location("/parts"), "part", "", "faults")
+    repaired.known["slow"] = RowRetry(former, "id", "run", 0.0)
     finish(budget, repaired, 20)
     assert admitted(budget, waiting) == 3
 

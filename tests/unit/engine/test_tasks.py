@@ -19,18 +19,20 @@ from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.planning.plan import Part
 from vane_dagster.providers.template import PrefixOrder, parse_template
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo, PartProvenance
+from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import (
+    Arrange,
     CallUdf,
     Gather,
     PartRows,
-    PatchPart,
     PoolSpec,
     Project,
     Reject,
+    Restore,
+    RowRetry,
     SampledRows,
-    SelectFailed,
     SourceRows,
     TableRows,
     Tally,
@@ -57,7 +59,10 @@ class Fragment:
         record = FragmentRecord(URL, 0, 100, "f", 10)
         states = make_task_states([docs[name].spec for name in names])
         self.run = FragmentState(0, 0, 0, record, states)
-        planned = {name: SimpleNamespace(keys=(f"{name}0",), leaving=()) for name in names}
+        planned = {
+            name: SimpleNamespace(keys=(f"{name}0",), leaving=(), row_definition="")
+            for name in names
+        }
         partition = SimpleNamespace(
             preview=0,
             key="p", schemas=dict.fromkeys(["source", "clean", "model"], SCHEMA), stages=planned,
@@ -213,23 +218,25 @@ def test_only_the_failed_rows_of_a_former_part_are_loaded_and_then_replaced():
     fragment = Fragment("model", on_error="quarantine")
     upstream = PartInfo("above", "d", 100, 10)
     fragment.parts[0, "clean"] = {0: Part(Location("/parts"), upstream)}
-    info = PartInfo("k", "d", 98, 10, rows_in=100, quarantined=2, faults="k.faults.parquet")
+    made = PartProvenance("earlier", (), 0.0, 0.0, ("numpy==1",))
+    info = PartInfo("k", "d", 98, 10, rows_in=100, faults="k.faults.parquet", made=made)
+    former = RecordedPart(Location("/former"), info.name, "", info.faults)
     fragment.run.row_retries["model"] = Part(Location("/former"), info)
+    fragment.run.known["model"] = retry = RowRetry(former, "id", "earlier", 0.0)
     state = fragment.state("model")
 
     work, _, _, _ = fragment.take("load")
-    assert isinstance(work.op, SelectFailed)
-    assert work.op.faults.name == "k.faults.parquet"
+    assert work.op == Arrange("id", None, 2, None, retry)
     assert work.target is None
 
-    state.pieces, state.tally = {0: ("again", 1)}, Tally(rows_in=2, quarantined=1)
+    state.give("arranged", 2)
+    state.pieces, state.tally = {0: ("again", 1)}, Tally(rows_in=2, packages=("torch==2",))
     work, tables, _, _ = fragment.take("gather")
-    assert isinstance(work.op, PatchPart)
-    assert tables == ["again"]
-    names = [rows.name for rows in work.inputs if isinstance(rows, PartRows)]
-    assert names == ["k-d.parquet", "above-d.parquet"]
+    assert isinstance(work.op, Restore)
+    assert (work.op.own, work.op.known) == (("x",), retry)
+    assert tables == ["again", "arranged"]
     assert work.tally is not None
-    assert (work.tally.rows_in, work.tally.quarantined) == (100, 1)
+    assert work.tally.packages == ("numpy==1", "torch==2")
 
 
 def test_a_task_of_a_fragment_that_started_over_or_was_given_up_is_not_current():

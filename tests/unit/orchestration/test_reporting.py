@@ -9,6 +9,7 @@ from support.counted_runs import (
     source,  # noqa: F401  # fixtures
 )
 from vane_dagster.events import Progress
+from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.worker.protocol import Tally, WorkReport
 
 
@@ -58,6 +59,7 @@ def test_the_last_progress_is_complete_whatever_was_given_up():
 
 def test_a_part_without_a_former_one_counts_whole():
     counted, stats = counts(Clock(), [])
-    counted.add_part(fragment(0), "a", 1000)
+    run = fragment(0)
+    counted.add_part(run, run.task_states["a"], PartInfo("key", "digest", 1000, 1))
 
     assert stats[0, "a"].rows_out == 1000

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 import vane_dagster as vd
 from support.data import write_source
 from vane_dagster.engine.fragment_state import StageTaskState
+from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.providers.template import PrefixOrder, Template, parse_template
-from vane_dagster.worker.operators import arrange, restore
+from vane_dagster.worker import row_reuse
+from vane_dagster.worker.protocol import Arrange, CallUdf, Restore, Work
 
 LONG = [letter * 300 for letter in "abcdefgh"]
 
@@ -28,6 +30,18 @@ def order(messages: str = "{doc}: {text}", system: str | None = None) -> PrefixO
 def rows(docs: list[str | None], **columns: Any) -> pa.Table:
     ids = [f"id {i}" for i in range(len(docs))]
     return pa.table({"id": ids, "doc": pa.array(docs, pa.string()), "text": ids, **columns})
+
+
+def arrange(table: pa.Table, order: Any, shares: int) -> tuple[pa.Table, tuple[int, ...]]:
+    return row_reuse.arrange(table, Arrange("id", order, shares))[:2]
+
+
+def restore(pieces: list[pa.Table], given: pa.Table) -> pa.Table:
+    """Return pieces of computed rows in the order before `arrange`."""
+    made = tuple(name for name in pieces[0].column_names if name != "id")
+    call = CallUdf(b"", None, BatchCall(), 1, "filter", 1, ("id",), made)
+    work = Work("here", call, (), pieces[0].schema, "id", None, True)
+    return row_reuse.restore(pieces, given, Restore(call, made), work, None).rows
 
 
 def groups(table: pa.Table) -> list[str]:
@@ -81,7 +95,7 @@ def test_the_former_positions_have_a_name_that_no_column_has():
     found, _ = arrange(table, order(), 1)
     assert found.select(table.column_names).sort_by("id").equals(table)
     assert len(set(found.column_names)) == table.num_columns + 1
-    assert restore([found.select(["id", "__place"])], found, "id")["__place"].to_pylist() == [
+    assert restore([found.select(["id", "__place"])], found)["__place"].to_pylist() == [
         7, 8, 9,
     ]  # fmt: skip
 
@@ -103,7 +117,7 @@ def test_what_was_made_of_rows_comes_back_in_their_order(docs, shares, data):
     kept = data.draw(st.sets(st.integers(0, len(docs) - 1)))
     made = arranged.select(["id"]).append_column("kept", [[i in kept for i in range(len(docs))]])
     pieces = [p.filter(p["kept"]) for p in (made.slice(0, cut), made.slice(cut))]
-    back = restore(pieces, arranged, "id")["id"].to_pylist()
+    back = restore(pieces, arranged)["id"].to_pylist()
     alive = set(back)
     assert back == [id for id in table["id"].to_pylist() if id in alive]
     assert len(back) == len(kept)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vane_dagster.fingerprint.row_keys import row_keys
+from vane_dagster.storage.row_keys import row_keys
 
 
 def keys(*columns: pa.Array) -> list[str]:

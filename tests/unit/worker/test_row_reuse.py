@@ -1,0 +1,258 @@
+"""Rows that are known, beside rows that are computed: the result is that of computing all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vane_dagster.errors import DamagedPartError
+from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.part_file import PartTarget, write_part
+from vane_dagster.storage.quarantine import write_faults
+from vane_dagster.storage.row_records import RecordedPart, read_records, write_records
+from vane_dagster.types.schema import ERROR_COLUMN
+from vane_dagster.worker.protocol import (
+    Arrange,
+    CallUdf,
+    Computed,
+    RecordGroup,
+    Restore,
+    RowKeying,
+    RowLookup,
+    RowRetry,
+    Tally,
+    Work,
+)
+from vane_dagster.worker.retry import Policy, RowFault
+from vane_dagster.worker.row_errors import fault_table, null_row
+from vane_dagster.worker.row_reuse import arrange, keyed_records, restore
+
+INPUT = pa.schema([("id", pa.string()), ("text", pa.string()), ("page", pa.int64())])
+
+
+@dataclass
+class Model:
+    """What a stage does with a text: it fails for "bad", drops "none", else makes it upper case.
+
+    Attributes:
+        calls: The texts that it was called with.
+    """
+
+    calls: list[str] = field(default_factory=list)
+
+    def outcome(self, text: str) -> str | Exception | None:
+        self.calls.append(text)
+        if text.startswith("bad"):
+            return ConnectionError("passing") if "passing" in text else ValueError("bad")
+        return None if text.startswith("none") else text.upper()
+
+
+def rows(*given_: tuple[str, str]) -> pa.Table:
+    found = [{"id": id, "text": text, "page": n} for n, (id, text) in enumerate(given_)]
+    return pa.Table.from_pylist(found, schema=INPUT)
+
+
+@dataclass
+class Stage:
+    """A stage and its store.
+
+    Attributes:
+        folder: The folder of its parts.
+        nulls: Whether failed rows are kept as nulls.
+    """
+
+    folder: Path
+    nulls: bool = False
+    many: bool = False
+    model: Model = field(default_factory=Model)
+
+    @property
+    def call(self) -> CallUdf:
+        policy = Policy("null" if self.nulls else "quarantine")
+        parent = "doc" if self.many else None
+        return CallUdf(
+            b"", ("text",), BatchCall(), 1, "filter", 1, ("id",), ("upper",), parent, policy=policy
+        )
+
+    def work(self, run_id: str = "run") -> Work:
+        fields = [("id", pa.string()), ("page", pa.int64()), ("upper", pa.string())]
+        fields = (
+            [("chunk", pa.string()), ("doc", pa.string()), *fields[1:]] if self.many else fields
+        )
+        fields += [(ERROR_COLUMN, pa.string())] if self.nulls else []
+        keying = RowKeying(("text",), "Model", "code", 1)
+        id = "chunk" if self.many else "id"
+        target = PartTarget(Location(str(self.folder)), run_id.encode().hex().zfill(40), id)
+        return Work(
+            "here", self.call, (), pa.schema(fields), id, target, False,
+            run_id=run_id, stage="docs/m", fragment="f", keying=keying,
+        )  # fmt: skip
+
+    def compute(self, table: pa.Table, work: Work) -> tuple[pa.Table, pa.Table | None]:
+        """Call the model with each row."""
+        made: list[pa.Table] = []
+        faults = []
+        for place, row in enumerate(table.to_pylist()):
+            found = self.model.outcome(row["text"])
+            if isinstance(found, Exception):
+                transient = isinstance(found, ConnectionError)
+                faults.append(RowFault(table.slice(place, 1), found, 1, transient=transient))
+                if self.nulls:
+                    made.append(null_row(faults[-1], work, self.call))
+            elif found is not None:
+                own = {"id": row["id"], "page": row["page"], ERROR_COLUMN: None}
+                several = [{"upper": found}]
+                if self.many:
+                    several = [
+                        {"upper": each, "doc": row["id"], "chunk": f"{row['id']}-{n}"}
+                        for n, each in enumerate(found.split())
+                    ]
+                records = [own | each for each in several]
+                made.append(pa.Table.from_pylist(records, schema=work.schema))
+        records = fault_table(faults, work, ["id"], "Model") if faults else None
+        empty = work.schema.empty_table()
+        return pa.concat_tables([empty, *made]), records
+
+    def run(self, table: pa.Table, known: Any = None, run_id: str = "run") -> Computed:
+        """Compute a fragment as the engine does."""
+        work = self.work(run_id)
+        arranged, ends, _ = arrange(table, Arrange("id", keyed=("text",), known=known))
+        made, faults = self.compute(arranged.slice(0, ends[-1]), work)
+        work = replace(work, tally=Tally())
+        cut = made.num_rows // 2
+        pieces = [made.slice(0, cut), made.slice(cut)]
+        return restore(pieces, arranged, Restore(self.call, ("upper",), known), work, faults)
+
+    def write(self, computed: Computed, run_id: str = "run") -> RecordedPart:
+        """Write a part as a worker does."""
+        target = self.work(run_id).target
+        assert target is not None
+        faults = computed.fault_records
+        name = write_faults(target.folder, target.key, faults) if faults else ""
+        assert computed.row_records is not None
+        records = write_records(target.folder, target.key, computed.row_records)
+        info = write_part(computed.rows, target)
+        return RecordedPart(target.folder, info.name, records, name)
+
+    @property
+    def id(self) -> str:
+        return "doc" if self.many else "id"
+
+    def lookup(self, *parts: RecordedPart, own: bool = True, **options: Any) -> RowLookup:
+        given_ = {"inherits_failures": True, **options}
+        return RowLookup((RecordGroup(parts, self.id, own),), **given_)
+
+
+def plain(computed: Computed) -> tuple[Any, ...]:
+    """What a result shows, besides where and when rows were computed."""
+    faults = computed.fault_records
+    found = [] if faults is None else faults.select(["id", "error", "message"]).to_pylist()
+    tally = replace(computed.tally, workers=(), seconds=0.0)
+    return computed.rows.to_pylist(), sorted(found, key=lambda each: each["id"]), tally
+
+
+TEXTS = st.sampled_from(["a", "b c", "none", "bad", "bad passing", "d", "e f g", ""])
+TABLES = st.lists(TEXTS, max_size=8).map(
+    lambda texts: rows(*((f"{n}", text) for n, text in enumerate(texts)))
+)
+
+
+KINDS = st.sampled_from([(False, False), (True, False), (False, True)])
+
+
+@given(before=TABLES, now=TABLES, kind=KINDS, dedupe=st.booleans())
+def test_known_rows_have_the_outcome_that_they_would_be_computed_with(
+    tmp_path_factory, before, now, kind, dedupe
+):
+    stage = Stage(tmp_path_factory.mktemp("parts"), *kind)
+    part = stage.write(stage.run(before, RowLookup(deduplicates=dedupe)))
+    expected = plain(stage.run(now))
+    stage.model.calls.clear()
+    reused = stage.run(now, stage.lookup(part, deduplicates=dedupe), "again")
+    assert plain(reused) == expected
+    stored = Counter(t for t in before["text"].to_pylist() if t != "bad passing")
+    wanted = Counter(now["text"].to_pylist())
+    missing = wanted - stored
+    if dedupe:
+        missing = Counter(dict.fromkeys(wanted.keys() - stored.keys(), 1))
+    assert Counter(stage.model.calls) == missing
+    assert reused.copied + reused.deduplicated + missing.total() == now.num_rows
+
+
+def test_records_say_where_a_row_was_first_computed(tmp_path):
+    stage = Stage(tmp_path)
+    first = stage.write(stage.run(rows(("1", "a")), run_id="first"), "first")
+    second = stage.write(
+        stage.run(rows(("2", "a"), ("3", "b")), stage.lookup(first), "second"), "second"
+    )
+    third = stage.run(rows(("4", "b"), ("5", "a")), stage.lookup(second), "third")
+    assert third.row_records is not None
+    found = third.row_records.select(["id", "run_id", "model", "code", "epoch"]).to_pylist()
+    assert [tuple(each.values()) for each in found] == [
+        ("4", "second", "Model", "code", 1), ("5", "first", "Model", "code", 1),
+    ]  # fmt: skip
+    assert (third.copied, third.tally.rows_in) == (2, 2)
+
+
+def test_one_call_records_the_same_as_slices(tmp_path):
+    stage = Stage(tmp_path)
+    table = rows(("1", "a"), ("2", "none"), ("3", "bad"), ("4", "bad passing"))
+    work = stage.work()
+    made, faults = stage.compute(table, work)
+    whole = keyed_records(table, Computed(made, Tally(), faults), stage.call, work)
+    sliced = stage.run(table).row_records
+    assert sliced is not None
+    assert whole.drop_columns("at") == sliced.drop_columns("at")
+    assert whole["outcome"].to_pylist() == [0, 1, 2, 3]
+
+
+def test_failures_are_inherited_in_their_own_partition_alone(tmp_path):
+    stage = Stage(tmp_path)
+    table = rows(("1", "bad"), ("2", "a"))
+    part = stage.write(stage.run(table))
+    for own, calls in ((True, []), (False, ["bad"])):
+        stage.model.calls.clear()
+        stage.run(table, stage.lookup(part, own=own))
+        assert stage.model.calls == calls
+    stage.model.calls.clear()
+    stage.run(table, stage.lookup(part, inherits_failures=False))
+    assert stage.model.calls == ["bad"]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_retry_computes_the_failed_rows_of_a_part_alone(tmp_path, recorded):
+    stage = Stage(tmp_path)
+    table = rows(("1", "a"), ("2", "bad"), ("3", "none"), ("4", "bad passing"))
+    part = stage.write(stage.run(table, run_id="first"), "first")
+    part = part if recorded else replace(part, records="")
+    stage.model.calls.clear()
+    again = stage.run(table, RowRetry(part, "id", "first", 0.0), "again")
+    assert stage.model.calls == ["bad", "bad passing"]
+    assert plain(again) == plain(Stage(tmp_path).run(table))
+    assert again.row_records is not None
+    assert again.row_records["run_id"].to_pylist() == ["first", "again", "first", "again"]
+    assert again.row_records["outcome"].to_pylist() == [0, 1 + 1, 1, 3]
+
+
+def test_a_part_that_lacks_recorded_rows_is_damaged(tmp_path):
+    stage = Stage(tmp_path)
+    table = rows(("1", "a"), ("2", "b"))
+    computed = stage.run(table)
+    part = stage.write(replace(computed, rows=computed.rows.slice(1)))
+    with pytest.raises(DamagedPartError, match="lacks rows that its records"):
+        stage.run(table, stage.lookup(part))
+
+
+def test_records_are_in_the_order_of_the_input(tmp_path):
+    stage = Stage(tmp_path)
+    first = stage.write(stage.run(rows(("1", "b"))))
+    part = stage.write(stage.run(rows(("3", "b"), ("2", "a")), stage.lookup(first)), "second")
+    assert read_records(part.folder, part.records, ["id"])["id"].to_pylist() == ["3", "2"]

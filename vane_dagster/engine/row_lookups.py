@@ -1,0 +1,188 @@
+"""Where the rows of a run's keyed stages are looked up, and which partitions wait for others."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+
+from vane_dagster.engine.fragment_state import FragmentState
+from vane_dagster.engine.run_state import RunState
+from vane_dagster.errors import VaneError
+from vane_dagster.events import Noticed
+from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import Manifest, PartInfo
+from vane_dagster.storage.row_records import RecordedPart
+from vane_dagster.worker.protocol import RecordGroup, RowLookup, WorkReport
+
+_MIN_FOUND = 0.05
+"""Share of rows found in other partitions below which partitions no longer wait for each other."""
+
+
+class RowLookups:
+    """Finds the parts with the rows that a stage may copy, when a fragment is about to begin.
+
+    These are the parts in force of the same partition, and of the partitions before it, as many as
+    the stage says. A partition of this run waits until those before it are computed. If these waits
+    turn out to be in vain, because hardly any row was found in another partition, they end.
+
+    Args:
+        state: The run.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self._state, self._plan = state, state.plan
+        self._indexes = {p.key: index for index, p in enumerate(state.plan.partitions)}
+        self._lookups: dict[tuple[int, str], RowLookup] = {}
+        self._preceding: dict[tuple[str | None, int], Sequence[str]] = {}
+        self._rows: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self._found: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+
+    def resolve(self, partition: int, stage: str) -> RowLookup | None:
+        """Return where the rows of a stage are looked up; None if they have no keys.
+
+        Reads manifests. Called on the fragment queue's thread.
+
+        Args:
+            partition: Index of the partition.
+            stage: The stage.
+        """
+        spec = self._state.pipeline[stage].spec
+        if not self._definition(partition, stage) or not spec.runs_udf:
+            return None
+        if (partition, stage) not in self._lookups:
+            groups = () if self._plan.forced else tuple(self._groups(partition, spec))
+            self._lookups[partition, stage] = RowLookup(
+                tuple(group for group in groups if group.parts),
+                self._plan.floors.get(stage, 0),
+                deduplicates=spec.reuse.deterministic,
+                inherits_failures=spec.isolates_rows and not self._plan.retried,
+            )
+        return self._lookups[partition, stage]
+
+    def must_wait(self, partition: int, stages: Sequence[str]) -> bool:
+        """Whether a partition waits for the rows of another one of this run.
+
+        Args:
+            partition: Index of the partition.
+            stages: The stages to compute.
+        """
+        return any(
+            self._is_pending(index, stage)
+            for stage in stages
+            if self._definition(partition, stage) and self._is_worthwhile(stage)
+            for index in self._preceding_here(partition, stage)
+        )
+
+    def record(self, run: FragmentState, stage: str, report: WorkReport) -> None:
+        """Count the rows of a fragment, and those of them that were found in other partitions.
+
+        Args:
+            run: The fragment.
+            stage: The stage.
+            report: The worker's report.
+        """
+        known = run.known.get(stage)
+        if isinstance(known, RowLookup) and any(not group.is_own for group in known.groups):
+            self._rows[stage][run.partition] += report.rows_out
+            self._found[stage][run.partition] += report.found_elsewhere
+
+    def _definition(self, partition: int, stage: str) -> str:
+        return self._plan.partitions[partition].stages[stage].row_definition
+
+    def _is_worthwhile(self, stage: str) -> bool:
+        """Whether enough rows were found elsewhere, in the partitions that are computed."""
+        done = [index for index in self._rows[stage] if not self._is_pending(index, stage)]
+        rows = sum(self._rows[stage][index] for index in done)
+        return sum(self._found[stage][index] for index in done) >= _MIN_FOUND * rows
+
+    def _is_pending(self, index: int, stage: str) -> bool:
+        """Whether a partition of this run will have parts that it does not have yet."""
+        state, planned = self._state, self._plan.partitions[index]
+        if planned.stages[stage].done or (index, stage) in state.failed:
+            return False
+        if any(partition == index for partition, _ in state.damaged):  # it is planned again later
+            return False
+        return len(state.parts[index, stage]) < len(planned.fragments)
+
+    def _keys(self, partition: int, stage: str) -> Sequence[str]:
+        """The partitions before a partition, in which a stage looks rows up, the nearest first."""
+        spec, key = self._state.pipeline[stage].spec, self._plan.partitions[partition].key
+        if not spec.runs_udf or not spec.reuse.partitions or self._plan.forced or key is None:
+            return ()
+        place = (key, spec.reuse.partitions)
+        if place not in self._preceding:
+            self._preceding[place] = self._plan.preceding(*place)
+        return self._preceding[place]
+
+    def _preceding_here(self, partition: int, stage: str) -> Iterator[int]:
+        for key in self._keys(partition, stage):
+            if key in self._indexes:
+                yield self._indexes[key]
+
+    def _groups(self, partition: int, spec: MapBatchesSpec) -> Iterator[RecordGroup]:
+        planned, stage = self._plan.partitions[partition], spec.name
+        plan, store, pipeline = planned.stages[stage], self._state.store, self._state.pipeline.name
+        if plan.former is not None:
+            # A part that stays in force serves its own rows already.
+            kept = {} if spec.reuse.deterministic else plan.parts
+            names = {part.info.name for part in kept.values()}
+            try:
+                manifest = store.read(pipeline, stage, planned.key, plan.former)
+            except VaneError as error:
+                self._notice(error)
+            else:
+                yield self._stored(manifest, partition, stage, True, names)
+        for key in self._keys(partition, stage):
+            index = self._indexes.get(key)
+            computed = () if index is None else self._computed(index, stage)
+            if computed:
+                yield self._group(*computed, self._id(stage), False)
+                continue
+            try:
+                found = store.in_force(pipeline, stage, key)
+            except VaneError as error:
+                self._notice(error)
+                continue
+            if found is not None:
+                yield self._stored(found, partition, stage, False)
+
+    def _computed(self, index: int, stage: str) -> tuple[Location, list[PartInfo]] | None:
+        """The parts of another partition that this run has completed."""
+        planned, parts = self._plan.partitions[index], self._state.parts[index, stage]
+        if planned.stages[stage].done or len(parts) < len(planned.fragments) or not parts:
+            return None
+        folder = self._state.store.parts(self._state.pipeline.name, stage, planned.key)
+        return folder, [part.info for _, part in sorted(parts.items())]
+
+    def _stored(
+        self,
+        manifest: Manifest,
+        partition: int,
+        stage: str,
+        is_own: bool,
+        without: Collection[str] = (),
+    ) -> RecordGroup:
+        folder = self._state.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        parts = [part for part in manifest.parts if part.name not in without]
+        if manifest.row_definition != self._definition(partition, stage):
+            parts = []
+        id = manifest.keys[1 if manifest.info.get("children") else 0]
+        return self._group(folder, parts, id, is_own)
+
+    def _group(
+        self, folder: Location, parts: Sequence[PartInfo], id: str, is_own: bool
+    ) -> RecordGroup:
+        recorded = [
+            RecordedPart(folder, part.name, part.row_records, part.faults)
+            for part in parts
+            if part.row_records
+        ]
+        return RecordGroup(tuple(recorded), id, is_own)
+
+    def _id(self, stage: str) -> str:
+        keys = self._state.pipeline.keys(stage)
+        return keys[1 if self._state.pipeline[stage].spec.makes_rows else 0].column
+
+    def _notice(self, error: VaneError) -> None:
+        self._state.emit(Noticed(f"rows could not be looked up, and are computed: {error}"))

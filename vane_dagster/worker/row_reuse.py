@@ -1,0 +1,516 @@
+"""Rows with a known outcome: found in the row records of earlier parts, or equal to another row.
+
+`arrange` separates the rows of a fragment that have to be computed from those that are known, and
+`restore` puts the results of the former and copies for the latter into the order of the input.
+Between the two, the rows travel in one table, with these fields in its last column:
+
+- ``place``: the row's position in the input;
+- ``key_high``, ``key_low``: its row key, if rows have keys;
+- ``part``: the position of the part that it is copied from among the sources of `KnownRows`, or
+  `COMPUTED`, or `DUPLICATE`;
+- ``record``: its position in the part's row records; of a duplicate, the place of the row that it
+  equals; -1 for rows of `RowRetry`, which are found by their ids.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster.errors import DamagedPartError, described
+from vane_dagster.sources.base import ROW_ERROR
+from vane_dagster.storage.column_stats import measure, merge_measures
+from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.quarantine import PARENTS, TRANSIENT, concat_faults
+from vane_dagster.storage.row_keys import row_keys
+from vane_dagster.storage.row_records import (
+    ID,
+    KEY_HIGH,
+    KEY_LOW,
+    ORIGIN,
+    OUTCOME,
+    Outcome,
+    RecordedPart,
+    read_records,
+    records_schema,
+)
+from vane_dagster.types.schema import ERROR_COLUMN, empty_table
+from vane_dagster.types.sql import unused
+from vane_dagster.types.tensors import unsliced
+from vane_dagster.worker.output_ids import numbered
+from vane_dagster.worker.protocol import (
+    Arrange,
+    CallUdf,
+    Computed,
+    Restore,
+    RowKeying,
+    RowLookup,
+    RowRetry,
+    Tally,
+    Work,
+)
+from vane_dagster.worker.row_index import id_hashes, open_index
+
+COMPUTED, DUPLICATE = -1, -2
+_KEYED_ROWS = 4096
+"""Rows that are encoded at a time: their encodings fit into the processor's cache."""
+
+_Places = npt.NDArray[np.int64]
+_Numbers = npt.NDArray[Any]
+
+
+def arrange(rows: pa.Table, op: Arrange) -> tuple[pa.Table, tuple[int, ...], int]:
+    """Put the rows to compute first, in an order and divided into shares.
+
+    The rows of a group of the order are in the same share, in every fragment as long as the number
+    of shares is the same.
+
+    Args:
+        rows: The rows of a fragment.
+        op: The order, and where outcomes may be found.
+
+    Returns:
+        The rows with an additional last column under an unused name, see above; the row at which
+        each share ends; and the number of rows that were found in other partitions.
+    """
+    known = _KnownPlaces(rows.num_rows)
+    fields: dict[str, _Numbers] = {}
+    if op.keyed is not None:
+        fields[KEY_HIGH], fields[KEY_LOW] = _keys(rows, op.keyed)
+    if isinstance(op.known, RowRetry):
+        assert op.known.part.faults
+        failed = read_part(op.known.part.folder, op.known.part.faults, ["id"]).column("id")
+        ids = rows.column(op.id)
+        again = pc.is_in(ids, value_set=failed.combine_chunks().cast(ids.type))
+        known.part[~_numpy(again)] = 0
+    elif isinstance(op.known, RowLookup):
+        known.look_up(op.known, rows, op.id, fields[KEY_HIGH], fields[KEY_LOW])
+    places, ends = _ordered(rows, op, np.flatnonzero(known.part == COMPUTED))
+    places = np.concatenate([places, np.flatnonzero(known.part != COMPUTED)])
+    fields = {name: values[places] for name, values in fields.items()}
+    fields |= {"place": places, "part": known.part[places], "record": known.record[places]}
+    is_moved = not np.array_equal(places, np.arange(rows.num_rows))
+    table = unsliced(rows).take(pa.array(places)) if is_moved else rows
+    column = pa.StructArray.from_arrays([pa.array(each) for each in fields.values()], list(fields))
+    return table.append_column(unused("__row", rows.column_names), column), ends, known.elsewhere
+
+
+def _ordered(rows: pa.Table, op: Arrange, wanted: _Places) -> tuple[_Places, tuple[int, ...]]:
+    """Order the rows to compute; return their places, and the row at which each share ends."""
+    if op.order is None:
+        return wanted, (len(wanted),)
+    chosen = rows if len(wanted) == rows.num_rows else unsliced(rows).take(pa.array(wanted))
+    keys = op.order.keys(chosen)
+    share = [zlib.crc32(group.encode()) % op.shares for group, _ in keys]
+    order = sorted(range(len(keys)), key=lambda i: (share[i], keys[i]))
+    counts = np.bincount(np.asarray(share, np.int64), minlength=op.shares)
+    return wanted[np.asarray(order, np.int64)], tuple(np.cumsum(counts).tolist())
+
+
+def _keys(rows: pa.Table, columns: Sequence[str]) -> tuple[_Numbers, _Numbers]:
+    """Return the high and the low half of each row's key."""
+    chosen = [rows.column(name) for name in columns]
+    found = np.empty((rows.num_rows, 2), np.uint64)
+    for start in range(0, rows.num_rows, _KEYED_ROWS):
+        keys = row_keys([column.slice(start, _KEYED_ROWS) for column in chosen])
+        halves = np.frombuffer(keys.buffers()[1], "<u8").reshape(-1, 2)
+        found[start : start + len(halves)] = halves
+    return found[:, 0].copy(), found[:, 1].copy()
+
+
+class _KnownPlaces:
+    """Where each row of a fragment is found; see the module for the numbers."""
+
+    def __init__(self, rows: int) -> None:
+        self.part = np.full(rows, COMPUTED, np.int32)
+        self.record = np.full(rows, -1, np.int64)
+        self.elsewhere = 0
+
+    def look_up(
+        self, lookup: RowLookup, rows: pa.Table, id: str, high: _Numbers, low: _Numbers
+    ) -> None:
+        """Find rows that equal another one, and rows that have records."""
+        wanted = np.arange(rows.num_rows)
+        if ROW_ERROR in rows.column_names:  # rows that the source could not read
+            wanted = np.flatnonzero(_numpy(pc.is_null(rows.column(ROW_ERROR))))
+        if lookup.deduplicates:
+            wanted = self._without_duplicates(wanted, high, low)
+        hashes = np.zeros(rows.num_rows, np.uint64)
+        if not lookup.deduplicates and lookup.groups:
+            hashes = id_hashes(rows.column(id).combine_chunks())
+        first = 0
+        for group in lookup.groups:
+            if group.parts and len(wanted):
+                found = open_index(group.parts, lookup.floor).find(
+                    high[wanted],
+                    low[wanted],
+                    hashes[wanted],
+                    failed=lookup.inherits_failures and group.is_own,
+                    each_once=not lookup.deduplicates,
+                )
+                is_found = found.part >= 0
+                hits = wanted[is_found]
+                self.part[hits] = first + found.part[is_found]
+                self.record[hits] = found.record[is_found]
+                self.elsewhere += 0 if group.is_own else len(hits)
+                wanted = wanted[~is_found]
+            first += len(group.parts)
+
+    def _without_duplicates(self, wanted: _Places, high: _Numbers, low: _Numbers) -> _Places:
+        """Return the first row with each key; the others are duplicates of it."""
+        order = wanted[np.lexsort((low[wanted], high[wanted]))]  # stable: the first place first
+        is_same = np.zeros(len(order), bool)
+        is_same[1:] = (high[order[1:]] == high[order[:-1]]) & (low[order[1:]] == low[order[:-1]])
+        firsts = order[~is_same]
+        equals = firsts[np.cumsum(~is_same) - 1]
+        self.part[order[is_same]] = DUPLICATE
+        self.record[order[is_same]] = equals[is_same]
+        return np.sort(firsts)
+
+
+def restore(
+    pieces: Sequence[pa.Table], given: pa.Table, op: Restore, work: Work, faults: pa.Table | None
+) -> Computed:
+    """Combine computed rows, copies and duplicates, in the order of the input.
+
+    Args:
+        pieces: What was computed of the first rows of `given`.
+        given: The rows as `arrange` returned them.
+        op: Where known rows are copied from.
+        work: The task, with the counts of what was computed.
+        faults: The records of the rows that failed now.
+
+    Raises:
+        DamagedPartError: If a part or its records are damaged or gone.
+    """
+    return _Restored(given, op, work).computed(pieces, faults)
+
+
+def keyed_records(given: pa.Table, computed: Computed, op: CallUdf, work: Work) -> pa.Table:
+    """Return the row records of rows that were all computed by one call.
+
+    Args:
+        given: The rows.
+        computed: The result.
+        op: The call.
+        work: The task, with the columns of the keys.
+    """
+    assert work.keying is not None
+    high, low = _keys(given, work.keying.columns)
+    ids = given.column(op.ids[0]).combine_chunks()
+    outcomes = np.full(given.num_rows, Outcome.FILTERED, np.uint8)
+    outcomes[_positions(computed.rows.column(op.parent or op.ids[0]), ids)] = Outcome.OUTPUT
+    _mark_failed(outcomes, computed.fault_records, ids)
+    keys = {KEY_HIGH: high, KEY_LOW: low}
+    return _records(ids, keys, outcomes, _Origins(work, given.num_rows))
+
+
+@dataclass
+class _Pieces:
+    """Output rows, and the position in the arranged rows of the row that each was made from."""
+
+    tables: list[pa.Table] = field(default_factory=list)
+    owners: list[_Places] = field(default_factory=list)
+
+    def add(self, table: pa.Table, owners: _Places) -> None:
+        if len(owners):
+            self.tables.append(table)
+            self.owners.append(owners)
+
+    @property
+    def owner(self) -> _Places:
+        """The owners of all rows."""
+        return np.concatenate([np.empty(0, np.int64), *self.owners])
+
+    def table(self, schema: pa.Schema) -> pa.Table:
+        """All rows."""
+        return pa.concat_tables(self.tables) if self.tables else empty_table(schema)
+
+
+class _Restored:
+    """The rows of a fragment while they are put together."""
+
+    def __init__(self, given: pa.Table, op: Restore, work: Work) -> None:
+        self._given, self._op, self._work, self._call = given, op, work, op.call
+        info = given.column(given.num_columns - 1).combine_chunks()
+        self._info = {f.name: _numpy(info.field(i)) for i, f in enumerate(info.type)}
+        self._ids = given.column(op.call.ids[0]).combine_chunks()
+        self._nulls = op.call.policy.on_error == "null"
+        self._outcomes = np.full(given.num_rows, Outcome.FILTERED, np.uint8)
+        self._faults: list[pa.Table] = []
+        self._origins = _Origins(work, given.num_rows)
+
+    def computed(self, pieces: Sequence[pa.Table], faults: pa.Table | None) -> Computed:
+        call, work = self._call, self._work
+        made, known = _Pieces(), _Pieces()
+        if pieces:
+            rows = pa.concat_tables(pieces)
+            made.add(rows, _positions(rows.column(call.parent or call.ids[0]), self._ids))
+        self._outcomes[made.owner] = Outcome.OUTPUT
+        if faults is not None:
+            self._faults.append(faults)
+            _mark_failed(self._outcomes, faults, self._ids)
+        for number, (part, id) in enumerate(self._op.known.sources() if self._op.known else ()):
+            if len(owners := np.flatnonzero(self._info["part"] == number)):
+                self._copy(part, id, owners, known)
+        copied = int(np.count_nonzero(self._info["part"] >= 0))
+        deduplicated = self._duplicate(made, known)
+        inherited = self._sums(known)
+        for table, owners in zip(known.tables, known.owners):
+            made.add(table, owners)
+        order = np.argsort(self._info["place"][made.owner], kind="stable")
+        rows = made.table(work.schema)
+        if not np.array_equal(order, np.arange(len(order))):
+            rows = unsliced(rows).take(pa.array(order))
+        return Computed(
+            rows.cast(work.schema),
+            self._tally(),
+            concat_faults(self._faults) if self._faults else None,
+            row_records=self._row_records(),
+            copied=copied,
+            deduplicated=deduplicated,
+            inherited=inherited,
+        )
+
+    def _copy(self, part: RecordedPart, id: str, owners: _Places, known: _Pieces) -> None:
+        """Take the outcomes of rows from a part."""
+        ids = self._ids.take(pa.array(owners))
+        if part.records:
+            records = self._records_of(part, owners, ids)
+            ids = records.column(ID).combine_chunks()
+            self._outcomes[owners] = _numpy(records.column(OUTCOME))
+            self._origins.copy(records, owners)
+        elif isinstance(self._op.known, RowRetry):
+            self._origins.former(self._op.known, owners)
+        columns = [id, *self._op.own]
+        table = read_part(part.folder, part.part, list(dict.fromkeys(columns)))
+        found = pc.index_in(table.column(id), value_set=ids.cast(table.schema.field(id).type))
+        rows = np.flatnonzero(_numpy(pc.is_valid(found)))
+        source = owners[_numpy(found.combine_chunks().take(pa.array(rows)))]
+        if part.records:
+            has_rows = self._outcomes[source] == Outcome.OUTPUT
+            rows, source = rows[has_rows], source[has_rows]
+            expected = np.count_nonzero(self._outcomes[owners] == Outcome.OUTPUT)
+            if len(np.unique(source)) != expected:
+                url = part.folder.file_url(part.part)
+                raise DamagedPartError(
+                    f"part {url!r} lacks rows that its records {part.records!r} name", part.part
+                )
+        else:
+            self._outcomes[source] = Outcome.OUTPUT
+        taken = unsliced(table).take(pa.array(rows))
+        own = {name: taken.column(name) for name in self._op.own}
+        known.add(self._output(own, source), source)
+        self._inherit_faults(part, owners, ids, known)
+
+    def _records_of(self, part: RecordedPart, owners: _Places, ids: pa.Array) -> pa.Table:
+        """Return the records of rows in a part."""
+        columns = [ID, OUTCOME, *ORIGIN]
+        records = unsliced(read_records(part.folder, part.records, columns))
+        places = pa.array(self._info["record"][owners])
+        if isinstance(self._op.known, RowRetry):  # the same rows, in another order perhaps
+            known = records.column(ID).combine_chunks()
+            places = pc.index_in(ids, value_set=known.cast(ids.type))
+        return records.take(places)
+
+    def _inherit_faults(
+        self, part: RecordedPart, owners: _Places, ids: pa.Array, known: _Pieces
+    ) -> None:
+        """Take over the records of rows that failed, under their present ids."""
+        failed = self._outcomes[owners] == Outcome.FAILED
+        if not failed.any():
+            return
+        faults = read_part(part.folder, part.faults)
+        wanted = ids.filter(pa.array(failed))
+        found = pc.index_in(wanted, value_set=faults.column("id").combine_chunks().cast(ids.type))
+        self._add_faults(unsliced(faults).take(found), owners[failed], known)
+
+    def _add_faults(self, records: pa.Table, owners: _Places, known: _Pieces) -> None:
+        """Add records of failed rows under the ids of others; with rows of nulls, if kept so."""
+        call, rows = self._call, self._given.take(pa.array(owners))
+        schema, columns = records.schema, dict(zip(records.column_names, records.columns))
+        columns["id"] = rows.column(call.ids[0])
+        if len(call.ids) > 1:
+            parents = [rows.column(name).combine_chunks() for name in call.ids[1:]]
+            columns[PARENTS] = pa.StructArray.from_arrays(parents, list(call.ids[1:]))
+        columns["fragment"] = pa.array([self._work.fragment] * len(owners), pa.string())
+        ordered = {name: columns[name] for name in dict.fromkeys([*schema.names, *columns])}
+        self._faults.append(pa.table(ordered))
+        if self._nulls:
+            texts = [
+                described(message, error)
+                for message, error in zip(*(records[n].to_pylist() for n in ("message", "error")))
+            ]
+            own = {
+                name: pa.nulls(len(owners), self._work.schema.field(name).type)
+                for name in self._op.own
+            }
+            own[ERROR_COLUMN] = pa.array(texts, pa.string())
+            known.add(self._output(own, owners), owners)
+
+    def _duplicate(self, made: _Pieces, known: _Pieces) -> int:
+        """Give each duplicate the outcome of the row that it equals; return their number."""
+        owners = np.flatnonzero(self._info["part"] == DUPLICATE)
+        if not len(owners):
+            return 0
+        position = np.empty(len(self._ids), np.int64)
+        position[self._info["place"]] = np.arange(len(self._ids))
+        equals = position[self._info["record"][owners]]
+        self._outcomes[owners] = self._outcomes[equals]
+        self._origins.numbers[owners] = self._origins.numbers[equals]
+        every = _Pieces(made.tables + known.tables, made.owners + known.owners)
+        order = np.argsort(every.owner, kind="stable")
+        sorted_owners = every.owner[order]
+        starts = np.searchsorted(sorted_owners, equals)
+        counts = np.searchsorted(sorted_owners, equals, "right") - starts
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows = order[np.repeat(starts, counts) + within]
+        names = [*self._op.own, *([ERROR_COLUMN] if self._nulls else [])]
+        taken = unsliced(every.table(self._work.schema)).take(pa.array(rows))
+        repeated = np.repeat(owners, counts)
+        known.add(self._output({n: taken.column(n) for n in names}, repeated), repeated)
+        self._duplicate_faults(owners, equals)
+        return len(owners)
+
+    def _duplicate_faults(self, owners: _Places, equals: _Places) -> None:
+        failed = self._outcomes[owners] >= Outcome.FAILED
+        if not failed.any():
+            return
+        faults = unsliced(concat_faults(self._faults))
+        ids = self._ids.take(pa.array(equals[failed]))
+        found = pc.index_in(ids, value_set=faults.column("id").combine_chunks())
+        nulls, self._nulls = self._nulls, False  # their rows of nulls are duplicated already
+        self._add_faults(faults.take(found), owners[failed], _Pieces())
+        self._nulls = nulls
+
+    def _output(self, own: dict[str, Any], owners: _Places) -> pa.Table:
+        """Return output rows with the ids and passed-on columns of their input rows."""
+        call, work = self._call, self._work
+        names = [n for n in self._given.column_names if n in {*call.ids, *work.schema.names}]
+        rows = unsliced(self._given.select(names)).take(pa.array(owners))
+        columns = []
+        for each in work.schema:
+            if each.name in own:
+                column = own[each.name]
+            elif each.name == (call.parent or call.ids[0]):
+                column = rows.column(call.ids[0])
+            elif call.parent and each.name == work.id:
+                column = numbered(rows.column(call.ids[0]))
+            elif each.name == ERROR_COLUMN and self._nulls:
+                column = pa.nulls(len(owners), each.type)
+            else:
+                column = rows.column(each.name)
+            columns.append(column if column.type == each.type else column.cast(each.type))
+        return pa.Table.from_arrays(columns, schema=work.schema)
+
+    def _tally(self) -> Tally:
+        """Count all rows by their outcome, and keep what was measured of the computed ones."""
+        computed, rows = self._work.tally or Tally(), len(self._outcomes)
+        failed = int(np.count_nonzero(self._outcomes >= Outcome.FAILED))
+        filtered = int(np.count_nonzero(self._outcomes == Outcome.FILTERED))
+        return Tally(
+            rows,
+            filtered,
+            0 if self._nulls else failed,
+            failed if self._nulls else 0,
+            computed.workers,
+            computed.seconds,
+            computed.wasted,
+            computed.packages,
+            computed.unread,
+        )
+
+    def _sums(self, known: _Pieces) -> dict[str, dict[str, float]]:
+        """Return the sums of the known rows, among those that a part has."""
+        sums = self._work.target.sums if self._work.target else {}
+        found = merge_measures(measure(table, list(sums), sums) for table in known.tables)
+        return {name: {n: found[name][n] for n in sums[name]} for name in found}
+
+    def _row_records(self) -> pa.Table | None:
+        if self._work.keying is None:
+            return None
+        keys = {name: self._info[name] for name in (KEY_HIGH, KEY_LOW)}
+        records = _records(self._ids, keys, self._outcomes, self._origins)
+        return records.take(pa.array(np.argsort(self._info["place"], kind="stable")))
+
+
+def _positions(ids: pa.ChunkedArray, among: pa.Array) -> _Places:
+    """Return the position of each id."""
+    if ids.equals(pa.chunked_array([among])):
+        return np.arange(len(among))
+    return _numpy(pc.index_in(ids, value_set=among)).astype(np.int64)
+
+
+def _mark_failed(outcomes: _Numbers, faults: pa.Table | None, ids: Any) -> None:
+    """Record the outcome of the rows that failed."""
+    if faults is None or not faults.num_rows:
+        return
+    places = _positions(faults.column("id"), ids)
+    may_pass = _numpy(pc.fill_null(faults.column(TRANSIENT), False))
+    outcomes[places] = np.where(may_pass, Outcome.PASSING, Outcome.FAILED)
+
+
+class _Origins:
+    """Where the output of each row was computed: a number for each row of one of few origins."""
+
+    def __init__(self, work: Work, rows: int) -> None:
+        keying, now = work.keying or RowKeying((), "", ""), datetime.now(timezone.utc)
+        self.numbers = np.zeros(rows, np.int32)
+        self._epoch_model_code = (keying.epoch, keying.model, keying.code)
+        self._origins = [(keying.epoch, work.run_id, keying.model, keying.code, now)]
+
+    def copy(self, records: pa.Table, owners: _Places) -> None:
+        """Set the origins of rows to those of their records."""
+        combined = np.zeros(len(owners), np.int64)
+        for name in ORIGIN:
+            column = records.column(name).combine_chunks()
+            if not pa.types.is_dictionary(column.type):
+                column = column.dictionary_encode()
+            combined = combined * len(column.dictionary) + _numpy(column.indices)
+        _, firsts, inverse = np.unique(combined, return_index=True, return_inverse=True)
+        known = len(self._origins)
+        for first in firsts.tolist():
+            self._origins.append(tuple(records.column(name)[first].as_py() for name in ORIGIN))
+        self.numbers[owners] = known + inverse
+
+    def former(self, retry: RowRetry, owners: _Places) -> None:
+        """Set the origins of rows to a part of the same code without records."""
+        _, model, code = self._epoch_model_code
+        self.numbers[owners] = len(self._origins)
+        at = datetime.fromtimestamp(retry.at, timezone.utc)
+        self._origins.append((0, retry.run_id, model, code, at))
+
+    def column(self, field: pa.Field) -> pa.Array:
+        """Return one of the columns of `ORIGIN`."""
+        values = [origin[ORIGIN.index(field.name)] for origin in self._origins]
+        is_text = pa.types.is_dictionary(field.type)
+        found = pa.array(values, field.type.value_type if is_text else field.type)
+        return (found.dictionary_encode() if is_text else found).take(pa.array(self.numbers))
+
+
+def _records(
+    ids: Any, keys: dict[str, _Numbers], outcomes: _Numbers, origins: _Origins
+) -> pa.Table:
+    schema = records_schema(ids.type)
+    columns: dict[str, Any] = {ID: ids, OUTCOME: outcomes, **keys}
+    columns |= {name: origins.column(schema.field(name)) for name in ORIGIN}
+    arrays = [
+        pa.array(v) if isinstance(v, np.ndarray) else v for v in map(columns.get, schema.names)
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _numpy(array: Any) -> _Numbers:
+    """Return an array without nulls as a numpy array."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    found: _Numbers = array.to_numpy(zero_copy_only=False)
+    return found
