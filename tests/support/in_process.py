@@ -1,0 +1,135 @@
+"""A backend whose workers are hosts in this process: real operations and stores, no processes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+import vane_dagster as vd
+from vane_dagster.compute.api import Capacity, CallResult, Worker
+from vane_dagster.compute.work_claims import NoClaims
+from vane_dagster.engine.check_runner import CheckRunner
+from vane_dagster.engine.executor import execute
+from vane_dagster.events import Committed, Event, Failed
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.storage.store import Store
+from vane_dagster.worker.host import Host
+from vane_dagster.worker.protocol import PoolSpec, Work
+
+
+class InProcess:
+    """See the module. A call is answered when the run waits for one.
+
+    Args:
+        order: Chooses which of the calls in flight is answered next, by their number.
+    """
+
+    def __init__(self, order: Callable[[int], int] = lambda count: 0) -> None:
+        self._order = order
+        self._hosts: dict[Worker, Host] = {}
+        self._pools: dict[str, PoolSpec] = {}
+        self._tickets = itertools.count()
+        self._calls: list[tuple[int, Callable[[], CallResult]]] = []
+        self.id = "lease"
+
+    # Backend
+
+    def capacity(self) -> Capacity:
+        return Capacity(({"CPU": 2.0},), 1 << 30, is_cluster=False)
+
+    def infeasible_reason(self, bundles: Any) -> str | None:
+        return None
+
+    def versions(self) -> Mapping[str, Any]:
+        return {}
+
+    def claims(self, run_id: str) -> NoClaims:
+        return NoClaims()
+
+    def lease(self, run_id: str, pools: Sequence[PoolSpec], *_: Any) -> InProcess:
+        self._pools = {pool.identity: pool for pool in pools}
+        return self
+
+    def close(self) -> None:
+        self._hosts.clear()
+
+    # Lease
+
+    def workers(self) -> list[Worker]:
+        return [
+            Worker(f"{name}-{n}", name)
+            for name, pool in self._pools.items()
+            for n in range(min(2, pool.workers[1]))
+        ]
+
+    def sharers(self) -> Mapping[str, Any]:
+        return {}
+
+    def load(self, worker: Worker, endpoints: Any) -> int:
+        pool = self._pools[worker.pool]
+        host = self._hosts.setdefault(worker, Host())
+        arguments = (pool.model, pool.archive, 1, {}, pool.lifecycle, endpoints)
+        return self._call(lambda ticket: CallResult(ticket, host.load(*arguments)))
+
+    def run(self, worker: Worker, work: Work, tables: Sequence[pa.Table]) -> int:
+        def answer(ticket: int) -> CallResult:
+            table, report = self._hosts[worker].run(work, *tables)
+            return CallResult(ticket, report, table)
+
+        return self._call(answer)
+
+    def _call(self, answer: Callable[[int], CallResult]) -> int:
+        ticket = next(self._tickets)
+        self._calls.append((ticket, lambda: answer(ticket)))
+        return ticket
+
+    def wait(self, timeout: float) -> list[CallResult]:
+        if not self._calls:
+            return []
+        _, call = self._calls.pop(self._order(len(self._calls)) % len(self._calls))
+        return [call()]
+
+    def release(self) -> None:
+        self._calls.clear()
+
+
+def compute(
+    pipeline: vd.Pipeline,
+    store: Store,
+    partitions: Sequence[str | None] = (None,),
+    backend: InProcess | None = None,
+    **options: Any,
+) -> list[Event]:
+    """Bring all stages of a pipeline up to date, and return the events of the run.
+
+    Args:
+        pipeline: The pipeline.
+        store: The store.
+        partitions: The partitions.
+        backend: The workers.
+        **options: Further arguments of `plan_run`.
+    """
+
+    def plan(keys: Sequence[str | None]) -> Any:
+        return plan_run(pipeline, tuple(pipeline.stages), keys, store, **options)
+
+    planned = plan(partitions)
+    if planned.failed:
+        raise next(iter(planned.failed.values()))
+    events: list[Event] = []
+    runner = CheckRunner(pipeline, store)
+    given: Any = backend or InProcess()
+    execute(planned, given, store, "run", events.append, threading.Event(), {}, runner, plan)
+    for event in events:
+        if isinstance(event, Failed):
+            raise event.error
+    return events
+
+
+def committed(events: Sequence[Event], stage: str) -> list[Committed]:
+    """Return the commits of a stage."""
+    return [each for each in events if isinstance(each, Committed) and each.stage == stage]
