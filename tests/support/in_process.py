@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 import vane_dagster as vd
-from vane_dagster.compute.api import Capacity, CallResult, Worker
+from vane_dagster.compute.api import CallResult, Capacity, Worker
 from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute

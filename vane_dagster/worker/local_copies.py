@@ -1,6 +1,7 @@
 """Copies of the users' local files on a node: each content is copied once, and verified.
 
-A copy is ``<worker's folder>/<digest of its record>/content/<name>``; see `node_folders`.
+A copy is ``<worker's folder>/<digest of its record>/content/<name>``. Processes that use one hold a
+shared lock, by which others know that it must stay. What nobody uses is deleted after a day.
 
 User code can write to a copy, whatever its mode is if it is root. So the state of each file is
 recorded when its content was verified: one that has changed is verified again before the next use.
@@ -12,13 +13,12 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from vane_dagster._private_folder import temporary_root, worker_folder
+from vane_dagster._private_folder import worker_folder
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.filesystem import IO_THREADS, Location
 from vane_dagster.storage.shipped_files import (
@@ -28,14 +28,13 @@ from vane_dagster.storage.shipped_files import (
     parse_record,
     shipped_files,
 )
-from vane_dagster.worker.node_folders import making, replacing
+from vane_dagster.worker.node_files import check_room, partial_folder, shared_entry
 
 KIND = "files"
 """The kind of the worker's private folder."""
 
 _BLOCK = 1 << 20
-_CONTENT, _RECORD = "content", "record.json"
-_VERIFIED = ".verified.json"
+_CONTENT, _RECORD, _VERIFIED = "content", "record.json", ".verified.json"
 _CLOCK_SECONDS = 0.1
 """Longer than the resolution of a file's times, which would hide a write right after the copy."""
 
@@ -52,8 +51,10 @@ def local_copy(digest: str, root: Location, folder: Path | None = None) -> str:
         StoreError: If the store does not have it, or the node has no room for it.
     """
     copies = folder or worker_folder(KIND)
-    with making(copies, digest) as copy:
-        stored = _intact(copy) or _download(digest, root, copies)
+    copy = copies / digest
+    stored = shared_entry(
+        copies, digest, lambda: _intact(copy), lambda: _download(digest, root, copies), hold=True
+    )
     return str(copy / _CONTENT / stored.name)
 
 
@@ -126,20 +127,18 @@ def _download(digest: str, root: Location, copies: Path) -> StoredFile:
     if hashlib.sha256(data).hexdigest() != digest:
         raise StoreError(f"{url!r} does not have the content of its name. Run again to replace it")
     stored = parse_record(data, url)
-    if (free := shutil.disk_usage(copies).free) < stored.size:
-        raise StoreError(
-            f"{stored.name!r} needs {stored.size:,} bytes in {str(copies)!r} of this node, where "
-            f"{free:,} are free. Make room, or set TMPDIR of the workers (now "
-            f"{str(temporary_root())!r}) to a folder of a larger disk"
-        )
-    with replacing(copies / digest) as made:
-        wanted = _paths(stored, made / _CONTENT)
+    check_room(copies, stored.size, repr(stored.name))
+    with partial_folder(copies, digest) as partial:
+        wanted = _paths(stored, partial / "new" / _CONTENT)
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
             list(threads.map(lambda item: _fetch(root, item[1], item[0]), wanted.items()))
-        (made / _RECORD).write_bytes(data)
-    time.sleep(_CLOCK_SECONDS)
-    paths = _paths(stored, copies / digest / _CONTENT)
-    _record_verified(copies / digest, {str(path): _state(path) for path in paths})
+        (partial / "new" / _RECORD).write_bytes(data)
+        if os.path.lexists(copies / digest):
+            (copies / digest).rename(partial / "old")
+        (partial / "new").rename(copies / digest)
+        time.sleep(_CLOCK_SECONDS)
+        paths = _paths(stored, copies / digest / _CONTENT)
+        _record_verified(copies / digest, {str(path): _state(path) for path in paths})
     return stored
 
 

@@ -1,14 +1,16 @@
-"""Row indexes: the row records of a group of parts, searchable by key.
+"""Row indexes: the row records of a group of parts, searchable by row key in bounded memory.
 
-An index is a folder on the node's disk, made once of the group's row records: two files, sorted by
-key and mapped into memory, so that neither making nor searching one holds all records in memory.
+An index is a folder of memory-mapped arrays with one entry a record, sorted by row key. The
+processes of a node share it: it is built by whichever needs it first, and named by a digest of the
+record files' URLs, the floor and the format.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import shutil
-from bisect import bisect_left, bisect_right
+import json
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vane_dagster._private_folder import temporary_root, worker_folder
-from vane_dagster.errors import StoreError
+from vane_dagster._private_folder import worker_folder
 from vane_dagster.storage.row_keys import row_keys
 from vane_dagster.storage.row_records import (
     EPOCH,
@@ -31,37 +32,37 @@ from vane_dagster.storage.row_records import (
     RecordedPart,
     read_records,
 )
-from vane_dagster.worker.node_folders import making, replacing
+from vane_dagster.worker.node_files import check_room, partial_folder, shared_entry
 
 KIND = "row_indexes"
 """The kind of the worker's private folder."""
+
 _FORMAT = 1
-_HIGH, _ENTRIES = "high.bin", "entries.bin"
-_KEY = np.dtype("<u8")
-_ENTRY = np.dtype(
-    [("low", "<u8"), ("id", "<u8"), ("part", "<u4"), ("record", "<u4"), ("outcome", "u1")]
-)
-_BUCKETS = 256
-_HELD_ROWS = 1 << 20
-"""Records that are held in memory while an index is made."""
-_MAX_OPENED = 16
+"""Increment if the files of an index change."""
+_ARRAYS = ("high", "low", "ids", "places")
+_STARTS = "starts.json"
+_RECORD_BYTES = 8 * len(_ARRAYS)
+_IN_MEMORY = 1_000_000
+"""Records that are sorted without buckets."""
+_BUCKET_BITS = 6
+_FAILED = np.uint64(1 << 63)
+"""The bit of a place that sorts failed records behind the others of their key."""
+_OUTCOME_BITS = np.uint64(2)
+_OPEN = 8
+"""Indexes that a process keeps open."""
+_opened: OrderedDict[Path, RowIndex] = OrderedDict()
 
-_Keys = npt.NDArray[np.uint64]
-_Numbers = npt.NDArray[Any]
-
-
-_opened: dict[tuple[Path, str], RowIndex] = {}
-"""The indexes that this process uses, the last used at the end."""
+Numbers = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class Found:
-    """The records that were found for rows, as arrays of one entry a row.
+    """The stored records that were found for rows; arrays of one entry a row.
 
     Attributes:
-        part: The position of the part in the group; -1 if no record was found.
-        record: The position of the record in the part's row records.
-        outcome: The outcome, as an `Outcome`.
+        part: The position of the part in the group; -1 if nothing was found.
+        record: The position of the record in the part's row records; -1 if nothing was found.
+        outcome: Its `Outcome`; `Outcome.PASSING` if nothing was found.
     """
 
     part: npt.NDArray[np.int32]
@@ -69,235 +70,228 @@ class Found:
     outcome: npt.NDArray[np.uint8]
 
 
-def id_hashes(ids: pa.Array) -> _Keys:
-    """Return 64 bits of each id; those of ids of different types differ."""
+def id_hashes(ids: pa.Array | pa.ChunkedArray) -> Numbers:
+    """Return 64-bit hashes of ids. Ids of different types have different ones."""
+    if pa.types.is_integer(ids.type) and not ids.null_count:
+        seed = hashlib.blake2b(str(ids.type).encode(), digest_size=8).digest()
+        return _mixed(ids.to_numpy().astype(np.uint64) ^ np.frombuffer(seed, np.uint64))
     keys = row_keys([ids])
-    return np.frombuffer(keys.buffers()[1] or b"", "<u8").reshape(-1, 2)[:, 0].copy()
+    return np.frombuffer(keys.buffers()[1], np.uint64)[1::2]
+
+
+def _mixed(values: Numbers) -> Numbers:
+    """Scramble the bits of numbers, one to one. The finalizer of SplitMix64."""
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
 
 
 def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = None) -> RowIndex:
-    """Open the index of a group of parts, and make it first if the node has none.
-
-    Records of failures that may pass, and those of an earlier epoch than `floor`, are left out.
+    """Open the index of a group of parts, and build it first if the node has none.
 
     Args:
-        parts: The parts.
-        floor: The first epoch.
-        folder: The parent of all indexes. Default: the worker's private folder.
+        parts: The parts, in the order of the partition's fragments.
+        floor: Records with a smaller epoch are left out.
+        folder: The folder of all indexes. Default: the worker's private folder.
 
     Raises:
-        DamagedPartError: If row records are damaged or gone.
-        StoreError: If the file system refuses, or has no room.
+        DamagedPartError: If a file of row records is damaged or gone.
+        StoreError: If it cannot be read, or the node has no room for the index.
     """
-    urls = "\n".join(part.folder.file_url(part.records) for part in parts)
-    digest = hashlib.sha256(f"{_FORMAT}\n{floor}\n{urls}".encode()).hexdigest()[:40]
-    parent = folder or worker_folder(KIND)
-    if (found := _opened.pop((parent, digest), None)) is None:
-        with making(parent, digest) as path:
-            if not path.exists():
-                with replacing(path) as made:
-                    _make(made, parts, floor)
-            found = RowIndex(path)
-    _opened[parent, digest] = found
-    if len(_opened) > _MAX_OPENED:
-        del _opened[next(iter(_opened))]
-    return found
+    urls = [part.folder.file_url(part.records) for part in parts]
+    name = hashlib.sha256(json.dumps([_FORMAT, floor, urls]).encode()).hexdigest()
+    indexes = folder or worker_folder(KIND)
+    place = indexes / name
+
+    def find() -> RowIndex | None:
+        if place in _opened:
+            return _opened[place]
+        return RowIndex(place) if place.is_dir() else None
+
+    def make() -> RowIndex:
+        with partial_folder(indexes, name) as partial:
+            _build(parts, floor, partial)
+            (partial / "new").rename(place)
+        return RowIndex(place)
+
+    # A mapped file that another process deletes can still be read, so no lock is held.
+    index = shared_entry(indexes, name, find, make, hold=False)
+    _opened[place] = index
+    _opened.move_to_end(place)
+    if len(_opened) > _OPEN:
+        _opened.popitem(last=False)
+    return index
 
 
 class RowIndex:
-    """An index that exists.
-
-    Args:
-        folder: Its folder.
-    """
+    """An opened row index."""
 
     def __init__(self, folder: Path) -> None:
-        self._high = _mapped(folder / _HIGH, _KEY)
-        self._entries = _mapped(folder / _ENTRIES, _ENTRY)
+        self._starts = np.array(json.loads((folder / _STARTS).read_bytes()), np.int64)
+        self._high, self._low, self._ids, self._places = (_mapped(folder / n) for n in _ARRAYS)
 
     def __len__(self) -> int:
         return len(self._high)
 
-    def find(self, high: _Keys, low: _Keys, ids: _Keys, *, failed: bool, each_once: bool) -> Found:
-        """Find a record for each row.
+    def find(
+        self, high: Numbers, low: Numbers, ids: Numbers, *, failed: bool, each_once: bool
+    ) -> Found:
+        """Find stored records of rows.
+
+        Of several records with a row's key the first is found that did not fail, else the first.
 
         Args:
             high: The high halves of the rows' keys.
             low: The low halves.
-            ids: The rows' ids, as `id_hashes` returned them; used for `each_once`.
-            failed: Whether records of failures may be found.
-            each_once: Whether a record serves one row at most: first a row with the same id, then
-                the others in order. Else any record serves all rows with its key, one with an
-                output before one of a failure.
+            ids: The hashes of the rows' ids; see `id_hashes`.
+            failed: Whether records with `Outcome.FAILED` may be found.
+            each_once: Whether a record serves at most one of these rows: first those with its id,
+                then others in order.
         """
-        order = np.lexsort((low, high))
-        high, low = high[order], low[order]
-        starts = np.flatnonzero(np.r_[True, (high[1:] != high[:-1]) | (low[1:] != low[:-1])])
-        starts = starts[: len(order)]
-        counts = np.diff(np.r_[starts, len(order)])
-        first = np.searchsorted(self._high, high[starts])
-        is_known = (first < len(self._high)) & (self._high_at(first) == high[starts])
-        is_repeated = is_known & (self._high_at(first + 1) == high[starts])
-        for group in np.flatnonzero(is_repeated).tolist():  # others may share the high half
-            begin, end = self._range(int(first[group]), low[starts[group]])
-            first[group], is_known[group] = begin, begin < end
-        place = np.where(is_known, first, -1)
-        place[is_known] = self._usable(place[is_known], low[starts][is_known], failed)
-        places = np.full(len(order), -1, np.int64)
-        places[order] = np.repeat(place, counts)
+        order = np.argsort(high)
+        found = np.empty(len(high), np.int64)
+        found[order] = self._first(high[order], low[order])
         if each_once:
-            for group in np.flatnonzero(is_known & (is_repeated | (counts > 1))).tolist():
-                rows = order[starts[group] : starts[group] + counts[group]]
-                key = (int(first[group]), low[starts[group]])
-                places[rows] = self._each_once(*key, ids[rows].tolist(), failed)
-        return self._found(places)
+            self._assign_once(found, high, low, ids, failed)
+        return self._records(found, failed)
 
-    def _high_at(self, places: _Numbers) -> _Keys:
-        """Return the high halves of entries; 0 beyond the last one, which then has no match."""
-        found = np.zeros(len(places), np.uint64)
-        is_there = places < len(self._high)
-        found[is_there] = self._high[places[is_there]]
+    def _first(self, high: Numbers, low: Numbers) -> npt.NDArray[np.int64]:
+        """Return the first entry of each key; -1 without one. The keys must be sorted by `high`."""
+        entry = np.searchsorted(self._high, high)
+        found = np.full(len(high), -1, np.int64)
+        left = np.flatnonzero(entry < len(self))
+        while len(left):  # once, unless keys have the same high half
+            at = entry[left]
+            left, at = left[same := self._high[at] == high[left]], at[same]
+            is_found = self._low[at] == low[left]
+            found[left[is_found]] = at[is_found]
+            left = left[~is_found]
+            entry[left] += 1
+            left = left[entry[left] < len(self)]
         return found
 
-    def _usable(self, places: _Numbers, low: _Keys, failed: bool) -> _Numbers:
-        """Return the places of entries that have the low half and may be found; else -1.
+    def _assign_once(
+        self, found: npt.NDArray[np.int64], high: Numbers, low: Numbers, ids: Numbers, failed: bool
+    ) -> None:
+        """Let the entries of keys that occur more than once each serve one row, in `found`."""
+        rows = np.flatnonzero(found >= 0)
+        rows = rows[np.argsort(found[rows], kind="stable")]
+        first, starts, counts = np.unique(found[rows], return_index=True, return_counts=True)
+        following = np.minimum(first + 1, len(self) - 1)
+        again = (self._high[following] == self._high[first]) & (following > first)
+        again &= self._low[following] == self._low[first]
+        for key in np.flatnonzero(again | (counts > 1)).tolist():
+            of_key = rows[starts[key] : starts[key] + counts[key]]
+            end = self._end(int(first[key]), high[of_key[0]], low[of_key[0]], failed)
+            found[of_key] = self._assigned(int(first[key]), end, ids[of_key])
 
-        Entries of one key begin with those that have an output.
-        """
-        entries = self._entries[places]
-        usable: npt.NDArray[np.bool_] = entries["low"] == low
+    def _end(self, first: int, high: np.uint64, low: np.uint64, failed: bool) -> int:
+        """Return the end of the entries of a key, without failed ones unless they may be found."""
+        end = int(np.searchsorted(self._high, high, "right"))
+        end = first + int(np.searchsorted(self._low[first:end], low, "right"))
+        return end if failed else first + int(np.searchsorted(self._places[first:end], _FAILED))
+
+    def _assigned(self, first: int, end: int, ids: Numbers) -> npt.NDArray[np.int64]:
+        """Return the entry of each row of one key; -1 for surplus rows."""
+        stored = self._ids[first:end]
+        of_id: defaultdict[int, list[int]] = defaultdict(list)
+        for entry in np.flatnonzero(np.isin(stored, ids))[::-1].tolist():
+            of_id[int(stored[entry])].append(first + entry)
+        assigned = [of_id[one].pop() if of_id[one] else -1 for one in ids.tolist()]
+        taken = set(assigned)
+        others = (entry for entry in range(first, end) if entry not in taken)
+        return np.array([next(others, -1) if one < 0 else one for one in assigned], np.int64)
+
+    def _records(self, found: npt.NDArray[np.int64], failed: bool) -> Found:
+        part = np.full(len(found), -1, np.int32)
+        record = np.full(len(found), -1, np.int64)
+        outcome = np.full(len(found), Outcome.PASSING, np.uint8)
+        rows = np.flatnonzero(found >= 0)
+        places = self._places[found[rows]]
         if not failed:
-            usable &= entries["outcome"] != Outcome.FAILED
-        return np.where(usable, places, -1)
-
-    def _range(self, first: int, low: np.uint64) -> tuple[int, int]:
-        """Return the range of entries with the high half of one of them and with a low half."""
-        entries = self._entries
-        last = bisect_right(self._high, self._high[first], first)
-        begin = bisect_left(range(last), low, first, key=lambda i: entries[i]["low"])
-        return begin, bisect_right(range(last), low, begin, key=lambda i: entries[i]["low"])
-
-    def _each_once(self, first: int, low: np.uint64, ids: Sequence[int], failed: bool) -> list[int]:
-        """Return the places of different entries of a key for some rows; -1 for what is left.
-
-        Entries with an output, and those of failures, are each sorted by their ids.
-        """
-        entries = self._entries
-        begin, end = self._range(first, low)
-        middle = bisect_left(
-            range(end), True, begin, key=lambda i: bool(entries[i]["outcome"] == Outcome.FAILED)
-        )
-        end = end if failed else middle
-        places = [-1] * len(ids)
-        for start, stop in ((begin, middle), (middle, end)):
-            for row, id in enumerate(ids):
-                at = bisect_left(range(stop), id, start, key=lambda i: int(entries[i]["id"]))
-                if at < stop and int(entries[at]["id"]) == id:
-                    places[row] = at
-        taken = set(places)
-        free = (place for place in range(begin, end) if place not in taken)
-        return [place if place >= 0 else next(free, -1) for place in places]
-
-    def _found(self, places: _Numbers) -> Found:
-        is_found = places >= 0
-        entries = self._entries[places[is_found]]
-        found = Found(
-            np.full(len(places), -1, np.int32),
-            np.full(len(places), -1, np.int64),
-            np.zeros(len(places), np.uint8),
-        )
-        for name in ("part", "record", "outcome"):
-            getattr(found, name)[is_found] = entries[name]
-        return found
+            rows, places = rows[passed := places < _FAILED], places[passed]
+        outcome[rows] = places & np.uint64(3)
+        positions = ((places & ~_FAILED) >> _OUTCOME_BITS).astype(np.int64)
+        part[rows] = np.searchsorted(self._starts, positions, "right") - 1
+        record[rows] = positions - self._starts[part[rows]]
+        return Found(part, record, outcome)
 
 
-def _mapped(file: Path, kind: np.dtype[Any]) -> _Numbers:
-    if not file.stat().st_size:
-        return np.empty(0, kind)
-    return np.memmap(file, kind, "r")
+def _mapped(path: Path) -> Numbers:
+    if not path.stat().st_size:
+        return np.empty(0, np.uint64)
+    return np.asarray(np.memmap(path, np.uint64, "r"))
 
 
-def _make(folder: Path, parts: Sequence[RecordedPart], floor: int) -> None:
-    """Write the files of an index: in one piece, or by buckets of keys if there are many."""
-    held: list[_Numbers] = []
-    buckets: Path | None = None
-    for entries in _read(parts, floor):
-        held.append(entries)
-        if sum(map(len, held)) > _HELD_ROWS:
-            buckets = folder / "buckets"
-            buckets.mkdir(exist_ok=True)
-            _scatter(np.concatenate(held), buckets)
-            held = []
-    with open(folder / _HIGH, "wb") as high, open(folder / _ENTRIES, "wb") as rest:
-        for entries in _gathered(held, buckets):
-            ordered = entries[_order(entries)]
-            ordered["high"].tofile(high)
-            ordered[list(_ENTRY.names or ())].astype(_ENTRY).tofile(rest)
-    if buckets is not None:
-        shutil.rmtree(buckets)
+def _build(parts: Sequence[RecordedPart], floor: int, partial: Path) -> None:
+    """Write the index of parts to the folder ``new`` of a partial folder."""
+    new = partial / "new"
+    new.mkdir()
+    starts: list[int] = []
+    buckets = [partial / str(number) for number in range(1 << _BUCKET_BITS)]
+    with contextlib.ExitStack() as stack:
+        files: list[Any] = []
+        waiting: list[Numbers] = []
+        waiting_rows = 0
+        for entries in _entries(parts, floor, starts):
+            waiting.append(entries)
+            waiting_rows += len(entries)
+            if waiting_rows > _IN_MEMORY:
+                # These records twice, as buckets and sorted.
+                check_room(partial, 2 * waiting_rows * _RECORD_BYTES, "A row index")
+                if not files:
+                    files += [stack.enter_context(open(path, "wb")) for path in buckets]
+                _scatter(np.concatenate(waiting), files)
+                waiting, waiting_rows = [], 0
+        if files and waiting:
+            _scatter(np.concatenate(waiting), files)
+    check_room(partial, waiting_rows * _RECORD_BYTES, "A row index")
+    with contextlib.ExitStack() as stack:
+        arrays = [stack.enter_context(open(new / name, "wb")) for name in _ARRAYS]
+        if files:
+            for path in buckets:
+                _write_sorted(np.fromfile(path, np.uint64).reshape(-1, len(_ARRAYS)), arrays)
+                path.unlink()
+        elif waiting:
+            _write_sorted(np.concatenate(waiting), arrays)
+    (new / _STARTS).write_text(json.dumps(starts))
 
 
-_WITH_KEY = np.dtype([("high", "<u8"), *_ENTRY.descr])
+def _entries(parts: Sequence[RecordedPart], floor: int, starts: list[int]) -> Iterator[Numbers]:
+    """Yield the entries of each part, (records, 4); append its first position to `starts`."""
+    position = 0
+    for part in parts:
+        table = read_records(part.folder, part.records, (KEY_HIGH, KEY_LOW, ID, OUTCOME, EPOCH))
+        starts.append(position)
+        outcome = table[OUTCOME].to_numpy()
+        kept = np.flatnonzero((outcome != Outcome.PASSING) & (table[EPOCH].to_numpy() >= floor))
+        places = (kept + position).astype(np.uint64) << _OUTCOME_BITS | outcome[kept]
+        places[outcome[kept] == Outcome.FAILED] |= _FAILED
+        halves = (table[KEY_HIGH].to_numpy()[kept], table[KEY_LOW].to_numpy()[kept])
+        yield np.stack([*halves, id_hashes(table[ID])[kept], places], axis=1)
+        position += table.num_rows
 
 
-def _read(parts: Sequence[RecordedPart], floor: int) -> Iterator[_Numbers]:
-    """Yield the entries of each part's records."""
-    for number, part in enumerate(parts):
-        columns = [KEY_HIGH, KEY_LOW, OUTCOME, EPOCH, ID]
-        records = read_records(part.folder, part.records, columns)
-        outcome = records.column(OUTCOME).to_numpy()
-        usable = (outcome != Outcome.PASSING) & (records.column(EPOCH).to_numpy() >= floor)
-        entries = np.empty(records.num_rows, _WITH_KEY)
-        entries["high"] = records.column(KEY_HIGH).to_numpy()
-        entries["low"] = records.column(KEY_LOW).to_numpy()
-        entries["id"] = id_hashes(records.column(ID).combine_chunks())
-        entries["part"], entries["outcome"] = number, outcome
-        entries["record"] = np.arange(records.num_rows)
-        yield entries[usable]
-
-
-def _scatter(entries: _Numbers, folder: Path) -> None:
+def _scatter(entries: Numbers, files: Sequence[Any]) -> None:
     """Append entries to the files of their buckets."""
-    free = shutil.disk_usage(folder).free
-    if free < 3 * entries.nbytes:
-        raise StoreError(
-            f"an index of stored rows has no room in {str(folder)!r} of this node, where {free:,} "
-            f"bytes are free. Make room, or set TMPDIR of the workers (now "
-            f"{str(temporary_root())!r}) to a folder of a larger disk"
-        )
-    bucket = (entries["high"] >> np.uint64(56)).astype(np.uint8)
-    order = np.argsort(bucket, kind="stable")
-    ends = np.cumsum(np.bincount(bucket, minlength=_BUCKETS))
-    for number, some in enumerate(np.split(entries[order], ends[:-1])):
-        if len(some):
-            with open(folder / f"{number:03}", "ab") as file:
-                some.tofile(file)
+    bucket = (entries[:, 0] >> np.uint64(64 - _BUCKET_BITS)).astype(np.uint8)
+    sorted_entries = entries[np.argsort(bucket, kind="stable")]
+    ends = np.cumsum(np.bincount(bucket, minlength=len(files)))
+    for file, own in zip(files, np.split(sorted_entries, ends[:-1])):
+        file.write(own)
 
 
-def _gathered(held: Sequence[_Numbers], buckets: Path | None) -> Iterator[_Numbers]:
-    """Yield all entries, those of a bucket together, in the order of the buckets."""
-    rest = np.concatenate(held) if held else np.empty(0, _WITH_KEY)
-    if buckets is None:
-        yield rest
-        return
-    if len(rest):
-        _scatter(rest, buckets)
-    for file in sorted(buckets.iterdir()):
-        yield np.fromfile(file, _WITH_KEY)
-        file.unlink()
-
-
-def _order(entries: _Numbers) -> _Numbers:
-    """Return the order by key, then those with an output first, then by id."""
-    order = np.argsort(entries["high"], kind="stable")
-    high = entries["high"][order]
-    is_equal = np.zeros(len(order), bool)
-    is_equal[1:] = high[1:] == high[:-1]
-    if not is_equal.any():
-        return order
-    is_equal[:-1] |= is_equal[1:]
-    some = order[is_equal]
-    failed = entries["outcome"][some] == Outcome.FAILED
-    some_of = entries[some]
-    order[is_equal] = some[np.lexsort((some_of["id"], failed, some_of["low"], some_of["high"]))]
-    return order
+def _write_sorted(entries: Numbers, files: Sequence[Any]) -> None:
+    """Append the columns of entries to files, sorted by key and place."""
+    order = np.argsort(entries[:, 0])  # much faster than lexsort
+    high = entries[order, 0]
+    same = np.zeros(len(high) + 1, np.bool_)
+    same[1:-1] = high[1:] == high[:-1]
+    tied = np.flatnonzero(same[1:] | same[:-1])
+    among = entries[order[tied]]
+    order[tied] = order[tied][np.lexsort((among[:, 3], among[:, 1], among[:, 0]))]
+    for number, file in enumerate(files):
+        file.write(np.ascontiguousarray(entries[:, number][order]))

@@ -26,7 +26,7 @@ from vane_dagster.fingerprint.local_file import FileContent, local_file
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.shipped_files import FILES, mark_needed, upload
 from vane_dagster.worker.local_copies import local_copy
-from vane_dagster.worker.node_folders import UNUSED_SECONDS
+from vane_dagster.worker.node_files import UNUSED_SECONDS
 
 # Declared beside the functions, so workers import the declarations too, where no file exists.
 DECLARED = """

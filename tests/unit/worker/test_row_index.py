@@ -1,191 +1,142 @@
-"""Row indexes: what they find is what a dictionary of all records would."""
+"""Row indexes: what is found in them, and when they are built and deleted."""
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections import Counter
+import tempfile
+from collections import namedtuple
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vane_dagster as vd
-from vane_dagster.errors import DamagedPartError
+from vane_dagster.errors import DamagedPartError, StoreError
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.row_records import (
-    Outcome,
-    RecordedPart,
-    records_schema,
-    write_records,
-)
-from vane_dagster.worker import node_folders, row_index
-from vane_dagster.worker.row_index import Found, RowIndex, id_hashes
+from vane_dagster.storage.row_records import Outcome, RecordedPart, records_schema, write_records
+from vane_dagster.worker import node_files, row_index
+from vane_dagster.worker.row_index import Found, id_hashes, open_index
 
-Record = tuple[int, int, str, int, int]
-"""High and low half of the key, id, outcome, epoch."""
+Record = tuple[int, int, int, int, int]  # high, low, id, outcome, epoch
+Row = tuple[int, int, int]  # high, low, id
+FLOOR = 2
 
 
-@pytest.fixture(autouse=True)
-def _closed(monkeypatch):
-    monkeypatch.setattr(row_index, "_opened", {})
-
-
-def open_index(parts: list[RecordedPart], floor: int, folder: Path) -> RowIndex:
-    folder.mkdir(exist_ok=True)
-    return row_index.open_index(parts, floor, folder)
-
-
-def part(folder: Path, records: list[Record], number: int = 0) -> RecordedPart:
+def recorded(folder: Path, records: Sequence[Record], key: str = "a") -> RecordedPart:
     columns = list(zip(*records)) or [()] * 5
-    table = pa.table(
-        {
-            "key_high": pa.array(columns[0], pa.uint64()),
-            "key_low": pa.array(columns[1], pa.uint64()),
-            "id": pa.array(columns[2], pa.string()),
-            "outcome": pa.array(columns[3], pa.uint8()),
-            "epoch": pa.array(columns[4], pa.uint32()),
-            **{name: pa.array(["x"] * len(records)).dictionary_encode()
-               for name in ("run_id", "model", "code")},
-            "at": pa.array([0] * len(records), pa.timestamp("us", "UTC")),
-        }
-    ).cast(records_schema(pa.string()))  # fmt: skip
-    key = f"{number:040}"
+    schema = records_schema(pa.int64())
+    arrays = [pa.array(v, schema.field(n).type) for n, v in enumerate(columns)]
+    arrays += [pa.nulls(len(records), field.type) for field in list(schema)[5:]]
     location = Location(str(folder))
-    return RecordedPart(location, f"{key}-0.parquet", write_records(location, key, table))
+    table = pa.Table.from_arrays(arrays, schema=schema)
+    return RecordedPart(location, f"{key}.parquet", write_records(location, key, table))
 
 
-def keys(rows: list[tuple[int, int, str]]) -> tuple[Any, Any, Any]:
-    high, low, ids = zip(*rows) if rows else ((), (), ())
-    return (
-        np.array(high, np.uint64), np.array(low, np.uint64), id_hashes(pa.array(ids, pa.string())),
-    )  # fmt: skip
+def found(index: row_index.RowIndex, rows: Sequence[Row], failed: bool, each_once: bool) -> Found:
+    high, low = (np.array([row[n] for row in rows], np.uint64) for n in (0, 1))
+    ids = id_hashes(pa.array([row[2] for row in rows], pa.int64()))
+    return index.find(high, low, ids, failed=failed, each_once=each_once)
 
 
-def places(found: Found) -> list[tuple[int, int] | None]:
-    pairs = zip(found.part.tolist(), found.record.tolist())
-    return [None if pair[0] < 0 else pair for pair in pairs]
+def expected(
+    parts: Sequence[Sequence[Record]], rows: Sequence[Row], failed: bool, each_once: bool
+) -> list[tuple[int, int, int]]:
+    of_key: dict[tuple[int, int], list[tuple[bool, int, int, int, int]]] = {}
+    for part, records in enumerate(parts):
+        for number, (high, low, id_, outcome, epoch) in enumerate(records):
+            hidden = outcome == Outcome.PASSING or (outcome == Outcome.FAILED and not failed)
+            if epoch >= FLOOR and not hidden:
+                entry = (outcome == Outcome.FAILED, part, number, id_, outcome)
+                of_key.setdefault((high, low), []).append(entry)
+    for entries in of_key.values():
+        entries.sort()
+    result = [(-1, -1, int(Outcome.PASSING))] * len(rows)
+    for same_id in (True, False) if each_once else (False,):
+        for n, (high, low, id_) in enumerate(rows):
+            entries = of_key.get((high, low), [])
+            fitting = [e for e in entries if e[3] == id_ or not same_id]
+            if result[n][0] < 0 and fitting:
+                result[n] = (fitting[0][1], fitting[0][2], fitting[0][4])
+                if each_once:
+                    entries.remove(fitting[0])
+    return result
 
 
-SMALL = st.integers(0, 3)
-IDS = st.sampled_from("abcdef")
+NUMBERS = st.sampled_from([0, 1, 1 << 58, (1 << 64) - 1])
+IDS = st.integers(0, 4)
 RECORDS = st.lists(
-    st.tuples(SMALL, SMALL, IDS, st.integers(0, 3), st.integers(0, 2)),
-    max_size=12,
-    unique_by=lambda record: record[2],
+    st.tuples(NUMBERS, NUMBERS, IDS, st.integers(0, 3), st.integers(1, 3)), max_size=9
 )
-ROWS = st.lists(st.tuples(SMALL, SMALL, IDS), max_size=12)
 
 
-@given(groups=st.lists(RECORDS, max_size=3), rows=ROWS, failed=st.booleans(), held=st.booleans())
-def test_any_record_with_the_key_is_found_one_with_an_output_first(
-    tmp_path_factory, groups, rows, failed, held
-):
-    folder = tmp_path_factory.mktemp("parts")
-    parts = [part(folder, records, number) for number, records in enumerate(groups)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_index, "_HELD_ROWS", 1 << 20 if held else 2)
-        index = open_index(parts, 1, folder / "indexes")
-    found = index.find(*keys(rows), failed=failed, each_once=False)
-    for row, place in zip(rows, places(found)):
-        fitting = [
-            record
-            for records in groups
-            for record in records
-            if record[:2] == row[:2] and record[4] >= 1 and record[3] < (3 if failed else 2)
-        ]
-        assert (place is None) == (not fitting)
-        if place is not None:
-            chosen = groups[place[0]][place[1]]
-            assert chosen in fitting
-            assert (chosen[3] == Outcome.FAILED) == all(r[3] == 2 for r in fitting)
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(RECORDS, max_size=4),
+    st.lists(st.tuples(NUMBERS, NUMBERS, IDS), max_size=9),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0, 1_000_000]),
+)
+def test_rows_find_what_a_plain_search_finds(parts, rows, failed, each_once, in_memory):
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_index, "_IN_MEMORY", in_memory)
+        folder = Path(name)
+        group = [recorded(folder, records, f"p{n}") for n, records in enumerate(parts)]
+        result = found(open_index(group, FLOOR, folder), rows, failed, each_once)
+        assert [*zip(result.part, result.record, result.outcome)] == expected(
+            parts, rows, failed, each_once
+        )
 
 
-@given(groups=st.lists(RECORDS, max_size=2), rows=ROWS, failed=st.booleans())
-def test_each_record_serves_one_row_and_first_that_with_its_id(
-    tmp_path_factory, groups, rows, failed
-):
-    rows = list({row[2]: row for row in rows}.values())  # ids are unique
-    seen: set[str] = set()
-    groups = [[r for r in records if not (r[2] in seen or seen.add(r[2]))] for records in groups]
-    folder = tmp_path_factory.mktemp("parts")
-    parts = [part(folder, records, number) for number, records in enumerate(groups)]
-    index = open_index(parts, 0, folder / "indexes")
-    found = places(index.find(*keys(rows), failed=failed, each_once=True))
-    taken = [place for place in found if place is not None]
-    assert len(set(taken)) == len(taken)
-    stored = [r for records in groups for r in records if r[3] < (3 if failed else 2)]
-    served = Counter(row[:2] for row, place in zip(rows, found) if place is not None)
-    assert served == Counter(row[:2] for row in rows) & Counter(r[:2] for r in stored)
-    for row, place in zip(rows, found):
-        if place is not None:
-            assert groups[place[0]][place[1]][:2] == row[:2]
-        own = [r for r in stored if r[:3] == row]
-        if own:
-            assert place is not None
-            assert groups[place[0]][place[1]][2] == row[2]
+def test_ids_of_different_types_never_match():
+    kinds = (pa.int32(), pa.int64(), pa.uint64(), pa.string(), pa.large_string())
+    hashes = [id_hashes(pa.array([7]).cast(kind))[0] for kind in kinds]
+    assert len(set(hashes)) == len(kinds)
+    chunked = pa.chunked_array([[1], [2, 3]])
+    assert id_hashes(chunked).tolist() == id_hashes(pa.array([1, 2, 3])).tolist()
 
 
-def test_a_key_of_very_many_records_is_searched_not_scanned(tmp_path, monkeypatch):
-    many = [(1, 1, f"{n}", 0, 0) for n in range(5000)]
-    index = open_index([part(tmp_path, many)], 0, tmp_path / "indexes")
-    reads = []
-    entries = index._entries
-
-    class Counted:
-        def __getitem__(self, place):
-            reads.append(place)
-            return entries[place]
-
-    monkeypatch.setattr(index, "_entries", Counted())
-    rows = [(1, 1, "4321"), (1, 1, "new"), (1, 1, "17")]
-    found = index.find(*keys(rows), failed=False, each_once=True)
-    assert [place and place[1] for place in places(found)][::2] == [4321, 17]
-    assert found.part[1] == 0, "a row with another id gets one of the others"
-    assert len(reads) < 200
+def test_an_index_is_built_once_and_by_records_and_floor(tmp_path):
+    parts = [recorded(tmp_path, [(1, 1, 1, 0, 5)])]
+    indexes = tmp_path / "indexes"
+    indexes.mkdir()
+    first = open_index(parts, 1, indexes)
+    Path(tmp_path, parts[0].records).unlink()
+    assert open_index(parts, 1, indexes) is first
+    row_index._opened.clear()
+    assert found(open_index(parts, 1, indexes), [(1, 1, 1)], False, True).part.tolist() == [0]
+    with pytest.raises(DamagedPartError, match=parts[0].records):
+        open_index(parts, 2, indexes)
+    assert len([path for path in indexes.iterdir() if path.is_dir()]) == 1
 
 
-def test_ids_of_other_types_are_others():
-    assert id_hashes(pa.array([1])) != id_hashes(pa.array(["1"]))
-    assert len(id_hashes(pa.array([], pa.string()))) == 0
-
-
-def test_an_index_is_made_once_and_shared(tmp_path, monkeypatch):
-    parts = [part(tmp_path, [(1, 2, "a", 0, 0)])]
-    open_index(parts, 0, tmp_path / "indexes")
-    shutil.move(tmp_path / parts[0].records, tmp_path / "gone")
-    monkeypatch.setattr(row_index, "_opened", {})
-    index = open_index(parts, 0, tmp_path / "indexes")
-    assert places(index.find(*keys([(1, 2, "b")]), failed=False, each_once=False)) == [(0, 0)]
+def test_damaged_records_leave_nothing_behind(tmp_path):
+    part = recorded(tmp_path, [(1, 1, 1, 0, 5)])
+    path = tmp_path / part.records
+    path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DamagedPartError):
-        open_index(parts, 1, tmp_path / "indexes")  # another floor is another index
-    left = [path.name for path in (tmp_path / "indexes").iterdir() if path.is_dir()]
-    assert len(left) == 1
+        open_index([part], 1, tmp_path)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
-def test_indexes_that_nobody_used_for_a_day_and_unfinished_ones_are_removed(tmp_path, monkeypatch):
-    first, second = part(tmp_path, [(1, 2, "a", 0, 0)]), part(tmp_path, [(3, 4, "b", 0, 0)], 1)
-    folder = tmp_path / "indexes"
-    open_index([first], 0, folder)
-    (old,) = [path for path in folder.iterdir() if path.is_dir()]
-    monkeypatch.setattr(row_index, "_opened", {})
-    for descriptor in node_folders._in_use.values():
-        os.close(descriptor)
-    node_folders._in_use.clear()
-    os.utime(folder / f"{old.name}.used", (0, 0))
-    (folder / f"{old.name}.partial-killed").mkdir()
-    open_index([second], 0, folder)
-    names = {path.name for path in folder.iterdir() if path.is_dir()}
-    assert len(names) == 1
-    assert old.name not in names
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    part = recorded(tmp_path, [(1, 1, 1, 0, 5)])
+    usage = namedtuple("usage", "total used free")(10, 4, 6)
+    monkeypatch.setattr(node_files.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(StoreError, match=r"A row index needs 32 bytes .* 6 are free\. Make room"):
+        open_index([part], 1, tmp_path)
 
 
-def test_a_full_disk_is_said_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_index, "_HELD_ROWS", 0)
-    monkeypatch.setattr(row_index.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
-    with pytest.raises(vd.StoreError, match=r"an index of stored rows has no room in .* TMPDIR"):
-        open_index([part(tmp_path, [(1, 2, "a", 0, 0)])], 0, tmp_path / "indexes")
+def test_an_index_that_nobody_used_for_a_day_is_deleted(tmp_path):
+    part = recorded(tmp_path, [(1, 1, 1, 0, 5)])
+    old = open_index([part], 1, tmp_path)
+    used = next(tmp_path.glob("*.used"))
+    past = used.stat().st_mtime - node_files.UNUSED_SECONDS - 60
+    os.utime(used, (past, past))
+    open_index([part], 2, tmp_path)
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+    assert not used.exists()
+    assert found(old, [(1, 1, 1)], False, False).record.tolist() == [0]

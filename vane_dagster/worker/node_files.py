@@ -1,0 +1,144 @@
+"""Files that the processes of a node make once and share: under a lock, by a name of their content.
+
+An entry is ``<folder>/<name>``, a folder; files beside it are ``<name>.<suffix>``. Processes that
+use one mark the time, and may hold a shared lock by which others know that it must stay. What
+nobody has used for a day is deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from vane_dagster._private_folder import new_temporary_folder, temporary_root
+from vane_dagster.errors import StoreError
+
+UNUSED_SECONDS = 86_400.0
+"""Seconds that an entry is kept after the last process that used it has started to."""
+
+_USED, _LOCK, _PARTIAL = ".used", ".lock", ".partial-"
+_in_use: dict[Path, int] = {}
+"""The descriptors that hold this process's locks; they are closed when it ends."""
+
+T = TypeVar("T")
+
+
+def shared_entry(
+    folder: Path,
+    name: str,
+    find: Callable[[], T | None],
+    make: Callable[[], T],
+    *,
+    hold: bool,
+) -> T:
+    """Return an entry, and make it first if there is none. Others who want it wait meanwhile.
+
+    Args:
+        folder: The folder of all entries of a kind.
+        name: The entry's name.
+        find: Returns the entry; None without one.
+        make: Makes it.
+        hold: Whether the entry must stay until this process ends.
+    """
+    with _locked(folder / f"{name}{_LOCK}") as is_locked:
+        entry = find()
+        if entry is None:
+            if is_locked:
+                _remove_partial(folder, name)
+            _remove_unused(folder)
+            entry = make()
+        _mark_used(folder / f"{name}{_USED}", hold)
+    return entry
+
+
+@contextlib.contextmanager
+def partial_folder(folder: Path, name: str) -> Iterator[Path]:
+    """Create a folder in which an entry is made, and delete what is left in it at the end."""
+    partial = new_temporary_folder(f"{name}{_PARTIAL}", folder)
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_room(folder: Path, needed: int, what: str) -> None:
+    """Raise a StoreError if a folder's disk has less free space than needed.
+
+    Args:
+        folder: The folder.
+        needed: Bytes.
+        what: What needs them, for the message.
+    """
+    if (free := shutil.disk_usage(folder).free) < needed:
+        raise StoreError(
+            f"{what} needs {needed:,} bytes in {str(folder)!r} of this node, where "
+            f"{free:,} are free. Make room, or set TMPDIR of the workers (now "
+            f"{str(temporary_root())!r}) to a folder of a larger disk"
+        )
+
+
+@contextlib.contextmanager
+def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold an exclusive lock; yield whether it is held.
+
+    It is not if another process has it, and `wait` is not set, or on a file system without locks.
+    """
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+                raise
+            yield False
+        else:
+            yield True
+
+
+def _mark_used(path: Path, hold: bool) -> None:
+    """Record that an entry is used now; hold a shared lock until this process ends if asked to."""
+    if not hold:
+        path.touch(0o600)
+        return
+    if path not in _in_use:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        _in_use[path] = descriptor
+    os.utime(_in_use[path])
+
+
+def _remove_unused(folder: Path) -> None:
+    """Delete what killed processes have left, and entries that nobody used for some time."""
+    oldest = time.time() - UNUSED_SECONDS
+    for lock in folder.glob(f"*{_LOCK}"):
+        name = lock.name.removesuffix(_LOCK)
+        with contextlib.suppress(OSError), _locked(lock, wait=False) as own:
+            if own:
+                _remove_partial(folder, name)
+                _remove_if_unused(folder, name, oldest)
+
+
+def _remove_partial(folder: Path, name: str) -> None:
+    """Delete what killed processes have left of an entry. Its lock must be held."""
+    for partial in folder.glob(f"{name}{_PARTIAL}*"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_if_unused(folder: Path, name: str, oldest: float) -> None:
+    used = folder / f"{name}{_USED}"
+    if used.stat().st_mtime < oldest:
+        with _locked(used, wait=False) as unused:
+            if unused:
+                shutil.rmtree(folder / name, ignore_errors=True)
+                for path in folder.glob(f"{name}.*"):
+                    if path.name != f"{name}{_LOCK}":
+                        path.unlink()
