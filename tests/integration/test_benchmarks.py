@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import vane_dagster as vd
-from benchmarks import contracts, harness
+from benchmarks import contracts, harness, row_reuse
 from benchmarks.__main__ import main
 from benchmarks.harness import measure, prepare
 from benchmarks.workloads import workload
@@ -104,3 +104,13 @@ def test_a_media_workload_is_measured_verified_and_printed(tmp_path: Path) -> No
     (measured,) = json.loads(path.read_text())["workloads"]["images"]
     assert len(measured["seconds"]) == 3
     assert measured["loads"] == 1
+
+
+@pytest.mark.parametrize(("case", "calls"), [("changed", 4), ("own", 400)])
+def test_rows_that_a_change_affects_are_counted(
+    case: str, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(row_reuse.SEEN, "set by the benchmark")
+    measured = row_reuse.measure(case, tmp_path / case, 400, 0)
+    assert (measured.rows, measured.calls) == (400, calls)
+    assert calls <= measured.allowed
