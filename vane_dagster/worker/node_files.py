@@ -2,7 +2,7 @@
 
 An entry is ``<folder>/<name>``, a folder; files beside it are ``<name>.<suffix>``. Processes that
 use one mark the time, and may hold a shared lock by which others know that it must stay. What
-nobody has used for a day is deleted.
+nobody has used for some time is deleted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +23,9 @@ from vane_dagster.errors import StoreError
 UNUSED_SECONDS = 86_400.0
 """Seconds that an entry is kept after the last process that used it has started to."""
 
-_USED, _LOCK, _PARTIAL = ".used", ".lock", ".partial-"
+_USED, _LOCK, _PARTIAL, _CLEANED = ".used", ".lock", ".partial-", ".cleaned"
+_CLEAN_SECONDS = 60.0
+"""Seconds between two searches for what can be deleted: there may be very many entries."""
 _in_use: dict[Path, int] = {}
 """The descriptors that hold this process's locks; they are closed when it ends."""
 
@@ -37,6 +39,7 @@ def shared_entry(
     make: Callable[[], T],
     *,
     hold: bool,
+    unused_seconds: float = UNUSED_SECONDS,
 ) -> T:
     """Return an entry, and make it first if there is none. Others who want it wait meanwhile.
 
@@ -46,13 +49,14 @@ def shared_entry(
         find: Returns the entry; None without one.
         make: Makes it.
         hold: Whether the entry must stay until this process ends.
+        unused_seconds: Seconds that entries of the kind are kept unused.
     """
-    with _locked(folder / f"{name}{_LOCK}") as is_locked:
+    with _locked(_lock(folder, name)) as is_locked:
         entry = find()
         if entry is None:
             if is_locked:
-                _remove_partial(folder, name)
-            _remove_unused(folder)
+                _remove_all(folder.glob(f"{name}{_PARTIAL}*"))
+            _remove_unused(folder, unused_seconds)
             entry = make()
         _mark_used(folder / f"{name}{_USED}", hold)
     return entry
@@ -116,21 +120,39 @@ def _mark_used(path: Path, hold: bool) -> None:
     os.utime(_in_use[path])
 
 
-def _remove_unused(folder: Path) -> None:
+def _lock(folder: Path, name: str) -> Path:
+    """Return the lock of an entry. Few entries share it, so that locks need not be deleted."""
+    return folder / f"{name[:2]}{_LOCK}"
+
+
+def _remove_unused(folder: Path, unused_seconds: float) -> None:
     """Delete what killed processes have left, and entries that nobody used for some time."""
-    oldest = time.time() - UNUSED_SECONDS
-    for lock in folder.glob(f"*{_LOCK}"):
-        name = lock.name.removesuffix(_LOCK)
-        with contextlib.suppress(OSError), _locked(lock, wait=False) as own:
-            if own:
-                _remove_partial(folder, name)
-                _remove_if_unused(folder, name, oldest)
+    cleaned, now = folder / _CLEANED, time.time()
+    with contextlib.suppress(FileNotFoundError):
+        if now - cleaned.stat().st_mtime < _CLEAN_SECONDS:
+            return
+    cleaned.touch(0o600)
+    found: dict[str, list[Path]] = {}
+    for path in folder.iterdir():
+        name, is_partial, _ = path.name.partition(_PARTIAL)
+        if is_partial or path.name.endswith(_USED):
+            found.setdefault(name.removesuffix(_USED), []).append(path)
+    for name, paths in found.items():
+        used = folder / f"{name}{_USED}"
+        with contextlib.suppress(OSError):
+            is_old = used in paths and used.stat().st_mtime < now - unused_seconds
+            if not is_old and paths == [used]:
+                continue
+            with _locked(_lock(folder, name), wait=False) as own:
+                if own:
+                    _remove_all(path for path in paths if path != used)
+                    if is_old:
+                        _remove_if_unused(folder, name, now - unused_seconds)
 
 
-def _remove_partial(folder: Path, name: str) -> None:
-    """Delete what killed processes have left of an entry. Its lock must be held."""
-    for partial in folder.glob(f"{name}{_PARTIAL}*"):
-        shutil.rmtree(partial, ignore_errors=True)
+def _remove_all(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_if_unused(folder: Path, name: str, oldest: float) -> None:
@@ -140,5 +162,4 @@ def _remove_if_unused(folder: Path, name: str, oldest: float) -> None:
             if unused:
                 shutil.rmtree(folder / name, ignore_errors=True)
                 for path in folder.glob(f"{name}.*"):
-                    if path.name != f"{name}{_LOCK}":
-                        path.unlink()
+                    path.unlink()

@@ -48,6 +48,8 @@ _BUCKET_BITS = 6
 _FAILED = np.uint64(1 << 63)
 """The bit of a place that sorts failed records behind the others of their key."""
 _OUTCOME_BITS = np.uint64(2)
+_UNUSED_SECONDS = 3600.0
+"""A run searches an index within minutes; others may have as many as there are partitions."""
 _OPEN = 8
 """Indexes that a process keeps open."""
 _opened: OrderedDict[Path, RowIndex] = OrderedDict()
@@ -118,7 +120,7 @@ def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = 
         return RowIndex(place)
 
     # A mapped file that another process deletes can still be read, so no lock is held.
-    index = shared_entry(indexes, name, find, make, hold=False)
+    index = shared_entry(indexes, name, find, make, hold=False, unused_seconds=_UNUSED_SECONDS)
     _opened[place] = index
     _opened.move_to_end(place)
     if len(_opened) > _OPEN:

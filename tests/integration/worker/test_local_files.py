@@ -255,6 +255,7 @@ def test_what_no_process_uses_is_deleted_after_a_while(root, copies, tmp_path):
         then = time.time() - UNUSED_SECONDS - 60
         for digest in (used, unused):
             os.utime(copies / f"{digest}.used", (then, then))
+        (copies / ".cleaned").unlink()
         local_copy(new, root, copies)
         living.communicate()
     kept = {path.name for path in copies.iterdir() if path.is_dir()}
@@ -292,6 +293,7 @@ def test_what_a_killed_process_has_copied_is_deleted_by_the_next(root, copies, t
     command = [sys.executable, "-c", KILLED, root.url, str(copies), digest]
     assert subprocess.run(command).returncode == -signal.SIGKILL
     assert len([path for path in copies.iterdir() if path.is_dir()]) == 1
+    (copies / ".cleaned").unlink()
     following = shipped(root, file(tmp_path / following / "model.pt", following))
     local_copy(following, root, copies)
     assert [path.name for path in copies.iterdir() if path.is_dir()] == [following]

@@ -136,7 +136,18 @@ def test_an_index_that_nobody_used_for_a_day_is_deleted(tmp_path):
     used = next(tmp_path.glob("*.used"))
     past = used.stat().st_mtime - node_files.UNUSED_SECONDS - 60
     os.utime(used, (past, past))
+    (tmp_path / ".cleaned").unlink()
     open_index([part], 2, tmp_path)
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
     assert not used.exists()
     assert found(old, [(1, 1, 1)], False, False).record.tolist() == [0]
+
+
+def test_many_indexes_are_not_searched_for_old_ones_each_time(tmp_path, monkeypatch):
+    part = recorded(tmp_path, [(1, 1, 1, 0, 5)])
+    listed = []
+    listing = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: listed.append(path) or listing(path))
+    for floor in range(5):
+        open_index([part], floor, tmp_path)
+    assert len(listed) == 1
