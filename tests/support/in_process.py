@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -77,6 +78,8 @@ class InProcess:
 
     def run(self, worker: Worker, work: Work, tables: Sequence[pa.Table]) -> int:
         def answer(ticket: int) -> CallResult:
+            if worker not in self._hosts:
+                return CallResult(ticket, None, lost="replaced", worker_lost=True)
             table, report = self._hosts[worker].run(work, *tables)
             return CallResult(ticket, report, table)
 
@@ -86,6 +89,10 @@ class InProcess:
         ticket = next(self._tickets)
         self._calls.append((ticket, lambda: answer(ticket)))
         return ticket
+
+    def replace(self, worker: Worker) -> Worker:
+        del self._hosts[worker]
+        return Worker(f"{worker.name}'", worker.pool)
 
     def wait(self, timeout: float) -> list[CallResult]:
         if not self._calls:
@@ -102,6 +109,8 @@ def compute(
     store: Store,
     partitions: Sequence[str | None] = (None,),
     backend: InProcess | None = None,
+    run_id: str | None = None,
+    keys: Sequence[str] = (),
     **options: Any,
 ) -> list[Event]:
     """Bring all stages of a pipeline up to date, and return the events of the run.
@@ -111,19 +120,27 @@ def compute(
         store: The store.
         partitions: The partitions.
         backend: The workers.
+        run_id: The run. Default: a new one.
+        keys: All partitions in order. Default: those that are computed.
         **options: Further arguments of `plan_run`.
     """
 
-    def plan(keys: Sequence[str | None]) -> Any:
-        return plan_run(pipeline, tuple(pipeline.stages), keys, store, **options)
+    run_id = run_id or secrets.token_hex(8)
+
+    def plan(some: Sequence[str | None]) -> Any:
+        return plan_run(pipeline, tuple(pipeline.stages), some, store, run_id=run_id, **options)
+
+    def earlier(partition: str) -> Sequence[str]:
+        known = list(keys or partitions)
+        return known[: known.index(partition)][::-1]
 
     planned = plan(partitions)
     if planned.failed:
         raise next(iter(planned.failed.values()))
     events: list[Event] = []
-    runner = CheckRunner(pipeline, store)
+    runner = CheckRunner(pipeline, store, earlier)
     given: Any = backend or InProcess()
-    execute(planned, given, store, "run", events.append, threading.Event(), {}, runner, plan)
+    execute(planned, given, store, run_id, events.append, threading.Event(), {}, runner, plan)
     for event in events:
         if isinstance(event, Failed):
             raise event.error

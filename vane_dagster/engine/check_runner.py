@@ -67,7 +67,7 @@ class CheckRunner:
     def __init__(
         self, pipeline: Pipeline, store: Store, earlier: Earlier = _nothing, run_id: str = ""
     ) -> None:
-        self._pipeline, self._store, self._earlier = pipeline, store, earlier
+        self._pipeline, self._store, self.earlier = pipeline, store, earlier
         self._run_id = run_id
         self._code_read = _read_code(pipeline)
 
@@ -114,7 +114,7 @@ class CheckRunner:
         """The nearest earlier partition that was materialized."""
         if manifest.partition is None:
             return None
-        keys = list(itertools.islice(self._earlier(manifest.partition), _LOOKED_BACK))
+        keys = list(itertools.islice(self.earlier(manifest.partition), _LOOKED_BACK))
         found = self._store.latest(manifest.pipeline, manifest.stage, keys)
         for key in keys:
             if key in found:

@@ -168,7 +168,7 @@ def _compute(
             called = {stage: claimed[pool.identity].model for stage, pool in own.items()}
             versions = {stage: model.version for stage, model in called.items() if model}
             given = (plan, store, state.parts, lease.id, state.run_id, state.faults_allowed)
-            work_builder = WorkBuilder(*given, versions)
+            work_builder = WorkBuilder(*given, versions, state.floors)
             places = {False, *(pool.on_driver for pool in own.values())}
             object_bytes = min(capacity.of(place).object_bytes for place in places)
             budget = int(object_bytes * _BUDGET_SHARE)

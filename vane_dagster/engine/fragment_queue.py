@@ -308,19 +308,22 @@ class FragmentQueue:
 
     def _released(self, idle: bool) -> list[_Place]:
         """Return the first fragments that need not wait any more for other partitions."""
-        is_stuck = idle and not (self._ready or self._blocked or self._has_fresh)
         places: list[_Place] = []
-        for partition, held in list(self._held.items())[:_MAX_HELD]:
-            specs = {spec.name for place in held[:1] for spec in self._to_compute(place)}
-            if not is_stuck and self.lookups.must_wait(partition, list(specs)):
-                continue
-            count = self._ahead - len(places)
-            places += [place for place in held[:count] if self._to_compute(place)]
-            if held[count:]:
-                self._held[partition] = held[count:]
+        for partition in list(self._held)[:_MAX_HELD]:
+            if len(places) >= self._ahead:
                 break
-            del self._held[partition]
+            specs = self._to_compute(self._held[partition][0])
+            if not self.lookups.must_wait(partition, [spec.name for spec in specs]):
+                places += self._take_held(partition, self._ahead - len(places))
+        if idle and self._held and not (places or self._ready or self._blocked or self._has_fresh):
+            places = self._take_held(next(iter(self._held)), self._ahead)  # it would wait forever
         return places
+
+    def _take_held(self, partition: int, most: int) -> list[_Place]:
+        held = self._held.pop(partition)
+        if held[most:]:
+            self._held = {partition: held[most:], **self._held}
+        return [place for place in held[:most] if self._to_compute(place)]
 
     def _to_compute(self, place: _Place) -> list[StageSpec]:
         return to_compute(self._state, self._stages, place.partition, place.index)

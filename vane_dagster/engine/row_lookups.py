@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 
 from vane_dagster.engine.fragment_state import FragmentState
 from vane_dagster.engine.run_state import RunState
@@ -54,7 +55,7 @@ class RowLookups:
             groups = () if self._plan.forced else tuple(self._groups(partition, spec))
             self._lookups[partition, stage] = RowLookup(
                 tuple(group for group in groups if group.parts),
-                self._plan.floors.get(stage, 0),
+                self._state.floors.get(stage, 0),
                 deduplicates=spec.reuse.deterministic,
                 inherits_failures=spec.isolates_rows and not self._plan.retried,
             )
@@ -112,7 +113,7 @@ class RowLookups:
             return ()
         place = (key, spec.reuse.partitions)
         if place not in self._preceding:
-            self._preceding[place] = self._plan.preceding(*place)
+            self._preceding[place] = list(islice(self._state.earlier(key), spec.reuse.partitions))
         return self._preceding[place]
 
     def _preceding_here(self, partition: int, stage: str) -> Iterator[int]:

@@ -33,6 +33,7 @@ from vane_dagster.storage.filesystem import protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import Publisher
+from vane_dagster.storage.row_floor import raise_floor, read_floor
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import PoolSpec
 
@@ -74,6 +75,7 @@ class RunState:
         self.store = store
         self._info = info
         self._check_runner = check_runner
+        self.earlier = check_runner.earlier
         self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
         source = plan.source
         self.claims = claims or NoClaims()
@@ -87,6 +89,7 @@ class RunState:
         self.damaged: dict[tuple[int, int], VaneError] = {}  # fragments that wait for a new plan
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.stats: dict[tuple[int, str], StageStats] = {}
+        self.floors: dict[str, int] = {}  # of the stages with row keys to compute
         counted = former.counted() if former else {}
         self.usage: PoolUsage = former.usage if former else PoolUsage()
         self._servers = {s: tuple(pool.uses.values()) for s, pool in (pools or {}).items()}
@@ -126,6 +129,8 @@ class RunState:
         """Report completed partitions, and commit those that lack only a manifest."""
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
+            if any(partition.stages[stage].row_definition for partition in self.plan.partitions):
+                self.floors[stage] = self._floor(stage)
             if spec.publishes:
                 target = spec.target
                 self.store.keep_target(self.pipeline.name, stage, target.url, target.format)
@@ -136,6 +141,12 @@ class RunState:
                 if stage_plan.done:
                     self.emit(Unchanged(stage, partition.key, stage_plan.done))
             self._commit_complete(index)
+
+    def _floor(self, stage: str) -> int:
+        """Return the floor of a stage's row records, which a forced run raises."""
+        if self.plan.forced:
+            return raise_floor(self.store, self.pipeline.name, stage, self.run_id)
+        return read_floor(self.store, self.pipeline.name, stage)
 
     def add_part(self, index: int, stage: str, fragment: int, part: Part) -> None:
         """Add a part, and commit the partitions that it completes.

@@ -70,6 +70,7 @@ class WorkBuilder:
         run_id: str,
         allowed: Callable[[int, str], int],
         versions: Mapping[str, str],
+        floors: Mapping[str, int] | None = None,
     ) -> None:
         """Build work for a lease.
 
@@ -81,7 +82,9 @@ class WorkBuilder:
             run_id: The run id.
             allowed: Returns the number of rows that may still fail, by partition index and stage.
             versions: Version of the code that each stage calls.
+            floors: The floor of the row records of each stage that has any.
         """
+        self._floors = floors or {}
         self._plan = plan
         self._versions = versions
         self._run_id = run_id
@@ -310,7 +313,7 @@ class WorkBuilder:
             spec.key_columns(self._pipeline),
             spec.udf.name,
             self._plan.definitions[spec.name],
-            self._plan.floors.get(spec.name, 0),
+            self._floors.get(spec.name, 0),
         )
 
     def _work(

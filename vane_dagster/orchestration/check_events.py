@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -317,16 +318,21 @@ def stored_manifests(
 
 
 def _earlier(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Earlier:
-    places: dict[str, int] = {}
-    keys: list[str] = []
+    found: list[dict[str, int]] = []
+    lock = threading.Lock()  # several threads of a run ask
+
+    def places() -> dict[str, int]:
+        with lock:
+            if not found and pipeline.partitions_def is not None:
+                store = context.instance
+                keys = pipeline.partitions_def.get_partition_keys(dynamic_partitions_store=store)
+                found.append({key: place for place, key in enumerate(keys)})
+            return found[0] if found else {}
 
     def earlier(partition: str) -> Iterator[str]:
-        if not keys and pipeline.partitions_def is not None:
-            store = context.instance
-            keys.extend(pipeline.partitions_def.get_partition_keys(dynamic_partitions_store=store))
-            places.update({key: place for place, key in enumerate(keys)})
+        place, keys = places().get(partition, 0), list(places())
         others = _other_dimensions(pipeline.partitions_def, partition)
-        for key in reversed(keys[: places.get(partition, 0)]):
+        for key in reversed(keys[:place]):
             if _other_dimensions(pipeline.partitions_def, key) == others:
                 yield key
 

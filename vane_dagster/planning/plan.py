@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -21,14 +21,6 @@ from vane_dagster.storage.manifest import (
     ManifestName,
     PartInfo,
 )
-
-Preceding = Callable[[str, int], Sequence[str]]
-"""Returns the partitions before one, as many as asked, the nearest first."""
-
-
-def no_partitions(partition: str, count: int) -> Sequence[str]:
-    """Return no partition; see `Preceding`."""
-    return ()
 
 
 @dataclass(frozen=True)
@@ -146,8 +138,6 @@ class RunPlan:
         code: Digest of each selected stage's user code, as its keys were computed from it.
         files: The local files among each selected stage's arguments, with the contents that its
             keys were computed from.
-        floors: The floor of each selected stage's row records; see `storage.row_floor`.
-        preceding: Returns the partitions before one, as many as asked, the nearest first.
     """
 
     pipeline: Pipeline
@@ -163,8 +153,6 @@ class RunPlan:
     retried: bool = False
     code: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Mapping[LocalFile, FileContent]] = field(default_factory=dict)
-    floors: Mapping[str, int] = field(default_factory=dict)
-    preceding: Preceding = field(default=no_partitions, repr=False, compare=False)
     _pools: dict[str, PoolIdentity] = field(default_factory=dict, repr=False, compare=False)
 
     def pool(self, spec: MapBatchesSpec) -> PoolIdentity:

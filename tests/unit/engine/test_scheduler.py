@@ -292,7 +292,7 @@ class Wave:
             {}, dict.fromkeys(names, "code"), FragmentRule(ROWS), pipeline.source,
             listed_at=self.clock.now,
         )  # fmt: skip
-        checks: Any = SimpleNamespace(results=None)
+        checks: Any = SimpleNamespace(results=None, earlier=lambda partition: ())
         self.state = RunState(plan, store, "run", self.events.append, {}, checks, claims)
         self.state.__dict__["_commit_complete"] = lambda index: None
         pool = PoolSpec("m", "Model", (workers, workers), {"GPU": 1} if has_gpu else {})

@@ -1,0 +1,146 @@
+"""Rows found in other partitions: chains of a backfill, neighbours, and forced runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import vane_dagster as vd
+from support.in_process import committed, compute
+from support.reused import upper
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.store import Store
+
+DAYS = [f"day{n:02}" for n in range(30)]
+ROWS = 50
+
+
+class Snapshots:
+    """A table as it was on each of some days, of which a few rows change from day to day."""
+
+    def __init__(self, folder: Path, fragment_rows: int = 20, **options: Any) -> None:
+        self.folder, self.fragment_rows, self.options = folder, fragment_rows, options
+        self.store = Store(Location(str(folder / "store")))
+        self.notes = folder / "notes"
+
+    def write(self, day: str, texts: list[str]) -> None:
+        target = self.folder / "src" / day
+        target.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"id": range(len(texts)), "text": texts}), target / "a.parquet")
+
+    def write_days(self, days: list[str], changed: int) -> list[list[str]]:
+        texts = [f"text {n}" for n in range(ROWS)]
+        found = []
+        for number, day in enumerate(days):
+            for n in range(changed if number else 0):
+                texts[(number * changed + n) % ROWS] += "!"
+            self.write(day, texts)
+            found.append(list(texts))
+        return found
+
+    def run(self, days: list[str], **options: Any) -> int:
+        """Run some days; return the number of calls."""
+        self.notes.write_text("")
+        source = vd.parquet(str(self.folder / "src" / "{partition_key}"))
+        docs = vd.Pipeline(
+            "docs",
+            source=source,
+            id="id",
+            partitions_def=dg.StaticPartitionsDefinition(DAYS),
+            fragment_rows=self.fragment_rows,
+        )
+        given = {"version": "1", "on_error": "quarantine", "max_error_rate": 1.0}
+        docs.project("clean", ["text"]).map("upper", upper, **(given | self.options))
+        self.events = compute(docs, self.store, days, keys=DAYS, **options)
+        return len(self.notes.read_text().splitlines())
+
+    def rows(self, day: str) -> list[str]:
+        manifest = self.store.in_force("docs", "upper", day)
+        assert manifest is not None
+        folder = self.store.parts("docs", "upper", day)
+        return [t for p in manifest.parts for t in read_part(folder, p.name)["upper"].to_pylist()]
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+
+
+def test_a_backfill_of_snapshots_pays_for_the_first_and_the_changes(tmp_path, notes):
+    world = Snapshots(tmp_path)
+    texts = world.write_days(DAYS, changed=1)
+    assert world.run(DAYS) == ROWS + 29
+    for day, expected in zip(DAYS, texts):
+        assert world.rows(day) == [text.upper() for text in expected]
+    stats = [each.stats for each in committed(world.events, "upper")]
+    assert sum(each.copied for each in stats) == 29 * (ROWS - 1)
+
+
+def test_todays_snapshot_pays_for_what_changed_since_yesterday(tmp_path, notes):
+    world = Snapshots(tmp_path)
+    world.write_days(DAYS[:2], changed=3)
+    assert (world.run(DAYS[:1]), world.run(DAYS[1:2])) == (ROWS, 3)
+
+
+@pytest.mark.parametrize(("partitions", "calls"), [(0, ROWS), (1, ROWS), (2, 3)])
+def test_rows_are_looked_up_in_as_many_partitions_as_declared(tmp_path, notes, partitions, calls):
+    world = Snapshots(tmp_path, reuse_partitions=partitions)
+    world.write_days(DAYS[:2], changed=3)
+    world.run(DAYS[:1])
+    world.write(DAYS[1], ["other"])
+    world.run(DAYS[1:2])
+    texts = [f"text {n}" for n in range(ROWS)]
+    world.write(DAYS[2], [text + "?" * (n < 3) for n, text in enumerate(texts)])
+    assert world.run(DAYS[2:3]) == calls
+
+
+def test_partitions_without_common_rows_end_their_chain(tmp_path, notes):
+    world = Snapshots(tmp_path)
+    for number, day in enumerate(DAYS[:6]):
+        world.write(day, [f"{day} {number} {n}" for n in range(ROWS)])
+    assert world.run(DAYS[:6]) == 6 * ROWS
+    assert [len(world.rows(day)) for day in DAYS[:6]] == [ROWS] * 6
+
+
+def test_a_partition_that_fails_holds_up_no_other(tmp_path, notes):
+    world = Snapshots(tmp_path, on_error="raise", max_error_rate=None)
+    world.write_days(DAYS[:4], changed=1)
+    world.write(DAYS[1], ["bad"])
+    with pytest.raises(vd.UdfError, match="bad"):
+        world.run(DAYS[:4])
+    assert [len(world.rows(day)) for day in (DAYS[0], DAYS[2], DAYS[3])] == [ROWS] * 3
+
+
+def test_rows_from_before_a_forced_run_are_never_found_again(tmp_path, notes):
+    world = Snapshots(tmp_path)
+    world.write_days(DAYS[:3], changed=1)
+    world.run(DAYS[:2])
+    assert world.run(DAYS[:1], force=True, run_id="forced") == ROWS
+    # The second day's rows are older than the forced run, the first day's are not.
+    world.write(DAYS[1], [f"text {n}" for n in range(ROWS)])
+    assert world.run(DAYS[1:2]) == 0
+    assert world.run(DAYS[2:3]) == 2
+    assert world.run(DAYS[:2], force=True, run_id="again") == 2 * ROWS
+
+
+def test_equal_rows_of_a_stage_that_deduplicates_are_computed_once_a_fragment(tmp_path, notes):
+    world = Snapshots(tmp_path, fragment_rows=64, deduplicate=True)
+    world.write(DAYS[0], ["same"] * 20 + ["bad", "bad"])
+    assert world.run(DAYS[:1]) == 2
+    assert world.rows(DAYS[0]) == ["SAME"] * 20
+    (stats,) = [each.stats for each in committed(world.events, "upper")]
+    assert (stats.deduplicated, stats.rows_in) == (20, 2)
+
+
+def test_a_stored_row_of_another_stage_serves_one_row(tmp_path, notes):
+    world = Snapshots(tmp_path)
+    world.write(DAYS[0], ["same"] * 5)
+    assert world.run(DAYS[:1]) == 5
+    world.write(DAYS[1], ["same"] * 8)
+    assert world.run(DAYS[1:2]) == 3

@@ -1,0 +1,34 @@
+"""The floor of a stage's row records."""
+
+from __future__ import annotations
+
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.errors import NewerFormatError
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.row_floor import raise_floor, read_floor
+from vane_dagster.storage.store import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(Location(str(tmp_path)))
+
+
+def test_each_forced_run_raises_the_floor_of_its_stage_once(store):
+    assert read_floor(store, "docs", "embed") == 0
+    assert raise_floor(store, "docs", "embed", "first") == 1
+    assert raise_floor(store, "docs", "embed", "first") == 1, "a second attempt"
+    assert raise_floor(store, "docs", "embed", "second") == 2
+    assert (read_floor(store, "docs", "embed"), read_floor(store, "docs", "label")) == (2, 0)
+
+
+def test_a_floor_that_cannot_be_read_is_an_error(store, tmp_path):
+    raise_floor(store, "docs", "embed", "first")
+    (tmp_path / "docs/embed/row_floor.json").write_text("{")
+    with pytest.raises(vd.StoreError, match=r"row_floor\.json' is not readable"):
+        read_floor(store, "docs", "embed")
+    (tmp_path / "docs/embed/row_floor.json").write_text('{"format": 99}')
+    with pytest.raises(NewerFormatError):
+        read_floor(store, "docs", "embed")
