@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Union
@@ -87,6 +88,7 @@ class StageStats:
         faults: Rows that could not be computed.
         copied: Input rows with an outcome that an earlier part had.
         deduplicated: Input rows with the outcome of another row of their fragment.
+        spent: Usage of the rows that were computed, by the names of the stage's `sums`.
         fits: The batch size that the workers determined, or that fit into memory after a larger one
             did not.
         call_seconds: Seconds in the user's code, summed over all workers.
@@ -106,6 +108,7 @@ class StageStats:
     faults: int = 0
     copied: int = 0
     deduplicated: int = 0
+    spent: Counter[str] = field(default_factory=Counter)
     fits: int | None = None
     call_seconds: float = 0.0
     work_seconds: float = 0.0

@@ -219,6 +219,8 @@ class WaveProgress:
         stats.computed += 1
         stats.copied += part.copied
         stats.deduplicated += part.deduplicated
+        if written.spec.sums:
+            stats.spent.update(written.spec.used(part.spent))
         made = sum(made for _, made in written.pieces.values())
         stats.rows_out += rows if run.computes_all_rows(stage) else made
         for name, task_state in run.task_states.items():

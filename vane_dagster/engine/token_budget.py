@@ -32,7 +32,7 @@ class TokenBudget:
             return None
         used = self._used.setdefault(stage, Counter())
         was_over = bool(used) and spec.over_budget(used) is not None
-        used.update(spec.used(part.measures))
+        used.update(spec.used(part.spent))
         message = spec.over_budget(used)
         if message is None or was_over:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -167,6 +168,10 @@ def stage_metadata(
         found["rows_nulled"] = nulled
     if unread := sum(part.unread for part in manifest.parts):
         found["rows_unread"] = unread
+    if manifest.row_definition and stats.computed:
+        found["rows_computed"] = stats.rows_in
+        found["rows_copied"] = stats.copied
+        found["rows_deduplicated"] = stats.deduplicated
     if stats.retries:
         found["retries"] = stats.retries
     if stats.fits:
@@ -177,8 +182,13 @@ def stage_metadata(
         found["milliseconds_per_batch"] = round(1000 * stats.call_seconds / stats.batches, 2)
     if spec.sums:
         used = spec.used(merge_measures(part.measures for part in manifest.parts))
-        is_whole = stats.computed == len(manifest.parts)
+        is_whole = stats.computed == len(manifest.parts) and stats.spent == used
         found |= spec.usage_metadata(used, stats.seconds if is_whole else None)
+        if stats.computed:
+            found |= _usage("spent", spec, stats.spent)
+        inherited = spec.used(merge_measures(part.inherited for part in manifest.parts))
+        if any(inherited.values()):
+            found |= _usage("inherited", spec, inherited)
     if stats.computed and manifest.model:
         found["model_loads"] = stats.loads.loads
         found["model_load_seconds"] = round(stats.loads.load_seconds, 3)
@@ -190,6 +200,13 @@ def stage_metadata(
         found["server_restarts"] = stats.servers.restarts
         found["servers"] = dg.MetadataValue.md(servers_table(stats.servers.replicas))
     return found
+
+
+def _usage(kind: str, spec: StageSpec, used: Counter[str]) -> dict[str, Any]:
+    """Return a part of a partition's usage, with its cost."""
+    names = {name for fields in spec.sums.values() for name in fields} | {"cost"}
+    found = spec.usage_metadata(used, None)
+    return {f"{name}_{kind}": value for name, value in found.items() if name in names}
 
 
 def servers_table(replicas: Sequence[ServerReplica]) -> str:

@@ -203,6 +203,9 @@ class _StageSummary:
     computed: int = 0
     reused: int = 0
     quarantined: int = 0
+    given: int = 0
+    copied: int = 0
+    deduplicated: int = 0
 
     def __str__(self) -> str:
         partitions = (
@@ -217,6 +220,9 @@ class _StageSummary:
             lines.append(f"{count(self.rows, 'row')} in {duration(self.seconds)}{speed}")
         if self.committed:
             lines.append(f"fragments: {self.computed:,} computed, {self.reused:,} reused")
+        if self.copied or self.deduplicated:
+            known = f"{self.copied:,} copied, {self.deduplicated:,} deduplicated"
+            lines.append(f"input rows: {self.given:,} computed, {known}")
         if self.quarantined:
             lines.append(f"{count(self.quarantined, 'row')} quarantined")
         return "; ".join(lines)
@@ -277,6 +283,9 @@ class RunSummary:
         stage.seconds += stats.seconds
         stage.computed += stats.computed
         stage.reused += max(0, len(parts) - stats.computed)
+        stage.given += stats.rows_in
+        stage.copied += stats.copied
+        stage.deduplicated += stats.deduplicated
         stage.quarantined += sum(part.quarantined for part in parts)
 
     def text(self, finished: bool = True) -> str:

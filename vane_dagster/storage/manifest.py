@@ -98,6 +98,14 @@ class PartInfo:
         """The part's file name."""
         return part_name(self.key, self.digest)
 
+    @property
+    def spent(self) -> dict[str, dict[str, float]]:
+        """The sums among its measures without what other parts had already."""
+        return {
+            column: {name: self.measures[column][name] - value for name, value in sums.items()}
+            for column, sums in self.inherited.items()
+        } | {name: dict(sums) for name, sums in self.measures.items() if name not in self.inherited}
+
     def as_record(self) -> dict[str, Any]:
         """Convert the part to a JSON record, without empty fields."""
         record = _PART_CODEC.record(self)

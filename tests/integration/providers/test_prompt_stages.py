@@ -301,6 +301,33 @@ def test_a_run_that_has_used_its_budget_stops_and_keeps_what_is_paid_for(
     assert sum(server.requests.values()) > first
 
 
+def test_budgets_and_costs_count_what_is_spent_not_what_is_copied(
+    tmp_path, local, server, endpoint, materialize
+):
+    texts = [f"text number {i}" for i in range(40)]
+    options = {"sampling_params": {"temperature": 0}, "prices": {"completion": 1e6}}
+
+    def run(max_tokens: int) -> dict[str, Any]:
+        pipeline = docs(tmp_path, texts)
+        asked(pipeline, endpoint[1], max_tokens=max_tokens, **options)
+        return metadata(materialize(pipeline, local), "asked")
+
+    first = run(10_000)
+    assert (first["rows_computed"], first["cost_spent"]) == (40, first["cost"])
+    assert "cost_inherited" not in first
+    server.bodies.clear()
+    texts[7], texts[8] = "another text", "another text"
+    again = run(30)
+    assert len(server.bodies) == 1
+    assert (again["rows_computed"], again["rows_copied"], again["rows_deduplicated"]) == (1, 38, 1)
+    assert again["completion_tokens"] == (
+        again["completion_tokens_spent"] + again["completion_tokens_inherited"]
+    )
+    assert again["cost"] == again["cost_spent"] + again["cost_inherited"]
+    assert again["requests_spent"] == 1
+    assert "tokens_per_second" not in again
+
+
 @pytest.mark.parametrize("on_error", ["null", "quarantine"])
 def test_answers_that_do_not_fit_are_paid_for_too(
     on_error, tmp_path, local, server, endpoint, materialize
