@@ -1,16 +1,17 @@
 """Row keys: 128 bits over the values of some columns of a row, the same in every process.
 
-A row is encoded as the digest of the columns' types and, for each column, a byte that tells null
-from a value, then the value: its bits if all values of the type have the same width, else its
-length and its bytes; of a list its length and its items, of a struct its fields. Rows have the same
-encoding exactly if their values have the same bits: -0.0 differs from 0.0, and NaNs by their
-payload.
+A row is encoded as the digest of the columns' types and the encoding of one value of each column.
+The values of a list are encoded together, as are the values of each field of the structs in it: a
+byte that is 1 if one of them is null, then a byte for each that is 0 if it is; then their bits if
+all values of the type have the same width, else their lengths, and their bytes or items. Rows have
+the same encoding exactly if their values have the same bits: -0.0 differs from 0.0, and NaNs by
+their payload.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,7 @@ ENCODING = 1
 """Increment if rows are encoded differently: no row is found under keys of another encoding."""
 WIDTH = 16
 """Bytes of a key."""
+_Ends = npt.NDArray[np.int64]
 
 
 def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.FixedSizeBinaryArray:
@@ -42,7 +44,9 @@ def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.FixedSizeBinar
     types = "\n".join(str(array.type) for array in plain)
     header = hashlib.blake2b(f"{ENCODING}\n{types}".encode(), digest_size=WIDTH).digest()
     rows = len(plain[0])
-    encoded = _joined([_repeated(header, rows), *(_encoded(array) for array in plain)])
+    ends = np.arange(rows + 1)
+    values = [encoding for array in plain for encoding in _encoded(array, ends)]
+    encoded = _joined([_cut(np.frombuffer(header * rows, f"V{WIDTH}"), ends), *values])
     offsets = _offsets(encoded).tolist()
     data = memoryview(encoded.buffers()[2] or b"")
     digest = xxhash.xxh3_128_digest
@@ -60,31 +64,53 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return array
 
 
-def _encoded(array: pa.Array) -> pa.LargeBinaryArray:
-    """Encode each value of an array."""
+def _encoded(array: pa.Array, ends: _Ends) -> Iterator[pa.LargeBinaryArray]:
+    """Yield the encodings of values, whose concatenation is that of all values of a row.
+
+    Args:
+        array: The values.
+        ends: The position at which the values of each row end, after a 0.
+    """
     array = _plain(array)
     kind = array.type
+    yield from _flags(array, ends)
     if pa.types.is_null(kind):
-        return _flags(array)
+        return
     if pa.types.is_struct(kind):
-        # Values below a null struct are null, whatever their bits are.
-        return _joined([_flags(array), *(_encoded(field) for field in array.flatten())])
+        for field in array.flatten():  # values below a null struct are null, whatever they hold
+            yield from _encoded(field, ends)
+        return
     if pa.types.is_map(kind):
         array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
     if pa.types.is_fixed_size_list(kind):
         array = array.cast(pa.large_list(kind.value_field))
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         lengths = np.asarray(pc.list_value_length(array).fill_null(0), np.int64)
-        items = _encoded(array.flatten())  # without what is below null lists
-        ends = np.concatenate(([0], np.cumsum(lengths)))
-        return _joined([_flags(array), _fixed(lengths), _binary(items, _offsets(items)[ends])])
-    if pa.types.is_boolean(kind):
-        array = array.cast(pa.uint8())
-    if _has_bytes(kind):
+        yield _cut(lengths, ends)
+        # Flattened, it is without what is below null lists.
+        yield from _encoded(array.flatten(), np.concatenate(([0], np.cumsum(lengths)))[ends])
+    elif _has_bytes(kind):
         values = array.cast(pa.large_binary()).fill_null(b"")
-        lengths = np.asarray(pc.binary_length(values), np.int64)
-        return _joined([_flags(array), _fixed(lengths), values])
-    return _joined([_flags(array), _bits(array)])
+        yield _cut(np.asarray(pc.binary_length(values), np.int64), ends)
+        yield _array(_offsets(values)[ends], values.buffers()[2])
+    else:
+        is_bool = pa.types.is_boolean(kind)
+        yield _cut(_bits(array.cast(pa.uint8()) if is_bool else array), ends)
+
+
+def _flags(array: pa.Array, ends: _Ends) -> Iterator[pa.LargeBinaryArray]:
+    """Yield whether values of a row are null, and of rows with such values, which."""
+    rows = len(ends) - 1
+    if not array.null_count:
+        yield _cut(np.zeros(rows, np.uint8), np.arange(rows + 1))
+        return
+    valid = np.asarray(array.is_valid()).astype(np.uint8)
+    before = np.concatenate(([0], np.cumsum(valid == 0)))
+    has_null = np.diff(before[ends]) > 0
+    yield _cut(has_null.astype(np.uint8), np.arange(rows + 1))
+    counts = np.diff(ends)
+    flags = valid[ends[0] : ends[-1]][np.repeat(has_null, counts)]
+    yield _cut(flags, np.concatenate(([0], np.cumsum(counts * has_null))))
 
 
 def _has_bytes(kind: pa.DataType) -> bool:
@@ -101,8 +127,8 @@ def _has_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def _bits(array: pa.Array) -> pa.LargeBinaryArray:
-    """Return the bits of values of one width; zeros for null."""
+def _bits(array: pa.Array) -> npt.NDArray[np.uint8]:
+    """Return the bytes of values of one width; zeros for null."""
     try:
         width = array.type.byte_width
     except ValueError:
@@ -114,36 +140,22 @@ def _bits(array: pa.Array) -> pa.LargeBinaryArray:
     if array.null_count:
         found = found.copy()
         found[np.asarray(array.is_null())] = 0
-    return _fixed(found)
+    return found
 
 
-def _flags(array: pa.Array) -> pa.LargeBinaryArray:
-    return _fixed(np.asarray(array.is_valid()).astype(np.uint8))
-
-
-def _fixed(values: npt.NDArray[Any]) -> pa.LargeBinaryArray:
-    """Return the bytes of each row of an array, little-endian."""
-    rows = len(values)
+def _cut(values: npt.NDArray[Any], ends: _Ends) -> pa.LargeBinaryArray:
+    """Return the bytes of the values of each row, little-endian."""
     data = np.ascontiguousarray(values)
-    width = data.nbytes // rows if rows else 0
-    offsets = np.arange(rows + 1, dtype=np.int64) * width
-    return _array(offsets, pa.py_buffer(data))
+    width = data.nbytes // len(data) if len(data) else 0
+    return _array(ends * width, pa.py_buffer(data))
 
 
-def _repeated(value: bytes, rows: int) -> pa.LargeBinaryArray:
-    return _fixed(np.frombuffer(value * rows, np.uint8).reshape(rows, len(value)))
-
-
-def _binary(values: pa.LargeBinaryArray, offsets: npt.NDArray[np.int64]) -> pa.LargeBinaryArray:
-    return _array(offsets, values.buffers()[2])
-
-
-def _array(offsets: npt.NDArray[np.int64], data: pa.Buffer) -> pa.LargeBinaryArray:
+def _array(offsets: _Ends, data: pa.Buffer) -> pa.LargeBinaryArray:
     buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), data]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
-def _offsets(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
+def _offsets(array: pa.LargeBinaryArray) -> _Ends:
     found = np.frombuffer(array.buffers()[1], np.int64)
     return found[array.offset : array.offset + len(array) + 1]
 

@@ -60,8 +60,8 @@ from vane_dagster.worker.protocol import (
 from vane_dagster.worker.row_index import id_hashes, open_index
 
 COMPUTED, DUPLICATE = -1, -2
-_KEYED_ROWS = 4096
-"""Rows that are encoded at a time: their encodings fit into the processor's cache."""
+_KEYED_BYTES = 3 << 20
+"""About the bytes that are encoded at a time: the encodings fit into the processor's cache."""
 
 _Places = npt.NDArray[np.int64]
 _Numbers = npt.NDArray[Any]
@@ -119,8 +119,10 @@ def _keys(rows: pa.Table, columns: Sequence[str]) -> tuple[_Numbers, _Numbers]:
     """Return the high and the low half of each row's key."""
     chosen = [rows.column(name) for name in columns]
     found = np.empty((rows.num_rows, 2), np.uint64)
-    for start in range(0, rows.num_rows, _KEYED_ROWS):
-        keys = row_keys([column.slice(start, _KEYED_ROWS) for column in chosen])
+    blocks = 1 + sum(column.nbytes + 32 * rows.num_rows for column in chosen) // _KEYED_BYTES
+    size = 1 + rows.num_rows // blocks
+    for start in range(0, rows.num_rows, size):
+        keys = row_keys([column.slice(start, size) for column in chosen])
         halves = np.frombuffer(keys.buffers()[1], "<u8").reshape(-1, 2)
         found[start : start + len(halves)] = halves
     return found[:, 0].copy(), found[:, 1].copy()
