@@ -30,6 +30,16 @@ def test_the_example_for_a_laptop_runs(tmp_path):
     assert done.stdout.splitlines()[-1] == str(rows)
 
 
+def test_the_example_of_reuse_prints_what_the_page_says(tmp_path):
+    page = "docs/reuse.md"
+    (tmp_path / "reuse_example.py").write_text(code(page, "An example"))
+    done = forked.run(["reuse_example.py"], os.environ, tmp_path, 120)
+    assert done.returncode == 0, done.stderr
+    printed = (ROOT / page).read_text().partition("prints\n\n```\n")[2].partition("```")[0]
+    assert len(printed.splitlines()) == 6
+    assert done.stdout.endswith(printed)
+
+
 def test_the_example_of_the_readme_is_a_pipeline(tmp_path, monkeypatch):
     (tmp_path / "readme_definitions.py").write_text(code("README.md", "The shortest real example"))
     monkeypatch.syspath_prepend(str(tmp_path))

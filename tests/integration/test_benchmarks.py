@@ -106,11 +106,14 @@ def test_a_media_workload_is_measured_verified_and_printed(tmp_path: Path) -> No
     assert measured["loads"] == 1
 
 
-@pytest.mark.parametrize(("case", "calls"), [("changed", 4), ("own", 400)])
+@pytest.mark.parametrize(
+    ("case", "rows", "calls"),
+    [("changed", 400, 4), ("own", 400, 400), (row_reuse.BACKFILL, 1200, 400 + 2 * 8)],
+)
 def test_rows_that_a_change_affects_are_counted(
-    case: str, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, rows: int, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(row_reuse.SEEN, "set by the benchmark")
-    measured = row_reuse.measure(case, tmp_path / case, 400, 0)
-    assert (measured.rows, measured.calls) == (400, calls)
+    measured = row_reuse.measure(case, tmp_path / case, 400, 0, days=3)
+    assert (measured.rows, measured.calls) == (rows, calls)
     assert calls <= measured.allowed
