@@ -21,7 +21,7 @@ import pytest
 
 from support.chaos_driver import RAN
 from support.chaos_harness import Place, can_mount, small_disk
-from support.chaos_pipeline import FRAGMENT_ROWS, KEYS, STAGES
+from support.chaos_pipeline import FRAGMENT_ROWS, KEYED, KEYS, STAGES
 from support.chaos_plan import Plan, drawn
 from support.data import read_stage, write_source
 from support.pools_process import CLUSTER
@@ -208,6 +208,8 @@ def check_files(root: Path, store: Store, collected: bool = False) -> None:
                 folder = root / "out" / key
                 assert set(manifest.published_files) == names
             names |= {part.faults for part in manifest.parts if part.faults}
+            names |= {part.row_records for part in manifest.parts if part.row_records}
+            assert all(part.row_records for part in manifest.parts) == (stage in KEYED)
             there = {file.name for file in folder.glob("*") if file.is_file()}
             assert names <= there, f"{stage} of {key} lacks {names - there}"
             wanted[folder] = names

@@ -11,6 +11,8 @@ import vane_dagster as vd
 
 KEYS = ("north", "south")
 STAGES = ("texts", "scores", "labels", "joined", "published")
+KEYED = ("scores", "labels")
+"""The stages whose rows are reused one by one."""
 FRAGMENT_ROWS = 50
 
 
@@ -44,7 +46,8 @@ def make(source: str, out: str, labels: str, former: bool = False) -> vd.Pipelin
         source: Folder with a folder for each partition.
         out: The target of the published rows.
         labels: Handling of rows that cannot be labeled: "quarantine" or "null".
-        former: Whether to make other rows, as an earlier version of the pipeline did.
+        former: Whether to make other rows, as an earlier version of the pipeline did. The scores
+            are the same, and their rows are copied.
     """
     docs = vd.Pipeline(
         "chaos",
@@ -58,6 +61,7 @@ def make(source: str, out: str, labels: str, former: bool = False) -> vd.Pipelin
         "scores",
         Scorer,
         schema={"score": "BIGINT"},
+        columns=["id", "n"],
         batch_size=10,
         concurrency=2,
         on_error="quarantine",
@@ -68,6 +72,7 @@ def make(source: str, out: str, labels: str, former: bool = False) -> vd.Pipelin
         "labels",
         Labeller,
         schema={"label": "VARCHAR"},
+        columns=["text"],
         batch_size=16,
         concurrency=1,
         on_error=labels,

@@ -126,14 +126,13 @@ def drawn(seed: int, ids: list[int], kinds: tuple[str, ...], mounts: bool) -> Pl
             killed.append("driver")
         kills = sorted(_kill(draw, kind) for kind in killed)
         runs.append(Disturbed(partition, tuple(faults), tuple(kills)))
-    return Plan(
-        seed,
-        draw.choice(("quarantine", "null")),
-        Poison({s: ids for s, ids in raising.items() if ids}, killing),
-        not tiny and draw.random() < 0.25,
-        tuple(runs),
-        tiny,
-    )
+    labels = draw.choice(("quarantine", "null"))
+    former = not tiny and draw.random() < 0.25
+    if former:  # the scores that the former run has made are copied
+        raising["scores"] = ()
+        killing.pop("scores", None)
+    poison = Poison({s: ids for s, ids in raising.items() if ids}, killing)
+    return Plan(seed, labels, poison, former, tuple(runs), tiny)
 
 
 def _kill(draw: random.Random, kind: str) -> Kill:

@@ -315,7 +315,8 @@ class FragmentQueue:
             specs = self._to_compute(self._held[partition][0])
             if not self.lookups.must_wait(partition, [spec.name for spec in specs]):
                 places += self._take_held(partition, self._ahead - len(places))
-        if idle and self._held and not (places or self._ready or self._blocked or self._has_fresh):
+        may_come = self._ready or self._blocked or (self._has_fresh and len(self._held) < _MAX_HELD)
+        if idle and self._held and not (places or may_come):
             places = self._take_held(next(iter(self._held)), self._ahead)  # it would wait forever
         return places
 

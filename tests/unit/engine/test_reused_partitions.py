@@ -13,6 +13,7 @@ import pytest
 import vane_dagster as vd
 from support.in_process import committed, compute
 from support.reused import upper
+from vane_dagster.engine import fragment_queue
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
@@ -144,3 +145,11 @@ def test_a_stored_row_of_another_stage_serves_one_row(tmp_path, notes):
     assert world.run(DAYS[:1]) == 5
     world.write(DAYS[1], ["same"] * 8)
     assert world.run(DAYS[1:2]) == 3
+
+
+def test_partitions_in_reverse_order_do_not_wait_forever(tmp_path, notes, monkeypatch):
+    monkeypatch.setattr(fragment_queue, "_MAX_HELD", 3)
+    world = Snapshots(tmp_path)
+    texts = world.write_days(DAYS[:8], changed=1)
+    assert world.run(DAYS[:8][::-1]) <= 8 * ROWS
+    assert [world.rows(day) for day in DAYS[:8]] == [[t.upper() for t in day] for day in texts]
