@@ -130,15 +130,19 @@ def compute(
     def plan(some: Sequence[str | None]) -> Any:
         return plan_run(pipeline, tuple(pipeline.stages), some, store, run_id=run_id, **options)
 
-    def earlier(partition: str) -> Sequence[str]:
-        known = list(keys or partitions)
-        return known[: known.index(partition)][::-1]
+    class Order:
+        def all(self) -> Sequence[str]:
+            return keys or [key for key in partitions if key is not None]
+
+        def before(self, partition: str) -> Sequence[str]:
+            known = list(self.all())
+            return known[: known.index(partition)][::-1]
 
     planned = plan(partitions)
     if planned.failed:
         raise next(iter(planned.failed.values()))
     events: list[Event] = []
-    runner = CheckRunner(pipeline, store, earlier)
+    runner = CheckRunner(pipeline, store, Order())
     given: Any = backend or InProcess()
     execute(planned, given, store, run_id, events.append, threading.Event(), {}, runner, plan)
     for event in events:

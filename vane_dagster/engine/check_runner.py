@@ -25,6 +25,7 @@ from vane_dagster.checks.context import (
     PartCounts,
     Recomputation,
 )
+from vane_dagster.engine.partition_order import NoOrder, PartitionOrder
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.column_stats import Measures, measure, merge_measures
@@ -45,13 +46,6 @@ _LOOKED_BACK = 64
 _FRAGMENTS = 64
 _BATCH = 8192
 
-Earlier = Callable[[str], Iterable[str]]
-"""Returns the partitions before one, the nearest first."""
-
-
-def _nothing(partition: str) -> Iterable[str]:
-    return ()
-
 
 class CheckRunner:
     """Evaluates the checks of a pipeline's stages.
@@ -59,15 +53,20 @@ class CheckRunner:
     Args:
         pipeline: The pipeline.
         store: The store that has the rows.
-        earlier: Returns earlier partitions, for checks that compare with the previous one. Default:
-            none are known.
+        order: The order of the partitions, for checks that compare with the previous one. Default:
+            nothing is known of it.
         run_id: The run; its own parts show the package versions of its workers.
     """
 
     def __init__(
-        self, pipeline: Pipeline, store: Store, earlier: Earlier = _nothing, run_id: str = ""
+        self,
+        pipeline: Pipeline,
+        store: Store,
+        order: PartitionOrder | None = None,
+        run_id: str = "",
     ) -> None:
-        self._pipeline, self._store, self.earlier = pipeline, store, earlier
+        self._pipeline, self._store = pipeline, store
+        self.order: PartitionOrder = order or NoOrder()
         self._run_id = run_id
         self._code_read = _read_code(pipeline)
 
@@ -114,7 +113,7 @@ class CheckRunner:
         """The nearest earlier partition that was materialized."""
         if manifest.partition is None:
             return None
-        keys = list(itertools.islice(self.earlier(manifest.partition), _LOOKED_BACK))
+        keys = list(itertools.islice(self.order.before(manifest.partition), _LOOKED_BACK))
         found = self._store.latest(manifest.pipeline, manifest.stage, keys)
         for key in keys:
             if key in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
@@ -12,7 +13,8 @@ from vane_dagster.errors import VaneError
 from vane_dagster.events import Noticed
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import Manifest, PartInfo
+from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
+from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
 from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.worker.protocol import RecordGroup, RowLookup, WorkReport
 
@@ -24,8 +26,10 @@ class RowLookups:
     """Finds the parts with the rows that a stage may copy, when a fragment is about to begin.
 
     These are the parts in force of the same partition, and of the partitions before it, as many as
-    the stage says. A partition of this run waits until those before it are computed. If these waits
-    turn out to be in vain, because hardly any row was found in another partition, they end.
+    the stage says; of a new partition also those of partitions that exist no longer.
+
+    A partition of this run waits until those before it are computed. If these waits turn out to be
+    in vain, because hardly any row was found in another partition, they end.
 
     Args:
         state: The run.
@@ -34,6 +38,7 @@ class RowLookups:
     def __init__(self, state: RunState) -> None:
         self._state, self._plan = state, state.plan
         self._indexes = {p.key: index for index, p in enumerate(state.plan.partitions)}
+        self._stored_partitions: dict[str, list[tuple[str, ManifestName]]] = {}
         self._lookups: dict[tuple[int, str], RowLookup] = {}
         self._preceding: dict[tuple[str | None, int], Sequence[str]] = {}
         self._rows: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
@@ -113,7 +118,9 @@ class RowLookups:
             return ()
         place = (key, spec.reuse.partitions)
         if place not in self._preceding:
-            self._preceding[place] = list(islice(self._state.earlier(key), spec.reuse.partitions))
+            self._preceding[place] = list(
+                islice(self._state.partition_order.before(key), spec.reuse.partitions)
+            )
         return self._preceding[place]
 
     def _preceding_here(self, partition: int, stage: str) -> Iterator[int]:
@@ -147,6 +154,38 @@ class RowLookups:
                 continue
             if found is not None:
                 yield self._stored(found, partition, stage, False)
+        if plan.former is None:
+            for folder, name in self._retired(stage, planned.key, spec.reuse.partitions):
+                location = store.root.child(pipeline, stage, "manifests", folder)
+                try:
+                    found = store.opened(location, str(name))
+                except VaneError as error:
+                    self._notice(error)
+                    continue
+                yield self._stored(found, partition, stage, False)
+
+    def _retired(
+        self, stage: str, key: str | None, count: int
+    ) -> Sequence[tuple[str, ManifestName]]:
+        """The stored partitions that the pipeline no longer has, next to a new one by name.
+
+        After a change of the partitions, as from days to hours, the rows of a new partition are in
+        these. At most `count` are returned of those before it, and as many of those after it.
+        """
+        if not count or self._plan.forced:
+            return ()
+        if stage not in self._stored_partitions:
+            state = self._state
+            present = {partition_folder(each) for each in state.partition_order.all()}
+            if self._plan.partitions[0].key is None:
+                present.add(UNPARTITIONED)
+            listed = state.store.latest_of_all(state.pipeline.name, stage) if present else {}
+            self._stored_partitions[stage] = sorted(
+                (folder, name) for folder, name in listed.items() if folder not in present
+            )
+        known = self._stored_partitions[stage]
+        place = bisect_right([folder for folder, _ in known], partition_folder(key))
+        return [*known[max(0, place - count) : place][::-1], *known[place : place + count]]
 
     def _computed(self, index: int, stage: str) -> tuple[Location, list[PartInfo]] | None:
         """The parts of another partition that this run has completed."""

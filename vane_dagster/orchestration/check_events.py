@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +9,12 @@ from typing import Any
 
 import dagster as dg
 
-from vane_dagster.engine.check_runner import CheckRunner, Earlier
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import StoreError, VaneError, names
 from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.event_log import Target
 from vane_dagster.orchestration.event_writer import EventWriter
+from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.pipeline.pipeline import Pipeline, Stage
 from vane_dagster.storage.manifest import CheckResult, Manifest
 from vane_dagster.storage.reader import find
@@ -247,7 +247,8 @@ def make_check_runner(
         pipeline: The pipeline.
         store: The store with the evaluated rows.
     """
-    return CheckRunner(pipeline, store, _earlier(context, pipeline), context.run.run_id)
+    order = DagsterOrder(pipeline.partitions_def, context.instance)
+    return CheckRunner(pipeline, store, order, context.run.run_id)
 
 
 def evaluate_alone(
@@ -315,39 +316,3 @@ def stored_manifests(
             "nothing to check; materialize it first"
         )
     return manifests
-
-
-def _earlier(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Earlier:
-    found: list[dict[str, int]] = []
-    lock = threading.Lock()  # several threads of a run ask
-
-    def places() -> dict[str, int]:
-        with lock:
-            if not found and pipeline.partitions_def is not None:
-                store = context.instance
-                keys = pipeline.partitions_def.get_partition_keys(dynamic_partitions_store=store)
-                found.append({key: place for place, key in enumerate(keys)})
-            return found[0] if found else {}
-
-    def earlier(partition: str) -> Iterator[str]:
-        place, keys = places().get(partition, 0), list(places())
-        others = _other_dimensions(pipeline.partitions_def, partition)
-        for key in reversed(keys[:place]):
-            if _other_dimensions(pipeline.partitions_def, key) == others:
-                yield key
-
-    return earlier
-
-
-def _other_dimensions(partitions_def: Any, partition: str) -> dict[str, str]:
-    """Return the keys of a multi-partition in all dimensions except the ordered one.
-
-    The ordered dimension is the time dimension, else the last one.
-    """
-    dimensions = getattr(partitions_def, "partitions_defs", ())
-    if not dimensions:
-        return {}
-    ordered = [d.name for d in dimensions if hasattr(d.partitions_def, "cron_schedule")]
-    along = ordered[0] if ordered else dimensions[-1].name
-    keys = partitions_def.get_partition_key_from_str(str(partition)).keys_by_dimension
-    return {name: key for name, key in keys.items() if name != along}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class Snapshots:
 
     def __init__(self, folder: Path, fragment_rows: int = 20, **options: Any) -> None:
         self.folder, self.fragment_rows, self.options = folder, fragment_rows, options
+        self.keys = DAYS
         self.store = Store(Location(str(folder / "store")))
         self.notes = folder / "notes"
 
@@ -53,12 +55,12 @@ class Snapshots:
             "docs",
             source=source,
             id="id",
-            partitions_def=dg.StaticPartitionsDefinition(DAYS),
+            partitions_def=dg.StaticPartitionsDefinition(self.keys),
             fragment_rows=self.fragment_rows,
         )
         given = {"version": "1", "on_error": "quarantine", "max_error_rate": 1.0}
         docs.project("clean", ["text"]).map("upper", upper, **(given | self.options))
-        self.events = compute(docs, self.store, days, keys=DAYS, **options)
+        self.events = compute(docs, self.store, days, keys=self.keys, **options)
         return len(self.notes.read_text().splitlines())
 
     def rows(self, day: str) -> list[str]:
@@ -153,3 +155,23 @@ def test_partitions_in_reverse_order_do_not_wait_forever(tmp_path, notes, monkey
     texts = world.write_days(DAYS[:8], changed=1)
     assert world.run(DAYS[:8][::-1]) <= 8 * ROWS
     assert [world.rows(day) for day in DAYS[:8]] == [[t.upper() for t in day] for day in texts]
+
+
+def test_other_partitions_of_the_same_rows_find_them(tmp_path, notes):
+    world = Snapshots(tmp_path, reuse_partitions=4)
+    days = ["2026-01-01", "2026-01-02"]
+    hours = [f"{day}-{hour:02}:00" for day in days for hour in (0, 6, 12, 18)]
+    texts = {hour: [f"{hour} {n}" for n in range(5)] for hour in hours}
+    for day in days:
+        world.write(day, [text for hour in hours if hour.startswith(day) for text in texts[hour]])
+    for hour in hours:
+        world.write(hour, texts[hour])
+    world.keys = days
+    assert world.run(days) == 40
+    world.keys = hours
+    assert world.run(hours) == 0
+    assert [world.rows(hour) for hour in hours] == [texts[hour] for hour in hours]
+    shutil.rmtree(tmp_path / "store/docs/upper/manifests/2026-01-01")
+    shutil.rmtree(tmp_path / "store/docs/upper/manifests/2026-01-02")
+    world.keys = days
+    assert world.run(days) == 0, "and back"

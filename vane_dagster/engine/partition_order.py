@@ -1,0 +1,32 @@
+"""The order of a pipeline's partitions, as a run asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+
+class PartitionOrder(Protocol):
+    """The partitions of a pipeline in order. Called from several threads."""
+
+    def before(self, partition: str) -> Iterable[str]:
+        """Return the partitions before one, the nearest first.
+
+        Args:
+            partition: The partition's key.
+        """
+
+    def all(self) -> Sequence[str]:
+        """Return all partitions."""
+
+
+class NoOrder:
+    """Partitions of which nothing is known."""
+
+    def before(self, partition: str) -> Iterable[str]:
+        """See `PartitionOrder`."""
+        return ()
+
+    def all(self) -> Sequence[str]:
+        """See `PartitionOrder`."""
+        return ()

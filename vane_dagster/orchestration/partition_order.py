@@ -1,0 +1,59 @@
+"""The order of partitions as Dagster has it: time windows, declared keys, dimensions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import dagster as dg
+
+
+class DagsterOrder:
+    """The partitions of a definition; see `PartitionOrder`. They are listed once.
+
+    Before a partition of several dimensions come those that differ from it in one alone: the time
+    dimension, else the last one.
+
+    Args:
+        partitions_def: The definition; None for an unpartitioned pipeline.
+        instance: The instance that has dynamic partitions.
+    """
+
+    def __init__(self, partitions_def: Any, instance: dg.DagsterInstance) -> None:
+        self._definition, self._instance = partitions_def, instance
+        self._lock = threading.Lock()
+        self._keys: Sequence[str] | None = None
+        self._places: dict[str, int] = {}
+
+    def all(self) -> Sequence[str]:
+        """See `PartitionOrder`."""
+        with self._lock:
+            if self._keys is None:
+                known = self._definition is not None
+                store = self._instance
+                self._keys = (
+                    self._definition.get_partition_keys(dynamic_partitions_store=store)
+                    if known
+                    else ()
+                )
+                self._places = {key: place for place, key in enumerate(self._keys)}
+            return self._keys
+
+    def before(self, partition: str) -> Iterator[str]:
+        """See `PartitionOrder`."""
+        keys = self.all()
+        others = self._other_dimensions(partition)
+        for place in range(self._places.get(partition, 0) - 1, -1, -1):
+            if self._other_dimensions(keys[place]) == others:
+                yield keys[place]
+
+    def _other_dimensions(self, partition: str) -> dict[str, str]:
+        """Return the keys of a partition in all dimensions except the ordered one."""
+        dimensions = getattr(self._definition, "partitions_defs", ())
+        if not dimensions:
+            return {}
+        ordered = [d.name for d in dimensions if hasattr(d.partitions_def, "cron_schedule")]
+        along = ordered[0] if ordered else dimensions[-1].name
+        keys = self._definition.get_partition_key_from_str(str(partition)).keys_by_dimension
+        return {name: key for name, key in keys.items() if name != along}
