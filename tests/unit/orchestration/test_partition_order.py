@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.instance import DynamicPartitionsStore
 
 from vane_dagster.orchestration.partition_order import DagsterOrder
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-05")
 NAMES = dg.StaticPartitionsDefinition(["c", "a", "b"])
 PLACES = dg.StaticPartitionsDefinition(["x", "y"])
-DYNAMIC: Any = SimpleNamespace(get_dynamic_partitions=lambda partitions_def_name: ["2", "1"])
+
+
+class Dynamic(DynamicPartitionsStore):
+    def get_dynamic_partitions(self, partitions_def_name: str) -> list[str]:
+        return ["2", "1"]
+
+    def get_paginated_dynamic_partitions(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def has_dynamic_partition(self, partitions_def_name: str, partition_key: str) -> bool:
+        return partition_key in "12"
+
+
+DYNAMIC: Any = Dynamic()
 
 
 @pytest.mark.parametrize(
