@@ -22,6 +22,9 @@ class Dynamic(DynamicPartitionsStore):
     def get_paginated_dynamic_partitions(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
+    def get_dynamic_partitions_definition_id(self, partitions_def_name: str) -> str:
+        return "id"
+
     def has_dynamic_partition(self, partitions_def_name: str, partition_key: str) -> bool:
         return partition_key in "12"
 
