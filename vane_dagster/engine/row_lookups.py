@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from vane_dagster.engine.fragment_state import FragmentState
@@ -20,6 +20,18 @@ from vane_dagster.worker.protocol import RecordGroup, RowLookup, WorkReport
 
 _MIN_FOUND = 0.05
 """Share of rows found in other partitions below which partitions no longer wait for each other."""
+
+
+@dataclass
+class _Counts:
+    """Rows that were looked up, and those of them that were found in other partitions."""
+
+    rows: int = 0
+    found: int = 0
+
+    def add(self, rows: int, found: int) -> None:
+        self.rows += rows
+        self.found += found
 
 
 class RowLookups:
@@ -41,8 +53,8 @@ class RowLookups:
         self._stored_partitions: dict[str, list[tuple[str, ManifestName]]] = {}
         self._lookups: dict[tuple[int, str], RowLookup] = {}
         self._preceding: dict[tuple[str | None, int], Sequence[str]] = {}
-        self._rows: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-        self._found: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self._counted: dict[str, dict[int, _Counts]] = defaultdict(lambda: defaultdict(_Counts))
+        self._completed: dict[str, _Counts] = defaultdict(_Counts)
 
     def resolve(self, partition: int, stage: str) -> RowLookup | None:
         """Return where the rows of a stage are looked up; None if they have no keys.
@@ -90,17 +102,18 @@ class RowLookups:
         """
         known = run.known.get(stage)
         if isinstance(known, RowLookup) and any(not group.is_own for group in known.groups):
-            self._rows[stage][run.partition] += report.rows_out
-            self._found[stage][run.partition] += report.found_elsewhere
+            self._counted[stage][run.partition].add(report.rows_out, report.found_elsewhere)
 
     def _definition(self, partition: int, stage: str) -> str:
         return self._plan.partitions[partition].stages[stage].row_definition
 
     def _is_worthwhile(self, stage: str) -> bool:
         """Whether enough rows were found elsewhere, in the partitions that are computed."""
-        done = [index for index in self._rows[stage] if not self._is_pending(index, stage)]
-        rows = sum(self._rows[stage][index] for index in done)
-        return sum(self._found[stage][index] for index in done) >= _MIN_FOUND * rows
+        counted, completed = self._counted[stage], self._completed[stage]
+        for index in [index for index in counted if not self._is_pending(index, stage)]:
+            counts = counted.pop(index)
+            completed.add(counts.rows, counts.found)
+        return completed.found >= _MIN_FOUND * completed.rows
 
     def _is_pending(self, index: int, stage: str) -> bool:
         """Whether a partition of this run will have parts that it does not have yet."""
@@ -143,7 +156,9 @@ class RowLookups:
                 yield self._stored(manifest, partition, stage, True, names)
         for key in self._keys(partition, stage):
             index = self._indexes.get(key)
-            computed = () if index is None else self._computed(index, stage)
+            computed = None
+            if index is not None:
+                computed = self._computed(index, stage, plan.row_definition)
             if computed:
                 yield self._group(*computed, self._id(stage), False)
                 continue
@@ -167,10 +182,10 @@ class RowLookups:
     def _retired(
         self, stage: str, key: str | None, count: int
     ) -> Sequence[tuple[str, ManifestName]]:
-        """The stored partitions that the pipeline no longer has, next to a new one by name.
+        """The stored partitions that the pipeline no longer has, and that a new one is a part of.
 
-        After a change of the partitions, as from days to hours, the rows of a new partition are in
-        these. At most `count` are returned of those before it, and as many of those after it.
+        By their names, one of which begins with the other after a change from days to hours or the
+        reverse. An unpartitioned pipeline has the rows of all. At most `count` are returned.
         """
         if not count or self._plan.forced:
             return ()
@@ -183,14 +198,18 @@ class RowLookups:
             self._stored_partitions[stage] = sorted(
                 (folder, name) for folder, name in listed.items() if folder not in present
             )
-        known = self._stored_partitions[stage]
-        place = bisect_right([folder for folder, _ in known], partition_folder(key))
-        return [*known[max(0, place - count) : place][::-1], *known[place : place + count]]
+        own = partition_folder(key)
+        related = [each for each in self._stored_partitions[stage] if _are_related(own, each[0])]
+        return related[:count]
 
-    def _computed(self, index: int, stage: str) -> tuple[Location, list[PartInfo]] | None:
+    def _computed(
+        self, index: int, stage: str, definition: str
+    ) -> tuple[Location, list[PartInfo]] | None:
         """The parts of another partition that this run has completed."""
         planned, parts = self._plan.partitions[index], self._state.parts[index, stage]
         if planned.stages[stage].done or len(parts) < len(planned.fragments) or not parts:
+            return None
+        if planned.stages[stage].row_definition != definition:
             return None
         folder = self._state.store.parts(self._state.pipeline.name, stage, planned.key)
         return folder, [part.info for _, part in sorted(parts.items())]
@@ -226,3 +245,11 @@ class RowLookups:
 
     def _notice(self, error: VaneError) -> None:
         self._state.emit(Noticed(f"rows could not be looked up, and are computed: {error}"))
+
+
+def _are_related(some: str, other: str) -> bool:
+    """Whether the folder of a partition has the name of another one, or begins with it."""
+    if UNPARTITIONED in (some, other):
+        return True
+    first, second = sorted((some.partition("~")[0], other.partition("~")[0]), key=len)
+    return second.startswith(first)

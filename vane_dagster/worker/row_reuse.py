@@ -337,7 +337,8 @@ class _Restored:
 
     def _add_faults(self, records: pa.Table, owners: _Places, known: _Pieces) -> None:
         """Add records of failed rows under the ids of others; with rows of nulls, if kept so."""
-        call, rows = self._call, self._given.take(pa.array(owners))
+        call = self._call
+        rows = unsliced(self._given.select(list(call.ids))).take(pa.array(owners))
         schema, columns = records.schema, dict(zip(records.column_names, records.columns))
         columns["id"] = rows.column(call.ids[0])
         if len(call.ids) > 1:
