@@ -19,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,6 +72,7 @@ class World:
         rows: The number of rows of a table.
         seconds: What the model takes for a row.
         days: The number of partitions; 0 for a table without partitions.
+        hours: The number of partitions once the table is partitioned by hours; 0 before.
         selected: The partitions of the next run, by number.
         columns: The columns of the stage before the model.
         options: Options of the pipeline.
@@ -84,6 +85,7 @@ class World:
     rows: int
     seconds: float
     days: int = 0
+    hours: int = 0
     selected: range = range(1)
     columns: dict[str, str] = field(default_factory=lambda: {"id": "id", "text": "trim(text)"})
     options: dict[str, Any] = field(default_factory=dict)
@@ -105,8 +107,10 @@ class World:
     @property
     def keys(self) -> list[str | None]:
         """The keys of all partitions."""
+        start = datetime.combine(FIRST_DAY, datetime.min.time())
+        hours = [start + timedelta(hours=hour) for hour in range(self.hours)]
         days = [str(FIRST_DAY + timedelta(day)) for day in range(self.days)]
-        return [*days] or [None]
+        return [f"{hour:%Y-%m-%d-%H:%M}" for hour in hours] or [*days] or [None]
 
     def folder(self, day: int = 0) -> Path:
         """Return the folder of a partition's files."""
@@ -140,13 +144,16 @@ class World:
         days = dg.DailyPartitionsDefinition(
             str(FIRST_DAY), end_date=str(FIRST_DAY + timedelta(max(1, self.days)))
         )
+        hours = dg.HourlyPartitionsDefinition(
+            f"{FIRST_DAY}-00:00", end_date=f"{FIRST_DAY + timedelta(1)}-00:00"
+        )
         pipeline = vd.Pipeline(
             "texts",
             source=vd.parquet(
                 str(self.root / "table" / ("{partition_key}" if self.days else "all"))
             ),
             id="id",
-            partitions_def=days if self.days else None,
+            partitions_def=hours if self.hours else days if self.days else None,
             **self.options,
         )
         pipeline.project("clean", self.columns).map_batches(
@@ -286,6 +293,14 @@ def next_day(world: World) -> None:
     world.selected = range(1, 2)
 
 
+def by_hours(world: World) -> None:
+    """Partition the table by hours."""
+    tables = split(world.read(), 24)
+    world.hours, world.selected = 24, range(24)
+    for hour, table in enumerate(tables):
+        world.write([table], hour)
+
+
 @dataclass(frozen=True)
 class Case:
     """A change between two runs.
@@ -332,6 +347,7 @@ CASES = {
         rewritten(lambda world, table: table, compression="zstd", row_group_size=1000),
     ),
     "fragments": Case("`fragment_rows` changed", with_options(fragment_rows=3000)),
+    "hours": Case("partitioned by hours, no longer by days", by_hours, 0.0, 1),
     "snapshot": Case("today's snapshot of yesterday's table, 2% changed", next_day, 0.02, 2),
     "own": Case("the stage's own code changed", code(".encode())", ".encode()) + 1", 1), 1.0),
 }
@@ -372,7 +388,7 @@ def measure(name: str, root: Path, rows: int, seconds: float, days: int = SNAPSH
     sys.path.insert(0, str(root / "code"))
     try:
         if name == BACKFILL:
-            world = World(root, rows, seconds, days, range(days), reuse="fragments")
+            world = World(root, rows, seconds, days, selected=range(days), reuse="fragments")
             _, first = world.run()
             world.reuse, world.store = "rows", "other"
             calls, again = world.run()
@@ -384,7 +400,7 @@ def measure(name: str, root: Path, rows: int, seconds: float, days: int = SNAPSH
         _, first = world.run()
         case.edit(world)
         calls, again = world.run()
-        given = world.read(world.selected[0]).num_rows
+        given = sum(world.read(number).num_rows for number in world.selected)
         return Result(case.title, given, calls, int(case.allowed * rows), first, again)
     finally:
         sys.path.remove(str(root / "code"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from vane_dagster.engine.fragment_state import FragmentState
@@ -144,40 +145,30 @@ class RowLookups:
     def _groups(self, partition: int, spec: MapBatchesSpec) -> Iterator[RecordGroup]:
         planned, stage = self._plan.partitions[partition], spec.name
         plan, store, pipeline = planned.stages[stage], self._state.store, self._state.pipeline.name
+        add = partial(self._stored, partition, stage)
         if plan.former is not None:
             # A part that stays in force serves its own rows already.
             kept = {} if spec.reuse.deterministic else plan.parts
             names = {part.info.name for part in kept.values()}
-            try:
-                manifest = store.read(pipeline, stage, planned.key, plan.former)
-            except VaneError as error:
-                self._notice(error)
-            else:
-                yield self._stored(manifest, partition, stage, True, names)
+            yield from add(partial(store.read, pipeline, stage, planned.key, plan.former), names)
         for key in self._keys(partition, stage):
             index = self._indexes.get(key)
             computed = None
             if index is not None:
                 computed = self._computed(index, stage, plan.row_definition)
-            if computed:
-                yield self._group(*computed, self._id(stage), False)
+            if index is None or computed is None:
+                yield from add(partial(store.in_force, pipeline, stage, key))
                 continue
-            try:
-                found = store.in_force(pipeline, stage, key)
-            except VaneError as error:
-                self._notice(error)
-                continue
-            if found is not None:
-                yield self._stored(found, partition, stage, False)
+            folder, parts = computed
+            yield self._group(folder, parts, self._id(stage), False)
+            former = self._plan.partitions[index].stages[stage].former
+            if former is not None:  # it has the rows that have moved from there to this partition
+                names = {part.name for part in parts}
+                yield from add(partial(store.read, pipeline, stage, key, former), names)
         if plan.former is None:
-            for folder, name in self._retired(stage, planned.key, spec.reuse.partitions):
-                location = store.root.child(pipeline, stage, "manifests", folder)
-                try:
-                    found = store.opened(location, str(name))
-                except VaneError as error:
-                    self._notice(error)
-                    continue
-                yield self._stored(found, partition, stage, False)
+            for name_of_folder, name in self._retired(stage, planned.key, spec.reuse.partitions):
+                location = store.root.child(pipeline, stage, "manifests", name_of_folder)
+                yield from add(partial(store.opened, location, str(name)))
 
     def _retired(
         self, stage: str, key: str | None, count: int
@@ -216,18 +207,24 @@ class RowLookups:
 
     def _stored(
         self,
-        manifest: Manifest,
         partition: int,
         stage: str,
-        is_own: bool,
+        read: Callable[[], Manifest | None],
         without: Collection[str] = (),
-    ) -> RecordGroup:
+    ) -> Iterator[RecordGroup]:
+        """Yield the parts of a manifest, if it can be read and has the stage's row definition."""
+        try:
+            manifest = read()
+        except VaneError as error:
+            self._state.emit(Noticed(f"rows could not be looked up, and are computed: {error}"))
+            return
+        if manifest is None or manifest.row_definition != self._definition(partition, stage):
+            return
         folder = self._state.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
         parts = [part for part in manifest.parts if part.name not in without]
-        if manifest.row_definition != self._definition(partition, stage):
-            parts = []
         id = manifest.keys[1 if manifest.info.get("children") else 0]
-        return self._group(folder, parts, id, is_own)
+        is_own = manifest.partition == self._plan.partitions[partition].key
+        yield self._group(folder, parts, id, is_own)
 
     def _group(
         self, folder: Location, parts: Sequence[PartInfo], id: str, is_own: bool
@@ -242,9 +239,6 @@ class RowLookups:
     def _id(self, stage: str) -> str:
         keys = self._state.pipeline.keys(stage)
         return keys[1 if self._state.pipeline[stage].spec.makes_rows else 0].column
-
-    def _notice(self, error: VaneError) -> None:
-        self._state.emit(Noticed(f"rows could not be looked up, and are computed: {error}"))
 
 
 def _are_related(some: str, other: str) -> bool:

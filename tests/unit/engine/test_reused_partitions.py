@@ -103,6 +103,17 @@ def test_rows_are_looked_up_in_as_many_partitions_as_declared(tmp_path, notes, p
     assert world.run(DAYS[2:3]) == calls
 
 
+def test_rows_that_move_to_the_next_partition_are_found_in_one_run(tmp_path, notes):
+    world = Snapshots(tmp_path)
+    for day in DAYS[:3]:
+        world.write(day, [f"{day} {n}" for n in range(ROWS)])
+    assert world.run(DAYS[:3]) == 3 * ROWS
+    for before, day in zip(["new", *DAYS], DAYS[:3]):
+        world.write(day, [f"{before if n < 10 else day} {n}" for n in range(ROWS)])
+    assert world.run(DAYS[:3]) == 10
+    assert world.rows(DAYS[1]) == [f"{DAYS[0 if n < 10 else 1]} {n}".upper() for n in range(ROWS)]
+
+
 def test_partitions_without_common_rows_end_their_chain(tmp_path, notes):
     world = Snapshots(tmp_path)
     for number, day in enumerate(DAYS[:6]):
