@@ -229,11 +229,11 @@ class Committer:
 
 
 def _take_over(commit: Commit) -> None:
-    """Copy parts from the folder of the stage's former name, quarantine files first."""
+    """Copy parts from the folder of the stage's former name, the files beside them first."""
 
     def copy(part: tuple[Location, PartInfo]) -> None:
         folder, info = part
-        for name in filter(None, (info.faults, info.name)):
+        for name in info.files:
             folder.copy(name, commit.folder)
 
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:

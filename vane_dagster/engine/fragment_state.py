@@ -164,7 +164,7 @@ class FragmentState:
         known = self.known.get(stage)
         if not isinstance(known, RowLookup):
             return False
-        files = {name for each, _ in known.sources() for name in (each.part, each.records)}
+        files = {n for each, _ in known.sources() for n in (each.part, each.records, each.faults)}
         if part in files:
             self.known[stage] = replace(known, groups=())
         return part in files

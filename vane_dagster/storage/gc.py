@@ -28,6 +28,7 @@ from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_nam
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
+from vane_dagster.storage.row_records import SUFFIX as RECORDS
 from vane_dagster.storage.shipped_files import FILES, RECORD, parse_record, shipped_files
 from vane_dagster.storage.source_indexes import INDEXES, source_indexes
 from vane_dagster.storage.store import ANNOUNCED, CONDEMNED, Store
@@ -214,7 +215,7 @@ def _needed(stages: list[_StageFolders], policy: GcPolicy) -> dict[str, _Needed]
             opened = threads.map(lambda place: by_name[place[0]].open(place[1]), places)
             wanted = set()
             for (name, path), manifest in zip(places, opened):
-                files = (file for part in manifest.parts for file in (part.name, part.faults))
+                files = (file for part in manifest.parts for file in part.files)
                 needed[name][path] = frozenset(files)
                 identities = (identity_of(file.url) for file in manifest.files)
                 by_name[name].tables |= {each for each in identities if each}
@@ -324,7 +325,7 @@ class _StageFolders:
             return
         if name.startswith(TEMPORARY):
             found.temporaries[url] = stored.size
-        elif parse_part_name(name) or name.endswith(FAULTS):
+        elif parse_part_name(name) or name.endswith((FAULTS, RECORDS)):
             since = self._condemned.get(path)
             gone = since is not None and policy.now - since >= policy.grace
             (found.deleted if gone else found.condemned)[url] = stored.size

@@ -99,6 +99,11 @@ class PartInfo:
         return part_name(self.key, self.digest)
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """The names of its files, in the order in which they are written: itself last."""
+        return (*filter(None, (self.faults, self.row_records)), self.name)
+
+    @property
     def spent(self) -> dict[str, dict[str, float]]:
         """The sums among its measures without what other parts had already."""
         return {

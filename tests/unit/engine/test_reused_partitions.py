@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from support.in_process import committed, compute
 from support.reused import upper
 from vane_dagster.engine import fragment_queue
 from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.gc import GcPolicy, collect
+from vane_dagster.storage.manifest import parse_part_name
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
 
@@ -186,3 +189,47 @@ def test_other_partitions_of_the_same_rows_find_them(tmp_path, notes):
     shutil.rmtree(tmp_path / "store/docs/upper/manifests/2026-01-02")
     world.keys = days
     assert world.run(days) == 0, "and back"
+
+
+@pytest.mark.parametrize("suffix", [".rows.parquet", ".faults.parquet", "part"])
+@pytest.mark.parametrize("damage", ["deleted", "cut"])
+@pytest.mark.parametrize("own", [True, False])
+def test_rows_that_cannot_be_copied_are_computed(tmp_path, notes, suffix, damage, own):
+    world = Snapshots(tmp_path, fragment_rows=64)
+    texts = [f"text {n}" for n in range(ROWS)] + ["bad"]
+    world.write(DAYS[0], texts)
+    world.run(DAYS[:1])
+    files = [
+        file
+        for file in (tmp_path / "store/docs/upper/parts" / DAYS[0]).iterdir()
+        if (suffix == "part" and parse_part_name(file.name)) or file.name.endswith(suffix)
+    ]
+    assert files
+    for file in files:
+        if damage == "deleted":
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:-20])
+    day = DAYS[0] if own else DAYS[1]
+    world.write(day, [*texts, "another"])
+    world.run([day])
+    assert world.rows(day) == [text.upper() for text in [*texts[:-1], "another"]]
+
+
+def test_a_collection_keeps_the_records_of_what_is_in_force_alone(tmp_path, notes):
+    world = Snapshots(tmp_path)
+    world.write_days(DAYS[:2], changed=3)
+    world.run(DAYS[:2])
+    world.write(DAYS[0], ["other", "bad"])
+    world.run(DAYS[:1])
+    for _ in range(2):
+        list(collect(world.store, GcPolicy(time.time() + 60, keep=0, grace=-60)))
+    for day in DAYS[:2]:
+        manifest = world.store.in_force("docs", "upper", day)
+        assert manifest is not None
+        named = {file for part in manifest.parts for file in part.files}
+        assert len(named) == 2 * len(manifest.parts) + (day == DAYS[0])
+        assert {f.name for f in (tmp_path / "store/docs/upper/parts" / day).iterdir()} == named
+    texts = world.rows(DAYS[1])
+    world.write(DAYS[1], [*(text.lower() for text in texts), "one more"])
+    assert world.run(DAYS[1:2]) == 1, "rows whose origin was collected are still found"
