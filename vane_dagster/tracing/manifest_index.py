@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vane_dagster._secrets import masked
 from vane_dagster.errors import SourceError, StoreError, TraceError, described, names
@@ -31,9 +32,19 @@ from vane_dagster.storage.manifest import (
 )
 from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.reader import places
+from vane_dagster.storage.row_records import (
+    AT,
+    CODE,
+    ID,
+    MODEL,
+    ORIGIN,
+    RUN_ID,
+    read_records,
+)
 from vane_dagster.storage.row_search import Found, RowFile, find_any
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import identity_of
+from vane_dagster.tracing.steps import RowOrigin
 
 _SHOWN_PARTITIONS = 3
 
@@ -58,6 +69,7 @@ class ManifestIndex:
         self.source = (source or StoredSource(pipeline)).bind(store)
         self._opened: dict[tuple[str, str], Manifest | None] = {}
         self._names: dict[str, str] = {}
+        self._records: dict[str, pa.Table] = {}  # the last ones that were read
         if not self.stages:
             raise TraceError(
                 f"{store.root.url!r} holds no stage of a pipeline {pipeline!r}; it has "
@@ -68,6 +80,34 @@ class ManifestIndex:
     def stages(self) -> Sequence[str]:
         """The stages that were materialized in any partition."""
         return self.store.root.child(self.pipeline).folders()
+
+    def origin(self, manifest: Manifest, index: int, keys: Sequence[Any]) -> RowOrigin | None:
+        """Return where a row's output was computed, if its part has a copy; None if unknown.
+
+        Args:
+            manifest: The manifest.
+            index: Index of the part.
+            keys: The row's id, and the ids of the rows that it was made from.
+        """
+        part = manifest.parts[index]
+        if not part.row_records or part.made is None:
+            return None
+        folder = self.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        place = folder.file_url(part.row_records)
+        try:
+            if place not in self._records:
+                self._records = {place: read_records(folder, part.row_records, (ID, *ORIGIN))}
+        except StoreError:
+            return None
+        records = self._records[place]
+        id = keys[1 if manifest.info.get("children") else 0]
+        row = pc.index(records.column(ID), pa.scalar(id, records.schema.field(ID).type)).as_py()
+        if row < 0:
+            return None
+        found = {name: records.column(name)[row].as_py() for name in ORIGIN}
+        if found[RUN_ID] == part.made.run_id:
+            return None
+        return RowOrigin(found[RUN_ID], found[MODEL], found[CODE], found[AT].timestamp())
 
     def label(self, stage: str) -> str:
         """Return a stage's label for messages."""

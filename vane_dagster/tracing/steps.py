@@ -15,6 +15,29 @@ _MAX_PUBLISHED = 3
 
 
 @dataclass(frozen=True)
+class RowOrigin:
+    """Where the output of a row was computed, if the part has a copy of it.
+
+    Attributes:
+        run_id: The run that computed it.
+        model: The user's class or function.
+        code_version: The stage's definition.
+        at: Unix time in seconds at which it was computed.
+    """
+
+    run_id: str
+    model: str
+    code_version: str
+    at: float
+
+    def __str__(self) -> str:
+        return (
+            f"copied: computed by run {self.run_id}, {utc(self.at)}, model {self.model}, "
+            f"code {self.code_version}"
+        )
+
+
+@dataclass(frozen=True)
 class Step:
     """One row in the source or in a stage's part.
 
@@ -37,6 +60,7 @@ class Step:
         seconds: Seconds that the workers spent on the whole part.
         version: The source file's version as the manifest recorded it.
         size: The source file's size in bytes as the manifest recorded it.
+        copied_from: Where the row's output was computed, if not for this part.
         published: The file to which a `write` stage published the row, or all candidate files.
         notes: Further remarks.
     """
@@ -59,6 +83,7 @@ class Step:
     seconds: float | None = None
     version: str = ""
     size: int | None = None
+    copied_from: RowOrigin | None = None
     published: Sequence[str] = ()
     notes: Sequence[str] = ()
 
@@ -111,7 +136,7 @@ class Trace:
         head = ["Stage", "Row", "Where", "Run", "Code version", "Model", "Workers", "Time", "Notes"]
         rows = []
         for step in self.steps:
-            notes = list(step.notes)
+            notes = [*([str(step.copied_from)] if step.copied_from else []), *step.notes]
             if step is self._last_of(step.stage) and step.stage in self.omitted:
                 notes.append(f"and {self.omitted[step.stage]:,} more rows")
             rows.append(
@@ -166,6 +191,8 @@ def _lines(step: Step) -> Iterator[str]:
         yield from ([", ".join(text for text in made if text)] if any(made) else [])
     if step.workers:
         yield f"by {', '.join(step.workers)}"
+    if step.copied_from:
+        yield str(step.copied_from)
     if step.code_version:
         yield f"code {step.code_version}" + (f", manifest {step.manifest}" if step.manifest else "")
     if step.model:

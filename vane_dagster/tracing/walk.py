@@ -254,6 +254,7 @@ def stage_step(
         workers=made.workers if made else (),
         at=made.at if made else None,
         seconds=made.seconds if made else None,
+        copied_from=manifest_index.origin(manifest, index, keys) if keys else None,
         published=_urls(published),
         notes=tuple(notes),
     )

@@ -21,6 +21,8 @@ from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import parse_part_name
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
+from vane_dagster.tracing.manifest_index import ManifestIndex
+from vane_dagster.tracing.walk import trace_back
 
 DAYS = [f"day{n:02}" for n in range(30)]
 ROWS = 50
@@ -233,3 +235,26 @@ def test_a_collection_keeps_the_records_of_what_is_in_force_alone(tmp_path, note
     texts = world.rows(DAYS[1])
     world.write(DAYS[1], [*(text.lower() for text in texts), "one more"])
     assert world.run(DAYS[1:2]) == 1, "rows whose origin was collected are still found"
+
+
+def test_a_trace_says_where_a_copied_row_was_computed(tmp_path, notes):
+    world = Snapshots(tmp_path)
+    world.write_days(DAYS[:2], changed=3)
+    world.run(DAYS[:1], run_id="first")
+    world.run(DAYS[1:2], run_id="second")
+
+    def step(id: int) -> Any:
+        index = ManifestIndex(world.store, "docs", DAYS[1])
+        return next(s for s in trace_back(index, "upper", id).steps if s.stage == "docs/upper")
+
+    copied, computed = step(20), step(4)
+    assert copied.run_id == computed.run_id == "second"
+    assert computed.copied_from is None
+    assert (copied.copied_from.run_id, copied.copied_from.model) == ("first", "upper")
+    assert copied.copied_from.code_version == copied.code_version
+    assert "copied: computed by run first, 2" in str(
+        trace_back(ManifestIndex(world.store, "docs", DAYS[1]), "upper", 20)
+    )
+    for file in (tmp_path / "store/docs/upper/parts" / DAYS[1]).glob("*.rows.parquet"):
+        file.unlink()
+    assert step(20).copied_from is None, "unknown"
