@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -111,7 +112,10 @@ def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = 
     def find() -> RowIndex | None:
         if place in _opened:
             return _opened[place]
-        return RowIndex(place) if place.is_dir() else None
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return RowIndex(place)
+        shutil.rmtree(place, ignore_errors=True)  # it may be incomplete
+        return None
 
     def make() -> RowIndex:
         with partial_folder(indexes, name) as partial:
@@ -129,11 +133,21 @@ def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = 
 
 
 class RowIndex:
-    """An opened row index."""
+    """An opened row index.
+
+    Args:
+        folder: Its folder.
+
+    Raises:
+        FileNotFoundError: If one of its files is gone.
+        ValueError: If one of its files is incomplete, as after a power failure.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._starts = np.array(json.loads((folder / _STARTS).read_bytes()), np.int64)
         self._high, self._low, self._ids, self._places = (_mapped(folder / n) for n in _ARRAYS)
+        if len({len(self._high), len(self._low), len(self._ids), len(self._places)}) > 1:
+            raise ValueError(f"the arrays of the row index {str(folder)!r} differ in length")
 
     def __len__(self) -> int:
         return len(self._high)

@@ -151,3 +151,18 @@ def test_many_indexes_are_not_searched_for_old_ones_each_time(tmp_path, monkeypa
     for floor in range(5):
         open_index([part], floor, tmp_path)
     assert len(listed) == 1
+
+
+@pytest.mark.parametrize("left", [None, 0, 2, -8])
+@pytest.mark.parametrize("file", [*row_index._ARRAYS, row_index._STARTS])
+def test_an_incomplete_index_is_built_again(tmp_path, file, left):
+    part = recorded(tmp_path / "store", [(n, 1, 1, Outcome.OUTPUT, 1) for n in range(3)])
+    open_index([part], 1, tmp_path)
+    row_index._opened.clear()
+    (stored,) = tmp_path.glob(f"*/{file}")
+    if left is None:
+        stored.unlink()
+    else:
+        stored.write_bytes(stored.read_bytes()[:left])
+    again = open_index([part], 1, tmp_path)
+    assert found(again, [(2, 1, 1)], False, False).record.tolist() == [2]
