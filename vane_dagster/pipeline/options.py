@@ -275,7 +275,7 @@ def parse_reuse(
             f"{location}: reuse_partitions is {reuse_partitions!r}; expected a whole number from 0 "
             "up"
         )
-    if deduplicate not in (None, True, False):
+    if deduplicate is not None and not isinstance(deduplicate, bool):
         raise DefinitionError(f"{location}: deduplicate is {deduplicate!r}; expected a bool")
     mode: ReuseMode = reuse or ("fragments" if obstacle else "rows")
     if mode == "rows" and obstacle:

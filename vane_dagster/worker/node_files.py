@@ -13,7 +13,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from vane_dagster.errors import StoreError
 UNUSED_SECONDS = 86_400.0
 """Seconds that an entry is kept after the last process that used it has started to."""
 
-_USED, _LOCK, _PARTIAL, _CLEANED = ".used", ".lock", ".partial-", ".cleaned"
+_USED, _LOCK, _PARTIAL, _CLEANED = ".used", ".lock", ".partial", ".cleaned"
 _CLEAN_SECONDS = 60.0
 """Seconds between two searches for what can be deleted: there may be very many entries."""
 _in_use: dict[Path, int] = {}
@@ -55,7 +55,7 @@ def shared_entry(
         entry = find()
         if entry is None:
             if is_locked:
-                _remove_all(folder.glob(f"{name}{_PARTIAL}*"))
+                _remove_partial(folder, name)
             _remove_unused(folder, unused_seconds)
             entry = make()
         _mark_used(folder / f"{name}{_USED}", hold)
@@ -65,7 +65,9 @@ def shared_entry(
 @contextlib.contextmanager
 def partial_folder(folder: Path, name: str) -> Iterator[Path]:
     """Create a folder in which an entry is made, and delete what is left in it at the end."""
-    partial = new_temporary_folder(f"{name}{_PARTIAL}", folder)
+    parent = folder / _PARTIAL  # a folder of its own, because there may be very many entries
+    parent.mkdir(mode=0o700, exist_ok=True)
+    partial = new_temporary_folder(f"{name}-", parent)
     try:
         yield partial
     finally:
@@ -132,27 +134,23 @@ def _remove_unused(folder: Path, unused_seconds: float) -> None:
         if now - cleaned.stat().st_mtime < _CLEAN_SECONDS:
             return
     cleaned.touch(0o600)
-    found: dict[str, list[Path]] = {}
-    for path in folder.iterdir():
-        name, is_partial, _ = path.name.partition(_PARTIAL)
-        if is_partial or path.name.endswith(_USED):
-            found.setdefault(name.removesuffix(_USED), []).append(path)
-    for name, paths in found.items():
-        used = folder / f"{name}{_USED}"
-        with contextlib.suppress(OSError):
-            is_old = used in paths and used.stat().st_mtime < now - unused_seconds
-            if not is_old and paths == [used]:
-                continue
-            with _locked(_lock(folder, name), wait=False) as own:
-                if own:
-                    _remove_all(path for path in paths if path != used)
-                    if is_old:
-                        _remove_if_unused(folder, name, now - unused_seconds)
+    oldest = now - unused_seconds
+    names = {path.name.rpartition("-")[0] for path in (folder / _PARTIAL).glob("*-*")}
+    for used in folder.glob(f"*{_USED}"):
+        with contextlib.suppress(FileNotFoundError):
+            if used.stat().st_mtime < oldest:
+                names.add(used.stem)
+    for name in names:
+        with contextlib.suppress(OSError), _locked(_lock(folder, name), wait=False) as own:
+            if own:
+                _remove_partial(folder, name)
+                _remove_if_unused(folder, name, oldest)
 
 
-def _remove_all(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+def _remove_partial(folder: Path, name: str) -> None:
+    """Delete what killed processes have left of an entry. Its lock must be held."""
+    for path in (folder / _PARTIAL).glob(f"{name}-*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_if_unused(folder: Path, name: str, oldest: float) -> None:

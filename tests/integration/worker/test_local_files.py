@@ -258,7 +258,7 @@ def test_what_no_process_uses_is_deleted_after_a_while(root, copies, tmp_path):
         (copies / ".cleaned").unlink()
         local_copy(new, root, copies)
         living.communicate()
-    kept = {path.name for path in copies.iterdir() if path.is_dir()}
+    kept = {path.name for path in copies.iterdir() if path.is_dir() and path.name != ".partial"}
     assert kept == {used, recent, new}
 
 
@@ -292,11 +292,12 @@ def test_what_a_killed_process_has_copied_is_deleted_by_the_next(root, copies, t
     digest = shipped(root, file(tmp_path / "same" / "model.pt", "same"))
     command = [sys.executable, "-c", KILLED, root.url, str(copies), digest]
     assert subprocess.run(command).returncode == -signal.SIGKILL
-    assert len([path for path in copies.iterdir() if path.is_dir()]) == 1
+    assert len([*(copies / ".partial").iterdir()]) == 1
     (copies / ".cleaned").unlink()
     following = shipped(root, file(tmp_path / following / "model.pt", following))
     local_copy(following, root, copies)
-    assert [path.name for path in copies.iterdir() if path.is_dir()] == [following]
+    assert [path.name for path in copies.glob("?" * 64)] == [following]
+    assert not [*(copies / ".partial").iterdir()]
 
 
 VERSIONED = """

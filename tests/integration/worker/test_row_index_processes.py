@@ -53,8 +53,8 @@ def test_one_process_builds_after_a_killed_one_and_others_wait(tmp_path):
     part = recorded(tmp_path)
     with builder(tmp_path, part, "killed") as killed:
         assert killed.wait() == -signal.SIGKILL
-    assert len([*tmp_path.glob("*.partial-*")]) == 1
+    assert len([*tmp_path.glob(".partial/*")]) == 1
     both = [builder(tmp_path, part, "whole") for _ in range(2)]
     assert [one.communicate()[0].strip() for one in both] == ["1", "1"]
     assert (tmp_path / "reads").read_text() == "xx"
-    assert [*tmp_path.glob("*.partial-*")] == []
+    assert [*tmp_path.glob(".partial/*")] == []

@@ -110,7 +110,9 @@ def test_an_index_is_built_once_and_by_records_and_floor(tmp_path):
     assert found(open_index(parts, 1, indexes), [(1, 1, 1)], False, True).part.tolist() == [0]
     with pytest.raises(DamagedPartError, match=parts[0].records):
         open_index(parts, 2, indexes)
-    assert len([path for path in indexes.iterdir() if path.is_dir()]) == 1
+    assert (
+        len([path for path in indexes.iterdir() if path.is_dir() and path.name != ".partial"]) == 1
+    )
 
 
 def test_damaged_records_leave_nothing_behind(tmp_path):
@@ -119,7 +121,7 @@ def test_damaged_records_leave_nothing_behind(tmp_path):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DamagedPartError):
         open_index([part], 1, tmp_path)
-    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+    assert [path for path in tmp_path.iterdir() if path.is_dir() and path.name != ".partial"] == []
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch):
@@ -138,7 +140,9 @@ def test_an_index_that_nobody_used_for_a_day_is_deleted(tmp_path):
     os.utime(used, (past, past))
     (tmp_path / ".cleaned").unlink()
     open_index([part], 2, tmp_path)
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+    assert (
+        len([path for path in tmp_path.iterdir() if path.is_dir() and path.name != ".partial"]) == 1
+    )
     assert not used.exists()
     assert found(old, [(1, 1, 1)], False, False).record.tolist() == [0]
 
@@ -146,11 +150,12 @@ def test_an_index_that_nobody_used_for_a_day_is_deleted(tmp_path):
 def test_many_indexes_are_not_searched_for_old_ones_each_time(tmp_path, monkeypatch):
     part = recorded(tmp_path, [(1, 1, 1, 0, 5)])
     listed = []
-    listing = Path.iterdir
-    monkeypatch.setattr(Path, "iterdir", lambda path: listed.append(path) or listing(path))
+    listing = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda *given_: listed.append(given_[0]) or listing(*given_))
     for floor in range(5):
         open_index([part], floor, tmp_path)
-    assert len(listed) == 1
+    assert listed.count(tmp_path) == 1
+    assert {*listed} == {tmp_path, tmp_path / ".partial"}
 
 
 @pytest.mark.parametrize("left", [None, 0, 2, -8])
