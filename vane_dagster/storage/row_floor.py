@@ -1,12 +1,13 @@
 """The floor of a stage's row records: rows of an earlier epoch are never found again.
 
 A forced run raises it. So no run that comes later, in any partition, copies a row that was computed
-before.
+before. A floor is a time in seconds since 1970, so that the one after a lost file is higher too.
 """
 
 from __future__ import annotations
 
 import json
+import time
 
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.codec import require_format
@@ -45,9 +46,10 @@ def raise_floor(store: Store, pipeline: str, stage: str, run_id: str) -> int:
     floor, raised_by = _read(store, pipeline, stage)
     if raised_by == run_id:
         return floor
-    record = {"floor": floor + 1, "run_id": run_id}
+    raised = max(floor + 1, int(time.time()))
+    record = {"format": _FORMAT, "floor": raised, "run_id": run_id}
     store.root.child(pipeline, stage).write(_FILE, json.dumps(record).encode())
-    return floor + 1
+    return raised
 
 
 def _read(store: Store, pipeline: str, stage: str) -> tuple[int, str]:
@@ -60,6 +62,6 @@ def _read(store: Store, pipeline: str, stage: str) -> tuple[int, str]:
         return 0, ""
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(
-            f"{folder.file_url(_FILE)!r} is not readable: {error}. Restore it, or materialize the "
-            "stage with force after you have deleted it"
+            f"{folder.file_url(_FILE)!r} is not readable: {error}. Restore it, or delete it and "
+            "then materialize the stage with force"
         ) from error
