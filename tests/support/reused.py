@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 
+import pyarrow as pa
+
+import vane_dagster as vd
+
 
 def noted(stage: str, text: str) -> str:
     with open(os.environ["NOTES"], "a") as notes:
@@ -17,6 +21,15 @@ def noted(stage: str, text: str) -> str:
 
 def upper(text: str, suffix: str = "") -> str:
     return noted("upper", text).upper() + suffix
+
+
+def content(file: vd.File) -> str:
+    return noted("content", file.read().decode())
+
+
+def contents(batch: pa.Table) -> dict[str, list[str]]:
+    read = [vd.File(path).read().decode() for path in batch["path"].to_pylist()]
+    return {"contents": [noted("contents", each) for each in read]}
 
 
 def length(text: str) -> int:

@@ -29,6 +29,7 @@ from vane_dagster.pipeline.specs import (
 )
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.source_code import pack_source
+from vane_dagster.sources.files import file_identity
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.store import Store
@@ -117,7 +118,7 @@ class WorkBuilder:
         if run.is_arranged(spec := task_state.spec):
             id, keying = self._pipeline.keys(upstream)[0].column, self._keying(run, spec)
             known = run.known.get(spec.name)
-            op = Arrange(id, spec.row_order, shares, keying.columns if keying else None, known)
+            op = Arrange(id, spec.row_order, shares, keying, known)
         return self._work(run, task_state, worker, op, (rows,), schema=schema), tables
 
     def whole(
@@ -311,6 +312,7 @@ class WorkBuilder:
             return None
         return RowKeying(
             spec.key_columns(self._pipeline),
+            spec.file_columns(self._pipeline),
             spec.udf.name,
             self._plan.definitions[spec.name],
             self._floors.get(spec.name, 0),
@@ -327,7 +329,7 @@ class WorkBuilder:
     ) -> Work:
         """Work with a result to keep; its schema is that of the stage unless another is given."""
         stage = task_state.spec.name
-        opens_files = isinstance(op, CallUdf) and self._plan.source.names_files
+        opens_files = isinstance(op, (CallUdf, Arrange)) and self._plan.source.names_files
         return Work(
             location=self.location(run, stage),
             op=op,
@@ -341,7 +343,7 @@ class WorkBuilder:
             worker=worker,
             stage=f"{self._pipeline.name}/{stage}",
             fragment=run.fragment.record_label,
-            source_files=SourceFiles(self._source(), self._files(run)) if opens_files else None,
+            source_files=self._source_files(run) if opens_files else None,
         )
 
     def _schema(self, run: FragmentState, task_state: StageTaskState) -> pa.Schema:
@@ -393,6 +395,12 @@ class WorkBuilder:
         """The source's files of a fragment, as they were planned."""
         listed = self._plan.partitions[run.partition].listed
         return tuple(listed[span.url] for span in run.fragment.spans)
+
+    def _source_files(self, run: FragmentState) -> SourceFiles:
+        """The files for code that opens them."""
+        files, touched = self._files(run), self._plan.partitions[run.partition].touched
+        identities = tuple(file_identity(touched.get(file.url, file)) for file in files)
+        return SourceFiles(self._source(), files, identities)
 
     def _source(self) -> bytes:
         """The source for the workers, pickled once."""

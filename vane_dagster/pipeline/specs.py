@@ -49,6 +49,7 @@ from vane_dagster.pipeline.options import (
     parse_reuse,
 )
 from vane_dagster.pipeline.udf import Udf
+from vane_dagster.sources.raw_files import PATH
 from vane_dagster.storage.publish.base import Publisher, Target
 from vane_dagster.storage.publish.registry import open_publisher
 from vane_dagster.types import sql
@@ -563,11 +564,16 @@ class MapBatchesSpec(StageKind):
                 "a row is found by the columns that the code reads, and they are not known; name "
                 "them in columns="
             )
-        takes_files = isinstance(self.contract, RowCall) and bool(self.contract.files)
-        if takes_files or (pipeline.source.names_files and self.runs_own_code):
+        has_files = pipeline.source.names_files
+        if self._takes_files and not has_files:
             return (
-                "the code may open the files that the rows name, and a file counts by its content, "
-                'of which a row has only the path; use reuse="fragments"'
+                "the code opens files that its source does not list, so that nothing tells whether "
+                'they changed; use reuse="fragments"'
+            )
+        if has_files and self.runs_own_code and not self._takes_files and PATH not in self.columns:
+            return (
+                "the code may open the files of its source, and its rows do not tell which; name "
+                f'{PATH!r} in columns=, take a vd.File, or use reuse="fragments"'
             )
         if not self.columns:
             return "a row is found by the columns that the code reads, and columns= names none"
@@ -586,6 +592,21 @@ class MapBatchesSpec(StageKind):
                 "that ids are generated"
             )
         return None
+
+    @property
+    def _takes_files(self) -> bool:
+        return isinstance(self.contract, RowCall) and bool(self.contract.files)
+
+    def file_columns(self, pipeline: Pipeline) -> tuple[str, ...]:
+        """Return the key columns with paths of files of the source that the code opens.
+
+        The row key has the versions of these files.
+        """
+        found = {PATH} if pipeline.source.names_files and self.runs_own_code else set()
+        if isinstance(self.contract, RowCall):
+            inputs = dict(self.contract.inputs or ())
+            found |= {inputs[name] for name in self.contract.files}
+        return tuple(name for name in self.key_columns(pipeline) if name in found)
 
     def columns_given(self, pipeline: Pipeline) -> tuple[str, ...] | None:
         """Return the input columns that the code gets; None for all.

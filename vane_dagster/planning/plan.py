@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -97,6 +98,11 @@ class PartitionPlan:
     schemas: Mapping[str, pa.Schema]
     sample: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     preview: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def touched(self) -> Mapping[str, FileRecord]:
+        """The former records of files that were touched but not changed, by URL."""
+        return {f.url: f for f in self.files if f != self.listed.get(f.url, f)}
 
     @property
     def is_sample(self) -> bool:

@@ -296,7 +296,7 @@ class Host:
         if isinstance(op, Reject):
             return rejected(op, inputs[0], work)
         if isinstance(op, Arrange):
-            table, shares, elsewhere = row_reuse.arrange(inputs[0], op)
+            table, shares, elsewhere = row_reuse.arrange(inputs[0], op, work.source_files)
             return Computed(table, Tally(shares[-1]), shares=shares, found_elsewhere=elsewhere)
         faults = detach(inputs)
         if isinstance(op, Restore):

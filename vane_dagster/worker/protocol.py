@@ -127,10 +127,12 @@ class SourceFiles:
     Attributes:
         source: The source's reader, as pickled by `planning.source_code.pack_source`.
         files: The files as they were planned. They must not have changed.
+        identities: The identity of each, which stays if a file is touched but not changed.
     """
 
     source: bytes = field(repr=False)
     files: tuple[FileRecord, ...]
+    identities: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -275,12 +277,14 @@ class RowKeying:
 
     Attributes:
         columns: The columns whose values are the key, in the order in which they count.
+        files: Those of them with paths of files of the source.
         model: The class or function that is called, for the record.
         code: The stage's definition, for the record.
         epoch: The stage's floor: rows of this run are found until it is raised.
     """
 
     columns: tuple[str, ...]
+    files: tuple[str, ...]
     model: str
     code: str
     epoch: int = 0
@@ -359,14 +363,14 @@ class Arrange:
         id: The id column.
         order: The order of the rows to compute; None for their own.
         shares: Number of workers.
-        keyed: The columns of the row keys; None for rows without keys.
+        keying: The row keys; None for rows without keys.
         known: Where the outcomes of rows may be found; None to compute all.
     """
 
     id: str
     order: RowOrder | None = None
     shares: int = 1
-    keyed: tuple[str, ...] | None = None
+    keying: RowKeying | None = None
     known: KnownRows | None = None
 
 

@@ -14,8 +14,9 @@ Between the two, the rows travel in one table, with these fields in its last col
 
 from __future__ import annotations
 
+import secrets
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -27,6 +28,7 @@ import pyarrow.compute as pc
 
 from vane_dagster.errors import DamagedPartError, described
 from vane_dagster.sources.base import ROW_ERROR
+from vane_dagster.sources.file import url_of
 from vane_dagster.storage.column_stats import measure, merge_measures
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS, TRANSIENT, concat_faults
@@ -54,6 +56,7 @@ from vane_dagster.worker.protocol import (
     RowKeying,
     RowLookup,
     RowRetry,
+    SourceFiles,
     Tally,
     Work,
 )
@@ -67,7 +70,9 @@ _Places = npt.NDArray[np.int64]
 _Numbers = npt.NDArray[Any]
 
 
-def arrange(rows: pa.Table, op: Arrange) -> tuple[pa.Table, tuple[int, ...], int]:
+def arrange(
+    rows: pa.Table, op: Arrange, files: SourceFiles | None = None
+) -> tuple[pa.Table, tuple[int, ...], int]:
     """Put the rows to compute first, in an order and divided into shares.
 
     The rows of a group of the order are in the same share, in every fragment as long as the number
@@ -76,6 +81,7 @@ def arrange(rows: pa.Table, op: Arrange) -> tuple[pa.Table, tuple[int, ...], int
     Args:
         rows: The rows of a fragment.
         op: The order, and where outcomes may be found.
+        files: The files of the source that the rows may name.
 
     Returns:
         The rows with an additional last column under an unused name, see above; the row at which
@@ -83,8 +89,8 @@ def arrange(rows: pa.Table, op: Arrange) -> tuple[pa.Table, tuple[int, ...], int
     """
     known = _KnownPlaces(rows.num_rows)
     fields: dict[str, _Numbers] = {}
-    if op.keyed is not None:
-        fields[KEY_HIGH], fields[KEY_LOW] = _keys(rows, op.keyed)
+    if op.keying is not None:
+        fields[KEY_HIGH], fields[KEY_LOW] = _keys(rows, op.keying, files)
     if isinstance(op.known, RowRetry):
         assert op.known.part.faults
         failed = read_part(op.known.part.folder, op.known.part.faults, ["id"]).column("id")
@@ -115,9 +121,17 @@ def _ordered(rows: pa.Table, op: Arrange, wanted: _Places) -> tuple[_Places, tup
     return wanted[np.asarray(order, np.int64)], tuple(np.cumsum(counts).tolist())
 
 
-def _keys(rows: pa.Table, columns: Sequence[str]) -> tuple[_Numbers, _Numbers]:
+def _keys(
+    rows: pa.Table, keying: RowKeying, files: SourceFiles | None
+) -> tuple[_Numbers, _Numbers]:
     """Return the high and the low half of each row's key."""
-    chosen = [rows.column(name) for name in columns]
+    chosen = [rows.column(name) for name in keying.columns]
+    if keying.files:
+        listed = zip(files.files, files.identities) if files else ()
+        identities = {file.url: identity for file, identity in listed}
+        for place, name in enumerate(keying.columns):
+            if name in keying.files:
+                chosen[place] = _with_identities(chosen[place], identities)
     found = np.empty((rows.num_rows, 2), np.uint64)
     blocks = 1 + sum(column.nbytes + 32 * rows.num_rows for column in chosen) // _KEYED_BYTES
     size = 1 + rows.num_rows // blocks
@@ -126,6 +140,19 @@ def _keys(rows: pa.Table, columns: Sequence[str]) -> tuple[_Numbers, _Numbers]:
         halves = np.frombuffer(keys.buffers()[1], "<u8").reshape(-1, 2)
         found[start : start + len(halves)] = halves
     return found[:, 0].copy(), found[:, 1].copy()
+
+
+def _with_identities(paths: pa.ChunkedArray, identities: Mapping[str, str]) -> pa.ChunkedArray:
+    """Return paths with the identities of their files.
+
+    Nothing is known of a file that the source has not listed, so its row equals no other.
+    """
+    named = [
+        None if path is None else (path, identities.get(url_of(path)) or secrets.token_hex(16))
+        for path in paths.to_pylist()
+    ]
+    kind = pa.struct([("path", paths.type), ("identity", pa.string())])
+    return pa.chunked_array([pa.array(named, kind)])
 
 
 class _KnownPlaces:
@@ -206,7 +233,7 @@ def keyed_records(given: pa.Table, computed: Computed, op: CallUdf, work: Work) 
         work: The task, with the columns of the keys.
     """
     assert work.keying is not None
-    high, low = _keys(given, work.keying.columns)
+    high, low = _keys(given, work.keying, work.source_files)
     ids = given.column(op.ids[0]).combine_chunks()
     outcomes = np.full(given.num_rows, Outcome.FILTERED, np.uint8)
     outcomes[_positions(computed.rows.column(op.parent or op.ids[0]), ids)] = Outcome.OUTPUT
@@ -465,7 +492,7 @@ class _Origins:
     """Where the output of each row was computed: a number for each row of one of few origins."""
 
     def __init__(self, work: Work, rows: int) -> None:
-        keying, now = work.keying or RowKeying((), "", ""), datetime.now(timezone.utc)
+        keying, now = work.keying or RowKeying((), (), "", ""), datetime.now(timezone.utc)
         self.numbers = np.zeros(rows, np.int32)
         self._epoch_model_code = (keying.epoch, keying.model, keying.code)
         self._origins = [(keying.epoch, work.run_id, keying.model, keying.code, now)]

@@ -178,11 +178,27 @@ def test_rows_that_cannot_be_reused_one_by_one_are_refused_with_the_fix(name):
     ],
 )
 def test_user_code_may_open_the_files_that_rows_name(name, expected):
-    """A row has the path of a file, which stays if its content changes."""
+    """A row is known by the versions of the files that it names, if it names them."""
     files = documents(vd.files("/data/*.txt"))
     assert declare(name, files).spec.reuse.mode == expected
     if expected == "fragments":
-        assert "counts by its content" in refusal(name, files, reuse="rows")
+        assert "its rows do not tell which" in refusal(name, files, reuse="rows")
+
+
+def test_the_files_of_the_source_that_rows_name_are_part_of_their_keys():
+    def size(scan: vd.File, language: str) -> int:
+        return len(scan.read())
+
+    source = vd.files("/data/*.txt")
+    pipeline = vd.Pipeline("docs", source=source)
+    named = pipeline.project("named", {"scan": "path", "language": "'en'"})
+    for stage, expected in [
+        (named.map("own", size), ("scan",)),
+        (named.map_batches("path", same, columns=["path", "language"], reuse="rows",
+                           schema={"x": "DOUBLE"}), ("path",)),
+    ]:  # fmt: skip
+        assert stage.spec.reuse.mode == "rows"
+        assert stage.spec.file_columns(pipeline) == expected
 
 
 def test_a_parameter_that_is_a_file_is_opened_whatever_the_source_is():
@@ -190,7 +206,7 @@ def test_a_parameter_that_is_a_file_is_opened_whatever_the_source_is():
         return len(scan.read())
 
     assert documents().map("out", size).spec.reuse.mode == "fragments"
-    with pytest.raises(vd.DefinitionError, match="counts by its content"):
+    with pytest.raises(vd.DefinitionError, match="files that its source does not list"):
         documents().map("out", size, reuse="rows")
 
 

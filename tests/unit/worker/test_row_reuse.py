@@ -88,7 +88,7 @@ class Stage:
             [("chunk", pa.string()), ("doc", pa.string()), *fields[1:]] if self.many else fields
         )
         fields += [(ERROR_COLUMN, pa.string())] if self.nulls else []
-        keying = RowKeying(("text",), "Model", "code", 1)
+        keying = RowKeying(("text",), (), "Model", "code", 1)
         id = "chunk" if self.many else "id"
         target = PartTarget(Location(str(self.folder)), run_id.encode().hex().zfill(40), id)
         return Work(
@@ -124,7 +124,7 @@ class Stage:
     def run(self, table: pa.Table, known: Any = None, run_id: str = "run") -> Computed:
         """Compute a fragment as the engine does."""
         work = self.work(run_id)
-        arranged, ends, _ = arrange(table, Arrange("id", keyed=("text",), known=known))
+        arranged, ends, _ = arrange(table, Arrange("id", keying=work.keying, known=known))
         made, faults = self.compute(arranged.slice(0, ends[-1]), work)
         work = replace(work, tally=Tally())
         cut = made.num_rows // 2

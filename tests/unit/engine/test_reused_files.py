@@ -1,0 +1,112 @@
+"""Rows that name files: a row equals another one if path and version of its file are equal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import vane_dagster as vd
+from support.in_process import committed, compute
+from support.reused import content, contents
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.store import Store
+
+STAGES = ["content", "contents"]
+
+
+class Files:
+    """Files with texts, and two stages that read them.
+
+    Args:
+        folder: Where they are, with the store.
+        monkeypatch: Pytest's fixture.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.source, self.notes = folder / "files", folder / "notes"
+        self.source.mkdir()
+        self.store = Store(Location(str(folder / "store")))
+        monkeypatch.setenv("NOTES", str(self.notes))
+        for name in "abcdef":
+            self.write(name, f"text {name}")
+
+    def write(self, name: str, text: str) -> None:
+        (self.source / f"{name}.txt").write_text(text)
+
+    def pipeline(self, fragment_rows: int) -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.files(f"{self.source}"), fragment_rows=fragment_rows)
+        listed = docs.project("listed", ["size"])
+        listed.map("content", content, version="1")
+        listed.map_batches(
+            "contents", contents, columns=["path"], schema={"contents": "VARCHAR"}, version="1",
+            reuse="rows",
+        )  # fmt: skip
+        return docs
+
+    def calls(self, fragment_rows: int = 6) -> list[str]:
+        """Run the pipeline, verify its rows, and return the texts that each stage has read."""
+        self.notes.write_text("")
+        events = compute(self.pipeline(fragment_rows), self.store)
+        expected = {str(path): path.read_text() for path in self.source.iterdir()}
+        for stage in STAGES:
+            assert committed(events, stage)
+            manifest, folder = (
+                self.store.in_force("docs", stage, None),
+                self.store.parts("docs", stage, None),
+            )
+            assert manifest is not None
+            rows = [row for p in manifest.parts for row in read_part(folder, p.name).to_pylist()]
+            assert {row["path"]: row[stage] for row in rows} == expected
+        lines = [line.split("=") for line in self.notes.read_text().splitlines()]
+        own, batches = (sorted(t for s, t in lines if s == stage) for stage in STAGES)
+        assert own == batches
+        return own
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    world = Files(tmp_path, monkeypatch)
+    assert len(world.calls()) == 6
+    return world
+
+
+def test_only_the_file_that_changed_is_read(files):
+    files.write("c", "other text")
+    assert files.calls() == ["other text"]
+
+
+def test_a_file_with_another_content_of_the_same_size_is_read(files):
+    files.write("c", "TEXT C")
+    assert files.calls() == ["TEXT C"]
+
+
+def test_a_file_that_is_given_the_content_of_another_one_is_read(files):
+    """A path is part of what the function gets, so two paths are two rows."""
+    files.write("c", "text a")
+    assert files.calls() == ["text a"]
+
+
+def test_files_that_are_swapped_are_read(files):
+    for name, other in [("a", "b"), ("b", "a")]:
+        files.write(name, f"text {other}")
+    assert files.calls() == ["text a", "text b"]
+
+
+def test_a_file_that_was_only_touched_is_not_read(files):
+    os.utime(files.source / "c.txt", (1, 1))
+    files.write("d", "new")
+    assert files.calls() == ["new"]
+
+
+@pytest.mark.parametrize("fragment_rows", [1, 2, 5])
+def test_other_fragments_have_the_same_rows(files, fragment_rows):
+    assert files.calls(fragment_rows) == []
+
+
+def test_a_new_file_is_read_and_a_removed_one_is_not(files):
+    (files.source / "a.txt").unlink()
+    files.write("g", "text g")
+    assert files.calls() == ["text g"]
