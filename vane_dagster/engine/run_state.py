@@ -33,7 +33,7 @@ from vane_dagster.storage.filesystem import protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import Publisher
-from vane_dagster.storage.row_floor import raise_floor, read_floor
+from vane_dagster.storage.row_floor import inherit_floor, raise_floor, read_floor
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import PoolSpec
 
@@ -127,6 +127,9 @@ class RunState:
 
     def begin(self) -> None:
         """Report completed partitions, and commit those that lack only a manifest."""
+        plans = [each for partition in self.plan.partitions for each in partition.stages.items()]
+        for stage, former in {(stage, plan.renamed[0]) for stage, plan in plans if plan.renamed}:
+            inherit_floor(self.store, self.pipeline.name, stage, former)
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
             if any(partition.stages[stage].row_definition for partition in self.plan.partitions):

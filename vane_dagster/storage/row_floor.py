@@ -47,9 +47,30 @@ def raise_floor(store: Store, pipeline: str, stage: str, run_id: str) -> int:
     if raised_by == run_id:
         return floor
     raised = max(floor + 1, int(time.time()))
-    record = {"format": _FORMAT, "floor": raised, "run_id": run_id}
-    store.root.child(pipeline, stage).write(_FILE, json.dumps(record).encode())
+    _write(store, pipeline, stage, raised, run_id)
     return raised
+
+
+def inherit_floor(store: Store, pipeline: str, stage: str, former: str) -> None:
+    """Give a renamed stage the floor of its former name, if that is higher.
+
+    Args:
+        store: The store.
+        pipeline: The pipeline's name.
+        stage: The stage's name.
+        former: Its former name.
+
+    Raises:
+        StoreError: If one cannot be read or written.
+    """
+    floor, run_id = _read(store, pipeline, former)
+    if floor > read_floor(store, pipeline, stage):
+        _write(store, pipeline, stage, floor, run_id)
+
+
+def _write(store: Store, pipeline: str, stage: str, floor: int, run_id: str) -> None:
+    record = {"format": _FORMAT, "floor": floor, "run_id": run_id}
+    store.root.child(pipeline, stage).write(_FILE, json.dumps(record).encode())
 
 
 def _read(store: Store, pipeline: str, stage: str) -> tuple[int, str]:

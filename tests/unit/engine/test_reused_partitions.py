@@ -33,6 +33,7 @@ class Snapshots:
 
     def __init__(self, folder: Path, fragment_rows: int = 20, **options: Any) -> None:
         self.folder, self.fragment_rows, self.options = folder, fragment_rows, options
+        self.stage = "upper"
         self.keys = DAYS
         self.store = Store(Location(str(folder / "store")))
         self.notes = folder / "notes"
@@ -64,7 +65,9 @@ class Snapshots:
             fragment_rows=self.fragment_rows,
         )
         given = {"version": "1", "on_error": "quarantine", "max_error_rate": 1.0}
-        docs.project("clean", ["text"]).map("upper", upper, **(given | self.options))
+        docs.project("clean", ["text"]).map(
+            self.stage, upper, output_column="upper", **(given | self.options)
+        )
         self.events = compute(docs, self.store, days, keys=self.keys, **options)
         return len(self.notes.read_text().splitlines())
 
@@ -146,6 +149,32 @@ def test_rows_from_before_a_forced_run_are_never_found_again(tmp_path, notes):
     assert world.run(DAYS[1:2]) == 0
     assert world.run(DAYS[2:3]) == 2
     assert world.run(DAYS[:2], force=True, run_id="again") == 2 * ROWS
+
+
+def test_a_renamed_stage_knows_its_rows_and_since_when(tmp_path, notes):
+    world = Snapshots(tmp_path)
+    world.write_days(DAYS[:3], changed=1)
+    world.run(DAYS[:2])
+    assert world.run(DAYS[:1], force=True, run_id="forced") == ROWS
+    world.stage = "capitals"
+    assert world.run(DAYS[:2]) == 0
+    # Of the days that were taken over, only the first is of the forced run.
+    assert world.run(DAYS[2:3]) == ROWS
+    world.write(DAYS[1], [f"text {n}" for n in range(ROWS)] + ["new"])
+    assert world.run(DAYS[1:2]) == 1
+
+
+def test_parts_without_row_keys_are_used_by_fragment_and_get_keys_when_computed(tmp_path, notes):
+    world = Snapshots(tmp_path, reuse="fragments")
+    texts = [f"text {n}" for n in range(ROWS)]
+    world.write(DAYS[0], texts)
+    assert world.run(DAYS[:1]) == ROWS
+    world.options = {}
+    assert world.run(DAYS[:1]) == 0
+    world.write(DAYS[0], ["new", *texts[1:]])
+    assert world.run(DAYS[:1]) == ROWS, "nothing tells one row of them from another"
+    world.write(DAYS[0], ["newer", *texts[1:]])
+    assert world.run(DAYS[:1]) == 1
 
 
 def test_equal_rows_of_a_stage_that_deduplicates_are_computed_once_a_fragment(tmp_path, notes):
