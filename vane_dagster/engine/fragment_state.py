@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from vane_dagster.engine.run_state import RunState
+from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord
@@ -318,12 +319,16 @@ def fragment_state(
     return run
 
 
+def input_id(pipeline: Pipeline, stage: str) -> str:
+    """Return the column of a stage's output that has the ids of its input rows."""
+    return pipeline.keys(stage)[1 if pipeline[stage].spec.makes_rows else 0].column
+
+
 def _retry(state: RunState, stage: str, former: Part) -> RowRetry:
-    keys, info = state.pipeline.keys(stage), former.info
+    info = former.info
     part = RecordedPart(former.folder, info.name, info.row_records, info.faults)
-    id = keys[1 if state.pipeline[stage].spec.makes_rows else 0].column
     run_id, at = (info.made.run_id, info.made.at) if info.made else ("", 0.0)
-    return RowRetry(part, id, run_id, at)
+    return RowRetry(part, input_id(state.pipeline, stage), run_id, at)
 
 
 def bytes_read(

@@ -21,7 +21,7 @@ class PartitionOrder(Protocol):
 
 
 class NoOrder:
-    """Partitions of which nothing is known."""
+    """An order in which no partition precedes another."""
 
     def before(self, partition: str) -> Iterable[str]:
         """See `PartitionOrder`."""

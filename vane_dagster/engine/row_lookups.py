@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from vane_dagster.engine.fragment_state import FragmentState
+from vane_dagster.engine.fragment_state import FragmentState, input_id
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import VaneError
 from vane_dagster.events import Noticed
@@ -160,7 +160,7 @@ class RowLookups:
                 yield from add(partial(store.in_force, pipeline, stage, key))
                 continue
             folder, parts = computed
-            yield self._group(folder, parts, self._id(stage), False)
+            yield _group(folder, parts, input_id(self._state.pipeline, stage), False)
             former = self._plan.partitions[index].stages[stage].former
             if former is not None:  # it has the rows that have moved from there to this partition
                 names = {part.name for part in parts}
@@ -175,8 +175,9 @@ class RowLookups:
     ) -> Sequence[tuple[str, ManifestName]]:
         """The stored partitions that the pipeline no longer has, and that a new one is a part of.
 
-        By their names, one of which begins with the other after a change from days to hours or the
-        reverse. An unpartitioned pipeline has the rows of all. At most `count` are returned.
+        They are found by name: after a change from days to hours, or from hours to days, one name
+        begins with the other. An unpartitioned pipeline has the rows of all. At most `count` are
+        returned.
         """
         if not count or self._plan.forced:
             return ()
@@ -224,21 +225,16 @@ class RowLookups:
         parts = [part for part in manifest.parts if part.name not in without]
         id = manifest.keys[1 if manifest.info.get("children") else 0]
         is_own = manifest.partition == self._plan.partitions[partition].key
-        yield self._group(folder, parts, id, is_own)
+        yield _group(folder, parts, id, is_own)
 
-    def _group(
-        self, folder: Location, parts: Sequence[PartInfo], id: str, is_own: bool
-    ) -> RecordGroup:
-        recorded = [
-            RecordedPart(folder, part.name, part.row_records, part.faults)
-            for part in parts
-            if part.row_records
-        ]
-        return RecordGroup(tuple(recorded), id, is_own)
 
-    def _id(self, stage: str) -> str:
-        keys = self._state.pipeline.keys(stage)
-        return keys[1 if self._state.pipeline[stage].spec.makes_rows else 0].column
+def _group(folder: Location, parts: Sequence[PartInfo], id: str, is_own: bool) -> RecordGroup:
+    recorded = [
+        RecordedPart(folder, part.name, part.row_records, part.faults)
+        for part in parts
+        if part.row_records
+    ]
+    return RecordGroup(tuple(recorded), id, is_own)
 
 
 def _are_related(some: str, other: str) -> bool:

@@ -29,7 +29,6 @@ from vane_dagster.pipeline.specs import (
 )
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.source_code import pack_source
-from vane_dagster.sources.files import file_identity
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.store import Store
@@ -399,8 +398,8 @@ class WorkBuilder:
     def _source_files(self, run: FragmentState) -> SourceFiles:
         """The files for code that opens them."""
         files, touched = self._files(run), self._plan.partitions[run.partition].touched
-        identities = tuple(file_identity(touched.get(file.url, file)) for file in files)
-        return SourceFiles(self._source(), files, identities)
+        own = {file.url: touched[file.url] for file in files if file.url in touched}
+        return SourceFiles(self._source(), files, own)
 
     def _source(self) -> bytes:
         """The source for the workers, pickled once."""

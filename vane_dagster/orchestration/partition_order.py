@@ -30,13 +30,10 @@ class DagsterOrder:
         """See `PartitionOrder`."""
         with self._lock:
             if self._keys is None:
-                known = self._definition is not None
-                store = self._instance
-                self._keys = (
-                    self._definition.get_partition_keys(dynamic_partitions_store=store)
-                    if known
-                    else ()
-                )
+                self._keys = ()
+                if self._definition is not None:
+                    listed = self._definition.get_partition_keys
+                    self._keys = listed(dynamic_partitions_store=self._instance)
                 self._places = {key: place for place, key in enumerate(self._keys)}
             return self._keys
 

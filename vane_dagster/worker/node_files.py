@@ -64,7 +64,7 @@ def shared_entry(
 
 @contextlib.contextmanager
 def partial_folder(folder: Path, name: str) -> Iterator[Path]:
-    """Create a folder in which an entry is made, and delete what is left in it at the end."""
+    """Create a temporary folder for making an entry, and delete it afterwards."""
     parent = folder / _PARTIAL  # a folder of its own, because there may be very many entries
     parent.mkdir(mode=0o700, exist_ok=True)
     partial = new_temporary_folder(f"{name}-", parent)

@@ -127,12 +127,13 @@ class SourceFiles:
     Attributes:
         source: The source's reader, as pickled by `planning.source_code.pack_source`.
         files: The files as they were planned. They must not have changed.
-        identities: The identity of each, which stays if a file is touched but not changed.
+        touched: The former records of those that were touched but not changed, by URL; the row keys
+            have their identities.
     """
 
     source: bytes = field(repr=False)
     files: tuple[FileRecord, ...]
-    identities: tuple[str, ...]
+    touched: Mapping[str, FileRecord] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -329,7 +330,7 @@ class RowLookup:
 
 @dataclass(frozen=True)
 class RowRetry:
-    """An earlier part for the same input, of which only the rows that failed are computed again.
+    """An earlier part for the same input. Only the rows that failed in it are computed again.
 
     Attributes:
         part: The part.

@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 from vane_dagster.errors import DamagedPartError, described
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.file import url_of
+from vane_dagster.sources.files import file_identity
 from vane_dagster.storage.column_stats import measure, merge_measures
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS, TRANSIENT, concat_faults
@@ -127,8 +128,8 @@ def _keys(
     """Return the high and the low half of each row's key."""
     chosen = [rows.column(name) for name in keying.columns]
     if keying.files:
-        listed = zip(files.files, files.identities) if files else ()
-        identities = {file.url: identity for file, identity in listed}
+        recorded = {f.url: f for f in files.files} | dict(files.touched) if files else {}
+        identities = {url: file_identity(file) for url, file in recorded.items()}
         for place, name in enumerate(keying.columns):
             if name in keying.files:
                 chosen[place] = _with_identities(chosen[place], identities)
