@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.storage.row_records import RecordedPart
-from vane_dagster.worker.protocol import KnownRows, RowLookup, RowRetry, Tally
+from vane_dagster.worker.protocol import EqualRows, KnownRows, Places, RowLookup, RowRetry, Tally
 
 TaskKind = Literal["load", "slice", "gather", "whole"]
 """Kind of task: load a map's input, compute a slice, gather the output, or all at once."""
@@ -31,7 +33,11 @@ class StageTaskState:
         table: Reference to its rows while a reader needs them.
         table_rows: Rows of `table`.
         given: For a map: reference to the input rows.
-        given_rows: Rows of `given`.
+        given_rows: Rows of `given` that are computed.
+        places: Their positions in `given`; None if they are the first.
+        equal: For a map: rows of `given` that equal rows of other fragments which compute them,
+            each with the fragment and the positions.
+        is_waiting: Whether it waits for these fragments, and all else is computed.
         left: Unassigned `[start, stop)` row ranges, by share.
         pieces: For a map: outputs of its slices, each with its rows, by first input row.
         slices_in_flight: Slices in flight.
@@ -51,6 +57,9 @@ class StageTaskState:
     table_rows: int = 0
     given: Any = None
     given_rows: int = 0
+    places: Places | None = None
+    equal: list[tuple[FragmentState, Places]] = field(default_factory=list)
+    is_waiting: bool = False
     left: list[tuple[int, int]] = field(default_factory=list)
     pieces: dict[int, tuple[Any, int]] = field(default_factory=dict)
     slices_in_flight: int = 0
@@ -65,12 +74,21 @@ class StageTaskState:
 
         Args:
             table: Reference to the input rows.
-            rows: Number of rows.
+            rows: Number of rows to compute.
             shares: End row of each share. Default: one share.
         """
         self.given, self.given_rows = table, rows
         ends = shares or (rows,)
         self.left = list(zip((0, *ends), ends))
+
+    def give_more(self, places: Places) -> None:
+        """Compute further rows of the input, which other fragments have not computed."""
+        known = np.arange(self.given_rows) if self.places is None else self.places
+        self.places = np.concatenate([known, places])
+        self.left = [(self.given_rows, len(self.places))]
+        self.given_rows = len(self.places)
+        left = [(run, np.setdiff1d(own, places)) for run, own in self.equal]
+        self.equal = [(run, own) for run, own in left if len(own)]
 
     @property
     def rows_left(self) -> int:
@@ -152,23 +170,38 @@ class FragmentState:
         known = self.known.get(stage)
         return known is None or not (known.sources() or known.deduplicates)
 
-    def forget(self, stage: str, part: str) -> bool:
-        """Look the rows of a stage up in no other part, because one of them cannot be read.
+    def forget(self, stage: str, part: str, equal: Sequence[EqualRows]) -> bool:
+        """Compute all rows of a stage from now on, if a part with some of them cannot be read.
 
         Args:
             stage: The stage.
             part: The file that cannot be read.
+            equal: The rows that other fragments have computed.
 
         Returns:
-            Whether rows were looked up in it.
+            Whether it has some of them.
         """
         known = self.known.get(stage)
         if not isinstance(known, RowLookup):
             return False
-        files = {n for each, _ in known.sources() for n in (each.part, each.records, each.faults)}
-        if part in files:
+        sources = [each for each, _ in known.sources()]
+        sources += [each.part for each in equal]
+        has_rows = any(part in (each.part, each.records, each.faults) for each in sources)
+        if has_rows:
             self.known[stage] = replace(known, groups=())
-        return part in files
+        return has_rows
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it can do nothing before other fragments of the run are computed."""
+        return not any(
+            not (task_state.done or task_state.is_waiting or task_state.waits_for)
+            for task_state in self.task_states.values()
+        )
+
+    def will_write(self, stage: str) -> bool:
+        """Whether it is about to compute a stage."""
+        return stage in self.task_states and not self.task_states[stage].done
 
     @property
     def finished(self) -> bool:
@@ -326,7 +359,7 @@ def input_id(pipeline: Pipeline, stage: str) -> str:
 
 def _retry(state: RunState, stage: str, former: Part) -> RowRetry:
     info = former.info
-    part = RecordedPart(former.folder, info.name, info.row_records, info.faults)
+    part = RecordedPart.of(former.folder, info)
     run_id, at = (info.made.run_id, info.made.at) if info.made else ("", 0.0)
     return RowRetry(part, input_id(state.pipeline, stage), run_id, at)
 

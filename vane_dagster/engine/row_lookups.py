@@ -229,11 +229,7 @@ class RowLookups:
 
 
 def _group(folder: Location, parts: Sequence[PartInfo], id: str, is_own: bool) -> RecordGroup:
-    recorded = [
-        RecordedPart(folder, part.name, part.row_records, part.faults)
-        for part in parts
-        if part.row_records
-    ]
+    recorded = (RecordedPart.of(folder, part) for part in parts if part.row_records)
     return RecordGroup(tuple(recorded), id, is_own)
 
 

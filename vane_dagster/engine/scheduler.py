@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from vane_dagster.compute.api import (
     IO_WORKERS,
     CallResult,
@@ -29,6 +31,7 @@ from vane_dagster.engine.failures import (
 from vane_dagster.engine.fragment_queue import FoundParts, FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
 from vane_dagster.engine.memory_budget import MemoryBudget
+from vane_dagster.engine.row_sharing import RowSharing
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.tasks import InFlightTask, Task, TaskBuilder, WorkBuilder
@@ -36,7 +39,7 @@ from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue, WorkerSha
 from vane_dagster.errors import ClusterLostError, ComputeError, VaneError
 from vane_dagster.events import Noticed, Printed
 from vane_dagster.planning.plan import Part
-from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, WorkReport
+from vane_dagster.worker.protocol import Fault, LoadReport, Places, PoolSpec, WorkReport
 
 _MAX_RESTARTS = 3
 _TICK_SECONDS = 0.5
@@ -83,6 +86,8 @@ class WaveScheduler:
         self._pools, self._work_builder, self._cancelled = pools, work_builder, cancelled
         self._in_flight: dict[int, InFlightTask] = {}
         self._active: dict[int, FragmentState] = {}
+        self._waiting: list[Task] = []
+        self._row_sharing = RowSharing(state)
         self._losses = WorkerLosses()
         self._part_repair = part_repair
         self._clock = clock
@@ -123,6 +128,7 @@ class WaveScheduler:
                 if self._cancelled.is_set():
                     raise Cancelled
                 self._admit()
+                self._resume_waiting()
                 self._assign_tasks()
                 tick = _CLAIM_TICK_SECONDS if self._fragments.is_claiming else _TICK_SECONDS
                 for done in self._lease.wait(tick):
@@ -209,7 +215,41 @@ class WaveScheduler:
     ) -> None:
         run.task_states[stage].give(table, rows, shares)
         self._counts.set_input_rows(run, stage, rows)
-        self._queue(run, stage, "slice" if rows else "gather")
+        if rows:
+            self._queue(run, stage, "slice")
+        else:
+            self._gather(run, stage)
+
+    def _gather(self, run: FragmentState, stage: str) -> None:
+        """Gather a map's output, as soon as other fragments have computed the rows it shares."""
+        if run.task_states[stage].equal:
+            run.task_states[stage].is_waiting = True
+            self._waiting.append(Task(run, run.epoch, stage, "gather"))
+        else:
+            self._queue(run, stage, "gather")
+
+    def _resume_waiting(self) -> None:
+        """Continue with fragments that waited for others, which are computed or given up now."""
+        for task in list(self._waiting):
+            run, stage = task.run, task.stage
+            if task.is_current:
+                equal = run.task_states[stage].equal
+                if any(other.will_write(stage) for other, _ in equal):
+                    continue
+                run.task_states[stage].is_waiting = False
+                parts = self._state.parts
+                lost = [p for o, p in equal if o.index not in parts[o.partition, stage]]
+                if lost:
+                    self._compute_more(run, stage, np.concatenate(lost))
+                else:
+                    self._queue(run, stage, "gather")
+            self._waiting.remove(task)
+
+    def _compute_more(self, run: FragmentState, stage: str, places: Places) -> None:
+        """Compute rows of a map's input that other fragments should have computed."""
+        run.task_states[stage].give_more(places)
+        self._counts.set_input_rows(run, stage, run.task_states[stage].given_rows)
+        self._queue(run, stage, "slice")
 
     def _queue(
         self, run: FragmentState, stage: str, kind: TaskKind, retry: Retry | None = None
@@ -315,9 +355,15 @@ class WaveScheduler:
                 )
                 self._state.emit(Noticed(f"{where}: some rows failed: {running}"))
         if task.kind == "load":
-            rows = report.shares[-1] if report.shares else report.rows_out
-            self._set_input(run, task.stage, done.table, rows, report.shares)
             self._fragments.lookups.record(run, task.stage, report)
+            shares = report.shares or (report.rows_out,)
+            if shared := self._row_sharing.share(run, task.stage, report):
+                task_state.places, task_state.equal, shares = (
+                    shared.places,
+                    shared.equal,
+                    shared.shares,
+                )
+            self._set_input(run, task.stage, done.table, shares[-1], shares)
         elif task.kind == "slice":
             task_state.pieces[in_flight.start] = (done.table, report.rows_out)
             task_state.tally += report.done_by(in_flight.worker.name)
@@ -325,7 +371,9 @@ class WaveScheduler:
             if not task_state.rows_left and not task_state.slices_in_flight:
                 if not run.is_arranged(task_state.spec):
                     task_state.given = None
-                self._queue(run, task.stage, "gather")
+                self._gather(run, task.stage)
+        elif report.unresolved is not None:
+            self._compute_more(run, task.stage, report.unresolved)
         else:
             self._written(run, task_state, report, done.table)
 
@@ -364,7 +412,8 @@ class WaveScheduler:
     # Failures
 
     def _refused(self, task: Task, fault: Fault) -> None:
-        if fault.part and task.run.forget(task.stage, fault.part):
+        equal = self._work_builder.equal_rows(task.run, task.stage)
+        if fault.part and task.run.forget(task.stage, fault.part, equal):
             self._state.emit(Noticed(f"{fault.message}. Rows that it has are computed again"))
             self._counts.start_over(task.run)
             task.run.start_over(counts=False)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.failures import Retry
-from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
+from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind, input_id
 from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.fingerprint.bundle import pickled
@@ -31,10 +31,12 @@ from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.source_code import pack_source
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.part_file import PartTarget
+from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
+    EqualRows,
     Faults,
     Gather,
     Join,
@@ -158,17 +160,24 @@ class WorkBuilder:
         Returns:
             The work, and the tables that it needs.
         """
-        rows = self._slice(run, task_state.spec, start, stop)
+        rows = self._slice(run, task_state, start, stop)
         return self._work(run, task_state, worker, self.op(run, task_state.spec), (rows,)), [
             task_state.given
         ]
 
-    def _slice(self, run: FragmentState, spec: StageSpec, start: int, stop: int) -> TableRows:
+    def _slice(
+        self, run: FragmentState, task_state: StageTaskState, start: int, stop: int
+    ) -> TableRows | SampledRows:
         """Rows of a map's input, without the column that arranged rows have in addition."""
-        if not run.is_arranged(spec):
+        if not run.is_arranged(spec := task_state.spec):
             return TableRows(0, start, stop)
-        columns = self._upstream_schema(run, spec, spec.upstream[0]).names
-        return TableRows(0, start, stop, tuple(columns))
+        columns = tuple(self._upstream_schema(run, spec, spec.upstream[0]).names)
+        if task_state.places is None:
+            return TableRows(0, start, stop, columns)
+        places = task_state.places[start:stop]
+        first = int(places.min())
+        rows = TableRows(0, first, int(places.max()) + 1, columns)
+        return SampledRows(rows, tuple((places - first).tolist()))
 
     def reject(
         self,
@@ -196,7 +205,7 @@ class WorkBuilder:
         assert isinstance(call, CallUdf)
         assert spec.runs_udf
         op = Reject(call, spec.udf.name, error, message, run.losses[spec.name, row])
-        rows = self._slice(run, spec, row, row + 1)
+        rows = self._slice(run, task_state, row, row + 1)
         return self._work(run, task_state, worker, op, (rows,)), [task_state.given]
 
     def gather(
@@ -220,11 +229,28 @@ class WorkBuilder:
         call = self.op(run, spec)
         assert spec.runs_udf
         assert isinstance(call, CallUdf)
-        op = Restore(call, spec.own_columns(self._pipeline), run.known.get(spec.name))
+        own, known = spec.own_columns(self._pipeline), run.known.get(spec.name)
+        op = Restore(call, own, known, self.equal_rows(run, spec.name))
         if (former := run.row_retries.get(spec.name)) and (made := former.info.made):
             tally = replace(tally, packages=tuple(sorted({*made.packages, *tally.packages})))
         rows, tables = (*rows, TableRows(len(tables))), [*tables, task_state.given]
         return self._part(run, task_state, worker, op, rows, tally=tally), tables
+
+    def equal_rows(self, run: FragmentState, stage: str) -> tuple[EqualRows, ...]:
+        """The rows of a map's input that other fragments have computed, with their parts.
+
+        Args:
+            run: The fragment.
+            stage: The stage.
+        """
+        found = []
+        for other, places in run.task_states[stage].equal:
+            if (part := self._parts[other.partition, stage].get(other.index)) is None:
+                continue
+            recorded = RecordedPart.of(part.folder, part.info)
+            is_own = other.partition == run.partition
+            found.append(EqualRows(recorded, input_id(self._pipeline, stage), is_own, places))
+        return tuple(found)
 
     def op(self, run: FragmentState, spec: StageSpec) -> Op:
         """The operation of a stage, with the number of rows that may still fail in the partition.

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part
 
 SUFFIX = ".rows.parquet"
@@ -53,6 +54,11 @@ class RecordedPart:
     part: str
     records: str
     faults: str = ""
+
+    @classmethod
+    def of(cls, folder: Location, part: PartInfo) -> RecordedPart:
+        """Describe a part of a folder."""
+        return cls(folder, part.name, part.row_records, part.faults)
 
 
 def records_schema(id_type: pa.DataType) -> pa.Schema:

@@ -228,6 +228,8 @@ class Host:
             computed = self._do(work, tables)
             if computed.cancelled:
                 return None, WorkReport(cancelled=True)
+            if computed.unresolved is not None:
+                return None, WorkReport(unresolved=computed.unresolved)
             if work.new_ids and (wrong := repeated_or_null(computed.rows.column(work.id))):
                 raise IntegrityError(
                     f"{work.location}: made {wrong} in {work.id!r}, which has to be unique and not "
@@ -260,6 +262,7 @@ class Host:
             rows_out=table.num_rows,
             shares=computed.shares,
             found_elsewhere=computed.found_elsewhere,
+            new_keys=computed.new_keys,
             bytes_out=table.nbytes if work.keep else 0,
             seconds=time.perf_counter() - started,
             call_seconds=computed.call_seconds,
@@ -296,8 +299,7 @@ class Host:
         if isinstance(op, Reject):
             return rejected(op, inputs[0], work)
         if isinstance(op, Arrange):
-            table, shares, elsewhere = row_reuse.arrange(inputs[0], op, work.source_files)
-            return Computed(table, Tally(shares[-1]), shares=shares, found_elsewhere=elsewhere)
+            return row_reuse.arrange(inputs[0], op, work.source_files)
         faults = detach(inputs)
         if isinstance(op, Restore):
             return row_reuse.restore(inputs[:-1], inputs[-1], op, work, faults)

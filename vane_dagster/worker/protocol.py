@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypedDict, Union
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from vane_dagster._secrets import masked
@@ -49,6 +51,11 @@ from vane_dagster.worker.retry import Policy, RowLoss
 
 IDLE_SECONDS = 600.0
 """Seconds that a pool stays warm without a lease, by default."""
+
+Places = npt.NDArray[np.int64]
+"""Positions of rows in a table."""
+KeyBits = npt.NDArray[np.uint64]
+"""64 bits of row keys."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +177,9 @@ class TableRows:
 
 @dataclass(frozen=True)
 class SampledRows:
-    """Some rows of a fragment of the source or of a part, by their positions."""
+    """Some rows of an input, by their positions."""
 
-    rows: Union[SourceRows, PartRows]
+    rows: Union[SourceRows, PartRows, TableRows]
     places: tuple[int, ...]
 
 
@@ -376,20 +383,39 @@ class Arrange:
 
 
 @dataclass(frozen=True)
+class EqualRows:
+    """Arranged rows that equal rows of another fragment of the run, which has computed them.
+
+    Attributes:
+        part: The part of that fragment.
+        id: The part's column with the id of the stage's input.
+        is_own: Whether it is of the partition that is computed, so that failures are inherited.
+        places: The positions of the arranged rows.
+    """
+
+    part: RecordedPart
+    id: str
+    is_own: bool
+    places: Places
+
+
+@dataclass(frozen=True)
 class Restore:
     """The rows that were computed and the known ones, in the order of the stage's input.
 
-    The last input is the arranged rows, the others are what was computed of the first of them.
+    The last input is the arranged rows, the others are what was computed of them.
 
     Attributes:
         call: The call that computed them.
         own: The output columns that the code makes, and that a copy of a row takes.
         known: Where known rows are copied from.
+        equal: Rows that other fragments have computed.
     """
 
     call: CallUdf
     own: tuple[str, ...]
     known: KnownRows | None = None
+    equal: tuple[EqualRows, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -573,6 +599,8 @@ class Computed:
         cancelled: Whether only some of the batches were computed, because the lease ended.
         shares: See `WorkReport`.
         found_elsewhere: See `WorkReport`.
+        new_keys: See `WorkReport`.
+        unresolved: See `WorkReport`.
         call_seconds: See `WorkReport`.
         batches: See `WorkReport`.
         retries: See `WorkReport`.
@@ -590,6 +618,8 @@ class Computed:
     cancelled: bool = False
     shares: tuple[int, ...] = ()
     found_elsewhere: int = 0
+    new_keys: KeyBits | None = None
+    unresolved: Places | None = None
     call_seconds: float = 0.0
     batches: int = 0
     retries: int = 0
@@ -611,6 +641,10 @@ class WorkReport:
         shares: The row at which each worker's share ends, if rows were arranged. What follows the
             last share is not computed.
         found_elsewhere: Rows that were found in other partitions, if rows were looked up.
+        new_keys: 64 bits of the key of each row to compute, if equal rows are computed once; 0 for
+            rows that the source could not read.
+        unresolved: The positions of arranged rows that have to be computed after all, before the
+            part can be written; None if there are none.
         bytes_out: Bytes of the rows that are passed on in memory.
         seconds: Seconds that the worker took.
         call_seconds: Seconds of these in the user's code.
@@ -632,6 +666,8 @@ class WorkReport:
     rows_out: int = 0
     shares: tuple[int, ...] = ()
     found_elsewhere: int = 0
+    new_keys: KeyBits | None = None
+    unresolved: Places | None = None
     bytes_out: int = 0
     seconds: float = 0.0
     call_seconds: float = 0.0

@@ -10,6 +10,9 @@ Between the two, the rows travel in one table, with these fields in its last col
   `COMPUTED`, or `DUPLICATE`;
 - ``record``: its position in the part's row records; of a duplicate, the place of the row that it
   equals; -1 for rows of `RowRetry`, which are found by their ids.
+
+Rows that another fragment of the run computes too are found by the driver, from the keys that
+`arrange` reports. `restore` then copies them from the part of that fragment.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
     Computed,
+    EqualRows,
+    Places,
     Restore,
     RowKeying,
     RowLookup,
@@ -67,13 +72,10 @@ COMPUTED, DUPLICATE = -1, -2
 _KEYED_BYTES = 3 << 20
 """About the bytes that are encoded at a time: the encodings fit into the processor's cache."""
 
-_Places = npt.NDArray[np.int64]
 _Numbers = npt.NDArray[Any]
 
 
-def arrange(
-    rows: pa.Table, op: Arrange, files: SourceFiles | None = None
-) -> tuple[pa.Table, tuple[int, ...], int]:
+def arrange(rows: pa.Table, op: Arrange, files: SourceFiles | None = None) -> Computed:
     """Put the rows to compute first, in an order and divided into shares.
 
     The rows of a group of the order are in the same share, in every fragment as long as the number
@@ -86,7 +88,8 @@ def arrange(
 
     Returns:
         The rows with an additional last column under an unused name, see above; the row at which
-        each share ends; and the number of rows that were found in other partitions.
+        each share ends; the number of rows that were found in other partitions; and the keys of
+        the rows to compute, if equal rows are computed once.
     """
     known = _KnownPlaces(rows.num_rows)
     fields: dict[str, _Numbers] = {}
@@ -107,10 +110,16 @@ def arrange(
     is_moved = not np.array_equal(places, np.arange(rows.num_rows))
     table = unsliced(rows).take(pa.array(places)) if is_moved else rows
     column = pa.StructArray.from_arrays([pa.array(each) for each in fields.values()], list(fields))
-    return table.append_column(unused("__row", rows.column_names), column), ends, known.elsewhere
+    return Computed(
+        table.append_column(unused("__row", rows.column_names), column),
+        Tally(ends[-1]),
+        shares=ends,
+        found_elsewhere=known.elsewhere,
+        new_keys=None if known.new_keys is None else known.new_keys[places[: ends[-1]]],
+    )
 
 
-def _ordered(rows: pa.Table, op: Arrange, wanted: _Places) -> tuple[_Places, tuple[int, ...]]:
+def _ordered(rows: pa.Table, op: Arrange, wanted: Places) -> tuple[Places, tuple[int, ...]]:
     """Order the rows to compute; return their places, and the row at which each share ends."""
     if op.order is None:
         return wanted, (len(wanted),)
@@ -162,6 +171,7 @@ class _KnownPlaces:
     def __init__(self, rows: int) -> None:
         self.part = np.full(rows, COMPUTED, np.int32)
         self.record = np.full(rows, -1, np.int64)
+        self.new_keys: _Numbers | None = None
         self.elsewhere = 0
 
     def look_up(
@@ -193,8 +203,11 @@ class _KnownPlaces:
                 self.elsewhere += 0 if group.is_own else len(hits)
                 wanted = wanted[~is_found]
             first += len(group.parts)
+        if lookup.deduplicates:
+            self.new_keys = np.zeros(rows.num_rows, np.uint64)
+            self.new_keys[wanted] = np.maximum(low[wanted], np.uint64(1))
 
-    def _without_duplicates(self, wanted: _Places, high: _Numbers, low: _Numbers) -> _Places:
+    def _without_duplicates(self, wanted: Places, high: _Numbers, low: _Numbers) -> Places:
         """Return the first row with each key; the others are duplicates of it."""
         order = wanted[np.lexsort((low[wanted], high[wanted]))]  # stable: the first place first
         is_same = np.zeros(len(order), bool)
@@ -211,8 +224,11 @@ def restore(
 ) -> Computed:
     """Combine computed rows, copies and duplicates, in the order of the input.
 
+    If rows that another fragment should have computed are not among its results, because it failed
+    there, for example, only the positions of these rows are returned.
+
     Args:
-        pieces: What was computed of the first rows of `given`.
+        pieces: What was computed.
         given: The rows as `arrange` returned them.
         op: Where known rows are copied from.
         work: The task, with the counts of what was computed.
@@ -248,15 +264,15 @@ class _Pieces:
     """Output rows, and the position in the arranged rows of the row that each was made from."""
 
     tables: list[pa.Table] = field(default_factory=list)
-    owners: list[_Places] = field(default_factory=list)
+    owners: list[Places] = field(default_factory=list)
 
-    def add(self, table: pa.Table, owners: _Places) -> None:
+    def add(self, table: pa.Table, owners: Places) -> None:
         if len(owners):
             self.tables.append(table)
             self.owners.append(owners)
 
     @property
-    def owner(self) -> _Places:
+    def owner(self) -> Places:
         """The owners of all rows."""
         return np.concatenate([np.empty(0, np.int64), *self.owners])
 
@@ -280,6 +296,9 @@ class _Restored:
 
     def computed(self, pieces: Sequence[pa.Table], faults: pa.Table | None) -> Computed:
         call, work = self._call, self._work
+        unresolved = np.concatenate([np.empty(0, np.int64), *map(self._find, self._op.equal)])
+        if len(unresolved):
+            return Computed(empty_table(work.schema), Tally(), unresolved=unresolved)
         made, known = _Pieces(), _Pieces()
         if pieces:
             rows = pa.concat_tables(pieces)
@@ -292,7 +311,11 @@ class _Restored:
             if len(owners := np.flatnonzero(self._info["part"] == number)):
                 self._copy(part, id, owners, known)
         copied = int(np.count_nonzero(self._info["part"] >= 0))
-        deduplicated = self._duplicate(made, known)
+        deduplicated = 0
+        for equal in self._op.equal:
+            self._copy(equal.part, equal.id, equal.places, known)
+            deduplicated += len(equal.places)
+        deduplicated += self._duplicate(made, known)
         inherited = self._sums(known)
         for table, owners in zip(known.tables, known.owners):
             made.add(table, owners)
@@ -310,7 +333,24 @@ class _Restored:
             inherited=inherited,
         )
 
-    def _copy(self, part: RecordedPart, id: str, owners: _Places, known: _Pieces) -> None:
+    def _find(self, equal: EqualRows) -> Places:
+        """Set the records of rows that another fragment has computed; return those without one."""
+        columns = (KEY_HIGH, KEY_LOW, OUTCOME)
+        records = read_records(equal.part.folder, equal.part.records, columns)
+        high, low, outcome = (records.column(name).to_numpy() for name in columns)
+        order = np.argsort(low, kind="stable")
+        wanted = self._info[KEY_LOW][equal.places]
+        at = np.searchsorted(low, wanted, sorter=order)
+        found = order[np.minimum(at, len(order) - 1)]
+        most = Outcome.FAILED if equal.is_own else Outcome.FILTERED
+        is_found = (low[found] == wanted) & (high[found] == self._info[KEY_HIGH][equal.places])
+        is_found &= outcome[found] <= most
+        self._info["record"] = self._info["record"].copy()
+        self._info["record"][equal.places] = found
+        missing: Places = equal.places[~is_found]
+        return missing
+
+    def _copy(self, part: RecordedPart, id: str, owners: Places, known: _Pieces) -> None:
         """Take the outcomes of rows from a part."""
         ids = self._ids.take(pa.array(owners))
         if part.records:
@@ -341,7 +381,7 @@ class _Restored:
         known.add(self._output(own, source), source)
         self._inherit_faults(part, owners, ids, known)
 
-    def _records_of(self, part: RecordedPart, owners: _Places, ids: pa.Array) -> pa.Table:
+    def _records_of(self, part: RecordedPart, owners: Places, ids: pa.Array) -> pa.Table:
         """Return the records of rows in a part."""
         columns = [ID, OUTCOME, *ORIGIN]
         records = unsliced(read_records(part.folder, part.records, columns))
@@ -352,7 +392,7 @@ class _Restored:
         return records.take(places)
 
     def _inherit_faults(
-        self, part: RecordedPart, owners: _Places, ids: pa.Array, known: _Pieces
+        self, part: RecordedPart, owners: Places, ids: pa.Array, known: _Pieces
     ) -> None:
         """Take over the records of rows that failed, under their present ids."""
         failed = self._outcomes[owners] == Outcome.FAILED
@@ -363,7 +403,7 @@ class _Restored:
         found = pc.index_in(wanted, value_set=faults.column("id").combine_chunks().cast(ids.type))
         self._add_faults(unsliced(faults).take(found), owners[failed], known)
 
-    def _add_faults(self, records: pa.Table, owners: _Places, known: _Pieces) -> None:
+    def _add_faults(self, records: pa.Table, owners: Places, known: _Pieces) -> None:
         """Add records of failed rows under the ids of others; with rows of nulls, if kept so."""
         call = self._call
         rows = unsliced(self._given.select(list(call.ids))).take(pa.array(owners))
@@ -411,7 +451,7 @@ class _Restored:
         self._duplicate_faults(owners, equals)
         return len(owners)
 
-    def _duplicate_faults(self, owners: _Places, equals: _Places) -> None:
+    def _duplicate_faults(self, owners: Places, equals: Places) -> None:
         failed = self._outcomes[owners] >= Outcome.FAILED
         if not failed.any():
             return
@@ -422,7 +462,7 @@ class _Restored:
         self._add_faults(faults.take(found), owners[failed], _Pieces())
         self._nulls = nulls
 
-    def _output(self, own: dict[str, Any], owners: _Places) -> pa.Table:
+    def _output(self, own: dict[str, Any], owners: Places) -> pa.Table:
         """Return output rows with the ids and passed-on columns of their input rows."""
         call, work = self._call, self._work
         names = [n for n in self._given.column_names if n in {*call.ids, *work.schema.names}]
@@ -473,7 +513,7 @@ class _Restored:
         return records.take(pa.array(np.argsort(self._info["place"], kind="stable")))
 
 
-def _positions(ids: pa.ChunkedArray, among: pa.Array) -> _Places:
+def _positions(ids: pa.ChunkedArray, among: pa.Array) -> Places:
     """Return the position of each id."""
     if ids.equals(pa.chunked_array([among])):
         return np.arange(len(among))
@@ -498,7 +538,7 @@ class _Origins:
         self._epoch_model_code = (keying.epoch, keying.model, keying.code)
         self._origins = [(keying.epoch, work.run_id, keying.model, keying.code, now)]
 
-    def copy(self, records: pa.Table, owners: _Places) -> None:
+    def copy(self, records: pa.Table, owners: Places) -> None:
         """Set the origins of rows to those of their records."""
         combined = np.zeros(len(owners), np.int64)
         for name in ORIGIN:
@@ -512,7 +552,7 @@ class _Origins:
             self._origins.append(tuple(records.column(name)[first].as_py() for name in ORIGIN))
         self.numbers[owners] = known + inverse
 
-    def former(self, retry: RowRetry, owners: _Places) -> None:
+    def former(self, retry: RowRetry, owners: Places) -> None:
         """Set the origins of rows to a part of the same code without records."""
         _, model, code = self._epoch_model_code
         self.numbers[owners] = len(self._origins)

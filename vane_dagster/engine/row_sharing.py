@@ -1,0 +1,150 @@
+"""Rows that fragments of a run have in common, so that only one of them computes or copies them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vane_dagster.engine.fragment_state import FragmentState
+from vane_dagster.engine.run_state import RunState
+from vane_dagster.worker.protocol import KeyBits, Places, WorkReport
+
+_IN_MEMORY = 1 << 20
+"""Keys that are kept in memory; more of them are kept in files."""
+
+_Owners = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """A fragment of which other fragments of the run compute some rows.
+
+    Attributes:
+        places: The positions of the rows that are left to compute.
+        shares: How many of them each worker's share ends at.
+        equal: The positions of the other rows, with the fragments that compute equal ones.
+    """
+
+    places: Places
+    shares: tuple[int, ...]
+    equal: list[tuple[FragmentState, Places]]
+
+
+class RowSharing:
+    """Lets equal rows of a run be computed once, where a stage deduplicates.
+
+    The fragment that is arranged first computes them. The others compute what is left, and wait for
+    the part of the first. The fragments are those of a partition, or of all partitions if the stage
+    looks rows up in others.
+
+    Args:
+        state: The run.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._first: dict[tuple[str, str, int | None], FirstOwners] = defaultdict(FirstOwners)
+        self._fragments: dict[int, FragmentState] = {}
+
+    def share(self, run: FragmentState, stage: str, report: WorkReport) -> SharedRows | None:
+        """Return which rows to compute, and which not; None if all.
+
+        Args:
+            run: The fragment.
+            stage: The stage.
+            report: The report of the worker that has arranged its rows.
+        """
+        if report.new_keys is None:
+            return None
+        known = np.flatnonzero(report.new_keys)
+        self._fragments[run.order] = run
+        owners = self._owners(run, stage).claim(report.new_keys[known], run.order)
+        taken = known[owners != run.order]
+        if run.epoch or not len(taken):
+            return None  # a fragment that starts over waits for none: others may wait for it
+        places = np.delete(np.arange(len(report.new_keys)), taken)
+        shares = tuple(np.searchsorted(places, report.shares).tolist())
+        owners = owners[owners != run.order]
+        order = np.argsort(owners, kind="stable")
+        numbers, starts = np.unique(owners[order], return_index=True)
+        parts = np.split(taken[order], starts[1:])
+        equal = [(self._fragments[n], part) for n, part in zip(numbers.tolist(), parts)]
+        return SharedRows(places, shares, equal)
+
+    def _owners(self, run: FragmentState, stage: str) -> FirstOwners:
+        definition = self._state.plan.partitions[run.partition].stages[stage].row_definition
+        spec = self._state.pipeline[stage].spec
+        assert spec.runs_udf
+        partition = None if spec.reuse.partitions else run.partition
+        return self._first[stage, definition, partition]
+
+
+class FirstOwners:
+    """The first owner of each of very many keys, by 64 bits of them.
+
+    The keys are in sorted runs, which are merged so that each is at most half as large as the one
+    before it. The larger ones are in files, whose pages the system can evict.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[KeyBits, _Owners]] = []
+
+    def claim(self, keys: KeyBits, owner: int) -> Places:
+        """Return the owner of each key; an owner becomes that of those without one.
+
+        Args:
+            keys: The keys.
+            owner: The new owner.
+        """
+        order = np.argsort(keys)
+        wanted = keys[order]
+        found = np.full(len(wanted), -1, np.int64)
+        for known, owners in self._runs:
+            at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+            is_found = known[at] == wanted
+            found[is_found] = owners[at[is_found]]
+        if len(new := wanted[found < 0]):
+            run = (new, np.full(len(new), owner, np.uint32))
+            while self._runs and len(self._runs[-1][0]) < 2 * len(run[0]):
+                run = _merged(self._runs.pop(), run)
+            self._runs.append(run)
+        result = np.empty_like(found)
+        result[order] = np.where(found < 0, owner, found)
+        return result
+
+
+def _merged(
+    some: tuple[KeyBits, _Owners], others: tuple[KeyBits, _Owners]
+) -> tuple[KeyBits, _Owners]:
+    """Merge two sorted runs, a section at a time."""
+    rows = len(some[0]) + len(others[0])
+    keys, owners = _array(rows, np.uint64), _array(rows, np.uint32)
+    last = done = 0
+    for start in range(0, len(some[0]), _IN_MEMORY):
+        end = start + _IN_MEMORY
+        until = len(others[0])
+        if end < len(some[0]):
+            until = int(np.searchsorted(others[0], some[0][end]))
+        section = np.concatenate([some[0][start:end], others[0][last:until]])
+        order = np.argsort(section, kind="stable")
+        following = done + len(section)
+        keys[done:following] = section[order]
+        owners[done:following] = np.concatenate([some[1][start:end], others[1][last:until]])[order]
+        last, done = until, following
+    return keys, owners
+
+
+def _array(rows: int, kind: Any) -> npt.NDArray[Any]:
+    """Return an array, in a file if it is large and there is room on the disk."""
+    if rows > _IN_MEMORY:
+        with contextlib.suppress(OSError), tempfile.TemporaryFile() as file:
+            os.posix_fallocate(file.fileno(), 0, rows * np.dtype(kind).itemsize)
+            return np.asarray(np.memmap(file, kind, "r+", shape=(rows,)))
+    return np.empty(rows, kind)
