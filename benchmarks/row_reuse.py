@@ -77,6 +77,7 @@ class World:
         columns: The columns of the stage before the model.
         options: Options of the pipeline.
         reuse: How the stage of the model reuses results.
+        deduplicate: Whether the model is called once for equal texts.
         offset: What the model adds to each checksum.
         store: The name of the store.
     """
@@ -90,6 +91,7 @@ class World:
     columns: dict[str, str] = field(default_factory=lambda: {"id": "id", "text": "trim(text)"})
     options: dict[str, Any] = field(default_factory=dict)
     reuse: Literal["rows", "fragments"] = "rows"
+    deduplicate: bool = False
     offset: int = 0
     store: str = "store"
 
@@ -165,6 +167,7 @@ class World:
             batch_size=1024,
             concurrency=2,
             reuse=self.reuse,
+            deduplicate=self.deduplicate,
         )
         return pipeline
 
@@ -238,6 +241,14 @@ def removed(world: World, table: pa.Table) -> pa.Table:
 def reordered(world: World, table: pa.Table) -> pa.Table:
     """Shuffle the rows."""
     return table.take(world.random.permutation(table.num_rows))
+
+
+def repeated(world: World) -> None:
+    """Replace the rows by new ones, four of each, shuffled, of which the model sees one."""
+    texts = world.texts(world.rows // 4).column("text").to_pylist()
+    table = world.texts(len(texts) * 4).set_column(1, "text", [texts * 4])
+    world.write(split(reordered(world, table), FILES))
+    world.deduplicate = True
 
 
 def moved(world: World) -> None:
@@ -349,6 +360,7 @@ CASES = {
     "fragments": Case("`fragment_rows` changed", with_options(fragment_rows=3000)),
     "hours": Case("partitioned by hours, no longer by days", by_hours, 0.0, 1),
     "snapshot": Case("today's snapshot of yesterday's table, 2% changed", next_day, 0.02, 2),
+    "repeated": Case("new rows, four of each, `deduplicate=True`", repeated, 0.25),
     "own": Case("the stage's own code changed", code(".encode())", ".encode()) + 1", 1), 1.0),
 }
 BACKFILL = "backfill"

@@ -87,7 +87,7 @@ class StageStats:
         retries: Calls retried after a transient error.
         faults: Rows that could not be computed.
         copied: Input rows with an outcome that an earlier part had.
-        deduplicated: Input rows with the outcome of another row of their fragment.
+        deduplicated: Input rows with the outcome of an equal row of the run.
         spent: Usage of the rows that were computed, by the names of the stage's `sums`.
         fits: The batch size that the workers determined, or that fit into memory after a larger one
             did not.

@@ -68,7 +68,7 @@ class PartInfo:
         sample: Some rows as texts, of a part just written.
         row_records: Name of the file beside it with its row records; empty without any.
         copied: Input rows with an outcome that an earlier part had.
-        deduplicated: Input rows with the outcome of another row of the fragment.
+        deduplicated: Input rows with the outcome of an equal row that the run has computed.
         inherited: Sums among `measures` that are those of copied and deduplicated rows.
         unread: Of the quarantined and nulled rows, those that the source could not read.
     """

@@ -177,7 +177,7 @@ def test_parts_without_row_keys_are_used_by_fragment_and_get_keys_when_computed(
     assert world.run(DAYS[:1]) == 1
 
 
-def test_equal_rows_of_a_stage_that_deduplicates_are_computed_once_a_fragment(tmp_path, notes):
+def test_equal_rows_of_a_stage_that_deduplicates_are_computed_once(tmp_path, notes):
     world = Snapshots(tmp_path, fragment_rows=64, deduplicate=True)
     world.write(DAYS[0], ["same"] * 20 + ["bad", "bad"])
     assert world.run(DAYS[:1]) == 2
