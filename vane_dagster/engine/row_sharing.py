@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vane_dagster._private_folder import new_temporary_file
 from vane_dagster.engine.fragment_state import FragmentState
 from vane_dagster.engine.run_state import RunState
+from vane_dagster.errors import ComputeError
 from vane_dagster.worker.protocol import KeyBits, Places, WorkReport
 
 _IN_MEMORY = 1 << 20
@@ -144,7 +145,7 @@ def _merged(
 def _array(rows: int, kind: Any) -> npt.NDArray[Any]:
     """Return an array, in a file if it is large and there is room on the disk."""
     if rows > _IN_MEMORY:
-        with contextlib.suppress(OSError), tempfile.TemporaryFile() as file:
+        with contextlib.suppress(OSError, ComputeError), new_temporary_file(".keys") as file:
             os.posix_fallocate(file.fileno(), 0, rows * np.dtype(kind).itemsize)
             return np.asarray(np.memmap(file, kind, "r+", shape=(rows,)))
     return np.empty(rows, kind)

@@ -33,7 +33,8 @@ def rows(docs: list[str | None], **columns: Any) -> pa.Table:
 
 
 def arrange(table: pa.Table, order: Any, shares: int) -> tuple[pa.Table, tuple[int, ...]]:
-    return row_reuse.arrange(table, Arrange("id", order, shares))[:2]
+    arranged = row_reuse.arrange(table, Arrange("id", order, shares))
+    return arranged.rows, arranged.shares
 
 
 def restore(pieces: list[pa.Table], given: pa.Table) -> pa.Table:

@@ -124,7 +124,8 @@ class Stage:
     def run(self, table: pa.Table, known: Any = None, run_id: str = "run") -> Computed:
         """Compute a fragment as the engine does."""
         work = self.work(run_id)
-        arranged, ends, _ = arrange(table, Arrange("id", keying=work.keying, known=known))
+        found = arrange(table, Arrange("id", keying=work.keying, known=known))
+        arranged, ends = found.rows, found.shares
         made, faults = self.compute(arranged.slice(0, ends[-1]), work)
         work = replace(work, tally=Tally())
         cut = made.num_rows // 2
