@@ -223,7 +223,7 @@ class RowLookups:
             return
         folder = self._state.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
         parts = [part for part in manifest.parts if part.name not in without]
-        id = manifest.keys[1 if manifest.info.get("children") else 0]
+        id = manifest.keys[manifest.input_key]
         is_own = manifest.partition == self._plan.partitions[partition].key
         yield _group(folder, parts, id, is_own)
 

@@ -380,6 +380,11 @@ class Manifest:
         return sum(part.bytes for part in self.parts)
 
     @property
+    def input_key(self) -> int:
+        """Position among `keys` of the id of the stage's input."""
+        return 1 if self.info.get("children") else 0
+
+    @property
     def published_files(self) -> Sequence[str]:
         """The files that a `write` stage has in its target."""
         if self.published is None:

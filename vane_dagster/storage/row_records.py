@@ -7,7 +7,6 @@ need not compute again. There is one record for each input row, in the order of 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -16,7 +15,6 @@ import pyarrow.parquet as pq
 
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo
-from vane_dagster.storage.part_file import read_part
 
 SUFFIX = ".rows.parquet"
 KEY_HIGH, KEY_LOW, ID, OUTCOME, EPOCH = "key_high", "key_low", "id", "outcome", "epoch"
@@ -109,18 +107,3 @@ def write_records(folder: Location, key: str, records: pa.Table) -> str:
     name = f"{key}-{hashlib.sha256(data).hexdigest()[:16]}{SUFFIX}"
     folder.write(name, data)
     return name
-
-
-def read_records(folder: Location, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read row records, or some of their columns.
-
-    Args:
-        folder: The folder of the part.
-        name: The file name of the records.
-        columns: The columns; None for all.
-
-    Raises:
-        DamagedPartError: If they are damaged or gone.
-        StoreError: If the file system refuses.
-    """
-    return read_part(folder, name, columns)

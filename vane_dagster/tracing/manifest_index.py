@@ -30,6 +30,7 @@ from vane_dagster.storage.manifest import (
     Manifest,
     ManifestName,
 )
+from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.reader import places
 from vane_dagster.storage.row_records import (
@@ -39,7 +40,6 @@ from vane_dagster.storage.row_records import (
     MODEL,
     ORIGIN,
     RUN_ID,
-    read_records,
 )
 from vane_dagster.storage.row_search import Found, RowFile, find_any
 from vane_dagster.storage.store import Store
@@ -81,13 +81,13 @@ class ManifestIndex:
         """The stages that were materialized in any partition."""
         return self.store.root.child(self.pipeline).folders()
 
-    def origin(self, manifest: Manifest, index: int, keys: Sequence[Any]) -> RowOrigin | None:
-        """Return where a row's output was computed, if its part has a copy; None if unknown.
+    def origin(self, manifest: Manifest, index: int, id: Any) -> RowOrigin | None:
+        """Return where the outcome of a row was computed, if the part copied it; None if unknown.
 
         Args:
             manifest: The manifest.
             index: Index of the part.
-            keys: The row's id, and the ids of the rows that it was made from.
+            id: The row's id in the stage's input.
         """
         part = manifest.parts[index]
         if not part.row_records or part.made is None:
@@ -96,11 +96,10 @@ class ManifestIndex:
         place = folder.file_url(part.row_records)
         try:
             if place not in self._records:
-                self._records = {place: read_records(folder, part.row_records, (ID, *ORIGIN))}
+                self._records = {place: read_part(folder, part.row_records, (ID, *ORIGIN))}
         except StoreError:
             return None
         records = self._records[place]
-        id = keys[1 if manifest.info.get("children") else 0]
         row = pc.index(records.column(ID), pa.scalar(id, records.schema.field(ID).type)).as_py()
         if row < 0:
             return None

@@ -107,7 +107,9 @@ def leaving(
     for fault in faults:
         if fault["id"] in ids:
             why = " ".join(str(fault["message"]).split())[:_MAX_MESSAGE_LENGTH]
-            return f"quarantined by {label!r}: {fault['error']}: {why}"
+            origin = manifest_index.origin(manifest, index, fault["id"])
+            copied = f" ({origin})" if origin else ""
+            return f"quarantined by {label!r}: {fault['error']}: {why}{copied}"
     return f"{'filtered' if part.filtered else 'left out'} by {label!r}"
 
 

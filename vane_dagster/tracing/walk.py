@@ -254,7 +254,9 @@ def stage_step(
         workers=made.workers if made else (),
         at=made.at if made else None,
         seconds=made.seconds if made else None,
-        copied_from=manifest_index.origin(manifest, index, keys) if keys else None,
+        copied_from=manifest_index.origin(manifest, index, keys[manifest.input_key])
+        if keys
+        else None,
         published=_urls(published),
         notes=tuple(notes),
     )

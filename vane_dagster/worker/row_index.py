@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vane_dagster._private_folder import worker_folder
+from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.row_keys import row_keys
 from vane_dagster.storage.row_records import (
     EPOCH,
@@ -31,14 +32,13 @@ from vane_dagster.storage.row_records import (
     OUTCOME,
     Outcome,
     RecordedPart,
-    read_records,
 )
 from vane_dagster.worker.node_files import check_room, partial_folder, shared_entry
 
 KIND = "row_indexes"
 """The kind of the worker's private folder."""
 
-_FORMAT = 1
+_FORMAT = 2
 """Increment if the files of an index change."""
 _ARRAYS = ("high", "low", "ids", "places")
 _STARTS = "starts.json"
@@ -48,7 +48,6 @@ _IN_MEMORY = 1_000_000
 _BUCKET_BITS = 6
 _FAILED = np.uint64(1 << 63)
 """The bit of a place that sorts failed records behind the others of their key."""
-_OUTCOME_BITS = np.uint64(2)
 _UNUSED_SECONDS = 3600.0
 """A run searches an index within minutes; others may have as many as there are partitions."""
 _OPEN = 8
@@ -65,12 +64,10 @@ class Found:
     Attributes:
         part: The position of the part in the group; -1 if nothing was found.
         record: The position of the record in the part's row records; -1 if nothing was found.
-        outcome: Its `Outcome`; `Outcome.PASSING` if nothing was found.
     """
 
     part: npt.NDArray[np.int32]
     record: npt.NDArray[np.int64]
-    outcome: npt.NDArray[np.uint8]
 
 
 def id_hashes(ids: pa.Array | pa.ChunkedArray) -> Numbers:
@@ -224,16 +221,14 @@ class RowIndex:
     def _records(self, found: npt.NDArray[np.int64], failed: bool) -> Found:
         part = np.full(len(found), -1, np.int32)
         record = np.full(len(found), -1, np.int64)
-        outcome = np.full(len(found), Outcome.PASSING, np.uint8)
         rows = np.flatnonzero(found >= 0)
         places = self._places[found[rows]]
         if not failed:
             rows, places = rows[passed := places < _FAILED], places[passed]
-        outcome[rows] = places & np.uint64(3)
-        positions = ((places & ~_FAILED) >> _OUTCOME_BITS).astype(np.int64)
+        positions = (places & ~_FAILED).astype(np.int64)
         part[rows] = np.searchsorted(self._starts, positions, "right") - 1
         record[rows] = positions - self._starts[part[rows]]
-        return Found(part, record, outcome)
+        return Found(part, record)
 
 
 def _mapped(path: Path) -> Numbers:
@@ -280,11 +275,11 @@ def _entries(parts: Sequence[RecordedPart], floor: int, starts: list[int]) -> It
     """Yield the entries of each part, (records, 4); append its first position to `starts`."""
     position = 0
     for part in parts:
-        table = read_records(part.folder, part.records, (KEY_HIGH, KEY_LOW, ID, OUTCOME, EPOCH))
+        table = read_part(part.folder, part.records, (KEY_HIGH, KEY_LOW, ID, OUTCOME, EPOCH))
         starts.append(position)
         outcome = table[OUTCOME].to_numpy()
         kept = np.flatnonzero((outcome != Outcome.PASSING) & (table[EPOCH].to_numpy() >= floor))
-        places = (kept + position).astype(np.uint64) << _OUTCOME_BITS | outcome[kept]
+        places = (kept + position).astype(np.uint64)
         places[outcome[kept] == Outcome.FAILED] |= _FAILED
         halves = (table[KEY_HIGH].to_numpy()[kept], table[KEY_LOW].to_numpy()[kept])
         yield np.stack([*halves, id_hashes(table[ID])[kept], places], axis=1)

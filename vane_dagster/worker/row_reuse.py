@@ -45,7 +45,6 @@ from vane_dagster.storage.row_records import (
     OUTCOME,
     Outcome,
     RecordedPart,
-    read_records,
     records_schema,
 )
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
@@ -336,7 +335,7 @@ class _Restored:
     def _find(self, equal: EqualRows) -> Places:
         """Set the records of rows that another fragment has computed; return those without one."""
         columns = (KEY_HIGH, KEY_LOW, OUTCOME)
-        records = read_records(equal.part.folder, equal.part.records, columns)
+        records = read_part(equal.part.folder, equal.part.records, columns)
         high, low, outcome = (records.column(name).to_numpy() for name in columns)
         order = np.argsort(low, kind="stable")
         wanted = self._info[KEY_LOW][equal.places]
@@ -384,7 +383,7 @@ class _Restored:
     def _records_of(self, part: RecordedPart, owners: Places, ids: pa.Array) -> pa.Table:
         """Return the records of rows in a part."""
         columns = [ID, OUTCOME, *ORIGIN]
-        records = unsliced(read_records(part.folder, part.records, columns))
+        records = unsliced(read_part(part.folder, part.records, columns))
         places = pa.array(self._info["record"][owners])
         if isinstance(self._op.known, RowRetry):  # the same rows, in another order perhaps
             known = records.column(ID).combine_chunks()

@@ -30,7 +30,7 @@ from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.worker import row_index
 
 folder, records, mode = sys.argv[1:]
-read = row_index.read_records
+read = row_index.read_part
 
 def counted(*given):
     with open(Path(folder, "reads"), "a") as file:
@@ -39,7 +39,7 @@ def counted(*given):
         os.kill(os.getpid(), signal.SIGKILL)
     return read(*given)
 
-row_index.read_records = counted
+row_index.read_part = counted
 print(len(row_index.open_index([RecordedPart(Location(folder), "", records)], 1, Path(folder))))
 """
 

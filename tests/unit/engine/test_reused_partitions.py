@@ -287,3 +287,13 @@ def test_a_trace_says_where_a_copied_row_was_computed(tmp_path, notes):
     for file in (tmp_path / "store/docs/upper/parts" / DAYS[1]).glob("*.rows.parquet"):
         file.unlink()
     assert step(20).copied_from is None, "unknown"
+
+
+def test_a_trace_says_that_a_failure_was_taken_over(tmp_path, notes):
+    world = Snapshots(tmp_path)
+    world.write(DAYS[0], ["bad"])
+    world.run(DAYS[:1], run_id="first")
+    world.write(DAYS[0], ["bad", "good"])
+    assert world.run(DAYS[:1]) == 1
+    with pytest.raises(vd.TraceError, match=r"ValueError: bad .copied: computed by run first, 2"):
+        trace_back(ManifestIndex(world.store, "docs", DAYS[0]), "upper", 0)

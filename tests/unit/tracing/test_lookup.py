@@ -108,8 +108,11 @@ def test_the_record_of_a_failed_row_says_why_it_failed(tmp_path):
     )
     held = manifest([], part, pipeline="docs", stage="a", partition=None)
     store = SimpleNamespace(parts=lambda *place: folder)
-    index: Any = SimpleNamespace(label=lambda stage: f"docs/{stage}", store=store)
-    assert leaving(index, held, 0, [3]) == (
-        "quarantined by 'docs/a': ValueError: three is too much"
+    origins = [None, "copied: computed by run first"]
+    index: Any = SimpleNamespace(
+        label=lambda stage: f"docs/{stage}", store=store, origin=lambda *row: origins.pop(0)
     )
+    reason = "quarantined by 'docs/a': ValueError: three is too much"
+    assert leaving(index, held, 0, [3]) == reason
+    assert leaving(index, held, 0, [3]) == f"{reason} (copied: computed by run first)"
     assert leaving(index, held, 0, [4]) == "filtered by 'docs/a'"

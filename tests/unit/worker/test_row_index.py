@@ -43,23 +43,23 @@ def found(index: row_index.RowIndex, rows: Sequence[Row], failed: bool, each_onc
 
 def expected(
     parts: Sequence[Sequence[Record]], rows: Sequence[Row], failed: bool, each_once: bool
-) -> list[tuple[int, int, int]]:
-    of_key: dict[tuple[int, int], list[tuple[bool, int, int, int, int]]] = {}
+) -> list[tuple[int, int]]:
+    of_key: dict[tuple[int, int], list[tuple[bool, int, int, int]]] = {}
     for part, records in enumerate(parts):
         for number, (high, low, id_, outcome, epoch) in enumerate(records):
             hidden = outcome == Outcome.PASSING or (outcome == Outcome.FAILED and not failed)
             if epoch >= FLOOR and not hidden:
-                entry = (outcome == Outcome.FAILED, part, number, id_, outcome)
+                entry = (outcome == Outcome.FAILED, part, number, id_)
                 of_key.setdefault((high, low), []).append(entry)
     for entries in of_key.values():
         entries.sort()
-    result = [(-1, -1, int(Outcome.PASSING))] * len(rows)
+    result = [(-1, -1)] * len(rows)
     for same_id in (True, False) if each_once else (False,):
         for n, (high, low, id_) in enumerate(rows):
             entries = of_key.get((high, low), [])
             fitting = [e for e in entries if e[3] == id_ or not same_id]
             if result[n][0] < 0 and fitting:
-                result[n] = (fitting[0][1], fitting[0][2], fitting[0][4])
+                result[n] = (fitting[0][1], fitting[0][2])
                 if each_once:
                     entries.remove(fitting[0])
     return result
@@ -86,9 +86,7 @@ def test_rows_find_what_a_plain_search_finds(parts, rows, failed, each_once, in_
         folder = Path(name)
         group = [recorded(folder, records, f"p{n}") for n, records in enumerate(parts)]
         result = found(open_index(group, FLOOR, folder), rows, failed, each_once)
-        assert [*zip(result.part, result.record, result.outcome)] == expected(
-            parts, rows, failed, each_once
-        )
+        assert [*zip(result.part, result.record)] == expected(parts, rows, failed, each_once)
 
 
 def test_ids_of_different_types_never_match():

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.part_file import PartTarget, write_part
+from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.quarantine import write_faults
-from vane_dagster.storage.row_records import RecordedPart, read_records, write_records
+from vane_dagster.storage.row_records import RecordedPart, write_records
 from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.protocol import (
     Arrange,
@@ -256,4 +256,4 @@ def test_records_are_in_the_order_of_the_input(tmp_path):
     stage = Stage(tmp_path)
     first = stage.write(stage.run(rows(("1", "b"))))
     part = stage.write(stage.run(rows(("3", "b"), ("2", "a")), stage.lookup(first)), "second")
-    assert read_records(part.folder, part.records, ["id"])["id"].to_pylist() == ["3", "2"]
+    assert read_part(part.folder, part.records, ["id"])["id"].to_pylist() == ["3", "2"]
