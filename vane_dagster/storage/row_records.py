@@ -46,17 +46,19 @@ class RecordedPart:
         part: The part's file name.
         records: The file name of the row records.
         faults: The file name of the records of failed rows; empty without any.
+        rows: The number of input rows.
     """
 
     folder: Location
     part: str
     records: str
     faults: str = ""
+    rows: int = 0
 
     @classmethod
     def of(cls, folder: Location, part: PartInfo) -> RecordedPart:
         """Describe a part of a folder."""
-        return cls(folder, part.name, part.row_records, part.faults)
+        return cls(folder, part.name, part.row_records, part.faults, part.rows_in)
 
 
 def records_schema(id_type: pa.DataType) -> pa.Schema:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster.errors import DamagedPartError, described
+from vane_dagster.errors import described
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.file import url_of
 from vane_dagster.sources.files import file_identity
@@ -66,6 +66,7 @@ from vane_dagster.worker.protocol import (
     Work,
 )
 from vane_dagster.worker.row_index import id_hashes, open_index
+from vane_dagster.worker.stored_rows import stored_rows
 
 COMPUTED, DUPLICATE = -1, -2
 _KEYED_BYTES = 3 << 20
@@ -306,14 +307,12 @@ class _Restored:
         if faults is not None:
             self._faults.append(faults)
             _mark_failed(self._outcomes, faults, self._ids)
-        for number, (part, id) in enumerate(self._op.known.sources() if self._op.known else ()):
-            if len(owners := np.flatnonzero(self._info["part"] == number)):
-                self._copy(part, id, owners, known)
+        if isinstance(self._op.known, RowRetry) and not self._op.known.part.records:
+            self._copy_unrecorded(self._op.known, known)
+        else:
+            self._copy(known)
         copied = int(np.count_nonzero(self._info["part"] >= 0))
-        deduplicated = 0
-        for equal in self._op.equal:
-            self._copy(equal.part, equal.id, equal.places, known)
-            deduplicated += len(equal.places)
+        deduplicated = sum(len(equal.places) for equal in self._op.equal)
         deduplicated += self._duplicate(made, known)
         inherited = self._sums(known)
         for table, owners in zip(known.tables, known.owners):
@@ -334,61 +333,66 @@ class _Restored:
 
     def _find(self, equal: EqualRows) -> Places:
         """Set the records of rows that another fragment has computed; return those without one."""
-        columns = (KEY_HIGH, KEY_LOW, OUTCOME)
-        records = read_part(equal.part.folder, equal.part.records, columns)
-        high, low, outcome = (records.column(name).to_numpy() for name in columns)
-        order = np.argsort(low, kind="stable")
-        wanted = self._info[KEY_LOW][equal.places]
-        at = np.searchsorted(low, wanted, sorter=order)
-        found = order[np.minimum(at, len(order) - 1)]
-        most = Outcome.FAILED if equal.is_own else Outcome.FILTERED
-        is_found = (low[found] == wanted) & (high[found] == self._info[KEY_HIGH][equal.places])
-        is_found &= outcome[found] <= most
+        assert isinstance(self._op.known, RowLookup)
+        high, low = (self._info[name][equal.places] for name in (KEY_HIGH, KEY_LOW))
+        found = open_index([equal.part], self._op.known.floor).find(
+            high, low, np.zeros_like(low), failed=equal.is_own, each_once=False
+        )
         self._info["record"] = self._info["record"].copy()
-        self._info["record"][equal.places] = found
-        missing: Places = equal.places[~is_found]
+        self._info["record"][equal.places] = found.record
+        missing: Places = equal.places[found.part < 0]
         return missing
 
-    def _copy(self, part: RecordedPart, id: str, owners: Places, known: _Pieces) -> None:
-        """Take the outcomes of rows from a part."""
-        ids = self._ids.take(pa.array(owners))
-        if part.records:
-            records = self._records_of(part, owners, ids)
-            ids = records.column(ID).combine_chunks()
+    def _sources(self) -> Iterator[tuple[RecordedPart, str, Places]]:
+        """Yield the parts with known rows, each with its column of the input's ids and the rows."""
+        places = np.flatnonzero(self._info["part"] >= 0)
+        places = places[np.argsort(self._info["part"][places], kind="stable")]
+        numbers, starts = np.unique(self._info["part"][places], return_index=True)
+        sources = self._op.known.sources() if self._op.known else []
+        for number, owners in zip(numbers.tolist(), np.split(places, starts[1:])):
+            yield (*sources[number], owners)
+        for equal in self._op.equal:
+            yield equal.part, equal.id, equal.places
+
+    def _copy(self, known: _Pieces) -> None:
+        """Take the outcomes of known rows from their parts."""
+        own = pa.schema([self._work.schema.field(name) for name in self._op.own])
+        taken: list[tuple[Places, pa.Table, Places, pa.Table]] = []
+        for part, id, owners in self._sources():
+            stored = stored_rows(part, id, self._op.own, len(owners))
+            places = self._info["record"][owners]
+            if isinstance(self._op.known, RowRetry):  # the same rows, in another order perhaps
+                ids = self._ids.take(pa.array(owners))
+                ids_then = stored.records.column(ID).combine_chunks().cast(ids.type)
+                places = _numpy(pc.index_in(ids, value_set=ids_then)).astype(np.int64)
+            records, values, count = stored.take(places)
             self._outcomes[owners] = _numpy(records.column(OUTCOME))
-            self._origins.copy(records, owners)
-        elif isinstance(self._op.known, RowRetry):
-            self._origins.former(self._op.known, owners)
-        columns = [id, *self._op.own]
-        table = read_part(part.folder, part.part, list(dict.fromkeys(columns)))
-        found = pc.index_in(table.column(id), value_set=ids.cast(table.schema.field(id).type))
+            self._inherit_faults(part, owners, records.column(ID).combine_chunks(), known)
+            source = np.repeat(owners, count)
+            taken.append((owners, records.select(ORIGIN), source, values.cast(own)))
+        if taken:
+            all_owners, records, sources, values = zip(*taken)
+            origins = pa.concat_tables(records).unify_dictionaries()
+            self._origins.copy(origins, np.concatenate(all_owners))
+            source, rows = np.concatenate(sources), pa.concat_tables(values)
+            known.add(self._output(dict(zip(rows.column_names, rows.columns)), source), source)
+
+    def _copy_unrecorded(self, retry: RowRetry, known: _Pieces) -> None:
+        """Take the outcomes of the same rows from a part without row records."""
+        owners = np.flatnonzero(self._info["part"] >= 0)
+        self._origins.former(retry, owners)
+        ids, columns = self._ids.take(pa.array(owners)), [retry.id, *self._op.own]
+        table = unsliced(
+            read_part(retry.part.folder, retry.part.part, list(dict.fromkeys(columns)))
+        )
+        value_set = ids.cast(table.schema.field(retry.id).type)
+        found = pc.index_in(table.column(retry.id), value_set=value_set)
         rows = np.flatnonzero(_numpy(pc.is_valid(found)))
         source = owners[_numpy(found.combine_chunks().take(pa.array(rows)))]
-        if part.records:
-            has_rows = self._outcomes[source] == Outcome.OUTPUT
-            rows, source = rows[has_rows], source[has_rows]
-            expected = np.count_nonzero(self._outcomes[owners] == Outcome.OUTPUT)
-            if len(np.unique(source)) != expected:
-                url = part.folder.file_url(part.part)
-                raise DamagedPartError(
-                    f"part {url!r} lacks rows that its records {part.records!r} name", part.part
-                )
-        else:
-            self._outcomes[source] = Outcome.OUTPUT
-        taken = unsliced(table).take(pa.array(rows))
-        own = {name: taken.column(name) for name in self._op.own}
-        known.add(self._output(own, source), source)
-        self._inherit_faults(part, owners, ids, known)
-
-    def _records_of(self, part: RecordedPart, owners: Places, ids: pa.Array) -> pa.Table:
-        """Return the records of rows in a part."""
-        columns = [ID, OUTCOME, *ORIGIN]
-        records = unsliced(read_part(part.folder, part.records, columns))
-        places = pa.array(self._info["record"][owners])
-        if isinstance(self._op.known, RowRetry):  # the same rows, in another order perhaps
-            known = records.column(ID).combine_chunks()
-            places = pc.index_in(ids, value_set=known.cast(ids.type))
-        return records.take(places)
+        self._outcomes[source] = Outcome.OUTPUT
+        taken = table.take(pa.array(rows))
+        known.add(self._output({name: taken.column(name) for name in self._op.own}, source), source)
+        self._inherit_faults(retry.part, owners, ids, known)
 
     def _inherit_faults(
         self, part: RecordedPart, owners: Places, ids: pa.Array, known: _Pieces

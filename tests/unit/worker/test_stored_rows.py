@@ -1,0 +1,94 @@
+"""Rows of a part that are copied: read from the part, or from mapped files of the node."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from vane_dagster.errors import DamagedPartError
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.part_file import PartTarget, write_part
+from vane_dagster.storage.row_records import Outcome, RecordedPart, records_schema, write_records
+from vane_dagster.worker import node_files, stored_rows
+from vane_dagster.worker.stored_rows import StoredRows
+
+IDS = ["a", "b", "c", "d"]
+OUTCOMES = [Outcome.OUTPUT, Outcome.FILTERED, Outcome.OUTPUT, Outcome.FAILED]
+WORDS = [("c", 0, [3.0]), ("a", 0, [1.0]), ("a", 1, None), ("d", 0, None)]
+"""Output rows, of which those of "d" are nulls in the place of a failed row."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_open(monkeypatch):
+    monkeypatch.setattr(stored_rows, "_opened", type(stored_rows._opened)())
+
+
+@pytest.fixture
+def part(tmp_path) -> RecordedPart:
+    folder = Location(str(tmp_path / "store"))
+    schema = records_schema(pa.string())
+    columns = {"id": IDS, "outcome": OUTCOMES, "run_id": ["x", "y", "x", "y"]}
+    rows = [dict(zip(columns, row)) for row in zip(*columns.values())]
+    records = write_records(folder, "k", pa.Table.from_pylist(rows, schema))
+    names = ("id", "n", "values")
+    kinds = [pa.string(), pa.int64(), pa.list_(pa.float32(), 1)]
+    table = pa.Table.from_pylist(
+        [dict(zip(names, row)) for row in WORDS], pa.schema(list(zip(names, kinds)))
+    )
+    info = write_part(table, PartTarget(folder, "k", "id"))
+    return RecordedPart(folder, info.name, records, rows=1000)
+
+
+def read(part: RecordedPart, folder: Path, wanted: int = 1) -> StoredRows:
+    return stored_rows.stored_rows(part, "id", ["n", "values"], wanted, folder)
+
+
+@pytest.mark.parametrize("wanted", [1, 125])
+def test_rows_come_in_the_order_that_is_asked_for(tmp_path, part, wanted):
+    for _ in range(2):
+        records, values, count = read(part, tmp_path, wanted).take(np.array([2, 0, 3, 1, 0]))
+        assert records["id"].to_pylist() == ["c", "a", "d", "b", "a"]
+        assert records["run_id"].to_pylist() == ["x", "x", "y", "y", "x"]
+        assert count.tolist() == [1, 2, 0, 0, 2]
+        assert values.to_pylist() == [
+            {"n": n, "values": v}
+            for n, v in [(0, [3.0]), (0, [1.0]), (1, None), (0, [1.0]), (1, None)]
+        ]
+        stored_rows._opened.clear()
+    assert bool(list(tmp_path.glob("*.used"))) == (wanted == 1)
+
+
+def test_a_part_is_decoded_once_for_the_node(tmp_path, part):
+    read(part, tmp_path)
+    for file in (tmp_path / "store").iterdir():
+        file.unlink()
+    stored_rows._opened.clear()
+    assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
+
+
+def test_incomplete_files_are_made_again(tmp_path, part):
+    read(part, tmp_path)
+    (path,) = tmp_path.glob("*/values.arrow")
+    path.write_bytes(b"")
+    stored_rows._opened.clear()
+    assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
+    assert path.stat().st_size
+
+
+def test_rows_are_read_from_the_part_if_the_node_has_no_room(tmp_path, part, monkeypatch):
+    usage = namedtuple("usage", "total used free")(10, 4, 6)
+    monkeypatch.setattr(node_files.shutil, "disk_usage", lambda folder: usage)
+    assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
+    assert not list(tmp_path.glob("*/values.arrow"))
+
+
+def test_a_part_without_the_rows_of_its_records_is_damaged(tmp_path, part):
+    table = pa.table({"id": ["a"], "n": [1], "values": pa.nulls(1, pa.list_(pa.float32(), 1))})
+    info = write_part(table, PartTarget(part.folder, "k", "id"))
+    with pytest.raises(DamagedPartError, match="lacks rows that its records"):
+        read(replace(part, part=info.name), tmp_path)

@@ -1,0 +1,155 @@
+"""What a part's input rows became, for copying some of them.
+
+If a fragment takes only few rows of a part, as after a table was shuffled, others are likely to
+take the rest. Then the part is decoded once for all processes of the node, into mapped files from
+which single rows can be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster._private_folder import worker_folder
+from vane_dagster.errors import DamagedPartError, StoreError
+from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.row_records import ID, ORIGIN, OUTCOME, Outcome, RecordedPart
+from vane_dagster.types.tensors import unsliced
+from vane_dagster.worker.node_files import check_room, partial_folder, shared_entry
+from vane_dagster.worker.protocol import Places
+
+KIND = "stored_rows"
+"""The kind of the worker's private folder."""
+
+_FORMAT = 1
+"""Increment if the files change."""
+_FEW = 8
+"""A fragment takes few rows of a part if it has more than this many times as many."""
+_UNUSED_SECONDS = 3600.0
+_OPEN = 256
+"""Parts that a process keeps mapped."""
+_opened: OrderedDict[tuple[str, ...], StoredRows] = OrderedDict()
+_FIRST, _COUNT = "first", "count"
+_RECORDS, _VALUES = "records.arrow", "values.arrow"
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The outcomes of a part's input rows.
+
+    Attributes:
+        records: Their ids, outcomes and origins, in the order of the input, each with the first of
+            its output rows and their number.
+        values: The columns that the code has made of them.
+    """
+
+    records: pa.Table
+    values: pa.Table
+
+    def take(self, places: Places) -> tuple[pa.Table, pa.Table, Places]:
+        """Return the records at some positions, their output rows, and how many each has.
+
+        Args:
+            places: The positions.
+        """
+        records = self.records.take(pa.array(places))
+        first, count = (records.column(name).to_numpy() for name in (_FIRST, _COUNT))
+        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        return records, self.values.take(pa.array(np.repeat(first, count) + within)), count
+
+
+def stored_rows(
+    part: RecordedPart, id: str, own: Sequence[str], wanted: int, folder: Path | None = None
+) -> StoredRows:
+    """Return the outcomes of a part's input rows.
+
+    Args:
+        part: The part.
+        id: The part's column with the id of the stage's input.
+        own: The columns that the code makes.
+        wanted: The number of rows that are taken.
+        folder: The folder of all parts on this node. Default: the worker's private folder.
+
+    Raises:
+        DamagedPartError: If the part or its records are damaged or gone, or do not match.
+        StoreError: If the file system refuses.
+    """
+    if wanted * _FEW >= part.rows:
+        return _read(part, id, own)
+    key = (part.folder.url, part.part, part.records, id, *own)
+    if key in _opened:
+        _opened.move_to_end(key)
+        return _opened[key]
+    entries = folder or worker_folder(KIND)
+    name = hashlib.sha256(json.dumps([_FORMAT, *key]).encode()).hexdigest()
+    place = entries / name
+
+    def find() -> StoredRows | None:
+        with contextlib.suppress(FileNotFoundError, pa.ArrowInvalid):
+            return StoredRows(_mapped(place / _RECORDS), _mapped(place / _VALUES))
+        shutil.rmtree(place, ignore_errors=True)  # it may be incomplete
+        return None
+
+    def make() -> StoredRows:
+        rows = _read(part, id, own)
+        check_room(entries, rows.records.nbytes + rows.values.nbytes, "The rows of a part")
+        with partial_folder(entries, name) as partial:
+            (new := partial / "new").mkdir()
+            _write(rows.records, new / _RECORDS)
+            _write(rows.values, new / _VALUES)
+            new.rename(place)
+        return StoredRows(_mapped(place / _RECORDS), _mapped(place / _VALUES))
+
+    try:
+        rows = shared_entry(entries, name, find, make, hold=False, unused_seconds=_UNUSED_SECONDS)
+    except DamagedPartError:
+        raise
+    except (StoreError, OSError):  # the node has no room
+        return _read(part, id, own)
+    _opened[key] = rows
+    if len(_opened) > _OPEN:
+        _opened.popitem(last=False)
+    return rows
+
+
+def _read(part: RecordedPart, id: str, own: Sequence[str]) -> StoredRows:
+    records = read_part(part.folder, part.records, (ID, OUTCOME, *ORIGIN))
+    rows = unsliced(read_part(part.folder, part.part, list(dict.fromkeys([id, *own]))))
+    ids = records.column(ID).combine_chunks().cast(rows.schema.field(id).type)
+    owner = pc.fill_null(pc.index_in(rows.column(id), value_set=ids), -1).to_numpy()
+    order = np.argsort(owner, kind="stable")
+    has_output = records.column(OUTCOME).to_numpy() == Outcome.OUTPUT
+    count = np.bincount(owner[owner >= 0], minlength=len(ids))
+    if (count[has_output] == 0).any():
+        url = part.folder.file_url(part.part)
+        raise DamagedPartError(
+            f"part {url!r} lacks rows that its records {part.records!r} name", part.part
+        )
+    first = np.searchsorted(owner[order], np.arange(len(ids)))
+    columns = {_FIRST: first, _COUNT: np.where(has_output, count, 0)}
+    for name, values in columns.items():
+        records = records.append_column(name, pa.array(values))
+    values = rows.select(list(own))
+    is_sorted = np.array_equal(order, np.arange(len(order)))
+    return StoredRows(records, values if is_sorted else values.take(pa.array(order)))
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    table = table.unify_dictionaries().combine_chunks()
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _mapped(path: Path) -> pa.Table:
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).read_all()
