@@ -56,10 +56,11 @@ def main() -> None:
         }.items():
             ids = id_hashes(pa.array(range(len(high))))
             for each_once in (False, True):
+                taken = (lambda places: np.zeros(len(places), bool)) if each_once else None
                 with _measured(f"{title}, each_once={each_once}", len(high)):
                     for n in range(0, len(high), FRAGMENT):
                         cut = slice(n, n + FRAGMENT)
-                        index.find(high[cut], low[cut], ids[cut], failed=False, each_once=each_once)
+                        index.find(high[cut], low[cut], ids[cut], failed=False, taken=taken)
 
 
 def _keys(number: int, rows: int = FRAGMENT) -> list[np.ndarray]:

@@ -143,6 +143,7 @@ class FragmentState:
         losses: Number of workers that a row has ended, by stage and row.
         row_retries: Former parts for which only the failed rows are computed, by stage.
         known: Where the outcomes of rows may be found, by stage.
+        taken: Stored rows that no other fragment may copy, by stage; see `RowLookup.taken`.
         claimed: The run's claims on it, by stage.
     """
 
@@ -159,6 +160,7 @@ class FragmentState:
     losses: dict[tuple[str, int], int] = field(default_factory=dict)
     row_retries: dict[str, Part] = field(default_factory=dict)
     known: dict[str, KnownRows] = field(default_factory=dict)
+    taken: dict[str, Places] = field(default_factory=dict)
     claimed: dict[str, bytes] = field(default_factory=dict)
 
     def is_arranged(self, spec: StageSpec) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from vane_dagster._private_folder import new_temporary_file
 from vane_dagster.engine.fragment_state import FragmentState
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import ComputeError
-from vane_dagster.worker.protocol import KeyBits, Places, WorkReport
+from vane_dagster.worker.protocol import Bits, KeyBits, Places, RowLookup, WorkReport, has_bits
 
 _IN_MEMORY = 1 << 20
 """Keys that are kept in memory; more of them are kept in files."""
@@ -39,11 +39,14 @@ class SharedRows:
 
 
 class RowSharing:
-    """Lets equal rows of a run be computed once, where a stage deduplicates.
+    """Lets equal rows of a run be computed once, or a stored row be copied once.
 
-    The fragment that is arranged first computes them. The others compute what is left, and wait for
-    the part of the first. The fragments are those of a partition, or of all partitions if the stage
-    looks rows up in others.
+    If a stage deduplicates, the fragment that is arranged first computes equal rows. The others
+    compute what is left, and wait for the part of the first. The fragments are those of a
+    partition, or of all partitions if the stage looks rows up in others.
+
+    If it does not, a stored row serves one row of a partition: that of the fragment that is
+    arranged first.
 
     Args:
         state: The run.
@@ -53,6 +56,7 @@ class RowSharing:
         self._state = state
         self._first: dict[tuple[str, str, int | None], FirstOwners] = defaultdict(FirstOwners)
         self._fragments: dict[int, FragmentState] = {}
+        self._taken: dict[tuple[str, int], _TakenRecords] = defaultdict(_TakenRecords)
 
     def share(self, run: FragmentState, stage: str, report: WorkReport) -> SharedRows | None:
         """Return which rows to compute, and which not; None if all.
@@ -79,12 +83,58 @@ class RowSharing:
         equal = [(self._fragments[n], part) for n, part in zip(numbers.tolist(), parts)]
         return SharedRows(places, shares, equal)
 
+    def take(self, run: FragmentState, stage: str, report: WorkReport) -> bool:
+        """Take the stored rows that were found for a fragment, if each serves one row.
+
+        If another fragment has taken one of them, none is taken. The rows have to be looked up
+        again, without those that are taken.
+
+        Args:
+            run: The fragment.
+            stage: The stage.
+            report: The report of the worker that has arranged its rows.
+
+        Returns:
+            Whether they were taken.
+        """
+        known = run.known.get(stage)
+        if report.taken is None or not isinstance(known, RowLookup):
+            return True
+        records = self._taken[stage, run.partition]
+        records.release(run.taken.pop(stage, np.zeros(0, np.int64)))
+        if not records.take(report.taken):
+            run.known[stage] = replace(known, taken=records.bits.copy())
+            return False
+        run.taken[stage] = report.taken
+        return True
+
     def _owners(self, run: FragmentState, stage: str) -> FirstOwners:
         definition = self._state.plan.partitions[run.partition].stages[stage].row_definition
         spec = self._state.pipeline[stage].spec
         assert spec.runs_udf
         partition = None if spec.reuse.partitions else run.partition
         return self._first[stage, definition, partition]
+
+
+class _TakenRecords:
+    """The stored records that serve a row, as bits."""
+
+    def __init__(self) -> None:
+        self.bits: Bits = np.zeros(0, np.uint8)
+
+    def take(self, places: Places) -> bool:
+        """Take records for rows, or none if one of them is taken; return whether it did."""
+        if has_bits(self.bits, places).any():
+            return False
+        size = int(places.max(initial=-1)) // 8 + 1
+        if size > len(self.bits):
+            self.bits = np.concatenate([self.bits, np.zeros(size, np.uint8)])
+        np.bitwise_or.at(self.bits, places >> 3, np.uint8(1) << (places & 7).astype(np.uint8))
+        return True
+
+    def release(self, places: Places) -> None:
+        """Let records serve other rows."""
+        np.bitwise_and.at(self.bits, places >> 3, ~(np.uint8(1) << (places & 7).astype(np.uint8)))
 
 
 class FirstOwners:

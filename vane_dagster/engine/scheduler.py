@@ -355,6 +355,9 @@ class WaveScheduler:
                 )
                 self._state.emit(Noticed(f"{where}: some rows failed: {running}"))
         if task.kind == "load":
+            if not self._row_sharing.take(run, task.stage, report):
+                self._queue(run, task.stage, "load")
+                return
             self._fragments.lookups.record(run, task.stage, report)
             shares = report.shares or (report.rows_out,)
             if shared := self._row_sharing.share(run, task.stage, report):

@@ -263,6 +263,7 @@ class Host:
             shares=computed.shares,
             found_elsewhere=computed.found_elsewhere,
             new_keys=computed.new_keys,
+            taken=computed.taken,
             bytes_out=table.nbytes if work.keep else 0,
             seconds=time.perf_counter() - started,
             call_seconds=computed.call_seconds,

@@ -54,6 +54,8 @@ IDLE_SECONDS = 600.0
 
 Places = npt.NDArray[np.int64]
 """Positions of rows in a table."""
+Bits = npt.NDArray[np.uint8]
+"""Eight bits in each element, the lowest first."""
 KeyBits = npt.NDArray[np.uint64]
 """64 bits of row keys."""
 
@@ -313,6 +315,20 @@ class RecordGroup:
     is_own: bool
 
 
+def has_bits(bits: Bits, places: Places) -> npt.NDArray[np.bool_]:
+    """Return which of some bits are set. None beyond the end is.
+
+    Args:
+        bits: The bits.
+        places: The bits to return.
+    """
+    found = np.zeros(len(places), np.bool_)
+    within = places >> 3 < len(bits)
+    inside = places[within]
+    found[within] = (bits[inside >> 3] >> (inside & 7).astype(np.uint8)) & 1 == 1
+    return found
+
+
 @dataclass(frozen=True)
 class RowLookup:
     """Where the outcomes of rows may be found.
@@ -321,14 +337,17 @@ class RowLookup:
         groups: Where they are looked up, in this order.
         floor: Records of an earlier epoch are not found.
         deduplicates: Whether rows with equal keys have the same output, so that one of them is
-            computed and any record with the key serves.
+            computed and any record with the key serves. If not, a record serves one row.
         inherits_failures: Whether rows that failed before are not computed again.
+        taken: A bit for each record of the groups, one after the other: those that serve rows of
+            other fragments.
     """
 
     groups: tuple[RecordGroup, ...] = ()
     floor: int = 0
     deduplicates: bool = False
     inherits_failures: bool = False
+    taken: Bits | None = None
 
     def sources(self) -> list[tuple[RecordedPart, str]]:
         """Return all parts, each with its column of the input's ids."""
@@ -600,6 +619,7 @@ class Computed:
         shares: See `WorkReport`.
         found_elsewhere: See `WorkReport`.
         new_keys: See `WorkReport`.
+        taken: See `WorkReport`.
         unresolved: See `WorkReport`.
         call_seconds: See `WorkReport`.
         batches: See `WorkReport`.
@@ -619,6 +639,7 @@ class Computed:
     shares: tuple[int, ...] = ()
     found_elsewhere: int = 0
     new_keys: KeyBits | None = None
+    taken: Places | None = None
     unresolved: Places | None = None
     call_seconds: float = 0.0
     batches: int = 0
@@ -643,6 +664,7 @@ class WorkReport:
         found_elsewhere: Rows that were found in other partitions, if rows were looked up.
         new_keys: 64 bits of the key of each row to compute, if equal rows are computed once; 0 for
             rows that the source could not read.
+        taken: The records that were found, if each serves one row; numbered as in `RowLookup`.
         unresolved: The positions of arranged rows that have to be computed after all, before the
             part can be written; None if there are none.
         bytes_out: Bytes of the rows that are passed on in memory.
@@ -667,6 +689,7 @@ class WorkReport:
     shares: tuple[int, ...] = ()
     found_elsewhere: int = 0
     new_keys: KeyBits | None = None
+    taken: Places | None = None
     unresolved: Places | None = None
     bytes_out: int = 0
     seconds: float = 0.0

@@ -12,7 +12,7 @@ import hashlib
 import json
 import shutil
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ _OPEN = 8
 _opened: OrderedDict[Path, RowIndex] = OrderedDict()
 
 Numbers = npt.NDArray[np.uint64]
+Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,12 @@ class Found:
     Attributes:
         part: The position of the part in the group; -1 if nothing was found.
         record: The position of the record in the part's row records; -1 if nothing was found.
+        position: The position of the record in those of all parts; -1 if nothing was found.
     """
 
     part: npt.NDArray[np.int32]
     record: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
 
 
 def id_hashes(ids: pa.Array | pa.ChunkedArray) -> Numbers:
@@ -150,7 +153,13 @@ class RowIndex:
         return len(self._high)
 
     def find(
-        self, high: Numbers, low: Numbers, ids: Numbers, *, failed: bool, each_once: bool
+        self,
+        high: Numbers,
+        low: Numbers,
+        ids: Numbers,
+        *,
+        failed: bool,
+        taken: Callable[[Positions], npt.NDArray[np.bool_]] | None = None,
     ) -> Found:
         """Find stored records of rows.
 
@@ -161,14 +170,15 @@ class RowIndex:
             low: The low halves.
             ids: The hashes of the rows' ids; see `id_hashes`.
             failed: Whether records with `Outcome.FAILED` may be found.
-            each_once: Whether a record serves at most one of these rows: first those with its id,
-                then others in order.
+            taken: Says which records, by position, serve other rows already. Then a record serves
+                at most one of these rows: first those with its id, then others in order. None if
+                each serves any number of rows.
         """
         order = np.argsort(high)
         found = np.empty(len(high), np.int64)
         found[order] = self._first(high[order], low[order])
-        if each_once:
-            self._assign_once(found, high, low, ids, failed)
+        if taken is not None:
+            self._assign_once(found, high, low, ids, failed, taken)
         return self._records(found, failed)
 
     def _first(self, high: Numbers, low: Numbers) -> npt.NDArray[np.int64]:
@@ -187,19 +197,27 @@ class RowIndex:
         return found
 
     def _assign_once(
-        self, found: npt.NDArray[np.int64], high: Numbers, low: Numbers, ids: Numbers, failed: bool
+        self,
+        found: Positions,
+        high: Numbers,
+        low: Numbers,
+        ids: Numbers,
+        failed: bool,
+        taken: Callable[[Positions], npt.NDArray[np.bool_]],
     ) -> None:
-        """Let the entries of keys that occur more than once each serve one row, in `found`."""
+        """Let entries that serve no row yet each serve one, in `found`."""
         rows = np.flatnonzero(found >= 0)
         rows = rows[np.argsort(found[rows], kind="stable")]
         first, starts, counts = np.unique(found[rows], return_index=True, return_counts=True)
         following = np.minimum(first + 1, len(self) - 1)
         again = (self._high[following] == self._high[first]) & (following > first)
         again &= self._low[following] == self._low[first]
-        for key in np.flatnonzero(again | (counts > 1)).tolist():
+        for key in np.flatnonzero(again | (counts > 1) | taken(self._positions(first))).tolist():
             of_key = rows[starts[key] : starts[key] + counts[key]]
             end = self._end(int(first[key]), high[of_key[0]], low[of_key[0]], failed)
-            found[of_key] = self._assigned(int(first[key]), end, ids[of_key])
+            entries = np.arange(first[key], end)
+            entries = entries[~taken(self._positions(entries))]
+            found[of_key] = self._assigned(entries, ids[of_key])
 
     def _end(self, first: int, high: np.uint64, low: np.uint64, failed: bool) -> int:
         """Return the end of the entries of a key, without failed ones unless they may be found."""
@@ -207,28 +225,32 @@ class RowIndex:
         end = first + int(np.searchsorted(self._low[first:end], low, "right"))
         return end if failed else first + int(np.searchsorted(self._places[first:end], _FAILED))
 
-    def _assigned(self, first: int, end: int, ids: Numbers) -> npt.NDArray[np.int64]:
-        """Return the entry of each row of one key; -1 for surplus rows."""
-        stored = self._ids[first:end]
+    def _assigned(self, entries: Positions, ids: Numbers) -> Positions:
+        """Return the one of these entries that serves each row of one key; -1 for surplus rows."""
+        stored = self._ids[entries]
         of_id: defaultdict[int, list[int]] = defaultdict(list)
-        for entry in np.flatnonzero(np.isin(stored, ids))[::-1].tolist():
-            of_id[int(stored[entry])].append(first + entry)
+        for number in np.flatnonzero(np.isin(stored, ids))[::-1].tolist():
+            of_id[int(stored[number])].append(int(entries[number]))
         assigned = [of_id[one].pop() if of_id[one] else -1 for one in ids.tolist()]
-        taken = set(assigned)
-        others = (entry for entry in range(first, end) if entry not in taken)
+        used = set(assigned)
+        others = (entry for entry in entries.tolist() if entry not in used)
         return np.array([next(others, -1) if one < 0 else one for one in assigned], np.int64)
 
-    def _records(self, found: npt.NDArray[np.int64], failed: bool) -> Found:
+    def _positions(self, entries: Positions) -> Positions:
+        """Return the positions of the records of entries."""
+        return (self._places[entries] & ~_FAILED).astype(np.int64)
+
+    def _records(self, found: Positions, failed: bool) -> Found:
         part = np.full(len(found), -1, np.int32)
         record = np.full(len(found), -1, np.int64)
+        position = np.full(len(found), -1, np.int64)
         rows = np.flatnonzero(found >= 0)
-        places = self._places[found[rows]]
         if not failed:
-            rows, places = rows[passed := places < _FAILED], places[passed]
-        positions = (places & ~_FAILED).astype(np.int64)
-        part[rows] = np.searchsorted(self._starts, positions, "right") - 1
-        record[rows] = positions - self._starts[part[rows]]
-        return Found(part, record)
+            rows = rows[self._places[found[rows]] < _FAILED]
+        position[rows] = self._positions(found[rows])
+        part[rows] = np.searchsorted(self._starts, position[rows], "right") - 1
+        record[rows] = position[rows] - self._starts[part[rows]]
+        return Found(part, record, position)
 
 
 def _mapped(path: Path) -> Numbers:

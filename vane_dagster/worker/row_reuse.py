@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -64,6 +64,7 @@ from vane_dagster.worker.protocol import (
     SourceFiles,
     Tally,
     Work,
+    has_bits,
 )
 from vane_dagster.worker.row_index import id_hashes, open_index
 from vane_dagster.worker.stored_rows import stored_rows
@@ -88,8 +89,9 @@ def arrange(rows: pa.Table, op: Arrange, files: SourceFiles | None = None) -> Co
 
     Returns:
         The rows with an additional last column under an unused name, see above; the row at which
-        each share ends; the number of rows that were found in other partitions; and the keys of
-        the rows to compute, if equal rows are computed once.
+        each share ends; the number of rows that were found in other partitions; and what other
+        fragments must not compute or copy again: the keys of the rows to compute, if equal rows
+        are computed once, else the records that were found.
     """
     known = _KnownPlaces(rows.num_rows)
     fields: dict[str, _Numbers] = {}
@@ -116,6 +118,7 @@ def arrange(rows: pa.Table, op: Arrange, files: SourceFiles | None = None) -> Co
         shares=ends,
         found_elsewhere=known.elsewhere,
         new_keys=None if known.new_keys is None else known.new_keys[places[: ends[-1]]],
+        taken=None if known.taken is None else np.concatenate(known.taken),
     )
 
 
@@ -172,6 +175,7 @@ class _KnownPlaces:
         self.part = np.full(rows, COMPUTED, np.int32)
         self.record = np.full(rows, -1, np.int64)
         self.new_keys: _Numbers | None = None
+        self.taken: list[Places] | None = None
         self.elsewhere = 0
 
     def look_up(
@@ -186,7 +190,9 @@ class _KnownPlaces:
         hashes = np.zeros(rows.num_rows, np.uint64)
         if not lookup.deduplicates and lookup.groups:
             hashes = id_hashes(rows.column(id).combine_chunks())
-        first = 0
+        if not lookup.deduplicates and lookup.groups:
+            self.taken = [np.zeros(0, np.int64)]
+        first = before = 0
         for group in lookup.groups:
             if group.parts and len(wanted):
                 found = open_index(group.parts, lookup.floor).find(
@@ -194,15 +200,18 @@ class _KnownPlaces:
                     low[wanted],
                     hashes[wanted],
                     failed=lookup.inherits_failures and group.is_own,
-                    each_once=not lookup.deduplicates,
+                    taken=None if lookup.deduplicates else _is_taken(lookup, before),
                 )
                 is_found = found.part >= 0
                 hits = wanted[is_found]
                 self.part[hits] = first + found.part[is_found]
                 self.record[hits] = found.record[is_found]
                 self.elsewhere += 0 if group.is_own else len(hits)
+                if self.taken is not None:
+                    self.taken.append(before + found.position[is_found])
                 wanted = wanted[~is_found]
             first += len(group.parts)
+            before += sum(part.rows for part in group.parts)
         if lookup.deduplicates:
             self.new_keys = np.zeros(rows.num_rows, np.uint64)
             self.new_keys[wanted] = np.maximum(low[wanted], np.uint64(1))
@@ -217,6 +226,22 @@ class _KnownPlaces:
         self.part[order[is_same]] = DUPLICATE
         self.record[order[is_same]] = equals[is_same]
         return np.sort(firsts)
+
+
+def _is_taken(lookup: RowLookup, before: int) -> Callable[[Places], npt.NDArray[np.bool_]]:
+    """Return the function that says which records of a group serve rows of other fragments.
+
+    Args:
+        lookup: Where rows are looked up.
+        before: The number of records in the groups before.
+    """
+
+    def is_taken(positions: Places) -> npt.NDArray[np.bool_]:
+        if lookup.taken is None:
+            return np.zeros(len(positions), np.bool_)
+        return has_bits(lookup.taken, before + positions)
+
+    return is_taken
 
 
 def restore(
@@ -336,7 +361,7 @@ class _Restored:
         assert isinstance(self._op.known, RowLookup)
         high, low = (self._info[name][equal.places] for name in (KEY_HIGH, KEY_LOW))
         found = open_index([equal.part], self._op.known.floor).find(
-            high, low, np.zeros_like(low), failed=equal.is_own, each_once=False
+            high, low, np.zeros_like(low), failed=equal.is_own
         )
         self._info["record"] = self._info["record"].copy()
         self._info["record"][equal.places] = found.record

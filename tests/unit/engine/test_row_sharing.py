@@ -143,6 +143,25 @@ def test_rows_of_a_partition_that_fails_are_computed_by_others(tmp_path, notes):
     assert [row["upper"] for row in rows(store, "upper", "y")] == ["SAME", "SAME 2", "GOOD"]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stored_row_serves_one_row_of_a_stage_that_does_not_deduplicate(tmp_path, notes, seed):
+    chance = random.Random(seed)
+    store, stored = Store(Location(str(tmp_path / "store"))), Counter[str]()
+    for size in (20, 40, 30):
+        texts = [chance.choice(TEXTS[:4]) for _ in range(size)]
+        ids = chance.sample(range(60), size)
+        (tmp_path / "src").mkdir(exist_ok=True)
+        pq.write_table(pa.table({"id": ids, "text": texts}), tmp_path / "src" / "a.parquet")
+        pipeline, clean = docs(tmp_path, fragment_rows=chance.randint(1, 6))
+        clean.map("upper", upper, version="1")
+        notes.write_text("")
+        compute(pipeline, store, backend=InProcess(chance.randrange))
+        calls = Counter(line.partition("=")[2] for line in notes.read_text().splitlines())
+        assert calls == Counter(texts) - stored
+        assert [row["upper"] for row in rows(store, "upper")] == [text.upper() for text in texts]
+        stored = Counter(texts)
+
+
 class Careless(InProcess):
     """Deletes a file of the part from which rows would be copied, the first time.
 

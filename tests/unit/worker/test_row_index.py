@@ -38,7 +38,8 @@ def recorded(folder: Path, records: Sequence[Record], key: str = "a") -> Recorde
 def found(index: row_index.RowIndex, rows: Sequence[Row], failed: bool, each_once: bool) -> Found:
     high, low = (np.array([row[n] for row in rows], np.uint64) for n in (0, 1))
     ids = id_hashes(pa.array([row[2] for row in rows], pa.int64()))
-    return index.find(high, low, ids, failed=failed, each_once=each_once)
+    taken = (lambda positions: np.zeros(len(positions), bool)) if each_once else None
+    return index.find(high, low, ids, failed=failed, taken=taken)
 
 
 def expected(
