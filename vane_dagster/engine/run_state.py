@@ -132,7 +132,10 @@ class RunState:
             inherit_floor(self.store, self.pipeline.name, stage, former)
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
-            if any(partition.stages[stage].row_definition for partition in self.plan.partitions):
+            partitions = self.plan.partitions
+            # A forced stage may have rows of a time when it reused them.
+            is_forced = self.plan.forced and spec.runs_udf
+            if is_forced or any(partition.stages[stage].row_definition for partition in partitions):
                 self.floors[stage] = self._floor(stage)
             if spec.publishes:
                 target = spec.target

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict, dataclass, replace
 
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.codec import require_format
@@ -28,7 +29,7 @@ def read_floor(store: Store, pipeline: str, stage: str) -> int:
     Raises:
         StoreError: If it cannot be read.
     """
-    return _read(store, pipeline, stage)[0]
+    return _read(store, pipeline, stage).floor
 
 
 def raise_floor(store: Store, pipeline: str, stage: str, run_id: str) -> int:
@@ -43,16 +44,21 @@ def raise_floor(store: Store, pipeline: str, stage: str, run_id: str) -> int:
     Raises:
         StoreError: If it cannot be read or written.
     """
-    floor, raised_by = _read(store, pipeline, stage)
-    if raised_by == run_id:
-        return floor
-    raised = max(floor + 1, int(time.time()))
-    _write(store, pipeline, stage, raised, run_id)
+    found = _read(store, pipeline, stage)
+    if found.run_id == run_id:
+        return found.floor
+    raised = max(found.floor + 1, int(time.time()))
+    for former in found.former:
+        known = _read(store, pipeline, former)
+        _write(store, pipeline, former, replace(known, floor=max(raised, known.floor)))
+    _write(store, pipeline, stage, replace(found, floor=raised, run_id=run_id))
     return raised
 
 
 def inherit_floor(store: Store, pipeline: str, stage: str, former: str) -> None:
     """Give a renamed stage the floor of its former name, if that is higher.
+
+    Runs that force it raise the floor of its former names too, since it may get one of them back.
 
     Args:
         store: The store.
@@ -63,24 +69,36 @@ def inherit_floor(store: Store, pipeline: str, stage: str, former: str) -> None:
     Raises:
         StoreError: If one cannot be read or written.
     """
-    floor, run_id = _read(store, pipeline, former)
-    if floor > read_floor(store, pipeline, stage):
-        _write(store, pipeline, stage, floor, run_id)
+    found, before = (_read(store, pipeline, name) for name in (stage, former))
+    names = tuple(sorted({*found.former, *before.former, former} - {stage}))
+    inherited = replace(found, floor=max(found.floor, before.floor), former=names)
+    if inherited != found:
+        _write(store, pipeline, stage, inherited)
 
 
-def _write(store: Store, pipeline: str, stage: str, floor: int, run_id: str) -> None:
-    record = {"format": _FORMAT, "floor": floor, "run_id": run_id}
+@dataclass(frozen=True)
+class _Floor:
+    """A floor, the run that has raised it, and the stage's former names."""
+
+    floor: int = 0
+    run_id: str = ""
+    former: tuple[str, ...] = ()
+
+
+def _write(store: Store, pipeline: str, stage: str, floor: _Floor) -> None:
+    record = {"format": _FORMAT, **asdict(floor)}
     store.root.child(pipeline, stage).write(_FILE, json.dumps(record).encode())
 
 
-def _read(store: Store, pipeline: str, stage: str) -> tuple[int, str]:
+def _read(store: Store, pipeline: str, stage: str) -> _Floor:
     folder = store.root.child(pipeline, stage)
     try:
         record = json.loads(folder.read(_FILE))
         require_format(record, _FORMAT, folder.file_url(_FILE))
-        return int(record["floor"]), str(record["run_id"])
+        former = tuple(map(str, record.get("former", ())))
+        return _Floor(int(record["floor"]), str(record["run_id"]), former)
     except FileNotFoundError:
-        return 0, ""
+        return _Floor()
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(
             f"{folder.file_url(_FILE)!r} is not readable: {error}. Restore it, or delete it and "
