@@ -32,6 +32,10 @@ def contents(batch: pa.Table) -> dict[str, list[str]]:
     return {"contents": [noted("contents", each) for each in read]}
 
 
+def with_twin(path: str, twin: str) -> str:
+    return noted("with_twin", vd.File(twin).read().decode())
+
+
 def length(text: str) -> int:
     return len(noted("length", text))
 

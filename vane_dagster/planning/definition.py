@@ -89,7 +89,9 @@ def _type(kind: pa.DataType) -> tuple[object, ...]:
         given = kind.__arrow_ext_serialize__().hex() if own else ""
         return str(kind), given, _type(kind.storage_type)
     fields = [kind.field(place) for place in range(kind.num_fields)]
-    return str(kind), *(_type(field.type) for field in fields)
+    names = [field.name for field in fields]
+    is_ambiguous = not set("".join(names)).isdisjoint(":,<>")  # the type's text does not quote them
+    return str(kind), *(_type(field.type) for field in fields), *([names] if is_ambiguous else [])
 
 
 def inference_definition(pipeline: Pipeline, stage: str) -> str:

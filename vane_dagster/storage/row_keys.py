@@ -81,10 +81,8 @@ def _encoded(array: pa.Array, ends: _Ends) -> Iterator[pa.LargeBinaryArray]:
             yield from _encoded(field, ends)
         return
     if pa.types.is_map(kind):
-        array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
-    if pa.types.is_fixed_size_list(kind):
-        array = array.cast(pa.large_list(kind.value_field))
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        array = _entries(array)
+    if _is_list(array.type):
         lengths = np.asarray(pc.list_value_length(array).fill_null(0), np.int64)
         yield _cut(lengths, ends)
         # Flattened, it is without what is below null lists.
@@ -111,6 +109,26 @@ def _flags(array: pa.Array, ends: _Ends) -> Iterator[pa.LargeBinaryArray]:
     counts = np.diff(ends)
     flags = valid[ends[0] : ends[-1]][np.repeat(has_null, counts)]
     yield _cut(flags, np.concatenate(([0], np.cumsum(counts * has_null))))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            pa.types.is_list,
+            pa.types.is_large_list,
+            pa.types.is_fixed_size_list,
+        )
+    )
+
+
+def _entries(array: pa.MapArray) -> pa.ListArray:
+    """Return maps as lists of their entries. Arrow's cast crashes on values of type null."""
+    entries = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
+    offsets = pa.py_buffer(np.ascontiguousarray(np.asarray(array.offsets)))
+    valid = pa.array(np.asarray(array.is_valid())).buffers()[1] if array.null_count else None
+    kind = pa.list_(entries.type)
+    return pa.ListArray.from_buffers(kind, len(array), [valid, offsets], children=[entries])
 
 
 def _has_bytes(kind: pa.DataType) -> bool:

@@ -144,7 +144,9 @@ def _keys(
         identities = {url: file_identity(file) for url, file in recorded.items()}
         for place, name in enumerate(keying.columns):
             if name in keying.files:
-                chosen[place] = _with_identities(chosen[place], identities)
+                chosen[place] = _with_identities(chosen[place], identities, unknown=True)
+            elif pa.types.is_string(chosen[place].type):  # it may name a file too
+                chosen[place] = _with_identities(chosen[place], identities, unknown=False)
     found = np.empty((rows.num_rows, 2), np.uint64)
     blocks = 1 + sum(column.nbytes + 32 * rows.num_rows for column in chosen) // _KEYED_BYTES
     size = 1 + rows.num_rows // blocks
@@ -155,15 +157,22 @@ def _keys(
     return found[:, 0].copy(), found[:, 1].copy()
 
 
-def _with_identities(paths: pa.ChunkedArray, identities: Mapping[str, str]) -> pa.ChunkedArray:
+def _with_identities(
+    paths: pa.ChunkedArray, identities: Mapping[str, str], unknown: bool
+) -> pa.ChunkedArray:
     """Return paths with the identities of their files.
 
-    Nothing is known of a file that the source has not listed, so its row equals no other.
+    Args:
+        paths: The paths.
+        identities: The identities of files by URL.
+        unknown: Whether a path without an identity names a file. Nothing is known of it, so its row
+            equals no other.
     """
-    named = [
-        None if path is None else (path, identities.get(url_of(path)) or secrets.token_hex(16))
-        for path in paths.to_pylist()
-    ]
+
+    def identity(path: str) -> str | None:
+        return identities.get(url_of(path)) or (secrets.token_hex(16) if unknown else None)
+
+    named = [None if path is None else (path, identity(path)) for path in paths.to_pylist()]
     kind = pa.struct([("path", paths.type), ("identity", pa.string())])
     return pa.chunked_array([pa.array(named, kind)])
 

@@ -9,7 +9,7 @@ import pytest
 
 import vane_dagster as vd
 from support.in_process import committed, compute
-from support.reused import content, contents
+from support.reused import content, contents, with_twin
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
@@ -110,3 +110,22 @@ def test_a_new_file_is_read_and_a_removed_one_is_not(files):
     (files.source / "a.txt").unlink()
     files.write("g", "text g")
     assert files.calls() == ["text g"]
+
+
+def test_a_file_that_another_column_names_counts_too(tmp_path, monkeypatch):
+    world = Files(tmp_path, monkeypatch)
+
+    def calls() -> list[str]:
+        world.notes.write_text("")
+        docs = vd.Pipeline("docs", source=vd.files(f"{world.source}"))
+        columns = {"path": "path", "twin": "replace(path, 'a.txt', 'b.txt')"}
+        listed = docs.project("listed", columns, where="path not like '%b.txt'")
+        listed.map("with_twin", with_twin, version="1")
+        compute(docs, world.store)
+        return sorted(world.notes.read_text().split("\n")[:-1])
+
+    assert len(calls()) == 5
+    world.write("b", "new text")
+    assert calls() == ["with_twin=new text"]
+    world.write("f", "newer text")
+    assert calls() == ["with_twin=newer text"]

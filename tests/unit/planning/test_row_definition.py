@@ -154,6 +154,11 @@ CHANGED: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     "an argument": ((B,), {}, {"fn_kwargs": {"by": 2}}),
     "a version": ((B,), {}, {"version": "2"}),
     "another version": ((B,), {"version": "1"}, {"version": "2"}),
+    "names of fields that read like types": (
+        (B,),
+        {"given": with_type("n", pa.struct([("a: int64, b", pa.int64()), ("c", pa.int64())]))},
+        {"given": with_type("n", pa.struct([("a", pa.int64()), ("b: int64, c", pa.int64())]))},
+    ),
     "a constructor's argument": (
         (B, "code:Model"),
         {},
