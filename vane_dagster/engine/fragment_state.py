@@ -14,10 +14,39 @@ from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.storage.row_records import RecordedPart
-from vane_dagster.worker.protocol import EqualRows, KnownRows, Places, RowLookup, RowRetry, Tally
+from vane_dagster.worker.protocol import (
+    EqualRows,
+    KeyBits,
+    KnownRows,
+    Places,
+    RowLookup,
+    RowRetry,
+    Tally,
+)
 
 TaskKind = Literal["load", "slice", "gather", "whole"]
 """Kind of task: load a map's input, compute a slice, gather the output, or all at once."""
+
+
+@dataclass(frozen=True)
+class AwaitedRows:
+    """Rows that equal rows of another fragment, which computes them.
+
+    Attributes:
+        owner: The other fragment.
+        places: Their positions in the arranged rows.
+        keys: 64 bits of their keys.
+    """
+
+    owner: FragmentState
+    places: Places
+    keys: KeyBits
+
+    def split(self, places: Places) -> tuple[AwaitedRows, AwaitedRows]:
+        """Return those at some positions, and the others."""
+        among = np.isin(self.places, places)
+        both = [replace(self, places=self.places[a], keys=self.keys[a]) for a in (among, ~among)]
+        return both[0], both[1]
 
 
 @dataclass
@@ -35,9 +64,9 @@ class StageTaskState:
         given: For a map: reference to the input rows.
         given_rows: Rows of `given` that are computed.
         places: Their positions in `given`; None if they are the first.
-        equal: For a map: rows of `given` that equal rows of other fragments which compute them,
-            each with the fragment and the positions.
+        awaited: For a map: rows of `given` that other fragments compute.
         is_waiting: Whether it waits for these fragments, and all else is computed.
+        equal: The awaited rows with the parts that have them, once these are written.
         left: Unassigned `[start, stop)` row ranges, by share.
         pieces: For a map: outputs of its slices, each with its rows, by first input row.
         slices_in_flight: Slices in flight.
@@ -58,8 +87,9 @@ class StageTaskState:
     given: Any = None
     given_rows: int = 0
     places: Places | None = None
-    equal: list[tuple[FragmentState, Places]] = field(default_factory=list)
+    awaited: list[AwaitedRows] = field(default_factory=list)
     is_waiting: bool = False
+    equal: tuple[EqualRows, ...] = ()
     left: list[tuple[int, int]] = field(default_factory=list)
     pieces: dict[int, tuple[Any, int]] = field(default_factory=dict)
     slices_in_flight: int = 0
@@ -87,8 +117,10 @@ class StageTaskState:
         self.places = np.concatenate([known, places])
         self.left = [(self.given_rows, len(self.places))]
         self.given_rows = len(self.places)
-        left = [(run, np.setdiff1d(own, places)) for run, own in self.equal]
-        self.equal = [(run, own) for run, own in left if len(own)]
+
+    def release(self) -> None:
+        """Let go of what is not needed once the part is written."""
+        self.given, self.places, self.pieces, self.awaited, self.equal = None, None, {}, [], ()
 
     @property
     def rows_left(self) -> int:
@@ -172,13 +204,12 @@ class FragmentState:
         known = self.known.get(stage)
         return known is None or not (known.sources() or known.deduplicates)
 
-    def forget(self, stage: str, part: str, equal: Sequence[EqualRows]) -> bool:
+    def forget(self, stage: str, part: str) -> bool:
         """Compute all rows of a stage from now on, if a part with some of them cannot be read.
 
         Args:
             stage: The stage.
             part: The file that cannot be read.
-            equal: The rows that other fragments have computed.
 
         Returns:
             Whether it has some of them.
@@ -187,7 +218,7 @@ class FragmentState:
         if not isinstance(known, RowLookup):
             return False
         sources = [each for each, _ in known.sources()]
-        sources += [each.part for each in equal]
+        sources += [each.part for each in self.task_states[stage].equal]
         has_rows = any(part in (each.part, each.records, each.faults) for each in sources)
         if has_rows:
             self.known[stage] = replace(known, groups=())

@@ -13,8 +13,8 @@ from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import VaneError
 from vane_dagster.events import Noticed
 from vane_dagster.pipeline.specs import MapBatchesSpec
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
+from vane_dagster.planning.plan import Part
+from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
 from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.worker.protocol import RecordGroup, RowLookup, WorkReport
@@ -146,10 +146,12 @@ class RowLookups:
         planned, stage = self._plan.partitions[partition], spec.name
         plan, store, pipeline = planned.stages[stage], self._state.store, self._state.pipeline.name
         add = partial(self._stored, partition, stage)
+        id = input_id(self._state.pipeline, stage)
+        if spec.reuse.deterministic and plan.parts:  # those of a run that was stopped, for example
+            yield _group([part for _, part in sorted(plan.parts.items())], id, True)
         if plan.former is not None:
-            # A part that stays in force serves its own rows already.
-            kept = {} if spec.reuse.deterministic else plan.parts
-            names = {part.info.name for part in kept.values()}
+            # A part that stays in force serves its own rows already, or is among those above.
+            names = {part.info.name for part in plan.parts.values()}
             yield from add(partial(store.read, pipeline, stage, planned.key, plan.former), names)
         for key in self._keys(partition, stage):
             index = self._indexes.get(key)
@@ -159,11 +161,10 @@ class RowLookups:
             if index is None or computed is None:
                 yield from add(partial(store.in_force, pipeline, stage, key))
                 continue
-            folder, parts = computed
-            yield _group(folder, parts, input_id(self._state.pipeline, stage), False)
+            yield _group(computed, id, False)
             former = self._plan.partitions[index].stages[stage].former
             if former is not None:  # it has the rows that have moved from there to this partition
-                names = {part.name for part in parts}
+                names = {part.info.name for part in computed}
                 yield from add(partial(store.read, pipeline, stage, key, former), names)
         if plan.former is None:
             for name_of_folder, name in self._retired(stage, planned.key, spec.reuse.partitions):
@@ -194,17 +195,14 @@ class RowLookups:
         related = [each for each in self._stored_partitions[stage] if _are_related(own, each[0])]
         return related[:count]
 
-    def _computed(
-        self, index: int, stage: str, definition: str
-    ) -> tuple[Location, list[PartInfo]] | None:
+    def _computed(self, index: int, stage: str, definition: str) -> list[Part] | None:
         """The parts of another partition that this run has completed."""
         planned, parts = self._plan.partitions[index], self._state.parts[index, stage]
         if planned.stages[stage].done or len(parts) < len(planned.fragments) or not parts:
             return None
         if planned.stages[stage].row_definition != definition:
             return None
-        folder = self._state.store.parts(self._state.pipeline.name, stage, planned.key)
-        return folder, [part.info for _, part in sorted(parts.items())]
+        return [part for _, part in sorted(parts.items())]
 
     def _stored(
         self,
@@ -222,14 +220,14 @@ class RowLookups:
         if manifest is None or manifest.row_definition != self._definition(partition, stage):
             return
         folder = self._state.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
-        parts = [part for part in manifest.parts if part.name not in without]
+        parts = [Part(folder, part) for part in manifest.parts if part.name not in without]
         id = manifest.keys[manifest.input_key]
         is_own = manifest.partition == self._plan.partitions[partition].key
-        yield _group(folder, parts, id, is_own)
+        yield _group(parts, id, is_own)
 
 
-def _group(folder: Location, parts: Sequence[PartInfo], id: str, is_own: bool) -> RecordGroup:
-    recorded = (RecordedPart.of(folder, part) for part in parts if part.row_records)
+def _group(parts: Sequence[Part], id: str, is_own: bool) -> RecordGroup:
+    recorded = (RecordedPart.of(p.folder, p.info) for p in parts if p.info.row_records)
     return RecordGroup(tuple(recorded), id, is_own)
 
 

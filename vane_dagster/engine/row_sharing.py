@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vane_dagster._private_folder import new_temporary_file
-from vane_dagster.engine.fragment_state import FragmentState
+from vane_dagster.engine.fragment_state import AwaitedRows, FragmentState
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import ComputeError
 from vane_dagster.worker.protocol import Bits, KeyBits, Places, RowLookup, WorkReport, has_bits
@@ -30,12 +31,12 @@ class SharedRows:
     Attributes:
         places: The positions of the rows that are left to compute.
         shares: How many of them each worker's share ends at.
-        equal: The positions of the other rows, with the fragments that compute equal ones.
+        awaited: The other rows.
     """
 
     places: Places
     shares: tuple[int, ...]
-    equal: list[tuple[FragmentState, Places]]
+    awaited: list[AwaitedRows]
 
 
 class RowSharing:
@@ -77,11 +78,48 @@ class RowSharing:
         places = np.delete(np.arange(len(report.new_keys)), taken)
         shares = tuple(np.searchsorted(places, report.shares).tolist())
         owners = owners[owners != run.order]
+        return SharedRows(places, shares, self._awaited(taken, report.new_keys[taken], owners))
+
+    def take_over(
+        self, run: FragmentState, stage: str, lost: Sequence[AwaitedRows]
+    ) -> tuple[Places, list[AwaitedRows]]:
+        """Let a fragment compute rows that their owners have not computed.
+
+        The first fragment that does so becomes the owner. The others wait for it, unless it waits
+        for another fragment itself: it could be one of them.
+
+        Args:
+            run: The fragment.
+            stage: The stage.
+            lost: The rows.
+
+        Returns:
+            The positions of the rows to compute, and the others.
+        """
+        places = np.concatenate([each.places for each in lost])
+        keys = np.concatenate([each.keys for each in lost])
+        former = np.concatenate([np.full(len(each.keys), each.owner.order) for each in lost])
+        owners = self._owners(run, stage).replace(keys, former, run.order)
+        may_wait = np.array([n for n in np.unique(owners).tolist() if self._is_free(run, stage, n)])
+        waits = np.isin(owners, may_wait)
+        return places[~waits], self._awaited(places[waits], keys[waits], owners[waits])
+
+    def _is_free(self, run: FragmentState, stage: str, order: int) -> bool:
+        """Whether another fragment has computed a stage, or does so without waiting."""
+        other = self._fragments[order]
+        if other is run or other.epoch:
+            return False
+        task_state = other.task_states.get(stage)
+        return task_state is None or not task_state.awaited
+
+    def _awaited(self, places: Places, keys: KeyBits, owners: Places) -> list[AwaitedRows]:
         order = np.argsort(owners, kind="stable")
         numbers, starts = np.unique(owners[order], return_index=True)
-        parts = np.split(taken[order], starts[1:])
-        equal = [(self._fragments[n], part) for n, part in zip(numbers.tolist(), parts)]
-        return SharedRows(places, shares, equal)
+        both = [np.split(each[order], starts[1:]) for each in (places, keys)]
+        return [
+            AwaitedRows(self._fragments[number], *own)
+            for number, *own in zip(numbers.tolist(), *both)
+        ]
 
     def take(self, run: FragmentState, stage: str, report: WorkReport) -> bool:
         """Take the stored rows that were found for a fragment, if each serves one row.
@@ -169,6 +207,23 @@ class FirstOwners:
         result = np.empty_like(found)
         result[order] = np.where(found < 0, owner, found)
         return result
+
+    def replace(self, keys: KeyBits, former: Places, owner: int) -> Places:
+        """Replace the owner of each key that still has the former one; return the owners now.
+
+        Args:
+            keys: The keys.
+            former: The former owner of each.
+            owner: The new owner.
+        """
+        found = np.full(len(keys), owner, np.int64)
+        for known, owners in self._runs:
+            at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+            is_found = known[at] == keys
+            is_former = is_found & (owners[at] == former)
+            owners[at[is_former]] = owner
+            found[is_found] = owners[at[is_found]]
+        return found
 
 
 def _merged(

@@ -29,7 +29,13 @@ from vane_dagster.engine.failures import (
     WorkerLosses,
 )
 from vane_dagster.engine.fragment_queue import FoundParts, FragmentQueue
-from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
+from vane_dagster.engine.fragment_state import (
+    AwaitedRows,
+    FragmentState,
+    StageTaskState,
+    TaskKind,
+    input_id,
+)
 from vane_dagster.engine.memory_budget import MemoryBudget
 from vane_dagster.engine.row_sharing import RowSharing
 from vane_dagster.engine.run_state import RunState
@@ -39,7 +45,8 @@ from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue, WorkerSha
 from vane_dagster.errors import ClusterLostError, ComputeError, VaneError
 from vane_dagster.events import Noticed, Printed
 from vane_dagster.planning.plan import Part
-from vane_dagster.worker.protocol import Fault, LoadReport, Places, PoolSpec, WorkReport
+from vane_dagster.storage.row_records import RecordedPart
+from vane_dagster.worker.protocol import EqualRows, Fault, LoadReport, PoolSpec, WorkReport
 
 _MAX_RESTARTS = 3
 _TICK_SECONDS = 0.5
@@ -222,7 +229,7 @@ class WaveScheduler:
 
     def _gather(self, run: FragmentState, stage: str) -> None:
         """Gather a map's output, as soon as other fragments have computed the rows it shares."""
-        if run.task_states[stage].equal:
+        if run.task_states[stage].awaited:
             run.task_states[stage].is_waiting = True
             self._waiting.append(Task(run, run.epoch, stage, "gather"))
         else:
@@ -233,23 +240,44 @@ class WaveScheduler:
         for task in list(self._waiting):
             run, stage = task.run, task.stage
             if task.is_current:
-                equal = run.task_states[stage].equal
-                if any(other.will_write(stage) for other, _ in equal):
+                task_state = run.task_states[stage]
+                if any(each.owner.will_write(stage) for each in task_state.awaited):
                     continue
-                run.task_states[stage].is_waiting = False
-                parts = self._state.parts
-                lost = [p for o, p in equal if o.index not in parts[o.partition, stage]]
+                task_state.is_waiting = False
+                lost = [each for each in task_state.awaited if not self._part_of(each, stage)]
                 if lost:
-                    self._compute_more(run, stage, np.concatenate(lost))
+                    self._take_over(run, stage, lost)
                 else:
+                    task_state.equal = tuple(
+                        EqualRows(
+                            RecordedPart.of(part.folder, part.info),
+                            input_id(self._state.pipeline, stage),
+                            each.owner.partition == run.partition,
+                            each.places,
+                        )
+                        for each in task_state.awaited
+                        if (part := self._part_of(each, stage))
+                    )
                     self._queue(run, stage, "gather")
             self._waiting.remove(task)
 
-    def _compute_more(self, run: FragmentState, stage: str, places: Places) -> None:
+    def _part_of(self, rows: AwaitedRows, stage: str) -> Part | None:
+        return self._state.parts[rows.owner.partition, stage].get(rows.owner.index)
+
+    def _take_over(self, run: FragmentState, stage: str, lost: Sequence[AwaitedRows]) -> None:
         """Compute rows of a map's input that other fragments should have computed."""
-        run.task_states[stage].give_more(places)
-        self._counts.set_input_rows(run, stage, run.task_states[stage].given_rows)
-        self._queue(run, stage, "slice")
+        task_state = run.task_states[stage]
+        places, awaited = self._row_sharing.take_over(run, stage, lost)
+        gone = np.concatenate([each.places for each in lost])
+        rest = [each.split(gone)[1] for each in task_state.awaited]
+        task_state.awaited = [*(each for each in rest if len(each.places)), *awaited]
+        task_state.equal = ()
+        if len(places):
+            task_state.give_more(places)
+            self._counts.set_input_rows(run, stage, task_state.given_rows)
+            self._queue(run, stage, "slice")
+        else:
+            self._gather(run, stage)
 
     def _queue(
         self, run: FragmentState, stage: str, kind: TaskKind, retry: Retry | None = None
@@ -343,7 +371,8 @@ class WaveScheduler:
         if calls:
             self._losses.answered(task.stage)
         self._budget.record_table(run, task.stage, task.kind, report.bytes_out)
-        if self._counts.add(run, task.stage, task.kind, report):
+        is_measured = self._counts.add(run, task.stage, task.kind, report)
+        if is_measured and (task.kind != "gather" or self._slice_sizer.is_learning([task.stage])):
             self._slice_sizer.learn(task.stage, report.seconds, report.tally.rows_in)
             if error := self._checker.fault_limit_error(run, task.stage, report):
                 self._fail(run.partition, task.stage, error)
@@ -361,11 +390,8 @@ class WaveScheduler:
             self._fragments.lookups.record(run, task.stage, report)
             shares = report.shares or (report.rows_out,)
             if shared := self._row_sharing.share(run, task.stage, report):
-                task_state.places, task_state.equal, shares = (
-                    shared.places,
-                    shared.equal,
-                    shared.shares,
-                )
+                task_state.places, task_state.awaited = shared.places, shared.awaited
+                shares = shared.shares
             self._set_input(run, task.stage, done.table, shares[-1], shares)
         elif task.kind == "slice":
             task_state.pieces[in_flight.start] = (done.table, report.rows_out)
@@ -376,7 +402,8 @@ class WaveScheduler:
                     task_state.given = None
                 self._gather(run, task.stage)
         elif report.unresolved is not None:
-            self._compute_more(run, task.stage, report.unresolved)
+            lost = [each.split(report.unresolved)[0] for each in task_state.awaited]
+            self._take_over(run, task.stage, [each for each in lost if len(each.places)])
         else:
             self._written(run, task_state, report, done.table)
 
@@ -391,7 +418,8 @@ class WaveScheduler:
             self._fail(run.partition, stage, error)
             return
         self._counts.add_part(run, task_state, part.info)
-        task_state.done, task_state.given, task_state.pieces = True, None, {}
+        task_state.done = True
+        task_state.release()
         task_state.table = table if task_state.readers else None
         task_state.table_rows = report.rows_out
         self._state.add_part(run.partition, stage, run.index, part)
@@ -415,8 +443,8 @@ class WaveScheduler:
     # Failures
 
     def _refused(self, task: Task, fault: Fault) -> None:
-        equal = self._work_builder.equal_rows(task.run, task.stage)
-        if fault.part and task.run.forget(task.stage, fault.part, equal):
+        if fault.part and task.run.forget(task.stage, fault.part):
+            self._repair_owner(task, fault)
             self._state.emit(Noticed(f"{fault.message}. Rows that it has are computed again"))
             self._counts.start_over(task.run)
             task.run.start_over(counts=False)
@@ -427,6 +455,16 @@ class WaveScheduler:
             return
         task.run.abandon(set(task.run.task_states))
         self._end_if_finished(task.run)
+
+    def _repair_owner(self, task: Task, fault: Fault) -> None:
+        """Remove the damaged part of a fragment of this run from which rows would be copied."""
+        for rows in task.run.task_states[task.stage].awaited:
+            part = self._part_of(rows, task.stage)
+            if part is not None and part.info.name == fault.part:
+                if self._part_repair.remove_damaged(rows.owner, task.stage, fault) is None:
+                    rows.owner.abandon(set(rows.owner.task_states))
+                    self._end_if_finished(rows.owner)
+                return
 
     def _fail(self, partition: int, stage: str, error: VaneError) -> None:
         given_up = self._state.fail(partition, stage, error)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.failures import Retry
-from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind, input_id
+from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
 from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.fingerprint.bundle import pickled
@@ -31,12 +31,10 @@ from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.source_code import pack_source
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.part_file import PartTarget
-from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
-    EqualRows,
     Faults,
     Gather,
     Join,
@@ -230,27 +228,11 @@ class WorkBuilder:
         assert spec.runs_udf
         assert isinstance(call, CallUdf)
         own, known = spec.own_columns(self._pipeline), run.known.get(spec.name)
-        op = Restore(call, own, known, self.equal_rows(run, spec.name))
+        op = Restore(call, own, known, task_state.equal)
         if (former := run.row_retries.get(spec.name)) and (made := former.info.made):
             tally = replace(tally, packages=tuple(sorted({*made.packages, *tally.packages})))
         rows, tables = (*rows, TableRows(len(tables))), [*tables, task_state.given]
         return self._part(run, task_state, worker, op, rows, tally=tally), tables
-
-    def equal_rows(self, run: FragmentState, stage: str) -> tuple[EqualRows, ...]:
-        """The rows of a map's input that other fragments have computed, with their parts.
-
-        Args:
-            run: The fragment.
-            stage: The stage.
-        """
-        found = []
-        for other, places in run.task_states[stage].equal:
-            if (part := self._parts[other.partition, stage].get(other.index)) is None:
-                continue
-            recorded = RecordedPart.of(part.folder, part.info)
-            is_own = other.partition == run.partition
-            found.append(EqualRows(recorded, input_id(self._pipeline, stage), is_own, places))
-        return tuple(found)
 
     def op(self, run: FragmentState, spec: StageSpec) -> Op:
         """The operation of a stage, with the number of rows that may still fail in the partition.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections import Counter
@@ -132,7 +133,7 @@ def test_equal_rows_of_partitions_are_computed_once_if_they_look_in_others(
 
 
 def test_rows_of_a_partition_that_fails_are_computed_by_others(tmp_path, notes):
-    texts = {"x": ["same", "same 2", "bad"], "y": ["same", "same 2", "good"]}
+    texts = {"x": ["same", "same 2", "bad"], "y": ["same", "same 2", "good"] * 5}
     for key, own in texts.items():
         write(tmp_path / "src" / key, own)
     pipeline, clean = docs(tmp_path, list(texts))
@@ -140,7 +141,48 @@ def test_rows_of_a_partition_that_fails_are_computed_by_others(tmp_path, notes):
     store = Store(Location(str(tmp_path / "store")))
     with pytest.raises(vd.UdfError, match="bad"):
         compute(pipeline, store, list(texts))
-    assert [row["upper"] for row in rows(store, "upper", "y")] == ["SAME", "SAME 2", "GOOD"]
+    assert [row["upper"] for row in rows(store, "upper", "y")] == ["SAME", "SAME 2", "GOOD"] * 5
+    calls = Counter(notes.read_text().splitlines())
+    assert [calls[f"upper={text}"] for text in ("same", "same 2", "good")] == [2, 2, 1]
+
+
+def test_a_row_that_fails_in_passing_is_computed_once_more_for_all(tmp_path, notes):
+    write(tmp_path / "src", ["lost once"] * 30)
+    pipeline, clean = docs(tmp_path)
+    clean.map("upper", upper, **QUARANTINE)
+    compute(pipeline, Store(Location(str(tmp_path / "store"))))
+    assert notes.read_text().splitlines() == ["upper=lost once"] * 2
+
+
+def test_a_resumed_run_knows_the_rows_of_the_one_that_was_stopped(tmp_path, notes):
+    texts = [f"text {n % 6}" for n in range(30)]
+    write(tmp_path / "src", texts)
+    store = Store(Location(str(tmp_path / "store")))
+
+    class Stopped(InProcess):
+        left = 20
+
+        def wait(self, timeout: float) -> list[CallResult]:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    def run(backend: InProcess) -> tuple[int, int]:
+        """Return the number of parts, and of calls."""
+        notes.write_text("")
+        pipeline, clean = docs(tmp_path)
+        clean.map("upper", upper, **OPTIONS)
+        with contextlib.suppress(KeyboardInterrupt):
+            compute(pipeline, store, backend=backend)
+        parts = (tmp_path / "store/docs/upper/parts").rglob("*[!s].parquet")
+        return len(list(parts)), len(notes.read_text().splitlines())
+
+    parts, calls = run(Stopped())
+    assert 2 <= parts < 10, "those of all texts, and not all"
+    assert calls == 6
+    assert run(InProcess()) == (10, 0)
+    assert [row["upper"] for row in rows(store, "upper")] == [text.upper() for text in texts]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -191,6 +233,7 @@ def test_rows_of_a_part_that_is_gone_are_computed(tmp_path, notes, file):
     compute(pipeline, store, backend=backend)
     assert backend.deleted == 1
     assert Counter(notes.read_text().splitlines()) == {f"upper=text {n}": 3 for n in range(3)}
+    assert [row["upper"] for row in rows(store, "upper")] == [f"TEXT {n}" for n in range(3)] * 3
 
 
 class Mortal(InProcess):
