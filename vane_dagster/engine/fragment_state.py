@@ -42,6 +42,17 @@ class AwaitedRows:
     places: Places
     keys: KeyBits
 
+    def written(self, part: Part, id: str, partition: int) -> EqualRows:
+        """Return where the rows are copied from.
+
+        Args:
+            part: The part that the other fragment has written.
+            id: The part's column with the id of the stage's input.
+            partition: The partition that copies them.
+        """
+        recorded = RecordedPart.of(part.folder, part.info)
+        return EqualRows(recorded, id, self.owner.partition == partition, self.places)
+
     def split(self, places: Places) -> tuple[AwaitedRows, AwaitedRows]:
         """Return those at some positions, and the others."""
         among = np.isin(self.places, places)

@@ -104,23 +104,6 @@ class RowSharing:
         waits = np.isin(owners, may_wait)
         return places[~waits], self._awaited(places[waits], keys[waits], owners[waits])
 
-    def _is_free(self, run: FragmentState, stage: str, order: int) -> bool:
-        """Whether another fragment has computed a stage, or does so without waiting."""
-        other = self._fragments[order]
-        if other is run or other.epoch:
-            return False
-        task_state = other.task_states.get(stage)
-        return task_state is None or not task_state.awaited
-
-    def _awaited(self, places: Places, keys: KeyBits, owners: Places) -> list[AwaitedRows]:
-        order = np.argsort(owners, kind="stable")
-        numbers, starts = np.unique(owners[order], return_index=True)
-        both = [np.split(each[order], starts[1:]) for each in (places, keys)]
-        return [
-            AwaitedRows(self._fragments[number], *own)
-            for number, *own in zip(numbers.tolist(), *both)
-        ]
-
     def take(self, run: FragmentState, stage: str, report: WorkReport) -> bool:
         """Take the stored rows that were found for a fragment, if each serves one row.
 
@@ -145,6 +128,23 @@ class RowSharing:
             return False
         run.taken[stage] = report.taken
         return True
+
+    def _is_free(self, run: FragmentState, stage: str, order: int) -> bool:
+        """Whether another fragment has computed a stage, or does so without waiting."""
+        other = self._fragments[order]
+        if other is run or other.epoch:
+            return False
+        task_state = other.task_states.get(stage)
+        return task_state is None or not task_state.awaited
+
+    def _awaited(self, places: Places, keys: KeyBits, owners: Places) -> list[AwaitedRows]:
+        order = np.argsort(owners, kind="stable")
+        numbers, starts = np.unique(owners[order], return_index=True)
+        both = [np.split(each[order], starts[1:]) for each in (places, keys)]
+        return [
+            AwaitedRows(self._fragments[number], *own)
+            for number, *own in zip(numbers.tolist(), *both)
+        ]
 
     def _owners(self, run: FragmentState, stage: str) -> FirstOwners:
         definition = self._state.plan.partitions[run.partition].stages[stage].row_definition

@@ -45,8 +45,7 @@ from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue, WorkerSha
 from vane_dagster.errors import ClusterLostError, ComputeError, VaneError
 from vane_dagster.events import Noticed, Printed
 from vane_dagster.planning.plan import Part
-from vane_dagster.storage.row_records import RecordedPart
-from vane_dagster.worker.protocol import EqualRows, Fault, LoadReport, PoolSpec, WorkReport
+from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, WorkReport
 
 _MAX_RESTARTS = 3
 _TICK_SECONDS = 0.5
@@ -248,13 +247,9 @@ class WaveScheduler:
                 if lost:
                     self._take_over(run, stage, lost)
                 else:
+                    id = input_id(self._state.pipeline, stage)
                     task_state.equal = tuple(
-                        EqualRows(
-                            RecordedPart.of(part.folder, part.info),
-                            input_id(self._state.pipeline, stage),
-                            each.owner.partition == run.partition,
-                            each.places,
-                        )
+                        each.written(part, id, run.partition)
                         for each in task_state.awaited
                         if (part := self._part_of(each, stage))
                     )
@@ -461,9 +456,10 @@ class WaveScheduler:
         for rows in task.run.task_states[task.stage].awaited:
             part = self._part_of(rows, task.stage)
             if part is not None and part.info.name == fault.part:
-                if self._part_repair.remove_damaged(rows.owner, task.stage, fault) is None:
-                    rows.owner.abandon(set(rows.owner.task_states))
-                    self._end_if_finished(rows.owner)
+                if error := self._part_repair.remove_damaged(rows.owner, task.stage, fault):
+                    self._fail(rows.owner.partition, task.stage, error)
+                rows.owner.abandon(set(rows.owner.task_states))
+                self._end_if_finished(rows.owner)
                 return
 
     def _fail(self, partition: int, stage: str, error: VaneError) -> None:
