@@ -26,7 +26,7 @@ _Owners = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class SharedRows:
-    """A fragment of which other fragments of the run compute some rows.
+    """The rows of a fragment, divided between itself and other fragments of the run.
 
     Attributes:
         places: The positions of the rows that are left to compute.
@@ -42,9 +42,10 @@ class SharedRows:
 class RowSharing:
     """Lets equal rows of a run be computed once, or a stored row be copied once.
 
-    If a stage deduplicates, the fragment that is arranged first computes equal rows. The others
-    compute what is left, and wait for the part of the first. The fragments are those of a
-    partition, or of all partitions if the stage looks rows up in others.
+    If a stage deduplicates, the fragment that is arranged first computes a row, and is its owner.
+    The others compute the rest of their rows, and copy this one once the owner's part is written.
+    Rows are shared within a partition, or among all partitions if the stage looks rows up in
+    others.
 
     If it does not, a stored row serves one row of a partition: that of the fragment that is
     arranged first.

@@ -82,7 +82,8 @@ def _encoded(array: pa.Array, ends: _Ends) -> Iterator[pa.LargeBinaryArray]:
         return
     if pa.types.is_map(kind):
         array = _entries(array)
-    if _is_list(array.type):
+    is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
+    if is_list or pa.types.is_fixed_size_list(kind):
         lengths = np.asarray(pc.list_value_length(array).fill_null(0), np.int64)
         yield _cut(lengths, ends)
         # Flattened, it is without what is below null lists.
@@ -109,17 +110,6 @@ def _flags(array: pa.Array, ends: _Ends) -> Iterator[pa.LargeBinaryArray]:
     counts = np.diff(ends)
     flags = valid[ends[0] : ends[-1]][np.repeat(has_null, counts)]
     yield _cut(flags, np.concatenate(([0], np.cumsum(counts * has_null))))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            pa.types.is_list,
-            pa.types.is_large_list,
-            pa.types.is_fixed_size_list,
-        )
-    )
 
 
 def _entries(array: pa.MapArray) -> pa.ListArray:

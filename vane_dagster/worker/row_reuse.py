@@ -199,7 +199,6 @@ class _KnownPlaces:
         hashes = np.zeros(rows.num_rows, np.uint64)
         if not lookup.deduplicates and lookup.groups:
             hashes = id_hashes(rows.column(id).combine_chunks())
-        if not lookup.deduplicates and lookup.groups:
             self.taken = [np.zeros(0, np.int64)]
         first = before = 0
         for group in lookup.groups:
