@@ -90,7 +90,7 @@ def run_stage(
     """
     spec, pipeline = stage.spec, stage.pipeline
     assert spec.runs_udf
-    op = operation(spec, pipeline, "")
+    op = operation(spec, pipeline)
     assert isinstance(op, CallUdf)
     policy = op.policy if retries is None else replace(op.policy, max_retries=retries)
     op = replace(op, policy=policy, max_faults=table.num_rows)

@@ -165,10 +165,8 @@ def _compute(
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
         lease = backend.lease(state.run_id, list(claimed.values()), cancelled, priority, waits)
         try:
-            called = {stage: claimed[pool.identity].model for stage, pool in own.items()}
-            versions = {stage: model.version for stage, model in called.items() if model}
             given = (plan, store, state.parts, lease.id, state.run_id, state.faults_allowed)
-            work_builder = WorkBuilder(*given, versions, state.floors)
+            work_builder = WorkBuilder(*given, state.floors)
             places = {False, *(pool.on_driver for pool in own.values())}
             object_bytes = min(capacity.of(place).object_bytes for place in places)
             budget = int(object_bytes * _BUDGET_SHARE)
@@ -307,7 +305,6 @@ def _pool(
             bundle.digest,
             bundle.payload,
             _packages(plan, spec),
-            shares_state=identity.shares_state,
             exact=plan.forced,
             files=store.root if plan.files.get(stage) else None,
         ),

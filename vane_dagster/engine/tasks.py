@@ -69,7 +69,6 @@ class WorkBuilder:
         lease: str,
         run_id: str,
         allowed: Callable[[int, str], int],
-        versions: Mapping[str, str],
         floors: Mapping[str, int] | None = None,
     ) -> None:
         """Build work for a lease.
@@ -81,12 +80,10 @@ class WorkBuilder:
             lease: Id of the lease.
             run_id: The run id.
             allowed: Returns the number of rows that may still fail, by partition index and stage.
-            versions: Version of the code that each stage calls.
             floors: The floor of the row records of each stage that has any.
         """
         self._floors = floors or {}
         self._plan = plan
-        self._versions = versions
         self._run_id = run_id
         self._allowed = allowed
         self._pipeline: Pipeline = plan.pipeline
@@ -242,8 +239,7 @@ class WorkBuilder:
             spec: The stage.
         """
         if spec.name not in self._ops:
-            version = self._versions.get(spec.name, "")
-            self._ops[spec.name] = self._operation(spec, version)
+            self._ops[spec.name] = self._operation(spec)
         op = self._ops[spec.name]
         if isinstance(op, CallUdf) and op.policy.on_error != "raise":
             return replace(op, max_faults=self._allowed(run.partition, spec.name))
@@ -251,8 +247,8 @@ class WorkBuilder:
             return replace(op, quarantined=self._quarantined(run, spec, op))
         return op
 
-    def _operation(self, spec: StageSpec, version: str) -> Op:
-        op = operation(spec, self._pipeline, version)
+    def _operation(self, spec: StageSpec) -> Op:
+        op = operation(spec, self._pipeline)
         files = self._plan.files.get(spec.name)
         if not files or not spec.runs_udf or not isinstance(op, CallUdf):
             return op
@@ -455,34 +451,33 @@ def _policy(failures: Failures) -> Policy:
 
 
 @functools.singledispatch
-def operation(spec: StageSpec, pipeline: Pipeline, version: str) -> Op:
+def operation(spec: StageSpec, pipeline: Pipeline) -> Op:
     """Return the worker operation of a kind of stage.
 
     Args:
         spec: The stage.
         pipeline: The pipeline.
-        version: The version of the code to call; see `ModelSpec`.
     """
     raise TypeError(f"stages of kind {spec.kind!r} have no worker operation; register one here")
 
 
 @operation.register
-def _write(spec: WriteSpec, pipeline: Pipeline, version: str) -> Op:
+def _write(spec: WriteSpec, pipeline: Pipeline) -> Op:
     return Gather()
 
 
 @operation.register
-def _project(spec: ProjectSpec, pipeline: Pipeline, version: str) -> Op:
+def _project(spec: ProjectSpec, pipeline: Pipeline) -> Op:
     return Project(spec.columns, spec.where, bool(spec.include))
 
 
 @operation.register
-def _join(spec: JoinSpec, pipeline: Pipeline, version: str) -> Op:
+def _join(spec: JoinSpec, pipeline: Pipeline) -> Op:
     return Join(spec.how, spec.shape(pipeline), spec.upstream, spec.columns)
 
 
 @operation.register
-def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline, version: str) -> Op:
+def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline) -> Op:
     return CallUdf(
         cloudpickle.dumps((spec.udf.args, dict(spec.udf.kwargs))),
         spec.columns_given(pipeline),
@@ -496,7 +491,6 @@ def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline, version: str) -> Op:
         spec.udf.method,
         spec.udf.style,
         _policy(spec.failures),
-        version=version,
         pinned=spec.pinned,
         servers=tuple(spec.udf.servers),
     )

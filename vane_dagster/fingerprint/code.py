@@ -18,7 +18,7 @@ from typing import Any
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
-from vane_dagster.fingerprint.hashing import combine
+from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, closure
 from vane_dagster.fingerprint.objects import ObjectEncoder
 from vane_dagster.fingerprint.unused_methods import (
@@ -37,14 +37,11 @@ class CodeIdentity:
         digest: A digest that is the same in every process, folder and machine for the same code.
         packages: The top-level names of installed packages that the code reaches. A package that is
             imported lazily and not installed here is assumed to exist on the workers.
-        effects: Digest of the import-time statements that change what the code reads or the state
-            of a library; empty if a version replaces the code.
         find_modules: Returns `modules`.
     """
 
     digest: str
     packages: tuple[str, ...]
-    effects: str
     find_modules: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
 
     @functools.cached_property
@@ -90,7 +87,6 @@ def code_identity(
     unused: frozenset[str] = frozenset()
     if version is None and method is not None and isinstance(target, type):
         unused = unused_methods(finder, target, method)
-    effects = ""
     while True:
         dependency_walk = DependencyWalk(finder, module)
         dependency_walk.hints_of = hints_of
@@ -106,7 +102,6 @@ def code_identity(
             break
         token = encoder.digest(obj, target.__qualname__)
         digest = combine("code", token, dependency_walk.digest())
-        effects = dependency_walk.effects
         named = named_methods(dependency_walk.units, unused)
         if not named:
             break
@@ -115,7 +110,33 @@ def code_identity(
     if module is not None:
         seeds.add(module.name)
     packages = tuple(sorted(dependency_walk.packages))
-    return CodeIdentity(digest, packages, effects, lambda: closure(finder, seeds))
+    return CodeIdentity(digest, packages, lambda: closure(finder, seeds))
+
+
+def worker_code_digest(
+    obj: Callable[..., Any], *, version: str | None = None, files: LocalFiles | None = None
+) -> str:
+    """Return the digest of the code that the workers of a function or class run.
+
+    All methods of a class count, so that stages that call different ones share its workers. With a
+    version, which replaces the code's content in keys, the files that workers import count as a
+    whole, so that no edit meets a worker with other code.
+
+    Args:
+        obj: The function or class.
+        version: See `code_identity`.
+        files: See `code_identity`.
+
+    Raises:
+        CodeIdentityError: The code has no stable identity, and no version is given.
+    """
+    found = code_identity(obj, version=version, files=files)
+    if version is None:
+        return found.digest
+    finder = Finder()
+    modules = [finder.find(name) for name in found.modules]
+    texts = [file_digest(module.path) for module in modules if module and module.path]
+    return combine("files", found.digest, *texts)
 
 
 def _with_calls(target: Any) -> frozenset[str]:

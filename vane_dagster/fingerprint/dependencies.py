@@ -60,11 +60,6 @@ class DependencyWalk:
         """The code reached so far."""
         return [unit for _, unit in self._walked.values()]
 
-    @property
-    def effects(self) -> str:
-        """The digest of the statements with effects that count, after the walk; may be empty."""
-        return self._facts.get("effects", "")
-
     def label(self, module: Module) -> str:
         """Return a module's name in a digest. The UDF's own file has none, so it can be renamed."""
         own = self._own

@@ -20,7 +20,6 @@ from vane_dagster._arguments import (
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
-from vane_dagster.fingerprint.constructor import ConstructorIdentity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.asset_options import asset_options
@@ -138,7 +137,6 @@ class ModelStageSpec(MapBatchesSpec):
         return CodeIdentity(
             digest("provider", name, _ANSWERS, *(one.digest for one in found)),
             tuple(packages),
-            effects="",
             find_modules=lambda: tuple(
                 dict.fromkeys(module for one in found for module in one.modules)
             ),
@@ -151,14 +149,14 @@ class ModelStageSpec(MapBatchesSpec):
         own = (*provider, *self.model_task.classes, *self.model_task.functions)
         return digest(*(code_identity(each, files=unread).digest for each in own))
 
-    def constructed(self, pipeline: Pipeline) -> ConstructorIdentity:
-        """Identity of the provider, and of code that a worker never sees a later edit of.
+    def worker_code(self, pipeline: Pipeline) -> str:
+        """Digest of the provider, and of code that a worker never sees a later edit of.
 
-        Versions of it share no state. A worker that has imported a module keeps it, so the user's
-        classes count, and those functions that do not travel with each call.
+        A worker that has imported a module keeps it, so the user's classes count, and those
+        functions that do not travel with each call.
         """
         own = (*self.model_task.classes, *self.model_task.preloaded)
-        return ConstructorIdentity(self._code(pipeline, own).digest, False)
+        return self._code(pipeline, own).digest
 
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """The columns that the model task makes, and those that pass through."""

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 import pyarrow as pa
 
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
-from vane_dagster.fingerprint.code import CodeIdentity, code_identity
-from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructor_identity
+from vane_dagster.fingerprint.code import CodeIdentity, code_identity, worker_code_digest
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
@@ -917,21 +916,15 @@ class MapBatchesSpec(StageKind):
         """Those among the arguments of the function or class."""
         return {file: file.content() for file in self.udf.local_files}
 
-    def constructed(self, pipeline: Pipeline) -> ConstructorIdentity:
-        """Return the identity of the code that its workers execute before their first call.
+    def worker_code(self, pipeline: Pipeline) -> str:
+        """Return the digest of the code that its workers import.
 
         Raises:
             CodeIdentityError: If it has no stable identity.
         """
-        udf = self.udf
-        if udf.is_factory:  # what it returns is part of the state
-            return ConstructorIdentity(self.code(pipeline).digest, False)
-        given = (udf.constructor_args, dict(udf.constructor_kwargs)) if udf.stateful else ()
+        udf, files = self.udf, local_files(pipeline, self)
         try:
-            files = local_files(pipeline, self)
-            return constructor_identity(
-                udf.target, given, method=udf.method, version=udf.version, files=files
-            )
+            return worker_code_digest(udf.target, version=udf.version, files=files)
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
 

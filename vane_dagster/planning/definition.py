@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from vane_dagster.fingerprint.bundle import pack
-from vane_dagster.fingerprint.constructor import ConstructorIdentity
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.identity import call_arguments, constructor_arguments, environment
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -118,12 +117,10 @@ class PoolIdentity:
     Attributes:
         digest: Digest of the object that a worker constructs, and of its resources; 16 hex digits.
             Stages with the same digest share warm workers.
-        shares_state: See `ConstructorIdentity`.
         slots: Tasks that a worker has at the same time.
     """
 
     digest: str
-    shares_state: bool
     slots: int
 
 
@@ -143,21 +140,18 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
     Raises:
         CodeIdentityError: If its code or an argument has no stable identity.
     """
-    constructed = spec.constructed(pipeline)
-    parts = _constructed_parts(pipeline, spec, constructed)
+    parts = _constructed_parts(pipeline, spec)
     slots = max([spec.slots, *(each.slots for each in _sharing(pipeline, spec, parts))])
     model, arguments, bundle, *further = parts
     identity = digest(model, arguments, bundle, slots, *further)[:16]
-    return PoolIdentity(identity, constructed.shares_state, slots)
+    return PoolIdentity(identity, slots)
 
 
-def _constructed_parts(
-    pipeline: Pipeline, spec: MapBatchesSpec, constructed: ConstructorIdentity
-) -> list[object]:
+def _constructed_parts(pipeline: Pipeline, spec: MapBatchesSpec) -> list[object]:
     """Return what identifies the workers of a stage, except for the number of their slots."""
     udf = spec.udf
     return [
-        digest(constructed.digest, *constructor_arguments(pipeline, spec)),
+        digest(spec.worker_code(pipeline), *constructor_arguments(pipeline, spec)),
         "" if udf.stateful else digest(*call_arguments(pipeline, spec)),
         *_reserved(spec),
         *environment(pipeline, spec),
@@ -182,7 +176,7 @@ def _sharing(
             and other.slots > spec.slots
             and other.udf.target is spec.udf.target
             and (*_reserved(other), other.keyed_env_vars) == (*_reserved(spec), spec.keyed_env_vars)
-            and _constructed_parts(pipeline, other, other.constructed(pipeline)) == parts
+            and _constructed_parts(pipeline, other) == parts
         ):
             yield other
 

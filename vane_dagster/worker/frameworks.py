@@ -9,7 +9,6 @@ import gc
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import pyarrow as pa
 import threadpoolctl
@@ -50,14 +49,6 @@ _THREADS = (
 )
 _GROW = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Variables by which TensorFlow and JAX take memory of a GPU as needed, not all of it at once."""
-
-
-def tensor_version(value: Any) -> int | None:
-    """Return a number that grows with each in-place change of a tensor; None for other values."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor) or value.is_inference():
-        return None
-    return int(value._version)
 
 
 def set_threads(threads: int) -> None:

@@ -42,8 +42,8 @@ from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.isolation import check_descriptors
 from vane_dagster.worker.lifecycle import Startup, recycle_reason
+from vane_dagster.worker.loaded_model import LoadedModel
 from vane_dagster.worker.model_thread import ModelThread
-from vane_dagster.worker.model_versions import ModelVersions, OtherCodeError
 from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.protocol import (
     Arrange,
@@ -75,7 +75,7 @@ class Host:
         slots: Tasks that run at the same time.
 
     Attributes:
-        models: The model, in each version of its code.
+        model: The model.
         startup: The state of the model's construction.
         served: Calls of the model, or tasks of a worker without one, completed so far.
         busy: Tasks that are running.
@@ -83,7 +83,7 @@ class Host:
 
     def __init__(self, slots: int = 1) -> None:
         self._thread = ModelThread(slots)
-        self.models = ModelVersions(self._thread)
+        self.model = LoadedModel(self._thread)
         self._load: LoadReport | None = None
         self._revoked: set[str] = set()
         self._lock = threading.Lock()
@@ -120,7 +120,7 @@ class Host:
             keep_variables(env)
             self._lifecycle = lifecycle
             if self._load is not None and self._load.fault is None:
-                return self._loaded_before(self._load, model, archive)
+                return self._loaded_before(self._load, model)
             started, began = time.perf_counter(), time.monotonic()
             fault, unhealthy_reason = None, ""
             try:
@@ -151,39 +151,33 @@ class Host:
         with self.startup.watched(self._lifecycle.startup_timeout_s):
             if model is not None:
                 with directory.constructing():
-                    self.models.construct(model, archive, worker_folder("code"))
+                    self.model.construct(model, archive, worker_folder("code"))
             else:
                 connection()
 
-    def _loaded_before(
-        self, load: LoadReport, model: ModelSpec | None, archive: bytes
-    ) -> LoadReport:
+    def _loaded_before(self, load: LoadReport, model: ModelSpec | None) -> LoadReport:
         """Return the report for a model that an earlier run has loaded."""
         unhealthy_reason = outdated = ""
-        imported = False
         if directory.is_outdated:
             unhealthy_reason = SERVER_MOVED
+        elif model is not None and model.exact and model.content != self.model.content:
+            outdated = "holds a model that other code has constructed"
         elif model is not None:
-            try:
-                with self.startup.watched(self._lifecycle.startup_timeout_s):
-                    imported = self.models.adopt(model, archive, worker_folder("code"))
-                unhealthy_reason = self._unhealthy_reason(model)
-            except OtherCodeError as error:
-                outdated = str(error)
+            unhealthy_reason = self._unhealthy_reason()
         return replace(
             load,
             warm=True,
-            output=self._printed.drain() if imported else "",
+            output="",
             row_seconds=self._row_seconds,
             unhealthy_reason=unhealthy_reason,
             outdated=outdated,
             server=self.status().server,
         )
 
-    def _unhealthy_reason(self, model: ModelSpec) -> str:
+    def _unhealthy_reason(self) -> str:
         """Return why a warm model cannot be used; empty if it can."""
         try:
-            with self.models.turn(model.version, is_async=True) as caller:
+            with self.model.turn(is_async=True) as caller:
                 caller.health.check()
         except UnhealthyModelError as error:
             return masked(f"its model says that it is dead: {error}")
@@ -192,7 +186,7 @@ class Host:
     @property
     def server(self) -> RunningServer | None:
         """The server, if the worker's model is one; also while it starts."""
-        made = self.models.instance
+        made = self.model.instance
         return made if isinstance(made, RunningServer) else RunningServer.starting
 
     def status(self) -> WorkerStatus:
@@ -285,7 +279,7 @@ class Host:
         inputs = [operators.resolve(rows, tables, work) for rows in work.inputs]
         if isinstance(op, CallUdf):
             revoked = functools.partial(self._revoked.__contains__, work.lease)
-            turn = self.models.turn(op.version, op.is_async)
+            turn = self.model.turn(op.is_async)
             with known_files(inputs[0], work), turn as caller:
                 if op.is_async:
                     computed = caller.call(op, inputs[0], work, revoked)

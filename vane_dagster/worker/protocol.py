@@ -221,7 +221,6 @@ class CallUdf:
         style: How a call produces its result; see `pipeline.udf`.
         policy: How errors are handled.
         max_faults: Rows that may fail before the whole call does.
-        version: The version of the code to call, if the worker may have several; see `ModelSpec`.
         files: The store with the local files among the arguments; None without such files.
         pinned: Whether the schema was inferred, and results with further columns are refused.
         servers: The keys of the servers that the code calls.
@@ -240,7 +239,6 @@ class CallUdf:
     style: CallStyle = "plain"
     policy: Policy = field(default_factory=Policy)
     max_faults: int = 0
-    version: str = ""
     files: Location | None = None
     pinned: bool = False
     servers: tuple[str, ...] = ()
@@ -728,8 +726,6 @@ class ModelSpec:
         code: Digest of the archive.
         payload: The pickled class or function with its constructor's arguments.
         packages: The installed packages that the code imports. Parts record their versions.
-        shares_state: Whether a worker that has constructed the model may call other versions of its
-            code on the same state; see `fingerprint.constructor`.
         exact: Whether a model that other code constructed must not be used.
         files: The store with the local files among its arguments; None without such files.
     """
@@ -739,14 +735,8 @@ class ModelSpec:
     code: str
     payload: bytes = field(repr=False)
     packages: tuple[str, ...] = ()
-    shares_state: bool = False
     exact: bool = False
     files: Location | None = None
-
-    @property
-    def version(self) -> str:
-        """The version of the code that calls run, if a worker may have several; else empty."""
-        return self.content if self.shares_state else ""
 
     @property
     def content(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
@@ -77,21 +76,6 @@ class UdfCaller:
         self._rooms: dict[int, asyncio.Semaphore] = {}
         self._alone: dict[int, asyncio.Lock] = {}
         self.health = Health(target, self._events, self._thread)
-
-    def of_version(self, model: ModelSpec, target: Callable[..., Any]) -> UdfCaller:
-        """Return a caller of another version of the code.
-
-        It shares the event loop, because the model's state may be bound to it, and the batch sizes.
-
-        Args:
-            model: The other version.
-            target: Its instance or function.
-        """
-        other = copy.copy(self)
-        other._target, other._label = target, model.label
-        other._packages = installed(model.packages)
-        other.health = Health(target, self._events, self._thread)
-        return other
 
     def call(
         self, op: CallUdf, table: pa.Table, work: Work, revoked: Callable[[], bool]

@@ -1,12 +1,8 @@
-"""The user's modules in a worker: unpacking, importing, and switching between versions.
-
-`fingerprint.bundle` packs the archive. Only one version of the modules is active at a time.
-"""
+"""The user's modules in a worker: unpacking and importing. `fingerprint.bundle` packs them."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib
 import io
@@ -16,7 +12,6 @@ import re
 import shutil
 import stat
 import sys
-import types
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,7 +19,6 @@ from typing import Any
 
 from vane_dagster._private_folder import new_temporary_folder, private_folder
 from vane_dagster.errors import ComputeError
-from vane_dagster.fingerprint.module_attributes import module_attribute, module_folders
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.worker.local_copies import local_copy
 
@@ -138,61 +132,16 @@ def _mode(path: Path) -> int:
         return 0
 
 
-_inactive_modules: dict[str, dict[str, types.ModuleType]] = {}
-"""The modules of inactive folders, by folder and module name."""
-
-
 def activate(folder: Path) -> None:
     """Make a folder that `unpack` returned the first place to import from.
 
-    Modules loaded from another folder below the same root belong to another version of the code.
-    They are removed from `sys.modules` and kept, so the next import reads this folder. Modules of
-    this folder that were removed earlier are restored as they were.
+    Args:
+        folder: The folder.
     """
-    own, root = _inside(folder), _inside(folder.parent)
-    places = [place for place in sys.path if not _inside(place).startswith(root)]
+    root = os.path.join(os.path.realpath(folder.parent), "")
+    places = [place for place in sys.path if not os.path.realpath(place).startswith(root)]
     sys.path[:] = [str(folder.resolve()), *places]
-    for name, module in list(sys.modules.items()):
-        files = [
-            module_attribute(module, "__file__"),
-            *(module_folders(module) or ()),
-        ]
-        used = [_real_file(file) for file in files if isinstance(file, str)]
-        others = [file for file in used if file.startswith(root) and not file.startswith(own)]
-        if others:
-            place = os.path.join(root, others[0][len(root) :].partition(os.sep)[0], "")
-            _inactive_modules.setdefault(place, {})[name] = module
-            _forget(name)
-    back = _inactive_modules.pop(own, {})
-    sys.modules.update(back)
-    for name, module in back.items():
-        package, _, last = name.rpartition(".")
-        if package in sys.modules:
-            vars(sys.modules[package]).setdefault(last, module)
     importlib.invalidate_caches()
-
-
-def discard(folder: Path) -> None:
-    """Drop the modules of a folder that is not active, so their memory can be freed."""
-    _inactive_modules.pop(_inside(folder), None)
-
-
-def _forget(name: str) -> None:
-    module = sys.modules.pop(name)
-    package, _, last = name.rpartition(".")
-    # A namespace package moves to the new folder, and would keep the old module as its attribute.
-    if vars(sys.modules.get(package, module)).get(last) is module:
-        delattr(sys.modules[package], last)
-
-
-def _inside(path: str | Path) -> str:
-    return os.path.join(os.path.realpath(path), "")
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _real_file(path: str) -> str:
-    """Return the real path of a module's file or folder. It does not change while loaded."""
-    return _inside(path)
 
 
 def load(payload: bytes, files: Location | None = None) -> Any:

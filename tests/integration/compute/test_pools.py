@@ -56,9 +56,9 @@ from vane_dagster.orchestration.run import run_pipeline
 from vane_dagster.worker.protocol import PoolRequest, PoolSpec
 
 
-def test_processes_share_an_actor_whose_call_is_edited(tmp_path, ray_compute):
-    """Two runs with two versions of the call get their own results, from one model."""
-    partitions(tmp_path, "ab", 100)
+def test_processes_whose_code_differs_have_models_of_their_own(tmp_path, ray_compute):
+    """Two runs at a time, the second one after an edit, and a third one after that."""
+    partitions(tmp_path, "abc", 100)
     module = tmp_path / "models" / "models.py"
     stages = {"out": {"fn_constructor_kwargs": {"sleep": 0.2}}}
     first = Process(tmp_path, stages, "a")
@@ -70,10 +70,12 @@ def test_processes_share_an_actor_whose_call_is_edited(tmp_path, ray_compute):
     assert first.process.poll() is None
 
     found = first.done() + second.done()
-    assert [run["model_loads"] for run in found] == [1, 0]
-    assert [run["warm_hits"] for run in found] == [0, 1]
-    (pid,) = noted(tmp_path / "loads")
-    for key, factor in (("a", 2), ("b", 3)):
+    module.write_text(commented.replace("FACTOR = 2", "FACTOR = 3  # thrice"))
+    found += Process(tmp_path, stages, "c").done()
+    assert [run["model_loads"] for run in found] == [1, 1, 0]
+    assert [run["warm_hits"] for run in found] == [0, 0, 1]
+    one, two = noted(tmp_path / "loads")
+    for key, factor, pid in (("a", 2, one), ("b", 3, two), ("c", 3, two)):
         made = rows(tmp_path, "out", key)
         assert made["out"].to_pylist() == [factor * n for n in range(100)]
         assert set(made["pid"].to_pylist()) == {pid}

@@ -306,7 +306,7 @@ class Wave:
     def run(self, *stages: str) -> Wave:
         state = self.state
         builder = WorkBuilder(
-            state.plan, self._store, state.parts, "lease", "run", state.faults_allowed, {}
+            state.plan, self._store, state.parts, "lease", "run", state.faults_allowed
         )
         stages = stages or state.plan.selected
         self.lease.pools = {

@@ -28,7 +28,6 @@ from vane_dagster.pipeline.decorators import (
 )
 from vane_dagster.pipeline.lazy_instances import LazyInstance, construct
 from vane_dagster.pipeline.specs import MapBatchesSpec
-from vane_dagster.worker.model_versions import view
 
 MADE: list[str] = []
 
@@ -253,11 +252,6 @@ def test_a_subclass_is_lazy_only_if_it_is_decorated() -> None:
 def test_code_that_a_method_runs_constructs_for_real() -> None:
     assert isinstance(Larger("m").whole("a"), Transcriber)
     assert MADE == ["m-large", "inner"]
-
-
-def test_an_instance_of_another_version_shares_the_state() -> None:
-    made = construct(Transcriber, ("m",), {})
-    assert view(Transcriber, made).transcribe("a") == "ma!"
 
 
 # What a stage is given
@@ -519,7 +513,7 @@ def test_methods_of_a_class_have_keys_of_their_own_and_one_pool() -> None:
     names = ("transcribe", "count", "plain", "later")
     specs = [pipeline["clean"].map(n, getattr(lazy, n)).spec for n in names]
     assert len({str(each.definition(pipeline)) for each in specs}) == 4
-    assert len({each.constructed(pipeline).digest for each in specs}) == 1
+    assert len({each.worker_code(pipeline) for each in specs}) == 1
 
 
 REFUSED = {

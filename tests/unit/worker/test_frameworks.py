@@ -54,9 +54,6 @@ def test_errors_of_devices(raised):
 
 
 class Tensor:
-    def __init__(self, inference: bool = False) -> None:
-        self._version, self._inference = 3, inference
-
     def detach(self) -> Tensor:
         return self
 
@@ -65,9 +62,6 @@ class Tensor:
 
     def numpy(self) -> np.ndarray:
         return np.arange(2)
-
-    def is_inference(self) -> bool:
-        return self._inference
 
 
 @pytest.fixture
@@ -96,8 +90,6 @@ def test_an_imported_framework_is_used(torch, monkeypatch):
     assert {os.environ[name] for name in frameworks._THREADS} == {"1"}
     assert torch.calls == [1, "empty_cache"]
     assert frameworks.device() == "A100"
-    assert frameworks.tensor_version(Tensor()) == 3
-    assert frameworks.tensor_version(Tensor(inference=True)) is None
     assert without_tensor(Tensor()).tolist() == [0, 1]
 
 
@@ -167,6 +159,5 @@ def test_no_framework_is_imported(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert frameworks.device() == "gpu 1"
     assert frameworks.unused_gpu() == ""
-    assert frameworks.tensor_version(object()) is None
     assert without_tensor([1]) == [1]
     assert "torch" not in sys.modules

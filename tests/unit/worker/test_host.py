@@ -27,7 +27,7 @@ def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path
         host.revoke("lease")
         return batch
 
-    host.models.hold(ModelSpec("told_to_stop", False, "", b""), told_to_stop)
+    host.model.hold(ModelSpec("told_to_stop", False, "", b""), told_to_stop)
     work = Work(
         "stage 'docs/m', fragment 0",
         CallUdf(cloudpickle.dumps(((), {})), None, BatchCall(), 5, "one_to_one", 16, ("id",), ()),
@@ -52,7 +52,7 @@ def test_a_model_whose_server_is_gone_when_it_is_constructed_is_tried_again(monk
     def construct(*given: Any) -> None:
         raise ConnectionError("connection refused")
 
-    monkeypatch.setattr(host.models, "construct", construct)
+    monkeypatch.setattr(host.model, "construct", construct)
     given = (ModelSpec("Client", True, "", b""), b"", 1, {}, WorkerLifecycle())
     report = host.load(*given, {"llm": [gone]})
     assert "connection refused" in report.unhealthy_reason

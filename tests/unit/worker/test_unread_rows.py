@@ -82,7 +82,7 @@ def host(monkeypatch) -> Host:
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # which a host taps
     monkeypatch.setattr(OutputTap, "_instance", None)
     found = Host()
-    found.models.hold(ModelSpec("tenfold", False, "", b""), tenfold)
+    found.model.hold(ModelSpec("tenfold", False, "", b""), tenfold)
     return found
 
 

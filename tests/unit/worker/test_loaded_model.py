@@ -1,0 +1,166 @@
+"""The model of a worker: which code it keeps, and the order of its calls."""
+
+from __future__ import annotations
+
+import collections
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+
+from support.edits import Project
+from vane_dagster._private_folder import private_folder
+from vane_dagster.fingerprint.bundle import pack
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.pipeline.options import WorkerLifecycle
+from vane_dagster.worker import host as host_module
+from vane_dagster.worker.host import Host
+from vane_dagster.worker.loaded_model import CallTurns
+from vane_dagster.worker.output import OutputTap
+from vane_dagster.worker.protocol import CallUdf, LoadReport, ModelSpec, TableRows, Work
+
+SCHEMA = pa.schema({"id": pa.int64(), "out": pa.int64()})
+MODEL = """
+class Model:
+    def __call__(self, batch):
+        return {"out": [n + 100 for n in batch["id"].to_pylist()]}
+"""
+
+
+class Worker:
+    """A host in this process, and a driver that packs what is on disk for it."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.host = Host()
+        self._path = list(sys.path)
+
+    def load(self, exact: bool = False) -> tuple[LoadReport, Callable[..., list[int]]]:
+        """Load the model as a run does; return the report, and a function that calls it."""
+        path, module = list(sys.path), sys.modules.pop("defs", None)
+        sys.path[:] = self._path
+        found = self.project.load("Model")
+        bundle = pack(code_identity(found).modules, (found, (), {}))
+        self.project.forget()
+        sys.path[:] = path
+        if module is not None:
+            sys.modules["defs"] = module
+        model = ModelSpec("Model", True, bundle.digest, bundle.payload, exact=exact)
+        report = self.host.load(model, bundle.archive, 0, {}, WorkerLifecycle(), {})
+        return report, self.call
+
+    def call(self, *ids: int) -> list[int]:
+        table = pa.table({"id": pa.array(ids, pa.int64())})
+        op = CallUdf(
+            cloudpickle.dumps(((), {})), None, BatchCall(), None, "one_to_one", 1, ("id",), ("out",)
+        )
+        work = Work("stage 'docs/m', fragment 0", op, (TableRows(0),), SCHEMA, "id", None, True)
+        rows, report = self.host.run(work, table)
+        assert report.fault is None, report.fault
+        assert rows is not None
+        return rows["out"].to_pylist()
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which a host taps
+    monkeypatch.setattr(OutputTap, "_instance", None)
+    root = private_folder(tmp_path / "code")
+    monkeypatch.setattr(host_module, "worker_folder", lambda kind: root)
+    monkeypatch.syspath_prepend(str(tmp_path / "project"))
+    project = Project(tmp_path / "project")
+    project.write(defs=MODEL)
+    yield Worker(project)
+    for name, module in list(sys.modules.items()):
+        if str(tmp_path) in str(getattr(module, "__file__", "")):
+            del sys.modules[name]
+
+
+def test_a_run_with_an_equal_identity_uses_the_model_as_it_was_constructed(worker):
+    first, call = worker.load()
+    worker.project.edit("defs.py", "class Model", "UNRELATED = 1\n\nclass Model")
+    second, again = worker.load()
+    assert (first.warm, second.warm, second.outdated) == (False, True, "")
+    assert (call(1), again(1)) == ([101], [101])
+    assert not hasattr(sys.modules["defs"], "UNRELATED")
+
+
+def test_a_forced_run_uses_no_model_that_other_files_constructed(worker):
+    worker.load()
+    assert worker.load(exact=True)[0].outdated == "", "the same code"
+    worker.project.edit("defs.py", "class Model", "UNRELATED = 1\n\nclass Model")
+    assert "other code has constructed" in worker.load(exact=True)[0].outdated
+
+
+def test_the_content_of_a_model_names_all_that_travels():
+    model = ModelSpec("m", True, "code", b"payload")
+    others = [replace(model, code="other"), replace(model, payload=b"other")]
+    assert len({each.content for each in (model, *others)}) == 3
+    assert replace(model, exact=True, label="x").content == model.content
+
+
+def test_calls_of_the_two_kinds_go_in_the_order_of_their_arrival():
+    turns, order = CallTurns(), []
+    entered, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turns.turn():
+            entered.set()
+            assert go.wait(20)
+
+    def one(is_async: bool) -> None:
+        with turns.turn(is_async):
+            order.append(is_async)
+
+    threads = [threading.Thread(target=hold)]
+    threads[0].start()
+    assert entered.wait(20)
+    for count, is_async in enumerate((True, False, True), 1):
+        threads.append(threading.Thread(target=one, args=(is_async,)))
+        threads[-1].start()
+        while len(turns._waiting) < count:
+            time.sleep(0.001)
+    go.set()
+    for thread in threads:
+        thread.join(20)
+    assert order == [True, False, True]
+
+
+def test_async_and_synchronous_calls_take_turns():
+    turns, inside = CallTurns(), collections.Counter[bool]()
+    together: list[collections.Counter[bool]] = []
+    start = threading.Barrier(8)
+
+    def call(is_async: bool) -> None:
+        start.wait(20)
+        for _ in range(20):
+            with turns.turn(is_async):
+                inside[is_async] += 1
+                time.sleep(0.0005)
+                together.append(inside.copy())
+                inside[is_async] -= 1
+
+    with ThreadPoolExecutor(8) as threads:
+        for done in [threads.submit(call, number % 2 == 0) for number in range(8)]:
+            done.result(60)
+    assert not any(counts[True] and counts[False] for counts in together)
+
+
+def test_async_calls_overlap():
+    turns, both_inside = CallTurns(), threading.Barrier(2)
+
+    def call() -> None:
+        with turns.turn(is_async=True):
+            both_inside.wait(20)
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(call) for _ in range(2)]:
+            done.result(60)
