@@ -187,7 +187,7 @@ def look_up_parts(state: RunState) -> Callable[[int, Sequence[str]], FoundParts]
             if partition.stages[stage].done:
                 continue
             manifest = store.in_force(pipeline.name, stage, partition.key)
-            keys = [(key,) for key in partition.stages[stage].keys]
+            keys = partition.stages[stage].keys
             condemned = store.condemned(pipeline.name, stage)
             found[stage], _ = stored_parts(
                 store, pipeline, stage, partition.key, keys, manifest, condemned,

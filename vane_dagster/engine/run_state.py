@@ -25,7 +25,6 @@ from vane_dagster.events import (
     Unchanged,
 )
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
-from vane_dagster.planning.definition import VERSION
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.parquet import PARQUET
@@ -295,6 +294,7 @@ class RunState:
             generation=stage_plan.generation,
             plan=stage_plan.digest,
             definition=self.plan.definitions[stage],
+            components=self.plan.components.get(stage, ()),
             schema=partition.schemas[stage],
             fragments=partition.fragments,
             parts=[parts[i].info for i in range(len(partition.fragments))],
@@ -302,7 +302,7 @@ class RunState:
             upstream={},
             run_id=self.run_id,
             committed_at=0.0,
-            info={**self._info, "children": spec.makes_rows, "key_version": VERSION},
+            info={**self._info, "children": spec.makes_rows},
             kind=spec.kind,
             keys=tuple(key.column for key in self.pipeline.keys(stage)),
             reads=spec.upstream,

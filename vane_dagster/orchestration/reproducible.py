@@ -168,7 +168,7 @@ class ReproducibilityRunner:
             seed=seed,
             loads=results.loads,
             warm=results.warm,
-            code_changed=manifest.definition not in sample.definitions,
+            code_changed=manifest.definition != sample.definition,
             fragments=sampled.fragments if sampled else 0,
             sampled_fragments=len(sampled.stored.parts) if sampled else 0,
             changed_fragments=sampled.changed if sampled else 0,

@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.objects import value_digest
+from vane_dagster.storage.manifest import Component
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
     from vane_dagster.pipeline.specs import MapBatchesSpec
+
+
+def component(kind: str, name: str, *values: object) -> Component:
+    """Return a component of a definition.
+
+    Args:
+        kind: See `Component`.
+        name: See `Component`. It counts.
+        *values: Strings and numbers, or digests, that count.
+    """
+    return Component(kind, name, digest(kind, name, *values))
 
 
 def value_identity(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: Any) -> str:
@@ -74,8 +86,8 @@ def local_files(pipeline: Pipeline, spec: MapBatchesSpec) -> LocalFiles:
     return LocalFiles(data, spec.code_files, read=spec.udf.version is None)
 
 
-def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
-    """Return the digests of the keyed environment variables. Their values are stored nowhere.
+def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
+    """Return the keyed environment variables. Their values are stored nowhere.
 
     Args:
         pipeline: The pipeline.
@@ -87,18 +99,32 @@ def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
     found = []
     for name in sorted(spec.keyed_env_vars):
         try:
-            found.append(digest(name, value_digest(os.environ.get(name), name)))
+            value = value_digest(os.environ.get(name), name)
         except CodeIdentityError:  # the error's message contains the value
             raise CodeIdentityError(
                 f"stage '{pipeline.name}/{spec.name}': the value of the environment variable "
                 f"{name} names a file or folder that cannot be read or is too large to be part of "
                 f"the identity. Name it in env_vars instead of keyed_env_vars."
             ) from None
+        found.append(component("environment variable", name, value))
     return found
 
 
-def constructor_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
-    """Return the digests of the constructor's positional and keyword arguments.
+def arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
+    """Return the arguments of the constructor, and of a call after its batch.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
+
+    Raises:
+        CodeIdentityError: If an argument has no stable identity.
+    """
+    return [*constructor_arguments(pipeline, spec), *call_arguments(pipeline, spec)]
+
+
+def constructor_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
+    """Return the positional and keyword arguments of the constructor.
 
     Args:
         pipeline: The pipeline.
@@ -108,15 +134,12 @@ def constructor_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]
         CodeIdentityError: If an argument has no stable identity.
     """
     udf = spec.udf
-    named = in_any_order(udf.target, udf.constructor_kwargs)
-    return [
-        value_identity(pipeline, spec, "fn_constructor_args", udf.constructor_args),
-        value_identity(pipeline, spec, "fn_constructor_kwargs", named),
-    ]
+    given = udf.constructor_args, in_any_order(udf.target, udf.constructor_kwargs)
+    return _arguments(pipeline, spec, "fn_constructor", *given)
 
 
-def call_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
-    """Return the digests of the arguments that a call takes after its batch.
+def call_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
+    """Return the arguments that a call takes after its batch.
 
     Args:
         pipeline: The pipeline.
@@ -126,7 +149,21 @@ def call_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
         CodeIdentityError: If an argument has no stable identity.
     """
     udf = spec.udf
+    return _arguments(pipeline, spec, "fn", udf.args, in_any_order(udf.call, udf.kwargs))
+
+
+def _arguments(
+    pipeline: Pipeline,
+    spec: MapBatchesSpec,
+    prefix: str,
+    placed: Sequence[Any],
+    named: Mapping[str, Any],
+) -> list[Component]:
+    """Return a component for the positional arguments, and one for each keyword argument."""
+    values = {f"{prefix}_args": placed} | {
+        f"{prefix}_kwargs[{name!r}]": value for name, value in named.items()
+    }
     return [
-        value_identity(pipeline, spec, "fn_args", udf.args),
-        value_identity(pipeline, spec, "fn_kwargs", in_any_order(udf.call, udf.kwargs)),
+        component("argument", name, value_identity(pipeline, spec, name, value))
+        for name, value in values.items()
     ]

@@ -30,7 +30,13 @@ from vane_dagster.pipeline.foreign_arguments import (
     misplaced_option,
     stage_call,
 )
-from vane_dagster.pipeline.identity import environment, in_any_order, local_files, value_identity
+from vane_dagster.pipeline.identity import (
+    component,
+    environment,
+    in_any_order,
+    local_files,
+    value_identity,
+)
 from vane_dagster.pipeline.options import (
     ExecutionBackend,
     Failures,
@@ -49,6 +55,7 @@ from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class
 from vane_dagster.providers.usage import over_budget, usage_metadata
+from vane_dagster.storage.manifest import Component
 from vane_dagster.types.schema import ERROR_COLUMN
 
 if TYPE_CHECKING:
@@ -77,29 +84,31 @@ class ModelStageSpec(MapBatchesSpec):
     default_batch = 64
     default_in_flight = 4
 
-    def definition(self, pipeline: Pipeline) -> Sequence[object]:
+    def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The provider, the model, and the values of the model task that change answers."""
         return [
-            *self._keyed_request(pipeline, self.include),
-            self.failures.on_error == "null",
-            *environment(pipeline, self),
+            *self._request(pipeline, self.include),
+            component("option", "on_error", self.failures.on_error == "null"),
         ]
 
     def computation(self, pipeline: Pipeline) -> Sequence[object]:
         """The same, without the columns that pass through."""
-        return [*self._keyed_request(pipeline, ()), *environment(pipeline, self)]
+        return [each.digest for each in self._request(pipeline, ())]
 
-    def _keyed_request(self, pipeline: Pipeline, include: IncludeColumns) -> list[object]:
+    def _request(self, pipeline: Pipeline, include: IncludeColumns) -> list[Component]:
         options = in_any_order(self.provider, self.options)
+        values = {
+            "model": self.model,
+            "provider_options": options,
+            **self.model_task.keyed(include),
+        }
         return [
-            self.code(pipeline).digest,
-            value_identity(pipeline, self, "model", self.model),
-            value_identity(pipeline, self, "provider_options", options),
+            Component("code", self.udf.name, self.code(pipeline).digest),
             *(
-                part
-                for name, value in self.model_task.keyed(include).items()
-                for part in (name, value_identity(pipeline, self, name, value))
+                component("option", name, value_identity(pipeline, self, name, value))
+                for name, value in values.items()
             ),
+            *environment(pipeline, self),
         ]
 
     @property

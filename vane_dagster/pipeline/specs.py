@@ -1,7 +1,7 @@
 """The kinds of stages: one class each, with all logic that depends on the kind.
 
 A spec is a frozen description of one stage, created and validated by a method of `Rows`. Callers
-query it (`spec.may_filter`, `spec.definition(pipeline)`) instead of testing its class. Where only
+query it (`spec.may_filter`, `spec.components(pipeline)`) instead of testing its class. Where only
 one kind has the attribute that they need, they test `runs_udf` or `publishes`, which type checkers
 narrow. A kind's operations in workers are registered in `engine/tasks.py`, because `worker/` is a
 later layer than declarations.
@@ -21,16 +21,10 @@ import pyarrow as pa
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity, worker_code_digest
 from vane_dagster.fingerprint.files import LocalFiles
-from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.pipeline.asset_options import AssetOptions
 from vane_dagster.pipeline.contracts import CALL, TYPES, BatchCall, Contract, RowCall, TypesCall
-from vane_dagster.pipeline.identity import (
-    call_arguments,
-    constructor_arguments,
-    environment,
-    local_files,
-)
+from vane_dagster.pipeline.identity import arguments, component, environment, local_files
 from vane_dagster.pipeline.keys import IdColumn, JoinShape, JoinSide, Keys
 from vane_dagster.pipeline.options import (
     Cardinality,
@@ -49,6 +43,7 @@ from vane_dagster.pipeline.options import (
 )
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.sources.raw_files import PATH
+from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.publish.base import Publisher, Target
 from vane_dagster.storage.publish.registry import open_publisher
 from vane_dagster.types import sql
@@ -247,10 +242,10 @@ class StageKind(abc.ABC):
     # Fragment keys, usage and description.
 
     @abc.abstractmethod
-    def definition(self, pipeline: Pipeline) -> Sequence[object]:
-        """Return everything that changes its results besides kind and id, for fragment keys.
+    def components(self, pipeline: Pipeline) -> Sequence[Component]:
+        """Return everything that changes its results besides kind and id.
 
-        Frozen: stores hold parts under these keys. See `planning.definition.stage_definition`.
+        See `planning.definition.stage_definition`.
 
         Raises:
             CodeIdentityError: If its code or an argument has no stable identity.
@@ -392,12 +387,14 @@ class ProjectSpec(StageKind):
         named = {n.lower() for text in texts for n in sql.referenced_columns(text, self.name)}
         return tuple(name for name in schema.names if name in ids or name.lower() in named)
 
-    def definition(self, pipeline: Pipeline) -> Sequence[object]:
+    def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The expressions as tokens, independent of their layout."""
-        columns = [part for name, text in self.columns for part in (name, sql.tokens(text))]
-        included = ("include_columns", self.include) if self.include else ()
         where = None if self.where is None else sql.tokens(self.where)
-        return [*columns, "where", where, *included]
+        return [
+            *(component("column", name, sql.tokens(text)) for name, text in self.columns),
+            component("option", "where", where),
+            component("option", "include_columns", self.include),
+        ]
 
     def declares_columns(self, pipeline: Pipeline) -> bool:
         """False if it passes on all columns of an input that does not declare them."""
@@ -639,14 +636,10 @@ class MapBatchesSpec(StageKind):
             CodeIdentityError: If its code or an argument has no stable identity.
         """
         return [
-            digest(self.code(pipeline).digest, *constructor_arguments(pipeline, self)),
-            *call_arguments(pipeline, self),
-            self.contract.keyed,
-            self.udf.method,
+            *(each.digest for each in self._called(pipeline)),
             self.pinned,
             self.makes_rows,
             self.may_filter,  # else a row that was dropped would be missing where none may be
-            *environment(pipeline, self),
         ]
 
     def row_keys(self, pipeline: Pipeline) -> Keys:
@@ -876,20 +869,29 @@ class MapBatchesSpec(StageKind):
             return None
         return tuple(dict.fromkeys((*ids, *self.columns, *self.include)))
 
-    def definition(self, pipeline: Pipeline) -> Sequence[object]:
+    def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The code, its arguments, and its input and output columns."""
+        schema = INFER if self.infers else self.schema.to_string(show_schema_metadata=False)
         return [
-            digest(self.code(pipeline).digest, *constructor_arguments(pipeline, self)),
-            *call_arguments(pipeline, self),
-            INFER if self.infers else self.schema.to_string(show_schema_metadata=False),
-            self.columns,
-            self.contract.keyed,
-            self.cardinality,
-            self.children,
-            self.failures.on_error == "null",  # the other two differ only in error handling
+            *self._called(pipeline),
+            component("option", "schema", schema),
+            component("option", "columns", self.columns),
+            component("option", "cardinality", self.cardinality),
+            component("option", "id", self.children),
+            # The other two differ only in error handling.
+            component("option", "on_error", self.failures.on_error == "null"),
+            component("option", "include_columns", self.include),
+        ]
+
+    def _called(self, pipeline: Pipeline) -> list[Component]:
+        """Return what determines the result of a call, besides rows and columns."""
+        code = Component("code", self.udf.name, self.code(pipeline).digest)
+        return [
+            code,
+            *arguments(pipeline, self),
+            component("option", "method", self.udf.method),
+            component("option", "batch_format", self.contract.keyed),
             *environment(pipeline, self),
-            *(("include_columns", self.include) if self.include else ()),
-            *(("method", self.udf.method) if self.udf.method != CALL else ()),
         ]
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
@@ -1125,15 +1127,19 @@ class JoinSpec(StageKind):
             return None
         return tuple(dict.fromkeys((*ids, *(column for _, column in self.columns[upstream]))))
 
-    def definition(self, pipeline: Pipeline) -> Sequence[object]:
+    def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The columns taken from each stage.
 
         Stages count by position, so a stage can be renamed. Lists count by the name of their stage.
         """
-        nulls = ["null lists"] if any(self.quarantining(pipeline).values()) else []
+        has_null_lists = any(self.quarantining(pipeline).values())
         chosen = [self.columns.get(node) for node in self.upstream]
         lists = self.upstream if self.children == "list" else ()
-        return [self.how, self.children, chosen, lists, *nulls]
+        return [
+            component("option", "how", self.how),
+            component("option", "children", self.children, lists, has_null_lists),
+            component("option", "columns", chosen),
+        ]
 
     def _chosen(
         self, node: str, columns: Iterable[str], known: Collection[str]
@@ -1165,17 +1171,16 @@ class WriteSpec(StageKind):
         """Each column depends on the input column of the same name."""
         return {name: [(self.upstream[0], name)] for name in schemas[self.name].names}
 
-    def definition(self, pipeline: Pipeline) -> Sequence[object]:
+    def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The target and its write options."""
         target = self.target
-        options = sorted(target.options.items())
         return [
-            target.url,
-            target.compression,
-            target.format,
-            target.target_bytes,
-            target.partition_column,
-            *(part for option in options for part in option),
+            component("option", "target", target.url),
+            component("option", "compression", target.compression),
+            component("option", "format", target.format),
+            component("option", "target_file_bytes", target.target_bytes),
+            component("option", "partition_column", target.partition_column),
+            *(component("option", *option) for option in sorted(target.options.items())),
         ]
 
     def declares_columns(self, pipeline: Pipeline) -> bool:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.hashing import digest
-from vane_dagster.pipeline.identity import call_arguments, constructor_arguments, environment
+from vane_dagster.pipeline.identity import (
+    call_arguments,
+    component,
+    constructor_arguments,
+    environment,
+)
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import MapBatchesSpec, StageSpec, with_upstream
+from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.row_keys import ENCODING, row_keys
 from vane_dagster.types.schema import empty_table
 
 ROW_VERSION = 1
 """Increment if row definitions are computed differently: no rows of former versions are found."""
-VERSION = 3
-"""Increment if definitions are computed differently, or if parameters change their meaning.
-
-`key_versions` determines which parts of former versions are kept.
-"""
+VERSION = 4
+"""Increment if definitions are computed differently, or if parameters change their meaning."""
 
 
 def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
@@ -37,7 +40,26 @@ def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
     Raises:
         CodeIdentityError: If its code or an argument has no stable identity.
     """
-    return digest(VERSION, spec.kind, pipeline.id, *spec.definition(pipeline))
+    return definition_digest(components(pipeline, spec))
+
+
+def definition_digest(components: Iterable[Component]) -> str:
+    """Return the definition that consists of some components."""
+    return digest(*(each.digest for each in components))
+
+
+def components(pipeline: Pipeline, spec: StageSpec) -> tuple[Component, ...]:
+    """Return what a stage's definition consists of, in order.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
+
+    Raises:
+        CodeIdentityError: If its code or an argument has no stable identity.
+    """
+    kind = component("kind", spec.kind, VERSION)
+    return (kind, component("option", "id", pipeline.id), *spec.components(pipeline))
 
 
 def row_definition(pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema) -> str:
@@ -142,8 +164,7 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
     """
     parts = _constructed_parts(pipeline, spec)
     slots = max([spec.slots, *(each.slots for each in _sharing(pipeline, spec, parts))])
-    model, arguments, bundle, *further = parts
-    identity = digest(model, arguments, bundle, slots, *further)[:16]
+    identity = digest(slots, *parts)[:16]
     return PoolIdentity(identity, slots)
 
 
@@ -151,10 +172,11 @@ def _constructed_parts(pipeline: Pipeline, spec: MapBatchesSpec) -> list[object]
     """Return what identifies the workers of a stage, except for the number of their slots."""
     udf = spec.udf
     return [
-        digest(spec.worker_code(pipeline), *constructor_arguments(pipeline, spec)),
-        "" if udf.stateful else digest(*call_arguments(pipeline, spec)),
+        spec.worker_code(pipeline),
+        *(each.digest for each in constructor_arguments(pipeline, spec)),
+        *([] if udf.stateful else (each.digest for each in call_arguments(pipeline, spec))),
         *_reserved(spec),
-        *environment(pipeline, spec),
+        *(each.digest for each in environment(pipeline, spec)),
         *(["driver"] if spec.on_driver else []),
         *((key, server.identity()) for key, server in udf.servers.items()),
         *([] if udf.version is None else [_pickled(spec)]),

@@ -2,8 +2,7 @@
 
 A forced run raises a stage's generation for all of its fragments. A run that retries quarantined
 rows raises it too, but fragments without failed rows keep their key and so their part. The parts of
-one manifest can therefore be of several generations, and of several key versions; see
-`key_versions`.
+one manifest can therefore be of several generations.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ class FragmentKeys:
     """The keys of a stage's fragments.
 
     Attributes:
-        keys: For each fragment, the keys under which its part may be stored; a missing part is
-            computed under the first.
+        keys: The key of each fragment.
         row_retries: Former parts of the fragments that compute only their failed rows again, by
             fragment index.
     """
 
-    keys: tuple[tuple[str, ...], ...]
+    keys: tuple[str, ...]
     row_retries: dict[int, Part] = field(default_factory=dict)
 
 
@@ -38,7 +36,7 @@ def has_faults(manifest: Manifest) -> bool:
 
 
 def fragment_keys(
-    definitions: Sequence[str],
+    definition: str,
     generation: int,
     upstream: Sequence[Sequence[str]],
     former: Manifest | None,
@@ -48,37 +46,34 @@ def fragment_keys(
     """Return the keys of a stage's fragments in a generation.
 
     Args:
-        definitions: The stage's definition, and those of former versions with equivalent parts.
+        definition: The stage's definition.
         generation: The stage's generation in this run.
         upstream: For each upstream node, the keys of its fragments.
-        former: The manifest in force, with parts of former generations and versions to keep; None
-            to keep none.
+        former: The manifest in force, with parts of former generations to keep; None to keep none.
         folder: The folder of its parts.
         retry: Whether the failed rows of its parts are retried.
     """
     parts = {part.key: part for part in former.parts} if former else {}
-    keys: list[tuple[str, ...]] = []
+    keys: list[str] = []
     row_retries: dict[int, Part] = {}
     for above in zip(*upstream):
-        own = [digest(definition, generation, *above) for definition in definitions]
-        known = _kept(definitions, generation, above, parts) or own[0]
-        if retry and known != own[0] and parts[known].faults:
+        own = digest(definition, generation, *above)
+        known = _kept(definition, generation, above, parts) or own
+        if retry and known != own and parts[known].faults:
             row_retries[len(keys)] = Part(folder, parts[known])
-            known = own[0]
-        keys.append(tuple(dict.fromkeys([known, *own])))
+            known = own
+        keys.append(known)
     return FragmentKeys(tuple(keys), row_retries)
 
 
 def _kept(
-    definitions: Sequence[str],
+    definition: str,
     generation: int,
     above: Sequence[str],
     parts: Mapping[str, PartInfo],
 ) -> str | None:
     """Return the key of the part that a fragment keeps, of this generation or a former one."""
     for made_in in range(generation, -1, -1) if parts else ():
-        for definition in definitions:
-            key = digest(definition, made_in, *above)
-            if key in parts:
-                return key
+        if (key := digest(definition, made_in, *above)) in parts:
+            return key
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,10 +13,12 @@ from vane_dagster.errors import VaneError
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.planning.causes import Causes, describe
 from vane_dagster.planning.definition import PoolIdentity, pool_identity
 from vane_dagster.sources import FragmentRule, Source
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
+    Component,
     FileRecord,
     FragmentRecord,
     Manifest,
@@ -48,6 +51,7 @@ class StagePlan:
         former: The manifest that was in force when the plan was made.
         renamed: The stage's former name, and the manifest under that name with the parts to reuse.
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
+        causes: Why the partition is not up to date.
     """
 
     digest: str
@@ -60,6 +64,7 @@ class StagePlan:
     former: ManifestName | None = None
     renamed: tuple[str, ManifestName] | None = None
     row_definition: str = ""
+    causes: Causes = field(default_factory=Counter)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -135,6 +140,7 @@ class RunPlan:
         partitions: The partitions that can be computed, in the requested order.
         failed: The partitions that cannot be planned, with the error.
         definitions: Code version of each selected stage.
+        components: What the definition of each selected stage consists of; empty for a sample.
         rule: How files are cut into fragments.
         source: The source, bound to the store.
         warnings: Problems in the store that were skipped.
@@ -158,6 +164,7 @@ class RunPlan:
     forced: bool = False
     retried: bool = False
     code: Mapping[str, str] = field(default_factory=dict)
+    components: Mapping[str, Sequence[Component]] = field(default_factory=dict)
     files: Mapping[str, Mapping[LocalFile, FileContent]] = field(default_factory=dict)
     _pools: dict[str, PoolIdentity] = field(default_factory=dict, repr=False, compare=False)
 
@@ -212,6 +219,9 @@ class RunPlan:
             state = f"{done:,} of {len(plans):,} partitions up to date"
             if len(plans) == 1:
                 state = "up to date" if done else "not up to date"
+            if done < len(plans):
+                found = sum((plan.causes for plan in plans), Counter[str]())
+                state += f" ({describe(found, len(plans) - done)})"
             stored = sum(len(plan.parts) for plan in plans)
             lines.append(
                 f"  {stage}: {state}; fragments: {self.missing(stage):,} to compute, "

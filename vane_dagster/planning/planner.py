@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,10 +15,10 @@ from vane_dagster.errors import PlanError, SourceError, VaneError, described
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE
-from vane_dagster.planning.definition import row_definition
+from vane_dagster.planning.causes import causes
+from vane_dagster.planning.definition import components, definition_digest, row_definition
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.inputs import agreed, require_inputs, stages_read
-from vane_dagster.planning.key_versions import stage_definitions
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.planning.stored_parts import stored_parts
@@ -74,9 +75,9 @@ def plan_run(
             else:
                 failed[key] = outcome
     return RunPlan(
-        pipeline, order, planned, failed, {s: d[0] for s, d in planner.definitions.items()},
-        planner.rule, planner.source, planner.warnings, listed_at, force, retry_quarantined,
-        planner.code, planner.files,
+        pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
+        planner.warnings, listed_at, force, retry_quarantined, planner.code, planner.components,
+        planner.files,
     )  # fmt: skip
 
 
@@ -122,7 +123,8 @@ class _Planner:
         # Before the definitions: an edit while these are computed then differs from what is here.
         self.code = {s: pipeline[s].spec.code_digest() for s in selected}
         self.files = {s: pipeline[s].spec.local_files() for s in selected}
-        self.definitions = {s: stage_definitions(pipeline, pipeline[s].spec) for s in selected}
+        self.components = {s: components(pipeline, pipeline[s].spec) for s in selected}
+        self.definitions = {s: definition_digest(each) for s, each in self.components.items()}
         self.rule = fragment_rule(pipeline, store, keep)
         self.source = pipeline.source.bind(store)
         self.source_definition = source_definition(self.source)
@@ -201,9 +203,8 @@ class _Planner:
             found = renamed[1] if renamed else in_force
             generation = found.generation if found else 0
             generation += self._is_raised(key, stage)
-            own = [digest(d, generation, *upstream)[:32] for d in self.definitions[stage]]
-            is_same = found is not None and found.plan in own
-            known[stage] = found.plan if found and is_same else own[0]
+            known[stage] = digest(self.definitions[stage], generation, *upstream)[:32]
+            is_same = found is not None and found.plan == known[stage]
             is_done = is_same and renamed is None and in_force and not in_force.unfinished
             done = in_force if is_done else None
             plan = StagePlan(known[stage], generation, done, former=in_force, renamed=renamed)
@@ -228,8 +229,8 @@ class _Planner:
             if name is None or name.unfinished:
                 continue
             if in_force is None or in_force.generation < name.generation:
-                own = [digest(d, name.generation, *upstream)[:32] for d in self.definitions[stage]]
-                if name.plan in own:
+                own = digest(self.definitions[stage], name.generation, *upstream)[:32]
+                if name.plan == own:
                     return former, name
         return None
 
@@ -286,6 +287,8 @@ class _Planner:
         schemas |= self._published_schemas(key, stages, schemas)
         keys = {SOURCE: tuple(fragment.identity for fragment in fragments)}
         keys |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
+        plans = {s: plan.digest for s, plan in stages.items()}
+        plans |= {s: each.plan for s, each in input_names.items()}
         expanded = {}
         for stage, plan in stages.items():
             upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
@@ -300,15 +303,15 @@ class _Planner:
             where = (store, self.pipeline, stage, key, own.keys, in_force, condemned)
             parts, leaving = stored_parts(*where, self.warnings.append)
             parts = {**self._former_parts(key, plan, own.keys), **parts}
-            # Downstream keys are computed from the keys of the stored parts, of any key version.
-            keys[stage] = tuple(
-                parts[i].info.key if i in parts else each[0] for i, each in enumerate(own.keys)
-            )
+            keys[stage] = own.keys
             publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some parts were deleted
+            given = (in_force, plan.digest, self.components[stage], plan.generation, files)
+            read = {u: plans[u] for u in self.pipeline[stage].spec.upstream if u != SOURCE}
             expanded[stage] = replace(
                 plan,
+                causes=Counter() if done else causes(*given, read),
                 keys=keys[stage],
                 parts=parts,
                 done=done,
@@ -331,7 +334,7 @@ class _Planner:
             return self._row_definitions[place]
 
     def _former_parts(
-        self, key: str | None, plan: StagePlan, keys: Sequence[Sequence[str]]
+        self, key: str | None, plan: StagePlan, keys: Sequence[str]
     ) -> dict[int, Part]:
         """Return the parts that a renamed stage has under its former name, by fragment index."""
         if plan.renamed is None:
@@ -340,7 +343,7 @@ class _Planner:
         present = folder.names()
         manifest = self.store.read(self.pipeline.name, plan.renamed[0], key, plan.renamed[1])
         known = {part.key: part for part in manifest.parts if part.name in present}
-        return {i: Part(folder, known[k[0]]) for i, k in enumerate(keys) if k[0] in known}
+        return {i: Part(folder, known[k]) for i, k in enumerate(keys) if k in known}
 
     def _published_schemas(
         self,

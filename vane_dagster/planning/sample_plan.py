@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,8 +18,8 @@ import pyarrow as pa
 from vane_dagster.errors import PlanError, SourceError, VaneError, names
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.planning.definition import stage_definition
 from vane_dagster.planning.inputs import stages_read
-from vane_dagster.planning.key_versions import stage_definitions
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.planner import fragment_rule
 from vane_dagster.sources import FragmentRule, Listed, Source
@@ -54,13 +54,12 @@ class SamplePlan:
     Attributes:
         plan: The plan; a partition without a row to compute is not in it.
         sampled: The origin of the sample, for each partition that did not fail.
-        definitions: The stage's definition, then its definitions of the accepted former key
-            versions.
+        definition: The stage's definition.
     """
 
     plan: RunPlan
     sampled: Mapping[str | None, Sampled]
-    definitions: Sequence[str]
+    definition: str
 
 
 def plan_sample(
@@ -106,13 +105,13 @@ def plan_sample(
         if partition.fragments:
             planned.append(partition)
     files = {stage: pipeline[stage].spec.local_files()}
-    definitions = stage_definitions(pipeline, pipeline[stage].spec)
-    present = {stage: definitions[0]}
+    definition = stage_definition(pipeline, pipeline[stage].spec)
+    present = {stage: definition}
     plan = RunPlan(
         pipeline, (stage,), planned, failed, present, rule, source, listed_at=time.monotonic(),
         files=files,
     )  # fmt: skip
-    return SamplePlan(plan, sampled, definitions)
+    return SamplePlan(plan, sampled, definition)
 
 
 def choose(counts: Mapping[int, int], rows: int, seed: int) -> dict[int, tuple[int, ...]]:

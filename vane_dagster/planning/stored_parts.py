@@ -20,7 +20,7 @@ def stored_parts(
     pipeline: Pipeline,
     stage: str,
     partition: str | None,
-    keys: Sequence[Sequence[str]],
+    keys: Sequence[str],
     manifest: Manifest | None,
     condemned: Collection[str],
     warn: Callable[[str], None],
@@ -36,8 +36,7 @@ def stored_parts(
         pipeline: The pipeline.
         stage: The stage.
         partition: The partition's key.
-        keys: For each fragment, the keys under which its part may be stored, in order of
-            preference.
+        keys: The key of each fragment.
         manifest: The manifest in force.
         condemned: Names of the parts marked for deletion, as returned by `Store.condemned`.
         warn: Called with a message for each damaged part, which is skipped.
@@ -53,25 +52,23 @@ def stored_parts(
         folder, label = publisher.staging, STAGING
     existing = store.existing_parts(folder)
     named = {part.name: part for part in manifest.parts} if manifest else {}
-    published = publisher.parts(manifest, [each[0] for each in keys], store) if publisher else None
+    published = publisher.parts(manifest, keys, store) if publisher else None
     found: dict[int, Part] = {}
     leaving = set()
     unread: dict[int, dict[str, Location]] = {}
-    for index, candidates in enumerate(keys):
+    for index, key in enumerate(keys):
         if index in known:
             continue
-        staying: dict[str, Location] = {}
-        for key in candidates:
-            staged = existing.get(key, {})
-            if published is None:
-                staying |= {file: place for file, place in staged.items() if file in named}
-            else:
-                staying |= published.get(key, {})
-            for file, place in sorted(staged.items()):
-                if f"{label}/{file}" not in condemned:
-                    staying.setdefault(file, place)
-            if not staying.keys() >= staged.keys():
-                leaving.add(index)
+        staged = existing.get(key, {})
+        if published is None:
+            staying = {file: place for file, place in staged.items() if file in named}
+        else:
+            staying = dict(published.get(key, {}))
+        for file, place in sorted(staged.items()):
+            if f"{label}/{file}" not in condemned:
+                staying.setdefault(file, place)
+        if not staying.keys() >= staged.keys():
+            leaving.add(index)
         if in_manifest := [file for file in staying if file in named]:
             found[index] = Part(staying[in_manifest[0]], named[in_manifest[0]])
             leaving.discard(index)

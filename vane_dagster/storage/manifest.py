@@ -22,7 +22,7 @@ that has none of these is written in format 2, which older releases read.
 """
 PART_FORMAT = 1
 """The newest format of part footers. It is incremented if an older release would misread one."""
-_SPARSE = ("source", "id_rule", "row_definition")
+_SPARSE = ("source", "id_rule", "row_definition", "components")
 _NAME = re.compile(r"(\d{8,})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
 _PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
 
@@ -294,6 +294,24 @@ class CheckResult:
 
 
 @dataclass(frozen=True)
+class Component:
+    """One of the things that a stage's definition consists of.
+
+    Attributes:
+        kind: What it is, for people, as in "code" or "argument".
+        name: Its name, for people. Not part of the digest.
+        digest: Digest of its value.
+    """
+
+    kind: str
+    name: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"code of {self.name}" if self.kind == "code" else f"{self.kind} {self.name!r}"
+
+
+@dataclass(frozen=True)
 class Published:
     """The files that a `write` stage has published for a partition.
 
@@ -341,6 +359,7 @@ class Manifest:
         id_rule: How the source's ids were computed; empty if they are a column of the source.
         row_definition: What determines the stage's output for a row with given values; empty if
             its rows have no keys.
+        components: What the definition consists of.
     """
 
     pipeline: str
@@ -368,6 +387,7 @@ class Manifest:
     source: str = ""
     id_rule: str = ""
     row_definition: str = ""
+    components: Sequence[Component] = ()
 
     @property
     def rows(self) -> int:
@@ -550,6 +570,7 @@ _MANIFEST_CODEC = Codec(
         "source": "source",
         "id_rule": "id_rule",
         "row_definition": "row_definition",
+        "components": "components",
     },
     read={
         "keys": tuple,
@@ -561,8 +582,10 @@ _MANIFEST_CODEC = Codec(
         "files": _read_many(_FILE_CODEC),
         "checks": lambda records: tuple(map(_CHECK_CODEC.load, records)),
         "published": _optional(_PUBLISHED_CODEC.load),
+        "components": lambda records: tuple(Component(*record) for record in records),
     },
     write={
+        "components": lambda all: [(each.kind, each.name, each.digest) for each in all],
         "schema": schema_record,
         "fragments": lambda fragments: [
             _sparse(_FRAGMENT_CODEC.record(each)) for each in fragments

@@ -95,12 +95,12 @@ def test_a_missing_file_fails_where_it_is_declared(tmp_path):
 def test_a_file_that_an_asset_makes_may_be_missing_until_the_run(tmp_path):
     stage = declare(tmp_path / "model.pt", deps=["model"])
     spec = stage.spec
-    before = spec.definition(stage.pipeline)
+    before = spec.components(stage.pipeline)
     with pytest.raises(vd.CodeIdentityError, match=r"model\.pt'\) cannot be read.*Restore it"):
         spec.local_files()
     (tmp_path / "model.pt").write_text("weights")
     assert len(spec.local_files()) == 1
-    assert spec.definition(stage.pipeline) != before
+    assert spec.components(stage.pipeline) != before
 
 
 def test_a_worker_that_imports_the_declaration_reads_nothing(weights, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_worker_that_imports_the_declaration_reads_nothing(weights, monkeypatc
     weights.write_bytes(b"edited")
     assert value_digest(vd.local_file(weights)) == before
     weights.unlink()
-    assert declare(weights).spec.definition(stage.pipeline)
+    assert declare(weights).spec.components(stage.pipeline)
 
 
 @pytest.mark.parametrize("kind", ["empty", "broken", "circular"])

@@ -512,7 +512,7 @@ def test_methods_of_a_class_have_keys_of_their_own_and_one_pool() -> None:
     lazy = Transcriber("m")
     names = ("transcribe", "count", "plain", "later")
     specs = [pipeline["clean"].map(n, getattr(lazy, n)).spec for n in names]
-    assert len({str(each.definition(pipeline)) for each in specs}) == 4
+    assert len({str(each.components(pipeline)) for each in specs}) == 4
     assert len({each.worker_code(pipeline) for each in specs}) == 1
 
 

@@ -95,8 +95,7 @@ def test_include_columns_is_a_list_or_a_bool(wrong):
 
 def test_keys_change_only_if_columns_are_included():
     plain, named, every = (
-        stages(**given)["project"].spec.definition(pipeline())
+        stages(**given)["project"].spec.components(pipeline())
         for given in ({}, {"include_columns": ["n"]}, {"include_columns": True})
     )
     assert len({str(plain), str(named), str(every)}) == 3
-    assert "include_columns" not in plain

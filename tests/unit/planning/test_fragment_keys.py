@@ -22,15 +22,13 @@ def part(key: str, faults: str = "") -> PartInfo:
     return PartInfo(key, "d", 1, 1, faults=faults)
 
 
-def keys(
-    generation: int = 0, former: Any = None, retry: bool = False, definitions: Any = ("new",)
-) -> FragmentKeys:
-    return fragment_keys(definitions, generation, ABOVE, former, FOLDER, retry)
+def keys(generation: int = 0, former: Any = None, retry: bool = False) -> FragmentKeys:
+    return fragment_keys("new", generation, ABOVE, former, FOLDER, retry)
 
 
 def test_a_key_depends_on_definition_generation_and_every_upstream_key():
     known = {
-        fragment_keys([definition], generation, [[first], [second]], None, FOLDER, False).keys
+        fragment_keys(definition, generation, [[first], [second]], None, FOLDER, False).keys
         for definition in ("new", "old")
         for generation in (0, 1)
         for first in ("a", "b")
@@ -39,35 +37,22 @@ def test_a_key_depends_on_definition_generation_and_every_upstream_key():
     assert len(known) == 16
 
 
-def test_a_new_fragment_is_computed_under_the_present_definition():
-    (first, second) = keys(2, definitions=("new", "old")).keys
-    assert first == (digest("new", 2, "u0"), digest("old", 2, "u0"))
-    assert second == (digest("new", 2, "u1"), digest("old", 2, "u1"))
-
-
 def test_a_fragment_keeps_the_part_of_the_latest_generation():
     parts = [part(digest("new", made_in, "u0")) for made_in in (0, 2)]
     first, second = keys(3, manifest(*parts)).keys
-    assert first == (digest("new", 2, "u0"), digest("new", 3, "u0"))
-    assert second == (digest("new", 3, "u1"),), "it has no part"
+    assert first == digest("new", 2, "u0")
+    assert second == digest("new", 3, "u1"), "it has no part"
 
 
 def test_a_part_of_a_later_generation_is_not_kept():
     later = manifest(part(digest("new", 2, "u0")))
-    assert keys(1, later).keys[0] == (digest("new", 1, "u0"),)
-
-
-def test_a_part_under_a_former_definition_is_kept():
-    former = manifest(part(digest("old", 0, "u0")))
-    first, _ = keys(1, former, definitions=("new", "old")).keys
-    assert first == (digest("old", 0, "u0"), digest("new", 1, "u0"), digest("old", 1, "u0"))
+    assert keys(1, later).keys[0] == digest("new", 1, "u0")
 
 
 def test_only_fragments_with_failed_rows_are_retried():
     failed, fine = part(digest("new", 0, "u0"), "f.parquet"), part(digest("new", 0, "u1"))
     found = keys(1, manifest(failed, fine), retry=True)
-    assert found.keys[0][0] == digest("new", 1, "u0")
-    assert found.keys[1][0] == fine.key
+    assert found.keys == (digest("new", 1, "u0"), fine.key)
     assert {i: (p.folder, p.info) for i, p in found.row_retries.items()} == {0: (FOLDER, failed)}
     assert keys(1, manifest(failed, fine)).row_retries == {}, "unless that is asked for"
 
@@ -75,7 +60,7 @@ def test_only_fragments_with_failed_rows_are_retried():
 def test_failed_rows_are_not_retried_within_their_generation():
     failed = part(digest("new", 1, "u0"), "f.parquet")
     found = keys(1, manifest(failed), retry=True)
-    assert (found.keys[0], found.row_retries) == ((failed.key,), {})
+    assert (found.keys[0], found.row_retries) == (failed.key, {})
 
 
 def test_a_partition_has_faults_if_one_of_its_parts_has():

@@ -697,7 +697,10 @@ def test_a_plan_can_be_printed(tmp_path, store):
     lines = str(plan(docs(tmp_path), store)).splitlines()
     assert lines[0].startswith("pipeline docs: 1 partition")
     assert lines[1] == "  clean: up to date; fragments: 0 to compute, 2 in the store"
-    assert lines[2] == "  doubled: not up to date; fragments: 2 to compute, 0 in the store"
+    assert (
+        lines[2]
+        == "  doubled: not up to date (not computed before); fragments: 2 to compute, 0 in the store"
+    )
 
 
 def test_code_that_is_edited_while_a_run_begins_is_noticed_and_its_own_files_are_not(
@@ -738,14 +741,14 @@ def test_a_local_file_that_is_edited_while_a_run_is_planned_is_noticed(
         "same", double, schema={"n": "BIGINT"},
         fn_kwargs={"by": vd.local_file(weights)},
     )  # fmt: skip
-    definitions = planner.stage_definitions
+    components = planner.components
 
     def edited_after(*given: Any) -> Any:
-        found = definitions(*given)
+        found = components(*given)
         weights.write_text("edited")
         return found
 
-    monkeypatch.setattr(planner, "stage_definitions", edited_after)
+    monkeypatch.setattr(planner, "components", edited_after)
     plan = plan_run(docs, ["same"], [None], store)
     (found,) = edited(plan, ["same"])
     assert "model.pt') was edited while the run began" in found.problem

@@ -346,7 +346,7 @@ def test_row_definitions_are_frozen(project):
 
 
 FROZEN = {
-    "batches": "e438b922e04359faca9be4f64f15c12ade3aa08e",
-    "prompt": "ddabdb5b21683629fdd29da5e9ec8f6e0a634428",
-    "vectors": "f7d39be6bdac3de7ef7f4dc188f2fb350bfb782d",
+    "batches": "464ba324fb19f27e5ce635820749205bd4a34c3b",
+    "prompt": "9da027bd98590e381d67d6802c89db199fef7aa4",
+    "vectors": "550718a333fe8a4c25abe766236f7bc6a249b998",
 }

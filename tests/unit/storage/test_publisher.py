@@ -90,7 +90,7 @@ def test_a_catalog_is_in_the_definition_by_its_name():
         docs("/somewhere", **given, catalog=catalog)["out"].spec
         for catalog in ({**secret, "name": "prod"}, "prod", "other")
     ]
-    definitions = [spec.definition(None) for spec in made]
+    definitions = [spec.components(None) for spec in made]
     assert definitions[0] == definitions[1] != definitions[2]
     assert "secret" not in repr(made[0])
 

@@ -1,0 +1,103 @@
+"""Why a stage is not up to date, as a plan says."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.plans import docs, double, plan, settle, source, triple
+from vane_dagster.planning.causes import describe
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store in which the pipeline is up to date."""
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    store = Store(Location(str(tmp_path / "store")))
+    settle(plan(docs(tmp_path), store), store)
+    return store
+
+
+def found(tmp_path: Path, store: Store, **edits: Any) -> dict[str, dict[str, int]]:
+    options = {key: edits.pop(key) for key in ("force", "retry_quarantined") if key in edits}
+    planned = plan(docs(tmp_path, **edits), store, **options)
+    assert not planned.failed, planned.failed
+    stages = planned.partitions[0].stages
+    return {name: dict(each.causes) for name, each in stages.items() if each.causes}
+
+
+BELOW = {
+    "joined": {"upstream stage 'doubled' changed": 1},
+    "out": {"upstream stage 'joined' changed": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("edit", "cause"),
+    [
+        ({"fn": triple}, "code of triple changed"),
+        ({"fn_kwargs": {"by": 3}}, "argument \"fn_kwargs['by']\" changed"),
+        ({"columns": ["id", "n"]}, "option 'columns' changed"),
+        ({"keyed_env_vars": ["HOME"]}, "environment variable 'HOME' changed"),
+    ],
+)
+def test_an_edit_is_named_and_downstream_stages_name_their_upstream(tmp_path, store, edit, cause):
+    causes = found(tmp_path, store, **edit)
+    assert cause in causes.pop("doubled")
+    assert causes == BELOW
+
+
+def test_only_what_changed_is_named(tmp_path, store):
+    assert found(tmp_path, store) == {}
+    assert found(tmp_path, store, factor=4)["scaled"] == {
+        "argument \"fn_constructor_kwargs['factor']\" changed": 1
+    }
+    assert found(tmp_path, store, text="upper(text)")["clean"] == {"column 'text' changed": 1}
+    assert found(tmp_path, store, where="n > 0")["clean"] == {"option 'where' changed": 1}
+    assert found(tmp_path, store, out="other")["out"] == {"option 'target' changed": 1}
+
+
+def test_files_are_counted(tmp_path, store):
+    source(tmp_path, {"b.parquet": 4, "c.parquet": 1, "d.parquet": 1})
+    os.remove(tmp_path / "src" / "a.parquet")
+    causes = found(tmp_path, store)
+    assert causes["clean"] == {"new files": 2, "changed files": 1, "removed files": 1}
+    assert causes["doubled"] == {"upstream stage 'clean' changed": 1}
+
+
+def test_other_causes(tmp_path, store):
+    assert found(tmp_path, store, force=True)["clean"] == {"force or retry_quarantined": 1}
+    assert found(tmp_path, store, fragment_rows=2)["clean"] == {"other fragments": 1}
+    empty = Store(Location(str(tmp_path / "empty")))
+    assert found(tmp_path, empty)["doubled"] == {"not computed before": 1}
+    folder = store.parts("docs", "clean", None)
+    folder.delete([next(name for name in folder.names() if name.endswith(".parquet"))])
+    factor = found(tmp_path, store, factor=4)  # so that the partition is planned
+    assert factor["clean"] == {"stored parts are missing": 1}
+
+
+def test_the_plan_says_why(tmp_path, store):
+    text = str(plan(docs(tmp_path, fn=triple), store))
+    assert "doubled: not up to date (code of triple changed)" in text
+    assert "clean: up to date;" in text
+
+
+def test_causes_of_many_partitions_fit_in_a_line():
+    causes = Counter({"code of f changed": 10, "new files": 1200, "upstream stage 'a' changed": 3})
+    assert describe(causes, 10) == (
+        "1,200 new files, code of f changed, upstream stage 'a' changed in 3 partitions"
+    )
+    many = Counter({f"option {n} changed": 1 for n in range(9)})
+    assert describe(many, 1).endswith("option 4 changed and 4 more")
+    assert describe(Counter({"removed files": 1}), 1) == "1 removed file"
+
+
+def test_code_is_compared_by_content_not_by_name(tmp_path, store):
+    assert double is not triple
+    assert "doubled" not in found(tmp_path, store, fn=double)

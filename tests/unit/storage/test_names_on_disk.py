@@ -1,0 +1,320 @@
+"""Names that outlive a release: of providers and checks, of records and files, and formats."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import vane_dagster as vd
+from support.plans import docs, plan, settle, source
+from vane_dagster.checks.base import Check
+from vane_dagster.compute import local_head
+from vane_dagster.errors import NewerFormatError
+from vane_dagster.fingerprint.objects import value_digest
+from vane_dagster.planning.definition import pool_identity, stage_definition
+from vane_dagster.providers import registry
+from vane_dagster.providers.base import Answer
+from vane_dagster.storage import manifest as records
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.gc import GcPolicy, collect
+from vane_dagster.storage.manifest import (
+    CheckResult,
+    Component,
+    Manifest,
+    PartInfo,
+    PartProvenance,
+    Published,
+)
+from vane_dagster.storage.publish.base import publish
+from vane_dagster.storage.store import Store, read_part_info
+
+# Frozen names
+
+
+@contextlib.contextmanager
+def moved(*kinds: type) -> Iterator[None]:
+    """Classes as if they had another name and were in another file."""
+    before = [(kind.__module__, kind.__name__, kind.__qualname__) for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.__module__ = "vane_dagster.elsewhere"
+            kind.__name__ = kind.__qualname__ = "Renamed"
+        yield
+    finally:
+        for kind, (module, name, qualname) in zip(kinds, before):
+            kind.__module__, kind.__name__, kind.__qualname__ = module, name, qualname
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [*((name, None) for name in registry._BUILT_IN), *registry._BY_METHOD]
+)
+def test_a_built_in_provider_keeps_its_name_when_it_is_moved(name, method):
+    docs = vd.Pipeline("docs", source=vd.parquet("src"), id="id")
+    given = {"provider": name, "model": "m"}
+    ways = {
+        "submit": lambda: docs.prompt("s", "Say {t}", **given),
+        "embed": lambda: docs.embed("s", "t", **given),
+        "classify": lambda: docs.classify("s", "t", ["a", "b"], **given),
+    }
+    able = [way for way in ways if registry.answers("", name, way)]
+    spec = ways[method or able[0]]().spec
+
+    def identities() -> tuple[object, ...]:
+        return stage_definition(docs, spec), pool_identity(docs, spec)
+
+    before = identities()
+    with moved(spec.provider):
+        assert identities() == before
+
+
+def test_a_users_provider_is_none_of_ours():
+    class Provider:
+        async def submit(self, request: Any) -> Any:
+            raise NotImplementedError
+
+    Provider.__module__, Provider.__qualname__ = "vane_dagster.providers.vllm", "VllmProvider"
+    assert registry.built_in_name(Provider) is None
+
+
+def test_each_built_in_provider_has_a_frozen_name():
+    places = {*registry._BUILT_IN.values(), *registry._BY_METHOD.values()}
+    assert set(registry._FROZEN) == places
+    assert sorted(registry._FROZEN.values()) == [
+        "anthropic", "openai", "sentence_transformers", "transformers", "transformers_classifier",
+        "vllm", "vllm_embedding",
+    ]  # fmt: skip
+
+
+def test_a_check_keeps_its_name_when_its_class_is_moved():
+    check = vd.checks.NullRate(0.1)
+    before = check.definitions
+    with moved(vd.checks.NullRate):
+        assert check.definitions == before
+
+
+def test_each_check_has_a_name_and_all_of_its_thresholds_count():
+    found = [kind for kind in vars(vd.checks).values() if isinstance(kind, type)]
+    built_in = [kind for kind in found if issubclass(kind, Check) and kind is not Check]
+    assert len({kind.kind for kind in built_in}) == len(built_in) >= 7
+    for kind in built_in:
+        attributes = {*kind.thresholds.values(), "name", "blocking", "severity"}
+        assert attributes == {field.name for field in fields(kind)}, kind
+
+
+def test_our_own_classes_count_by_their_public_names():
+    kinds = [vd.RowErrors, vd.checks.NullRate, Answer]
+    before = value_digest(kinds)
+    with moved(*kinds):
+        assert value_digest(kinds) == before
+    assert len({value_digest(kind) for kind in kinds}) == 3
+
+
+# Records on disk
+
+
+def sample_manifest() -> Manifest:
+    made = PartProvenance("run", ("w",), 1.0, 2.0)
+    part = PartInfo("k", "d", 1, 2, 3, 4, 5, 6, 7, 8, "f", made, {"c": {"nulls": 1}})
+    check = CheckResult("c", True, False, "WARN", "d", {"n": 1}, "0")
+    return Manifest(
+        pipeline="p", stage="s", partition="a", generation=1, plan="0", definition="1",
+        schema=pa.schema([("id", pa.int64())]),
+        fragments=[records.FragmentRecord("u", 0, 1, "i", 9)], parts=[part],
+        files=[records.FileRecord("u", 1, "v", "c")], upstream={"t": "m"}, run_id="run",
+        committed_at=1.0, info={"a": 1}, kind="write", keys=("id",), reads=("t",),
+        model={"name": "n"}, lineage={"c": [["t", "c"]]}, checks=(check,), sample=({"id": "1"},),
+        published=Published("u", ["f"], "delta", 3),
+        components=(Component("code", "f", "9"),),
+    )  # fmt: skip
+
+
+def test_names_on_disk_are_frozen():
+    """What stores hold: names may be added here, never changed or removed."""
+    manifest = sample_manifest()
+    record = json.loads(manifest.dumps())
+    assert sorted(record) == [
+        "checks", "committed_at", "components", "definition", "files", "format", "fragments",
+        "generation",
+        "info", "keys", "kind", "lineage", "model", "partition", "parts", "pipeline", "plan",
+        "published", "reads", "run_id", "sample", "schema", "stage", "upstream",
+    ]  # fmt: skip
+    assert record["format"] == 2
+    assert record["parts"] == [
+        {
+            "key": "k", "digest": "d", "rows": 1, "bytes": 2, "id_min": 3, "id_max": 4,
+            "rows_in": 5, "filtered": 6, "quarantined": 7, "nulled": 8, "faults": "f",
+            "made": {"run_id": "run", "workers": ["w"], "at": 1.0, "seconds": 2.0},
+            "measures": {"c": {"nulls": 1}},
+        }
+    ]  # fmt: skip
+    assert record["fragments"] == [{"url": "u", "start": 0, "stop": 1, "identity": "i", "bytes": 9}]
+    assert record["files"] == [{"url": "u", "size": 1, "version": "v", "content": "c"}]
+    assert record["checks"] == [
+        {
+            "name": "c", "passed": True, "blocking": False, "severity": "WARN",
+            "description": "d", "metadata": {"n": 1}, "definition": "0",
+        }
+    ]  # fmt: skip
+    assert record["components"] == [["code", "f", "9"]]
+    assert record["published"] == {"url": "u", "files": ["f"], "format": "delta", "version": 3}
+    assert Manifest.loads(manifest.dumps()) == manifest
+    footer = json.loads(records.part_footer(replace(manifest.parts[0], sample=({"id": "1"},))))
+    assert footer == {"part": record["parts"][0], "sample": [{"id": "1"}]}
+    assert sorted(local_head._HEAD_CODEC.names) == [
+        "address", "birth", "name", "pid", "prefix", "python_version", "ray_version",
+        "raylet_birth", "raylet_pid", "session_dir", "settings", "started_at", "token_path",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        PartProvenance,
+        PartInfo,
+        records.FragmentRecord,
+        records.FileRecord,
+        CheckResult,
+        Published,
+        Manifest,
+        local_head.Head,
+    ],
+)
+def test_each_attribute_of_a_record_has_a_name_on_disk(kind):
+    """A new attribute that no table names would be lost without a word."""
+    codecs = [getattr(records, n) for n in dir(records) if n.endswith("_CODEC")]
+    (codec,) = [c for c in (*codecs, local_head._HEAD_CODEC) if c.kind is kind]
+    # A sample stands beside the part's record, and a listing knows when a file changed.
+    beside = {PartInfo: {"sample"}, records.FileRecord: {"modified"}}.get(kind, set())
+    assert set(codec.names.values()) | beside == set(kind.__dataclass_fields__)
+
+
+def test_fields_that_are_not_known_are_passed_over():
+    record = json.loads(sample_manifest().dumps())
+    record["parts"][0]["later"] = record["later"] = 1
+    assert Manifest.loads(json.dumps(record).encode()) == sample_manifest()
+
+
+# Newer formats
+
+
+def rewrite(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A folder with a store in which a pipeline is up to date."""
+    source(tmp_path, {"a.parquet": 3})
+    store = Store(Location(str(tmp_path / "store")))
+    settle(plan(docs(tmp_path, where="n >= 0"), store), store)
+    return tmp_path
+
+
+def manifests(folder: Path, stage: str) -> list[Path]:
+    return sorted((folder / "store" / "docs" / stage / "manifests").rglob("*.json"))
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(f): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+REFUSED = r"{name}.*has format 4, and this release .* knows formats up to {known}.*Upgrade"
+
+
+@pytest.fixture
+def one_newer(written: Path) -> Path:
+    """A store with a manifest of a newer format, of the stage "joined"."""
+    (file,) = manifests(written, "joined")
+    rewrite(file, format=4)
+    return file
+
+
+def refused(name: str, known: int = 3) -> Any:
+    return pytest.raises(NewerFormatError, match=REFUSED.format(name=name, known=known))
+
+
+def test_plans_refuse_a_newer_manifest(written, one_newer):
+    store = Store(Location(str(written / "store")))
+    (other,) = manifests(written, "out")
+    other.unlink()  # so that what is below is planned
+    found = plan(docs(written, where="n >= 0"), store)
+    assert isinstance(found.failed[None], NewerFormatError)
+    assert one_newer.name in str(found.failed[None])
+
+
+def test_reading_and_tracing_refuse_a_newer_manifest(written, one_newer):
+    with refused(one_newer.name):
+        vd.load("docs/joined", store=str(written / "store"))
+    with refused(one_newer.name):
+        vd.trace("docs/joined", "a.parquet-1", store=str(written / "store"))
+
+
+def test_nothing_is_deleted_where_there_is_a_newer_manifest(written, one_newer):
+    store = Store(Location(str(written / "store")))
+    garbage = written / "store" / "aaa" / "stage" / "parts" / "_"
+    garbage.mkdir(parents=True)
+    (garbage / f"{'0' * 40}-{'0' * 16}.parquet").write_bytes(b"x")
+    before = snapshot(written)
+    with refused(one_newer.name):
+        list(collect(store, GcPolicy(now=4e9, keep=0, grace=0)))
+    assert snapshot(written) == before
+
+
+def test_publishing_refuses_a_newer_announcement(written):
+    store = Store(Location(str(written / "store")))
+    manifest = store.in_force("docs", "out", None)
+    store.announce(manifest)
+    (announced,) = [f for f in manifests(written, "out") if f.name.startswith("publishing-")]
+    rewrite(announced, format=4)
+    before = snapshot(written)
+    publisher = docs(written)["out"].spec.publisher(None)
+    with refused(announced.name):
+        publish(store, publisher, manifest)
+    assert snapshot(written) == before
+
+
+def test_a_newer_footer_is_no_damage(written, monkeypatch):
+    """A damaged part is removed and made again; one of a newer release is not."""
+    store = Store(Location(str(written / "store")))
+    folder = store.parts("docs", "clean", None)
+    (name,) = folder.names()
+    assert read_part_info(folder, name).rows == 0
+    table = pq.read_table(folder.file(name))
+    stored = json.loads(table.schema.metadata[b"vane"])
+    metadata = json.dumps({**stored, "format": 4})
+    pq.write_table(table.replace_schema_metadata({"vane": metadata}), folder.file(name))
+    with refused(name, 1):
+        read_part_info(folder, name)
+
+
+@pytest.mark.parametrize("name", ["fragments.json", "out/target.json", "clean/condemned.json"])
+def test_newer_settings_are_refused(written, name):
+    store = Store(Location(str(written / "store")))
+    file = written / "store" / "docs" / name
+    file.write_text(json.dumps({"format": 4}))
+    before = snapshot(written)
+    with refused(file.name, 1):
+        if name == "fragments.json":
+            plan(docs(written), store)
+        else:
+            list(collect(store, GcPolicy(now=4e9, keep=0, grace=0)))
+    assert snapshot(written) == before
+
+
+def test_names_of_files_are_pinned():
+    name = records.ManifestName(7, 1, "0" * 32, "1" * 16)
+    assert str(name) == f"00000007-g1-{'0' * 32}-{'1' * 16}.json"
+    assert records.part_name("2" * 40, "3" * 16) == f"{'2' * 40}-{'3' * 16}.parquet"
+    part = PartInfo("2" * 40, "3" * 16, 1, 1)
+    assert records.content_digest([part]) == "90c6192b04cfbdcd"
+    store = Store(Location("/store"))
+    assert store.parts("p", "s", "a/b").path == "/store/p/s/parts/a-b~c14cddc033f64b9dea80"
+    assert store.manifests("p", "s", None).path == "/store/p/s/manifests/~unpartitioned"

@@ -1,0 +1,85 @@
+"""Causes: why a stage's partition is not up to date, for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.sources.files import file_version
+from vane_dagster.storage.manifest import Component, FileRecord, Manifest, ManifestName
+
+Causes = Counter[str]
+"""The number of partitions for each cause; for causes in `_FILES`, the number of files."""
+
+_FILES = ("new files", "changed files", "removed files")
+_MAX_SHOWN = 5
+
+
+def causes(
+    former: Manifest | None,
+    plan: str,
+    components: Sequence[Component],
+    generation: int,
+    files: Sequence[FileRecord],
+    upstream: Mapping[str, str],
+) -> Causes:
+    """Return why a stage's partition differs from its manifest in force.
+
+    Args:
+        former: The manifest in force, if there is one.
+        plan: Digest of everything that the partition is computed from now.
+        components: What the stage's definition consists of now.
+        generation: The stage's generation in this run.
+        files: The source's files now.
+        upstream: The plan digest of each upstream node, without the source.
+    """
+    if former is None:
+        return Counter({"not computed before": 1})
+    found = Counter(f"{text} changed" for text in _edits(former.components, components))
+    if generation != former.generation:
+        found["force or retry_quarantined"] = 1
+    if SOURCE in former.reads:
+        found += _changed_files(former.files, files)
+    for stage, plan in upstream.items():
+        then = ManifestName.parse(former.upstream.get(stage, ""))
+        if then is None or then.plan != plan:
+            found[f"upstream stage {stage!r} changed"] = 1
+    is_same = former.plan == plan
+    return found or Counter({"stored parts are missing" if is_same else "other fragments": 1})
+
+
+def _edits(before: Iterable[Component], now: Iterable[Component]) -> Iterable[str]:
+    """Return the components that changed or are new, or else those that are gone."""
+    then, today = ({str(each): each.digest for each in some} for some in (before, now))
+    return [n for n in today if today[n] != then.get(n)] or [n for n in then if n not in today]
+
+
+def _changed_files(before: Iterable[FileRecord], now: Iterable[FileRecord]) -> Causes:
+    then = {file.url: file_version(file) for file in before}
+    today = {file.url: file_version(file) for file in now}
+    shared = then.keys() & today.keys()
+    counts = (
+        len(today.keys() - shared),
+        sum(then[url] != today[url] for url in shared),
+        len(then.keys() - shared),
+    )
+    return Counter({kind: count for kind, count in zip(_FILES, counts) if count})
+
+
+def describe(found: Causes, partitions: int) -> str:
+    """Describe the causes of some partitions in one line, the most frequent first.
+
+    Args:
+        found: The sum of their causes.
+        partitions: The number of partitions that are not up to date.
+    """
+    texts = [_text(cause, count, partitions) for cause, count in found.most_common()]
+    further = len(texts) - _MAX_SHOWN
+    return ", ".join(texts[:_MAX_SHOWN]) + (f" and {further} more" if further > 0 else "")
+
+
+def _text(cause: str, count: int, partitions: int) -> str:
+    if cause in _FILES:
+        return f"{count:,} {cause if count > 1 else cause.removesuffix('s')}"
+    return cause if count == partitions else f"{cause} in {count:,} partitions"
