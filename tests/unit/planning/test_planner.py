@@ -697,10 +697,8 @@ def test_a_plan_can_be_printed(tmp_path, store):
     lines = str(plan(docs(tmp_path), store)).splitlines()
     assert lines[0].startswith("pipeline docs: 1 partition")
     assert lines[1] == "  clean: up to date; fragments: 0 to compute, 2 in the store"
-    assert (
-        lines[2]
-        == "  doubled: not up to date (not computed before); fragments: 2 to compute, 0 in the store"
-    )
+    state = "not up to date (not computed before)"
+    assert lines[2] == f"  doubled: {state}; fragments: 2 to compute, 0 in the store"
 
 
 def test_code_that_is_edited_while_a_run_begins_is_noticed_and_its_own_files_are_not(
