@@ -20,7 +20,7 @@ from vane_dagster.orchestration.read import connected, load
 from vane_dagster.orchestration.resource_arguments import DeclaredArguments
 from vane_dagster.storage.asset_writer import AssetRun, write_asset
 from vane_dagster.storage.dataframes import batches, form_of, form_of_value, known_forms, loaded
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import Location, absolute_url
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.reader import read
 from vane_dagster.storage.store import Store
@@ -60,8 +60,7 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
     def open(self) -> Store:
         """Open the store at the root."""
         root = self.root or default_root()
-        url = root if "://" in root else os.path.abspath(os.path.expanduser(root))
-        return Store(Location(url, _resolved(self.storage_options)))
+        return Store(Location(absolute_url(root), _resolved(self.storage_options)))
 
     def dataset(self, stage: str, partition: str | None = None) -> Any:
         """Return the committed rows of a stage; each partition is complete or absent.

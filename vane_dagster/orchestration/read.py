@@ -12,7 +12,7 @@ from vane_dagster._home import default_root
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of, known_forms, loaded
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import Location, absolute_url
 from vane_dagster.storage.quarantine import concat_faults, read_faults
 from vane_dagster.storage.reader import StoredRows, find, read
 from vane_dagster.storage.store import Store
@@ -141,8 +141,7 @@ def open_store(store: Any, caller: str) -> Store:
         return store
     if store is None or isinstance(store, (str, os.PathLike)):
         root = os.fspath(store) if store is not None else default_root()
-        url = root if "://" in root else os.path.abspath(os.path.expanduser(root))
-        return Store(Location(url))
+        return Store(Location(absolute_url(root)))
     if not hasattr(store, "open"):
         raise StoreError(
             f"{caller}: store is a {type(store).__name__}; expected a FragmentStore or a URL"

@@ -22,6 +22,7 @@ from vane_dagster.pipeline.map_stages import MapRows
 from vane_dagster.pipeline.options import parse_include
 from vane_dagster.pipeline.required_arguments import required_arguments
 from vane_dagster.pipeline.specs import SOURCE, ProjectSpec, WriteSpec, declares_columns
+from vane_dagster.storage.filesystem import absolute_url
 from vane_dagster.storage.publish.base import PARTITION_COLUMN, Target
 from vane_dagster.storage.publish.registry import PUBLISHERS, publisher_class
 from vane_dagster.types.sql import as_columns, is_column, quote, referenced_columns
@@ -107,7 +108,8 @@ class Rows(MapRows, LabelRows, EmbedRows):
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             url: For "parquet" a folder, as a path or fsspec URL, with ``{partition_key}`` if the
                 pipeline is partitioned. For other formats the table, a local path or ``s3://``,
-                which holds all partitions. For "iceberg" the folder of the table's files.
+                which holds all partitions. For "iceberg" the folder of the table's files. A
+                relative path is resolved here, in the current folder.
             format: "parquet", "delta", "lance" or "iceberg". Tables require the extra of their
                 name, as ``vane-dagster[lance]``. A Lance table holds tensors as fixed-size lists.
                 Delta and Iceberg tables have no unsigned integers and no fixed-size lists.
@@ -145,7 +147,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
             raise DefinitionError(
                 f"{location}: would publish the source as it is; add a project, and write that"
             )
-        url, found = url_parts(checked_url(location, url))
+        url, found = url_parts(absolute_url(checked_url(location, url)))
         publisher = publisher_class(one_of(location, "format", format, tuple(PUBLISHERS)))
         if publisher.has_folder_per_partition:
             check_placeholders(location, url, self.pipeline.partitions_def)

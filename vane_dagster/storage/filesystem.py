@@ -409,6 +409,12 @@ def protocol_of(url: str) -> str:
     return match.group(1) if match else "file"
 
 
+def absolute_url(url: str) -> str:
+    """Return the URL of the same place for a process in another folder, or of another user."""
+    is_relative = protocol_of(url) in ("file", "local") and url.partition("://")[2][:1] != "/"
+    return os.path.abspath(Location(url).path) if is_relative else url
+
+
 def modified(info: Mapping[str, Any]) -> float:
     """Return the Unix time of a file's last change, in seconds; infinity if it is unknown."""
     for name in ("mtime", "LastModified", "last_modified", "updated", "created"):

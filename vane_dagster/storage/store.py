@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.codec import FORMAT, require_format
 from vane_dagster.storage.damage import read_whole
-from vane_dagster.storage.filesystem import Location, protocol_of
+from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
     Manifest,
     ManifestName,
@@ -78,7 +78,7 @@ class Store:
             return {wanted[folder]: name for folder, name in listed.items() if folder in wanted}
         found: dict[str | None, ManifestName] = {}
         for key in wanted.values():
-            name = _in_force(list(self.manifests(pipeline, stage, key).names()))
+            name = latest_name(self.manifests(pipeline, stage, key).names())
             if name is not None:
                 found[key] = name
         return found
@@ -94,7 +94,7 @@ class Store:
         for path in self.root.child(pipeline, stage, "manifests").walk():
             folder, _, name = path.rpartition("/")
             listed.setdefault(folder, []).append(name)
-        found = {folder: _in_force(names) for folder, names in listed.items()}
+        found = {folder: latest_name(names) for folder, names in listed.items()}
         return {folder: name for folder, name in found.items() if name is not None}
 
     def read(
@@ -223,6 +223,20 @@ class Store:
                 return None
             raise
 
+    def other_run(self, manifest: Manifest, before: Collection[str]) -> str | None:
+        """Return the id of another run that has announced or committed the same partition.
+
+        Args:
+            manifest: The manifest of this run.
+            before: The names of the partition's manifests when this run began to publish.
+        """
+        location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
+        for name in sorted({*location.names()} - {*before}):
+            other = self._opened_if_there(location, name)
+            if other is not None and other.run_id != manifest.run_id:
+                return other.run_id
+        return None
+
     def require_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
         """Check that announced publications can be read, before another one replaces them.
 
@@ -309,11 +323,9 @@ class Store:
         Args:
             pipeline: The pipeline's name.
             stage: The stage's name.
-            url: The target's URL, as passed to `write`.
+            url: The target's URL.
             format: The name of its format.
         """
-        if protocol_of(url) == "file":
-            url = os.path.abspath(os.path.expanduser(url.removeprefix("file://")))
         if self.target(pipeline, stage) != (url, format):
             record = {"url": url} if format == "parquet" else {"url": url, "publisher": format}
             self.root.child(pipeline, stage).write(TARGET, json.dumps(record).encode())
@@ -347,14 +359,14 @@ class Store:
 
 def _same(manifest: Manifest, former: ManifestName | None, names: list[str]) -> ManifestName | None:
     """Return the manifest in force if it is complete, not `former`, and has the same content."""
-    name = _in_force(names)
+    name = latest_name(names)
     if name is None or name == former or name.unfinished:
         return None
     same = (manifest.generation, manifest.plan, manifest.content)
     return name if (name.generation, name.plan, name.content) == same else None
 
 
-def _in_force(names: list[str]) -> ManifestName | None:
+def latest_name(names: Collection[str]) -> ManifestName | None:
     """Return the name of the manifest in force, from the file names in a folder of manifests."""
     parsed = [name for name in map(ManifestName.parse, names) if name is not None]
     if not parsed:

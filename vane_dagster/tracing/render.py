@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 
 from vane_dagster._home import default_root
 from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.storage.filesystem import absolute_url
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
 from vane_dagster.tracing.steps import markdown_table, utc
@@ -54,8 +54,7 @@ def trace_command(store: Store, manifest: Manifest) -> str | None:
     if manifest.partition is not None:
         words += ["--partition", manifest.partition]
     words += ["--id", id] if not id.startswith("-") else [f"--id={id}"]
-    default = default_root()
-    if store.root.url not in (default, os.path.abspath(default)):
+    if store.root.url != absolute_url(default_root()):
         words += ["--store", store.root.url]
     return shlex.join(words)
 

@@ -13,6 +13,7 @@ from typing import Any
 import boto3
 import dagster as dg
 import duckdb
+import lance
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -84,6 +85,19 @@ def computed(result: dg.ExecuteInProcessResult) -> set[int]:
 
 def staged(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if "_vane_staging" in path.parts and path.is_file()]
+
+
+def test_a_relative_target_is_below_the_folder_of_the_declaration_on_ray_too(
+    tmp_path, cluster, materialize, monkeypatch
+):
+    write_source(tmp_path / "src", rows(range(20)))
+    monkeypatch.chdir(tmp_path)
+    pipeline = docs(tmp_path, out="parquet")
+    for format in ("delta", "lance"):
+        pipeline["clean"].write(format, format, format=format)
+    assert materialize(pipeline, vd.RayCompute(cluster=cluster)).success
+    assert ids_in(tmp_path / "parquet") == ids_in(tmp_path / "delta", "delta") == [*range(20)]
+    assert lance.dataset(tmp_path / "lance").count_rows() == 20
 
 
 # Readers
@@ -594,7 +608,7 @@ def test_of_two_runs_with_one_table_the_one_that_lost_says_so(
 
     monkeypatch.setattr(Store, "commit", overtaken)
     result = materialize(docs(tmp_path, where="id < 5", format="delta"), local, raises=False)
-    assert "another run published the same partition at the same time" in failure(result)
+    assert ") published the same partition at the same time. Run it again" in failure(result)
 
     materialize(docs(tmp_path, where="id < 5", format="delta"), local)
     assert read(tmp_path, "delta") == list(range(5))

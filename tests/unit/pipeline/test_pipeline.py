@@ -55,6 +55,21 @@ def test_a_target_may_be_a_path_object():
     assert written.spec.target.url == "/out"
 
 
+def test_a_relative_target_is_below_the_folder_of_the_declaration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    urls = {
+        "out": f"{tmp_path}/out",
+        "./a/../out/": f"{tmp_path}/out",
+        "file://out": f"{tmp_path}/out",
+        "~/out": "/home/me/out",
+        "/out": "/out",
+        "file:///out": "file:///out",
+        "s3://lake/out": "s3://lake/out",
+    }
+    assert {url: published(url).spec.target.url for url in urls} == urls
+
+
 def mapped(fn: Any = plain, **given: Any) -> vd.Stage:
     return pipeline().map_batches("m", fn, **{"schema": SCHEMA, **given})
 

@@ -25,7 +25,7 @@ from vane_dagster.storage.publish.compaction import (
     plan_compaction,
     write_compacted,
 )
-from vane_dagster.storage.store import Store
+from vane_dagster.storage.store import Store, latest_name
 
 STAGING = "_vane_staging"
 """The folder of a target that workers write into."""
@@ -59,6 +59,21 @@ class Target:
     connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
+class LostFilesError(StoreError):
+    """Error of a publication whose files are neither staged nor published.
+
+    Args:
+        lost: The folder and the files.
+    """
+
+    def __init__(self, lost: str) -> None:
+        super().__init__(
+            f"{lost}. No other run published the partition meanwhile. Check that all workers and "
+            "this machine share the folder, and that nothing else changes it; then run it again"
+        )
+        self.lost = lost
+
+
 def publish(
     store: Store, publisher: Publisher, manifest: Manifest
 ) -> tuple[Manifest, ManifestName]:
@@ -78,7 +93,23 @@ def publish(
         SchemaError: If the target has another schema.
     """
     place = (manifest.pipeline, manifest.stage, manifest.partition)
-    name = store.latest(*place[:2], [place[2]]).get(place[2])
+    before = store.manifests(*place).names()
+    try:
+        return _publish(store, publisher, manifest, latest_name(before))
+    except LostFilesError as error:
+        run = store.other_run(manifest, before)
+        if run is None:
+            raise
+        raise StoreError(
+            f"{error.lost}: another run ({run}) published the same partition at the same time. Run "
+            "it again"
+        ) from error
+
+
+def _publish(
+    store: Store, publisher: Publisher, manifest: Manifest, name: ManifestName | None
+) -> tuple[Manifest, ManifestName]:
+    place = (manifest.pipeline, manifest.stage, manifest.partition)
     if name is None or name.unfinished:
         store.require_announced(*place)
     former = None
@@ -258,10 +289,7 @@ class Publisher(abc.ABC):
             StoreError: If one is not.
         """
         if not self.holds(files):
-            raise StoreError(
-                f"{self.target.url!r} lost files while they were published: another run published "
-                "the same partition at the same time. Run it again"
-            )
+            raise LostFilesError(f"{self.target.url!r} does not have the files published there")
 
     def parts(
         self, manifest: Manifest | None, keys: Sequence[str], store: Store
@@ -310,9 +338,8 @@ class Publisher(abc.ABC):
     def _require_staged(self, parts: Iterable[PartInfo]) -> None:
         staged = self.staging.names()
         if lost := [part.name for part in parts if part.name not in staged]:
-            raise StoreError(
-                f"{self.target.url!r} lost {names(lost)} while it was published: another run "
-                "published the same partition at the same time. Run it again"
+            raise LostFilesError(
+                f"{self.staging.url!r} does not have {names(lost)}, which workers wrote there"
             )
 
     def _write(

@@ -10,11 +10,17 @@ from dataclasses import replace
 import pyarrow as pa
 
 from vane_dagster._arguments import fill_placeholders
-from vane_dagster.errors import DefinitionError, StoreError
+from vane_dagster.errors import DefinitionError, StoreError, names
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published, parse_part_name
 from vane_dagster.storage.paths import published_folder
-from vane_dagster.storage.publish.base import PARTITION_COLUMN, STAGING, Publisher, Target
+from vane_dagster.storage.publish.base import (
+    PARTITION_COLUMN,
+    STAGING,
+    LostFilesError,
+    Publisher,
+    Target,
+)
 from vane_dagster.storage.publish.compaction import CompactionGroup
 from vane_dagster.storage.store import Store
 
@@ -72,8 +78,11 @@ class FolderPublisher(Publisher):
         return manifest.published
 
     def holds(self, files: Sequence[str]) -> bool:
-        present = self.target.names()
-        return all(name in present for name in files)
+        return not self._missing(files)
+
+    def require(self, files: Sequence[str]) -> None:
+        if lost := self._missing(files):
+            raise LostFilesError(f"{self.target.url!r} does not have {names(lost)}")
 
     def retire(self, former: Iterable[Sequence[str]], files: Sequence[str]) -> None:
         left = {n for n in self.target.names() if parse_part_name(n) or _MERGED.fullmatch(n)}
@@ -100,6 +109,10 @@ class FolderPublisher(Publisher):
     def clear(self, parts: Sequence[PartInfo]) -> None:
         if self._declared.target_bytes is not None:  # else they were moved
             super().clear(parts)
+
+    def _missing(self, files: Sequence[str]) -> list[str]:
+        present = self.target.names()
+        return [name for name in files if name not in present]
 
     def _refuse_table(self) -> None:
         if self.target.fs.exists(self.target.file("_delta_log")):
