@@ -121,12 +121,12 @@ class IdRule(ABC):
         return True
 
     @abstractmethod
-    def text(self, id: Any, kinds: Mapping[str, pa.DataType]) -> str:
+    def text(self, id: Any, fragments: Sequence[FragmentRecord]) -> str:
         """Return the id of a row that a user names.
 
         Args:
             id: The id: its text, a tuple of the columns' values, or a dict of them.
-            kinds: The types of the columns, as far as they are known.
+            fragments: The fragments of a manifest.
 
         Raises:
             ValueError: If it is none of these. The message says what is expected.
@@ -176,9 +176,10 @@ class CompositeId(IdRule):
     def ids(self, fragment: FragmentRecord, columns: pa.Table) -> pa.ChunkedArray:
         return joined([columns.column(name) for name in self.columns])
 
-    def text(self, id: Any, kinds: Mapping[str, pa.DataType]) -> str:
+    def text(self, id: Any, fragments: Sequence[FragmentRecord]) -> str:
         if isinstance(id, str):
             return id
+        kinds = (_kinds(fragments[0]) if fragments else None) or {}
         expected = f"({', '.join(self.columns)})"
         if isinstance(id, Mapping):
             if set(id) != set(self.columns):
@@ -231,14 +232,15 @@ class RowId(IdRule):
         url, row = row_of(id) or ("", -1)
         return any(span.url == url and span.start <= row < span.stop for span in fragment.spans)
 
-    def text(self, id: Any, kinds: Mapping[str, pa.DataType]) -> str:
+    def text(self, id: Any, fragments: Sequence[FragmentRecord]) -> str:
         text = f"{id[0]}{_MARK}{id[1]}" if isinstance(id, tuple) and len(id) == 2 else id
         if not isinstance(text, str):
             raise ValueError(
                 f"expected file and row number, as ('s3://bucket/a.parquet', 17), or their text, "
                 f"as 's3://bucket/a.parquet{_MARK}17'"
             )
-        return f"file://{text}" if text.startswith("/") else text
+        is_path = text.startswith("/") and not any(self.may_hold(f, text) for f in fragments)
+        return f"file://{text}" if is_path else text
 
     def renamed(self) -> str:
         return "vd.row_id(name='row_number_id')"
@@ -347,11 +349,6 @@ def rule_of(record: str, name: str) -> IdRule:
     """
     columns = json.loads(record).get("columns")
     return CompositeId(name, tuple(columns)) if columns else RowId(name)
-
-
-def recorded_kinds(fragments: Sequence[FragmentRecord]) -> Mapping[str, pa.DataType]:
-    """Return the types of an id's columns, as the fragments of a manifest record them."""
-    return _kinds(fragments[0]) or {} if fragments else {}
 
 
 def row_of(id: Any) -> tuple[str, int] | None:

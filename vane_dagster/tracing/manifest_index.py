@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,15 +11,23 @@ import pyarrow.compute as pc
 
 from vane_dagster._secrets import masked
 from vane_dagster.errors import SourceError, StoreError, TraceError, described, names
-from vane_dagster.pipeline.specs import SOURCE
-from vane_dagster.sources import Source, TableReader
+from vane_dagster.pipeline.specs import SOURCE, ProjectSpec
+from vane_dagster.sources import (
+    DeltaSource,
+    FilesSource,
+    ImagesSource,
+    LanceSource,
+    Source,
+    TableReader,
+)
 from vane_dagster.sources.base import find_row
 from vane_dagster.sources.files import reconcile
+from vane_dagster.sources.parquet import PARQUET
 from vane_dagster.sources.row_ids import (
     IdentifiedReader,
+    RowId,
     identified,
     plain,
-    recorded_kinds,
     rule_of,
 )
 from vane_dagster.sources.stored import StoredSource
@@ -29,6 +37,7 @@ from vane_dagster.storage.manifest import (
     FragmentRecord,
     Manifest,
     ManifestName,
+    PartInfo,
 )
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.publish.registry import publisher_class
@@ -47,6 +56,10 @@ from vane_dagster.storage.stored_tables import identity_of
 from vane_dagster.tracing.steps import RowOrigin
 
 _SHOWN_PARTITIONS = 3
+_READ_AS_RECORDED: Mapping[str, Callable[..., Source]] = {
+    each.kind: each for each in (DeltaSource, FilesSource, ImagesSource, LanceSource)
+}
+"""Sources whose files can be read by what a manifest records, with the store's options."""
 
 
 class ManifestIndex:
@@ -92,21 +105,24 @@ class ManifestIndex:
         part = manifest.parts[index]
         if not part.row_records or part.made is None:
             return None
-        folder = self.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
-        place = folder.file_url(part.row_records)
         try:
-            if place not in self._records:
-                self._records = {place: read_part(folder, part.row_records, (ID, *ORIGIN))}
+            records = self._row_records(manifest, part)
         except StoreError:
             return None
-        records = self._records[place]
-        row = pc.index(records.column(ID), pa.scalar(id, records.schema.field(ID).type)).as_py()
+        row = _row_with(records.column(ID), id)
         if row < 0:
             return None
         found = {name: records.column(name)[row].as_py() for name in ORIGIN}
         if found[RUN_ID] == part.made.run_id:
             return None
         return RowOrigin(found[RUN_ID], found[MODEL], found[CODE], found[AT].timestamp())
+
+    def _row_records(self, manifest: Manifest, part: PartInfo) -> pa.Table:
+        folder = self.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        place = folder.file_url(part.row_records)
+        if place not in self._records:
+            self._records = {place: read_part(folder, part.row_records, (ID, *ORIGIN))}
+        return self._records[place]
 
     def label(self, stage: str) -> str:
         """Return a stage's label for messages."""
@@ -260,6 +276,42 @@ class ManifestIndex:
             manifest.fragments[index], id
         )
 
+    def position_in_source(
+        self, manifest: Manifest, index: int, id: Any
+    ) -> tuple[FileSpan, int] | None:
+        """Find a row of the source by the order of the rows that a stage has read of a fragment.
+
+        Args:
+            manifest: The stage's manifest.
+            index: Index of the fragment.
+            id: The row's id.
+
+        Returns:
+            The row's span, and its number in the file; None if the store does not have that order.
+        """
+        fragment, part = manifest.fragments[index], manifest.parts[index]
+        rows = fragment.stop - fragment.start
+        if tuple(manifest.reads) != (SOURCE,):
+            return None
+        try:
+            if part.row_records:
+                ids = self._row_records(manifest, part).column(ID)
+            elif manifest.kind == ProjectSpec.kind and part.rows == rows:
+                folder = self.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+                ids = read_part(folder, part.name, (manifest.keys[-1],)).column(0)
+            else:
+                return None
+        except StoreError:
+            return None
+        place = _row_with(ids, id) if len(ids) == rows else -1
+        if place < 0:
+            return None
+        for span in fragment.spans:
+            if place < span.stop - span.start:
+                break
+            place -= span.stop - span.start
+        return span, span.start + place
+
     def find_in_source(
         self, manifest: Manifest, spans: Sequence[FileSpan], id: Any
     ) -> tuple[FileSpan, int] | None:
@@ -277,25 +329,34 @@ class ManifestIndex:
             FileNotFoundError: If a file is missing and no other file has the row.
             StoreError: If a file cannot be read and no other file has the row.
         """
+        name, kind = self.source_id(manifest), manifest.schema.field(manifest.keys[-1]).type
+        column = pa.field(name, kind)
+        rule = rule_of(manifest.id_rule, name) if manifest.id_rule else None
         in_store = bool(spans) and identity_of(spans[0].url) is not None
-        if not in_store and manifest.source and manifest.source != self.source.kind:
+        source = None if in_store else self._source_of(manifest)
+        if source is None and not in_store and not isinstance(rule, RowId):
             raise StoreError(
                 f"the files are of a source of kind {manifest.source!r}, which the store alone "
                 "cannot read; trace with the stage's object, as vd.trace(stage, id)"
             )
-        name, kind = self.source_id(manifest), manifest.schema.field(manifest.keys[-1]).type
-        column, rule = pa.field(name, kind), manifest.id_rule
         try:
-            if in_store:  # whatever the pipeline declares now
-                reader = TableReader(self.store.root)
-                if rule:
-                    return IdentifiedReader(reader, rule_of(rule, name)).locate(spans, column, id)
-                return find_row(reader, spans, column, id)
-            source = plain(self.source)
-            source = identified(source, rule_of(rule, name)) if rule else source
-            return source.find(spans, column, id)
+            if source is not None:
+                return (identified(source, rule) if rule else source).find(spans, column, id)
+            reader = TableReader(self.store.root)  # whatever the pipeline declares now
+            if rule:
+                return IdentifiedReader(reader, rule).locate(spans, column, id)
+            return find_row(reader, spans, column, id)
         except SourceError as error:
             raise StoreError(str(error)) from error
+
+    def _source_of(self, manifest: Manifest) -> Source | None:
+        """Return a source that reads the files of a manifest; None if only its declaration does."""
+        kind = manifest.source or PARQUET
+        if kind == self.source.kind:
+            return plain(self.source)
+        options = self.store.root.storage_options
+        known = _READ_AS_RECORDED.get(kind)
+        return None if known is None else known(url="", storage_options=options)
 
     def converted(self, manifest: Manifest, position: int, stage: str, id: Any) -> Any:
         """Convert the id that a user names to a value of a key column.
@@ -314,7 +375,7 @@ class ManifestIndex:
         if manifest.id_rule and is_source_id:
             rule = rule_of(manifest.id_rule, column)
             try:
-                return rule.text(id, recorded_kinds(manifest.fragments))
+                return rule.text(id, manifest.fragments)
             except ValueError as error:
                 raise TraceError(f"{label!r}: id is {id!r}; {error}") from None
         if isinstance(id, (tuple, list, Mapping)):
@@ -335,17 +396,26 @@ class ManifestIndex:
             manifest = upstream
         return column
 
-    def changed(self, recorded: FileRecord) -> str | None:
-        """Describe how a source file has changed since it was recorded; None if it has not."""
-        if identity_of(recorded.url):
-            return None  # another content is another table
+    def changed(self, manifest: Manifest, recorded: FileRecord) -> str | None:
+        """Describe how a source file has changed since it was recorded.
+
+        Args:
+            manifest: The manifest with the record.
+            recorded: The record.
+
+        Returns:
+            The change; None if there is none, or if only the source's declaration can say it.
+        """
+        source = self._source_of(manifest)
+        if identity_of(recorded.url) or source is None:
+            return None  # another content of a stored table is another table
         try:
-            now = self.source.current(recorded)
+            now = source.current(recorded)
         except FileNotFoundError:
             return "the file is gone since"
         except Exception as error:  # drivers raise many exception classes of their own
             return masked(f"the file cannot be looked at: {described(error)}")
-        (kept,) = reconcile([now], [recorded], self.source)
+        (kept,) = reconcile([now], [recorded], source)
         if (kept.size, kept.version) == (recorded.size, recorded.version):
             return None
         return f"the file was changed since; it has {now.size:,} bytes and version {now.version}"
@@ -369,6 +439,12 @@ class ManifestIndex:
     def _of_folder(self, stage: str, folder: str, name: ManifestName) -> Manifest:
         place = self.store.root.child(self.pipeline, stage, "manifests", folder)
         return self.store.opened(place, str(name))
+
+
+def _row_with(ids: pa.ChunkedArray, id: Any) -> int:
+    """Return the number of the row with an id; -1 if there is none."""
+    row: int = pc.index(ids, pa.scalar(id, ids.type)).as_py()
+    return row
 
 
 def as_id(text: Any, kind: pa.DataType, label: str, column: str) -> Any:

@@ -193,7 +193,9 @@ def search_changed(
     """
     recorded = [file for url in _urls(manifest) if (file := file_of(manifest, url))]
     changed = [
-        FileSpan(file.url, 0, WHOLE_FILE) for file in recorded if manifest_index.changed(file)
+        FileSpan(file.url, 0, WHOLE_FILE)
+        for file in recorded
+        if manifest_index.changed(manifest, file)
     ]
     try:
         return manifest_index.find_in_source(manifest, changed, id)

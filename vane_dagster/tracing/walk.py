@@ -281,17 +281,17 @@ def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, i
     """
     fragment = manifest.fragments[index]
     column = manifest_index.source_id(manifest)
-    span = _file_with(manifest_index, manifest, fragment, id)
+    hit = manifest_index.position_in_source(manifest, index, id)
+    span = hit[0] if hit else _file_with(manifest_index, manifest, fragment, id)
     recorded = file_of(manifest, span.url)
-    note = manifest_index.changed(recorded) if recorded else None
-    row = None
-    if note is None:
+    note = manifest_index.changed(manifest, recorded) if recorded else None
+    if hit is None and note is None:
         try:
             hit = manifest_index.find_in_source(manifest, [span], id)
-            row = hit[1] if hit else None
             note = None if hit else f"no such row in {_rows(span, fragment)}"
         except (FileNotFoundError, StoreError) as error:
             note = f"the file cannot be read: {error}"
+    row = hit[1] if hit else None
     notes = [note] if note else []
     if row is None and fragment.files:
         notes.append(f"the row was one of {fragment}")
@@ -457,7 +457,7 @@ def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
                 f"kept, and its files cannot be searched: {error}"
             ) from error
         recorded = hit and file_of(newest, hit.url)
-        if hit is None or (recorded and manifest_index.changed(recorded)):
+        if hit is None or (recorded and manifest_index.changed(newest, recorded)):
             return _changed(manifest_index, newest, key)
         index = hit.index
     walk = _ForwardWalk(manifest_index, newest.fragments[index], index)

@@ -87,8 +87,19 @@ def test_a_commit_that_adds_fragments_computes_those(tmp_path, url, compute, mat
     step = vd.trace(docs(url)["clean"], 103, store=str(tmp_path / "store")).steps[0]
     assert step.url.startswith(f"{url}/data/")
     assert step.row == 3
-    assert found.steps[0].url == step.url
+    assert (found.steps[0].url, found.steps[0].row) == (step.url, step.row)
     assert vd.load(docs(url)["clean"], store=str(tmp_path / "store")).num_rows == 30
+
+
+def test_a_relative_path_is_of_the_folder_of_the_declaration(
+    tmp_path, url, cluster, materialize, monkeypatch
+):
+    append(url, range(25))
+    monkeypatch.chdir(tmp_path)
+    materialize(docs("docs.lance"), vd.RayCompute(cluster=cluster))
+    assert ids(tmp_path) == list(range(25))
+    monkeypatch.chdir("/")
+    assert computed(materialize(docs(url), vd.RayCompute(cluster=cluster))) == 0
 
 
 def test_deletions_are_applied_and_recompute_their_fragment(tmp_path, url, local, materialize):

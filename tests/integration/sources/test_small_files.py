@@ -77,5 +77,5 @@ def test_an_added_file_recomputes_one_fragment(tmp_path, local, materialize):
 
     write(src, "100", 10_000)
     (step, *_) = vd.trace("docs/doubled", 502, store=store).steps
-    assert step.row is None
-    assert any("the row was one of" in note for note in step.notes)
+    assert (step.url, step.row) == (f"file://{src}/100.parquet", 2), "in the version that was read"
+    assert any("the file was changed since" in note for note in step.notes)

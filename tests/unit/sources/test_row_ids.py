@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +15,14 @@ import pytest
 import vane_dagster as vd
 from support.data import write_source
 from vane_dagster.planning.source_code import pack_source, source_definition
-from vane_dagster.sources import FileSpan, FragmentRule, ReadContext, Source, SourceReader
+from vane_dagster.sources import (
+    FileSpan,
+    FragmentRecord,
+    FragmentRule,
+    ReadContext,
+    Source,
+    SourceReader,
+)
 from vane_dagster.sources.base import WHOLE_FILE, SourceTable, default_rule
 from vane_dagster.sources.row_ids import (
     COPIED,
@@ -217,17 +225,19 @@ def test_the_id_of_a_pipeline():
 
 
 def test_the_text_of_an_id_as_a_user_names_it():
-    kinds = {"doc": pa.string(), "page": pa.int64()}
+    types = json.dumps({"doc": "string", "page": "int64"})
+    fragments = [FragmentRecord("/lance/x", 0, 30, "", 0, detail=f"{types}\n")]
     for given in (("a|", 3), ["a|", "3"], {"page": 3, "doc": "a|"}, "a\\||3"):
-        assert DOC_PAGE.text(given, kinds) == "a\\||3"
+        assert DOC_PAGE.text(given, fragments) == "a\\||3"
     for given in (("a",), ("a", "x"), {"doc": "a"}, 3, ("a", None)):
         with pytest.raises(ValueError, match="expected"):
-            DOC_PAGE.text(given, kinds)
+            DOC_PAGE.text(given, fragments)
     row = vd.row_id()
-    assert row.text(("s3://b/x.parquet", 17), {}) == "s3://b/x.parquet#17"
-    assert row.text("/b/x.parquet#17", {}) == "file:///b/x.parquet#17"
+    assert row.text(("s3://b/x.parquet", 17), fragments) == "s3://b/x.parquet#17"
+    assert row.text("/b/x.parquet#17", fragments) == "file:///b/x.parquet#17"
+    assert row.text("/lance/x#17", fragments) == "/lance/x#17", "paths of Lance's files"
     with pytest.raises(ValueError, match="file and row number"):
-        row.text(17, {})
+        row.text(17, fragments)
 
 
 @pytest.mark.parametrize("rule", [DOC_PAGE, vd.row_id("n")])

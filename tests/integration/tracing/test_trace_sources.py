@@ -1,0 +1,190 @@
+"""A row of each kind of source, traced on the command line, which has no declaration of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import lance
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+from click.testing import CliRunner
+from deltalake import write_deltalake
+from PIL import Image
+
+import vane_dagster as vd
+from support.iceberg_tables import catalog_in, opened
+from vane_dagster.cli.main import main
+
+ROWS = pa.table(
+    {
+        "id": range(100, 150),
+        "a": [f"a{i // 10}" for i in range(50)],
+        "b": [i % 10 for i in range(50)],
+        "text": [f"text {i}" for i in range(50)],
+    }
+)
+TRACED = 33
+"""The traced row's number: in the second of two files or commits, the 14th row."""
+SPLIT = 20
+
+
+def csv(folder: Path) -> Any:
+    for name, rows in (("a", ROWS.slice(0, SPLIT)), ("b", ROWS.slice(SPLIT))):
+        pyarrow.csv.write_csv(rows, folder / f"{name}.csv")
+    return vd.csv(folder)
+
+
+def json_lines(folder: Path) -> Any:
+    for name, rows in (("a", ROWS.slice(0, SPLIT)), ("b", ROWS.slice(SPLIT))):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows.to_pylist())))
+    return vd.json(folder)
+
+
+def text(folder: Path) -> Any:
+    for name, rows in (("a", ROWS.slice(0, SPLIT)), ("b", ROWS.slice(SPLIT))):
+        (folder / f"{name}.txt").write_text("\n".join(rows["text"].to_pylist()))
+    return vd.text(folder)
+
+
+def files(folder: Path) -> Any:
+    for row in ROWS.to_pylist():
+        (folder / row["text"]).write_text(row["text"])
+    return vd.files(folder)
+
+
+def images(folder: Path) -> Any:
+    for number in range(3):
+        Image.new("RGB", (4, 4)).save(folder / f"text {number + TRACED - 1}.png")
+    return vd.images(folder)
+
+
+def delta(folder: Path) -> Any:
+    for rows in (ROWS.slice(0, SPLIT), ROWS.slice(SPLIT)):
+        write_deltalake(folder, rows, mode="append")
+    return vd.delta(folder)
+
+
+def lance_table(folder: Path) -> Any:
+    for rows in (ROWS.slice(0, SPLIT), ROWS.slice(SPLIT)):
+        lance.write_dataset(rows, folder, mode="append")
+    return vd.lance(folder)
+
+
+def iceberg(folder: Path) -> Any:
+    catalog = catalog_in(folder)
+    table = opened(catalog).create_table("db.docs", ROWS.schema)
+    for rows in (ROWS.slice(0, SPLIT), ROWS.slice(SPLIT)):
+        table.append(rows)
+    return vd.iceberg(catalog, "db.docs")
+
+
+MAKE: dict[str, Callable[[Path], Any]] = {
+    each.__name__: each
+    for each in (csv, json_lines, text, files, images, delta, lance_table, iceberg)
+}
+IDS = {
+    "plain": "id",
+    "numbered": vd.row_id("row"),
+    "composite": vd.composite_id("a", "b", name="ab"),
+}
+CASES = {
+    "csv": ("plain", "numbered", "composite"),
+    "json_lines": ("plain",),
+    "text": ("numbered",),
+    "files": ("path", "numbered"),
+    "images": ("path",),
+    "delta": ("plain", "composite"),
+    "lance_table": ("plain", "numbered"),
+    "iceberg": ("plain",),
+}
+"""The ids of the rows of each kind of source."""
+ALL = [(kind, id) for kind, ids in CASES.items() for id in ids]
+OWN_ID = ("files", "images")
+MAPPED = [(kind, id) for kind, id in ALL if kind not in OWN_ID]
+FILTERED = [
+    (kind, id) for kind, id in ALL if id == "numbered" or kind in ("delta", "lance_table", *OWN_ID)
+]
+"""The others lead to the row if the stage's object is traced."""
+
+
+def named(text: str) -> dict[str, str]:
+    """A row's text; the rows that end in 2 fail."""
+    if text.endswith("2"):
+        raise ValueError("two")
+    return {"same": text}
+
+
+def declared(source: Any, kind: str, id: str) -> vd.Pipeline:
+    given = {} if id == "path" else {"id": IDS[id]}
+    pipeline = vd.Pipeline(f"{kind}_{id}", source=source, fragment_rows=10, **given)
+    column = "parse_filename(path, true)" if kind in OWN_ID else "text"
+    pipeline.project("all", {"same": column})
+    pipeline.project("some", {"same": column}, where=f"{column} NOT LIKE '%2'")
+    if kind not in OWN_ID:
+        pipeline.map(
+            "mapped", named, schema={"same": "VARCHAR"}, on_error="quarantine", reuse="rows"
+        )
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory, local: Any) -> Path:
+    """The store of all pipelines."""
+    root = tmp_path_factory.mktemp("sources")
+    sources = {}
+    for kind, make in MAKE.items():
+        (root / kind).mkdir()
+        sources[kind] = make(root / kind)
+    for kind, id in ALL:
+        pipeline = declared(sources[kind], kind, id)
+        store = vd.FragmentStore(root=root / "store")
+        dg.materialize([pipeline.build_assets()], resources={"compute": local, "store": store})
+    return root / "store"
+
+
+@pytest.mark.parametrize(
+    ("stage", "kind", "id"),
+    [
+        (stage, *each)
+        for stage, cases in (("all", ALL), ("some", FILTERED), ("mapped", MAPPED))
+        for each in cases
+    ],
+)
+def test_a_row_leads_to_its_file_and_number(traced, stage, kind, id):
+    rows = vd.load(f"{kind}_{id}/{stage}", store=str(traced)).to_pylist()
+    (row,) = (row for row in rows if row["same"] == f"text {TRACED}")
+    key = next(value for name, value in row.items() if name != "same")
+    command = ["trace", f"{kind}_{id}/{stage}", "--id", str(key), "--store", str(traced), "--json"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    source = json.loads(result.output)["steps"][0]
+    assert source["notes"] == []
+    if kind in OWN_ID:
+        assert (Path(source["url"]).stem, source["row"]) == (f"text {TRACED}", 0)
+        return
+    assert source["row"] == TRACED - SPLIT
+    assert text_at(source["url"], source["row"]) == f"text {TRACED}"
+
+
+def text_at(url: str, row: int) -> str:
+    """Return the text of a row, read from the file itself."""
+    path = Path(url.removeprefix("file://"))
+    if path.suffix == ".parquet":
+        return pa.parquet.read_table(path)["text"][row].as_py()
+    if path.suffix == ".lance":
+        return lance.dataset(path.parents[1]).to_table()["text"][SPLIT + row].as_py()
+    line = path.read_text().splitlines()[row + (path.suffix == ".csv")]
+    return json.loads(line)["text"] if path.suffix == ".jsonl" else line.split(",")[-1].strip('"')
+
+
+def test_where_only_the_declaration_can_read_the_file_the_rows_of_the_fragment_are_named(traced):
+    command = ["trace", "csv_plain/some", "--id", "133", "--store", str(traced), "--json"]
+    source = json.loads(CliRunner().invoke(main, command).output)["steps"][0]
+    assert source["row"] is None
+    assert "which the store alone cannot read; trace with the stage's object" in source["notes"][0]
+    assert "the row was one of" in source["notes"][1]
