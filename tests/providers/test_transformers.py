@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -80,20 +81,23 @@ def test_a_column_is_embedded_by_a_sentence_transformer(tmp_path, local, materia
 
     folder = str(get_model_path())
     pipeline = docs(tmp_path)
-    pipeline.embed("asked", "text", model=folder)
+    vectors = pipeline.embed("asked", "text", model=folder)
+    vectors.write("table", tmp_path / "table", format="lance")
 
     materialize(pipeline, local)
 
     found = np.array(read(tmp_path)["embedding"].to_pylist())
     expected = SentenceTransformer(folder).encode(TEXTS, normalize_embeddings=True)
     assert found.shape == (4, 384)
+    nearest = {"column": "embedding", "q": expected[2], "k": 1}
+    assert lance.dataset(tmp_path / "table").to_table(nearest=nearest)["id"].to_pylist() == [2]
     assert np.allclose(found, expected, atol=1e-5)
 
 
 def test_a_prompt_and_an_embedding_of_one_model_share_its_worker(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     shared = {"provider": Reversed, "model": "m", "concurrency": 1, "max_concurrency": 8}
-    pipeline.embed("asked", "text", normalize=False, **shared)
+    pipeline.embed("asked", "text", dimensions=4, normalize=False, **shared)
     pipeline.prompt("said", "{text}", **shared)
 
     result = materialize(pipeline, local)

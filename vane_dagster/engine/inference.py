@@ -193,8 +193,8 @@ class SchemaInference:
                 why = f"none of the first {found.rows_in:,} rows could be computed"
             error = f": {found.error}" if found is not None and found.error else ""
             raise SchemaError(
-                f"{location}: its schema cannot be inferred, because {why}{error}. Declare the "
-                "schema"
+                f"{location}: its schema cannot be inferred, because {why}{error}. Declare "
+                f"{spec.schema_argument}"
             )
         records = dict.fromkeys(
             record for table in found.tables for record in table.column(TYPES).to_pylist()

@@ -197,7 +197,7 @@ class RunReport:
         elif isinstance(event, SchemaInferred):
             self._log.info(
                 f"stage {event.stage!r}: its schema was inferred from {event.rows:,} rows and is "
-                f"pinned from now on. To declare it, paste: {event.code}"
+                f"pinned from now on: {event.code}"
             )
         elif isinstance(event, Committed):
             self._materialized(event, event.manifest, event.stats)

@@ -58,7 +58,9 @@ class EmbedRows(ModelStageRows):
     ) -> Stage:
         """Add a stage that embeds a text column.
 
-        The output rows have their ids, `include_columns` and a vector of 32-bit floats.
+        The output rows have their ids, `include_columns` and a vector of 32-bit floats, as a
+        fixed-size list. Without `dimensions`, the first run infers the size from the vectors of
+        the first rows, and pins it in the store. Vectors of another size are refused.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
@@ -69,8 +71,7 @@ class EmbedRows(ModelStageRows):
             server: A server of the pipeline that runs the model, such as `vd.VLLMServer`, for the
                 provider "openai". Its replicas get the requests, on the worker's node first.
             dimensions: The length of a vector, for models that can return shorter vectors than
-                their full size. If set, the column is a fixed-size list. Default: the model's full
-                size.
+                their full size. Default: the model's full size.
             normalize: Whether to scale vectors to length 1.
             output_column: The column of vectors.
             include_columns: Input columns to pass through; True for all.
@@ -116,7 +117,7 @@ class EmbedRows(ModelStageRows):
             EmbedSpec,
             name,
             model_task,
-            {},
+            {"infers": dimensions is None},
             provider=provider,
             model=model,
             server=server,

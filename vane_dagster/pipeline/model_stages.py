@@ -85,10 +85,12 @@ class ModelStageSpec(MapBatchesSpec):
     default_in_flight = 4
 
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
-        """The provider, the model, and the values of the model task that change answers."""
+        """The provider, the model, the values of the model task, and an inferred schema."""
+        schema = self.schema.to_string(show_schema_metadata=False)
         return [
             *self._request(pipeline, self.include),
             component("option", "on_error", self.failures.on_error == "null"),
+            *([component("option", "schema", schema)] if self.pinned else ()),
         ]
 
     def computation(self, pipeline: Pipeline) -> Sequence[object]:
@@ -235,6 +237,7 @@ class EmbedSpec(ModelStageSpec):
     """A stage that embeds a column. Its model task is an `EmbedTask`."""
 
     kind = "embed"
+    schema_argument = "dimensions="
 
 
 class ModelStageRows:

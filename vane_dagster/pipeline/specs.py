@@ -418,7 +418,8 @@ class MapBatchesSpec(StageKind):
 
     Attributes:
         udf: The function or class with its arguments.
-        schema: The declared output columns; empty as long as they are to be inferred.
+        schema: The declared output columns. As long as they are to be inferred, those with a known
+            name.
         columns: The input columns that the UDF reads; None for all.
         contract: How the UDF is called with rows.
         batch_size: Rows per call; None if `auto_batch` is set or none is declared.
@@ -468,6 +469,7 @@ class MapBatchesSpec(StageKind):
     reuse: Reuse = field(default_factory=Reuse)
 
     kind = "map_batches"
+    schema_argument: ClassVar[str] = "the schema"
     runs_udf: ClassVar[Literal[True]] = True
     publishes: ClassVar[Literal[False]] = False
 
@@ -663,7 +665,7 @@ class MapBatchesSpec(StageKind):
         if self.infers:
             raise SchemaError(
                 f"{location}: its columns are not known before its first run, which infers them "
-                f"(schema={INFER!r}). Declare the schema; preview() shows it as code"
+                f"(schema={INFER!r}). Declare {self.schema_argument}; preview() shows it as code"
             )
         needed = dict.fromkeys([*(self.columns or ()), *_listed(self.include)])
         if missing := [column for column in needed if column not in first.names]:
@@ -714,7 +716,7 @@ class MapBatchesSpec(StageKind):
     def declares_columns(self, pipeline: Pipeline) -> bool:
         """False if they are inferred, or are all columns of an input that does not declare them."""
         known = self.include is not True or declares_columns(pipeline, self.upstream[0])
-        return known and not self.infers
+        return known and bool(self.schema.names or not self.infers)
 
     @property
     def is_inferred(self) -> bool:
@@ -829,7 +831,7 @@ class MapBatchesSpec(StageKind):
         found |= {id: first.get(column) for id, column in zip(own[len(found) :], above)}
         found |= {column: first.get(column) for column in self.carried(first, own)}
         missing = {name: kind for name, kind in found.items() if name not in self.schema.names}
-        found = missing | {field.name: field.type for field in self.schema}
+        found = missing | {field.name: None if self.infers else field.type for field in self.schema}
         return found | ({ERROR_COLUMN: pa.string()} if self.failures.on_error == "null" else {})
 
     def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:

@@ -30,7 +30,7 @@ class EmbedTask(TextTask):
 
     @property
     def schema(self) -> pa.Schema:
-        """A vector of 32-bit floats, of a fixed size if the stage sets `dimensions`."""
+        """A vector of 32-bit floats. Without `dimensions`, the first run infers its size."""
         return pa.schema([pa.field(self.output, pa.list_(pa.float32(), self.dimensions or -1))])
 
     def keyed(self, include: Any) -> Mapping[str, Any]:

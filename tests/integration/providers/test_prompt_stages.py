@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 
 import vane_dagster as vd
@@ -582,6 +584,48 @@ def test_texts_are_given_labels(tmp_path, local, server, endpoint, materialize):
 
 
 # Embeddings
+
+
+class Lengths:
+    """A model with vectors of four numbers, and of two for the text "short"."""
+
+    def __init__(self, model: str) -> None:
+        assert model == "m"
+
+    async def embed(self, texts: list[str], dimensions: int | None) -> list[list[float]]:
+        assert dimensions is None
+        size = 2 if "short" in texts else 4
+        return [[len(text), 1.0, 0.0, 0.0][:size] for text in texts]
+
+
+def test_vectors_have_the_size_that_the_first_run_finds(tmp_path, local, materialize):
+    def embedded(texts: list[str | None]) -> vd.Pipeline:
+        pipeline = docs(tmp_path, texts)
+        vectors = pipeline.embed(
+            "asked", "text", provider=Lengths, model="m", batch_size=1, normalize=False,
+            on_error="quarantine", max_error_rate=0.9,
+        )  # fmt: skip
+        vectors.write("table", tmp_path / "table", format="lance", index=index)
+        vectors.write("files", tmp_path / "files")
+        return pipeline
+
+    index = {"column": "embedding", "metric": "l2"}
+    texts = ["a", "bcd", None, "ef"]
+    materialize(embedded(texts), local)
+
+    fixed = pa.list_(pa.float32(), 4)
+    assert read(tmp_path).schema.field("embedding").type == fixed
+    assert ds.dataset(tmp_path / "files", exclude_invalid_files=True).schema.types == [
+        pa.int64(), fixed,
+    ]  # fmt: skip
+    nearest = {"column": "embedding", "q": [3.0, 1.0, 0.0, 0.0], "k": 1}
+    assert lance.dataset(tmp_path / "table").to_table(nearest=nearest)["id"].to_pylist() == [1]
+
+    materialize(embedded([*texts, "short"]), local)
+    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store")).to_pylist()
+    messages = {row["id"]: row["message"] for row in aside}
+    assert "fixed_size_list<item: float>[4]" in messages[4]
+    assert read(tmp_path)["id"].to_pylist() == [0, 1, 3]
 
 
 def test_a_column_is_embedded_by_an_endpoint(tmp_path, local, server, endpoint, materialize):

@@ -32,7 +32,7 @@ def stages(**include: Any) -> dict[str, vd.Stage]:
         "map_batches": docs.map_batches("b", len, schema={"m": "BIGINT"}, **include),
         "map": docs.map("m", len, inputs={"obj": "text"}, schema="BIGINT", **include),
         "prompt": docs.prompt("d", "{text}", output_column="m", **model),
-        "embed": docs.embed("e", "text", output_column="m", **model),
+        "embed": docs.embed("e", "text", output_column="m", dimensions=3, **model),
     }
 
 

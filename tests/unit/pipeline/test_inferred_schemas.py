@@ -110,6 +110,29 @@ def test_a_schema_is_pinned_for_the_code_of_the_stage_and_of_those_upstream():
     assert len({docs("n > 1", label), docs("n > 2", label), docs("n > 1", other)}) == 3
 
 
+def test_the_size_of_vectors_is_inferred_unless_it_is_declared():
+    docs = pipeline()
+    vectors = docs.embed("vectors", "text", model="m")
+    declared = docs.embed("declared", "text", model="m", dimensions=3)
+    assert (udf(vectors).is_inferred, udf(declared).is_inferred) == (True, False)
+    assert "id ?, embedding ?\n" in f"{docs}\n", "its name is known"
+    with pytest.raises(vd.DefinitionError, match="'vectors' does not have"):
+        vectors.embed("wrong", "text", model="m")
+    with pytest.raises(vd.SchemaError, match=r"columns are not known .* Declare dimensions="):
+        docs.resolve_schemas(["vectors"], {"source": GIVEN})
+
+    def pinned(size: int) -> tuple[vd.Pipeline, MapBatchesSpec]:
+        schema = pa.schema([("embedding", pa.list_(pa.float32(), size))])
+        resolved = docs.with_schema("vectors", schema)
+        assert resolved.resolve_schemas(["vectors"], {"source": GIVEN})["vectors"] == pa.schema(
+            [("id", pa.int64()), *schema]
+        )
+        return resolved, udf(resolved["vectors"])
+
+    definitions = {stage_definition(*pinned(size)) for size in (3, 4)}
+    assert len(definitions | {stage_definition(docs, udf(vectors))}) == 3
+
+
 def test_a_probe_makes_the_same_calls_on_the_same_workers():
     inferred = stage("flat_map", label, id="new", on_error="quarantine", num_cpus=1)
     probing = inferred.pipeline.with_spec(udf(inferred).probe())

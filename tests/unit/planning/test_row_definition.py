@@ -52,6 +52,7 @@ def before(row):
     return row["text"]
 """
 MODEL = {"provider": "openai", "model": "m"}
+VECTORS = {"model": "m", "dimensions": 4}
 
 
 @pytest.fixture
@@ -126,8 +127,8 @@ SAME: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     ),
     "how a row that fails is handled by a model": (
         ("embed", "text"),
-        {"model": "m"},
-        {"model": "m", "on_error": "quarantine", "batch_size": 7},
+        VECTORS,
+        {**VECTORS, "on_error": "quarantine", "batch_size": 7},
     ),
     "the rows that a filter passes on": (
         ("filter", "code:is_long"),
@@ -238,11 +239,11 @@ CHANGED: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     ),
     "the scale of vectors": (
         ("embed", "text"),
-        {"model": "m"},
-        {"model": "m", "normalize": False},
+        VECTORS,
+        {**VECTORS, "normalize": False},
     ),
-    "the column of vectors' texts": (("embed",), {"column": "text", "model": "m"},
-                                     {"column": "key", "model": "m"}),
+    "the column of vectors' texts": (("embed",), {"column": "text", **VECTORS},
+                                     {"column": "key", **VECTORS}),
 }  # fmt: skip
 
 
@@ -341,12 +342,12 @@ def test_row_definitions_are_frozen(project):
     assert {
         "batches": found(project, "map_batches", version="1"),
         "prompt": found(project, "prompt", "{text}", **MODEL),
-        "vectors": found(project, "embed", "text", model="m"),
+        "vectors": found(project, "embed", "text", **VECTORS),
     } == FROZEN
 
 
 FROZEN = {
     "batches": "464ba324fb19f27e5ce635820749205bd4a34c3b",
     "prompt": "9da027bd98590e381d67d6802c89db199fef7aa4",
-    "vectors": "550718a333fe8a4c25abe766236f7bc6a249b998",
+    "vectors": "62a8c0b7d7711f3345d6247b13f8ecaff3a99146",
 }
