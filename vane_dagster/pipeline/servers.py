@@ -35,6 +35,7 @@ from vane_dagster.fingerprint.modules import Finder
 from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.fingerprint.portable import portable_payload
 from vane_dagster.pipeline.options import STARTUP_SECONDS, Resources
+from vane_dagster.providers.vllm_arguments import misspelled
 from vane_dagster.providers.vllm_engine import OPERATIONAL_ARGUMENTS
 from vane_dagster.servers.handle import HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
@@ -168,7 +169,7 @@ class ModelServer:
     ) -> None:
         where = f"vd.{type(self).__name__}"
         keep_arguments(keyed, dict(launch.env), *flags([str(word) for word in launch.command]))
-        own = _options(where, options)
+        own = _options(where, options, inspect.signature(type(self)).parameters)
         self.name = own.name or _NAME_CHARACTERS.sub("-", default_name).strip("-.")
         if not _NAME.fullmatch(self.name):
             raise DefinitionError(
@@ -425,6 +426,9 @@ class VLLMServer(ModelServer):
                     f"{where}: {name!r} is no flag of `vllm serve`; write max_model_len for "
                     "--max-model-len"
                 )
+            own = ("model", "python", *_OPTIONS)
+            if correction := misspelled(name, own, is_elsewhere=python is not None):
+                raise DefinitionError(f"{where}: {name!r} is no flag of `vllm serve`. {correction}")
         short = os.path.basename(given.path if isinstance(given, LocalFile) else given.rstrip("/"))
         served = given_flags.get("served_model_name", short)
         served = [served] if isinstance(served, str) else served
@@ -718,11 +722,11 @@ def _keyed(value: Any) -> list[Any]:
     return [value if isinstance(value, (bool, os.PathLike)) else str(value)]
 
 
-def _options(where: str, given: Mapping[str, Any]) -> ServerOptions:
-    """Validate the options that all servers have."""
+def _options(where: str, given: Mapping[str, Any], taken: Iterable[str]) -> ServerOptions:
+    """Validate the options that all servers have; `taken` are the server's own arguments."""
     for name in given:
         if name not in _OPTIONS:
-            hint = similar(name, _OPTIONS) or f"Its options are {names(_OPTIONS, 50)}"
+            hint = similar(name, [*_OPTIONS, *taken]) or f"Its options are {names(_OPTIONS, 50)}"
             raise DefinitionError(f"{where}: unknown argument {name!r}. {hint}")
     found = ServerOptions(**{name: value for name, value in given.items() if value is not None})
     if found.name is not None:

@@ -95,6 +95,8 @@ def test_flags_of_vllm():
         (lambda: vd.Server(["serve", "{port}", 3]), "command has 3"),
         (lambda: vd.Server(["serve", "{port}"], health="health"), "expected a path"),
         (lambda: vd.Server(["serve", "{port}"], replica=2), "Did you mean 'replicas'"),
+        (lambda: vd.TritonServer(print, pythn="x"), "Did you mean 'python'"),
+        (lambda: vd.Server(["serve", "{port}"], helth="/"), "Did you mean 'health'"),
         (lambda: vd.TritonServer(), "expected either fn or model_repository"),
         (lambda: vd.TritonServer(print, model_repository="x"), "expected either fn or"),
         (lambda: vd.TritonServer(3), "expected a function fn"),
