@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 
@@ -74,7 +76,14 @@ class InProcess:
         pool = self._pools[worker.pool]
         host = self._hosts.setdefault(worker, Host())
         arguments = (pool.model, pool.archive, 1, {}, pool.lifecycle, endpoints)
-        return self._call(lambda ticket: CallResult(ticket, host.load(*arguments)))
+
+        def answer(ticket: int) -> CallResult:
+            # The code that a worker is sent has part of `support`, which processes that later tests
+            # spawn with this path must not find first.
+            with mock.patch.object(sys, "path", list(sys.path)):
+                return CallResult(ticket, host.load(*arguments))
+
+        return self._call(answer)
 
     def run(self, worker: Worker, work: Work, tables: Sequence[pa.Table]) -> int:
         def answer(ticket: int) -> CallResult:

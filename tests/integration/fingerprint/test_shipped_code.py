@@ -64,7 +64,8 @@ def test_class_with_lazy_imports_runs_from_the_archive_alone(folder: Path, tmp_p
     assert work(tmp_path / "code", (packed, 10, "udf(4)(x)")) == [30]
 
 
-def test_reused_worker_runs_the_edited_code(folder: Path, tmp_path: Path) -> None:
+def test_each_worker_runs_the_code_that_it_was_sent(folder: Path, tmp_path: Path) -> None:
+    """An edit has workers of its own, which unpack it beside the code of the others."""
     import defs
 
     old = bundle(defs.Model)
@@ -73,7 +74,7 @@ def test_reused_worker_runs_the_edited_code(folder: Path, tmp_path: Path) -> Non
     new = bundle(defs.Model)
     assert new.digest != old.digest
     calls = [(packed, 10, "udf(4)(x)") for packed in (old, new, old)]
-    assert work(tmp_path / "code", *calls) == [30, 2028, 30]
+    assert [work(tmp_path / "code", call) for call in calls] == [[30], [2028], [30]]
 
 
 def test_definitions_file_loaded_under_a_name_of_its_own(tmp_path: Path, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,15 @@ def test_a_backfill_of_snapshots_pays_for_the_first_and_the_changes(tmp_path, no
         assert world.rows(day) == [text.upper() for text in expected]
     stats = [each.stats for each in committed(world.events, "upper")]
     assert sum(each.copied for each in stats) == 29 * (ROWS - 1)
+
+
+def test_workers_in_this_process_leave_its_import_path_alone(tmp_path, notes):
+    """Processes that a later test spawns would find the sent part of `support` first."""
+    path = list(sys.path)
+    world = Snapshots(tmp_path)
+    world.write_days(DAYS[:1], changed=0)
+    world.run(DAYS[:1])
+    assert sys.path == path
 
 
 def test_todays_snapshot_pays_for_what_changed_since_yesterday(tmp_path, notes):
