@@ -30,6 +30,7 @@ from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
 from vane_dagster.storage.filesystem import IO_THREADS, Location, files_below
 from vane_dagster.storage.manifest import FileRecord
+from vane_dagster.storage.transient_errors import with_retries
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -249,13 +250,16 @@ def _exists(fs: fsspec.AbstractFileSystem, path: str) -> bool:
 
 
 def _list_one(source: FileSource, partition: str | None, location: str) -> Listed:
-    try:
+    def files() -> tuple[FileRecord, ...]:
         file_location = _place(source, partition)
         fs, path = file_location.fs, file_location.path
         if "**" in path and file_location.is_local:  # fsspec's glob would follow a cycle of links
             matched = _matched(fs, [_Pattern(partition, path, source.suffix)])
             return _recorded(fs, matched.get(partition, ()))
         return _recorded(fs, _expand(fs, path, source.suffix))
+
+    try:
+        return with_retries(files)
     except SourceError as error:
         return SourceError(f"{location}: {error}")
     except Exception as error:  # drivers raise their own exception classes
@@ -408,7 +412,7 @@ def _list_together(
     if not patterns:
         return found
     try:
-        matched = _matched(fs, patterns)
+        matched = with_retries(lambda: _matched(fs, patterns))
     except Exception as error:  # drivers raise their own exception classes
         return {**dict.fromkeys(partitions, _unlisted(source.url, error, location)), **found}
     for pattern in patterns:
