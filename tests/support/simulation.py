@@ -1,0 +1,581 @@
+"""Runs in a simulated world: storage and workers that fail as they are told, and a plain loop.
+
+The planner, scheduler, committer, hosts and the reuse of rows are real. The file system is in
+memory and loses requests and answers; workers are lost with or without their results; calls are
+answered in any order; and a run can be killed at each operation. What a run leaves is compared
+with what a plain loop makes of the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, ClassVar
+
+import dagster as dg
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.implementations.memory import MemoryFileSystem
+
+import vane_dagster as vd
+from support.in_process import InProcess
+from support.simulated_stages import is_kept, labelled, pieces, world
+from vane_dagster.compute.api import CallResult, Worker
+from vane_dagster.engine.check_runner import CheckRunner
+from vane_dagster.engine.executor import execute
+from vane_dagster.events import Event, Failed
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.store import Store
+from vane_dagster.worker.protocol import Work
+
+PARTITIONS = ("p0", "p1", "p2")
+MOST_IDLE_WAITS = 20_000
+"""Waits without a call in flight after which a run waits for ever. Each is a millisecond."""
+
+
+class KilledError(BaseException):
+    """The driver is gone: nothing catches it."""
+
+
+class Storage(MemoryFileSystem):  # type: ignore[misc]
+    """A file system that loses requests or answers, and that ends with its driver.
+
+    Class attributes, because fsspec keeps one instance for each process:
+        fails: The operations that fail, by number: "request" before it, "answer" after it.
+        kill_at: The operation at which the driver is killed, and where.
+    """
+
+    protocol = ("simulated", "memory")
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    cachable = False
+    lock = threading.Lock()
+    count = 0
+    is_dead = False
+    is_calm = True
+    fails: ClassVar[Mapping[int, str]] = {}
+    kill_at: tuple[int, str] | None = None
+
+    @classmethod
+    def begin(cls, fails: Mapping[int, str], kill_at: tuple[int, str] | None) -> None:
+        cls.count, cls.is_dead, cls.is_calm = 0, False, False
+        cls.fails, cls.kill_at = fails, kill_at
+
+    @classmethod
+    def end(cls) -> None:
+        cls.is_calm, cls.is_dead = True, False
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> Any:
+        return MemoryFileSystem._strip_protocol(path.replace("simulated://", "memory://"))
+
+    def _do(self, path: str, action: Callable[[], Any]) -> Any:
+        cls = Storage
+        if cls.is_calm:
+            return action()
+        with cls.lock:
+            if cls.is_dead:
+                raise KilledError
+            if world().worker_died and "/parts/" in path:
+                raise PermissionError("a dead worker writes nothing")
+            number, cls.count = cls.count, cls.count + 1
+            fault = cls.fails.get(number, "")
+            if cls.kill_at and cls.kill_at[0] == number:
+                cls.is_dead = True
+                if cls.kill_at[1] == "answer":
+                    action()
+                raise KilledError
+            if fault == "request":
+                raise ConnectionError("the request was lost")
+            result = action()
+            if fault == "answer":
+                raise ConnectionError("the answer was lost")
+            return result
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> Any:
+        return self._do(path, lambda: MemoryFileSystem.pipe_file(self, path, value, mode))
+
+    def cat_file(self, path: str, *args: Any, **options: Any) -> Any:
+        return self._do(path, lambda: MemoryFileSystem.cat_file(self, path, *args, **options))
+
+    def rm_file(self, path: str) -> Any:
+        return self._do(path, lambda: MemoryFileSystem.rm_file(self, path))
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        def listed() -> Any:
+            found = MemoryFileSystem.ls(self, path, detail=True)
+            return [self._tagged(each) for each in found] if detail else [e["name"] for e in found]
+
+        return self._do(path, listed)
+
+    def find(self, path: str, *args: Any, detail: bool = False, **options: Any) -> Any:
+        def listed() -> Any:
+            found = MemoryFileSystem.find(self, path, *args, detail=True, **options)
+            return {n: self._tagged(e) for n, e in found.items()} if detail else sorted(found)
+
+        return self._do(path, listed)
+
+    def info(self, path: str, **options: Any) -> Any:
+        return self._tagged(MemoryFileSystem.info(self, path))
+
+    def _tagged(self, info: dict[str, Any]) -> dict[str, Any]:
+        """Add what object stores describe a file by: its ETag, and the time of its change."""
+        if info["type"] == "directory":
+            return info
+        data = self.store[info["name"]].getvalue()
+        tag = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        return {**info, "ETag": tag, "created": datetime.now(timezone.utc)}
+
+    def cp_file(self, path1: str, path2: str, **options: Any) -> Any:
+        return self._do(path2, lambda: MemoryFileSystem.cp_file(self, path1, path2, **options))
+
+
+fsspec.register_implementation("simulated", Storage, clobber=True)
+
+
+class Workers(InProcess):
+    """Hosts of this process that are lost as they are told.
+
+    Args:
+        order: Chooses which of the calls in flight is answered next, by their number.
+        losses: What is lost with which answer, by its number: "worker" before the call did
+            anything, "result" with the worker after it did everything, "table" without the worker.
+        kill_at: The answer at which the driver is killed.
+        existing: The parts that exist, as (folder, key). None of them may be written again.
+    """
+
+    def __init__(
+        self,
+        order: Callable[[int], int],
+        losses: Mapping[int, str],
+        kill_at: int | None,
+        existing: set[tuple[str, str]],
+    ) -> None:
+        super().__init__(order)
+        self._losses, self._kill_at, self._existing = losses, kill_at, existing
+        self._answers = self._idle = 0
+        self.calls: Counter[tuple[str, str]] = Counter()
+        """The calls with results that the driver got, by stage and value."""
+        self.lost_something = False
+
+    def run(self, worker: Worker, work: Work, tables: Sequence[pa.Table]) -> int:
+        def answer(ticket: int) -> CallResult:
+            if worker not in self._hosts:
+                return CallResult(ticket, None, lost="replaced", worker_lost=True)
+            loss, shared = self._losses.get(self._answers, ""), world()
+            if loss == "worker":
+                return self._lost(ticket, worker)
+            shared.calls.clear()
+            table, report = self._hosts[worker].run(work, *tables)
+            if shared.worker_died or loss == "result":
+                shared.worker_died = False
+                return self._lost(ticket, worker)
+            if loss == "table" and not report.part:
+                self.lost_something = True
+                return CallResult(ticket, None, lost="its table")
+            self.calls.update(shared.calls)
+            if report.part is not None:
+                part = (work.target.folder.url, report.part.key)
+                assert part not in self._existing, f"{work.stage} was computed again: {part}"
+                if not self.lost_something:  # else its fragment may have started over meanwhile
+                    self._existing.add(part)
+            return CallResult(ticket, report, table)
+
+        return self._call(answer)
+
+    def _lost(self, ticket: int, worker: Worker) -> CallResult:
+        self.lost_something = True
+        self._hosts.pop(worker, None)
+        return CallResult(ticket, None, lost="it is gone", worker_lost=True)
+
+    def replace(self, worker: Worker) -> Worker:
+        self._hosts.pop(worker, None)
+        return Worker(f"{worker.name}'", worker.pool)
+
+    def wait(self, timeout: float) -> list[CallResult]:
+        if Storage.is_dead or self._answers == self._kill_at:
+            Storage.is_dead = True
+            raise KilledError
+        if self._calls:
+            self._answers, self._idle = self._answers + 1, 0
+            return super().wait(timeout)
+        self._idle += 1
+        threading.Event().wait(0.001)  # another thread may be at work
+        assert self._idle < MOST_IDLE_WAITS, "nothing is in flight, and the run waits"
+        return []
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """What happens to a run; see `Storage` and `Workers`.
+
+    Attributes:
+        order: Numbers that choose the next answer, in turn.
+        losses: Losses of workers.
+        fails: Failures of the storage.
+        kill_answer: The answer at which the driver is killed.
+        kill_operation: The operation of the storage at which it is killed.
+    """
+
+    order: tuple[int, ...] = (0,)
+    losses: Mapping[int, str] = field(default_factory=dict)
+    fails: Mapping[int, str] = field(default_factory=dict)
+    kill_answer: int | None = None
+    kill_operation: tuple[int, str] | None = None
+
+
+@dataclass
+class Node:
+    """A stage of the simulated pipeline.
+
+    Attributes:
+        kind: "project", "map", "flat_map", "filter", "join" or "write".
+        name: The name; also of the column that stages downstream read.
+        upstream: The stages that it reads; none for the source.
+        options: Further options of the stage.
+        suffix: Appended to each value.
+    """
+
+    kind: str
+    name: str
+    upstream: tuple[Node, ...]
+    options: dict[str, Any]
+    suffix: str = "."
+
+    @property
+    def calls_code(self) -> bool:
+        return self.kind in ("map", "flat_map", "filter")
+
+    @property
+    def column(self) -> str:
+        """The column that stages downstream read."""
+        return self.read if self.kind in ("filter", "write") else self.name
+
+    @property
+    def read(self) -> str:
+        """The column that it reads."""
+        return self.upstream[0].column if self.upstream else "text"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        above = self.upstream[0].keys if self.upstream else ("id",)
+        return (f"{self.name}_id", *above) if self.kind == "flat_map" else above
+
+
+Rows = dict[tuple[str, ...], dict[str, str]]
+"""Rows by their keys, in order."""
+
+
+class PoisonError(Exception):
+    """A row fails a partition."""
+
+
+def plain_loop(
+    nodes: Sequence[Node], source: Rows, may_fail: bool = True
+) -> dict[str, tuple[Rows, int] | None]:
+    """Compute the rows of each stage and the number of failed rows; None of one that fails.
+
+    Args:
+        nodes: The stages.
+        source: The rows of the source.
+        may_fail: Whether a stage without quarantine fails; otherwise it leaves out failed rows.
+    """
+    done: dict[str, tuple[Rows, int] | None] = {}
+    for node in nodes:
+        above = [done[each.name] for each in node.upstream]
+        if any(each is None for each in above):
+            done[node.name] = None
+            continue
+        inputs = [each[0] for each in above if each] or [source]
+        try:
+            done[node.name] = _computed(node, inputs, may_fail)
+        except PoisonError:
+            done[node.name] = None
+    return done
+
+
+def _computed(node: Node, inputs: Sequence[Rows], may_fail: bool) -> tuple[Rows, int]:
+    read = node.read
+    made: Rows = {}
+    failed = 0
+    for keys, row in inputs[0].items():
+        value = row[read]
+        if node.calls_code and (f"bad {node.name}" in value or f"kill {node.name}" in value):
+            failed += 1
+        elif node.kind == "project" or node.kind == "map":
+            made[keys] = {node.name: value + node.suffix}
+        elif node.kind == "flat_map":
+            for number, piece in enumerate(filter(None, value.split("+"))):
+                made[(f"{keys[0]}-{number}", *keys)] = {node.name: piece + node.suffix}
+        elif node.kind == "filter":
+            if (len(value) + len(node.suffix)) % 3 > 0:
+                made[keys] = row
+        elif node.kind == "join":
+            if keys in inputs[1]:
+                other = inputs[1][keys][node.upstream[1].column]
+                made[keys] = {node.upstream[0].column: value, node.name: other}
+        else:
+            made[keys] = row
+    if failed and may_fail and node.options.get("on_error") == "raise":
+        raise PoisonError
+    return made, failed
+
+
+class World:
+    """A source, a pipeline and a store, with what earlier runs have left.
+
+    Args:
+        nodes: The stages, upstream ones first.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        Storage.store.clear()
+        Storage.pseudo_dirs[:] = [""]
+        Storage.end()
+        self.nodes = list(nodes)
+        self.store = Store(Location("simulated://store"))
+        self.fragment_rows = 3
+        self._pipelines: dict[Any, vd.Pipeline] = {}
+        self.stored: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        """The values whose results are in the manifest in force, by stage and partition."""
+        self.ids = 0
+        self.files = {partition: {"a": self.new_rows(["a+b", "c"])} for partition in PARTITIONS}
+
+    def new_rows(self, values: Sequence[str]) -> list[tuple[str, str]]:
+        self.ids += len(values)
+        return [(f"{self.ids - n}", value) for n, value in enumerate(values)]
+
+    def rows(self, partition: str) -> Rows:
+        files = self.files[partition]
+        return {(id,): {"text": text} for name in sorted(files) for id, text in files[name]}
+
+    def write(self) -> None:
+        """Write the files of the source, those that have changed."""
+        fs = Storage()
+        kept = set()
+        for partition, files in self.files.items():
+            for name, rows in files.items():
+                sink = pa.BufferOutputStream()
+                columns = {"id": [id for id, _ in rows], "text": [text for _, text in rows]}
+                schema = pa.schema([("id", pa.string()), ("text", pa.string())])
+                pq.write_table(pa.table(columns, schema), sink)
+                path, data = f"/src/{partition}/{name}.parquet", sink.getvalue().to_pybytes()
+                kept.add(path)
+                if not fs.exists(path) or fs.cat_file(path) != data:
+                    fs.pipe_file(path, data)
+        for path in set(fs.find("/src")) - kept:
+            fs.rm_file(path)
+
+    def pipeline(self) -> vd.Pipeline:
+        """Declare the pipeline, once for each edit: its functions are read then."""
+        edit = (self.fragment_rows, *(node.suffix for node in self.nodes))
+        if edit not in self._pipelines:
+            self._pipelines[edit] = self._declare()
+        return self._pipelines[edit]
+
+    def _declare(self) -> vd.Pipeline:
+        docs = vd.Pipeline(
+            "docs",
+            source=vd.parquet("simulated://src/{partition_key}/*.parquet"),
+            id="id",
+            fragment_rows=self.fragment_rows,
+            partitions_def=dg.StaticPartitionsDefinition(list(PARTITIONS)),
+        )
+        stages: dict[str, Any] = {}
+        for node in self.nodes:
+            above = stages[node.upstream[0].name] if node.upstream else docs
+            read = node.read
+            if node.kind == "project":
+                keys = {key: key for key in node.keys}
+                columns = {**keys, node.name: f"{read} || '{node.suffix}'"}
+                stages[node.name] = above.project(node.name, columns)
+            elif node.kind == "join":
+                other = node.upstream[1]
+                columns = {node.upstream[0].name: [read], other.name: {node.name: other.column}}
+                both = (above, stages[other.name])
+                stages[node.name] = docs.join(node.name, *both, columns=columns)
+            elif node.kind == "write":
+                url = f"simulated://out/{node.name}/{{partition_key}}/"
+                stages[node.name] = above.write(node.name, url)
+            else:
+                function: Any = {"map": labelled, "flat_map": pieces, "filter": is_kept}[node.kind]
+                own = {"id": f"{node.name}_id"} if node.kind == "flat_map" else {}
+                stages[node.name] = getattr(above, node.kind)(
+                    node.name, function, inputs={"value": read}, version="1", max_retries=0,
+                    fn_kwargs={"stage": node.name, "suffix": node.suffix}, **own, **node.options,
+                )  # fmt: skip
+        return docs
+
+    def run(
+        self,
+        partitions: Sequence[str] = PARTITIONS,
+        disturbance: Disturbance | None = None,
+        **options: Any,
+    ) -> None:
+        """Run the pipeline, and compare what it leaves with a plain loop.
+
+        Args:
+            partitions: The partitions.
+            disturbance: What happens to the run.
+            **options: Further arguments of `plan_run`.
+        """
+        self.write()
+        given = disturbance or Disturbance()
+        numbers = iter(given.order * 10_000)
+        workers = Workers(
+            lambda count: next(numbers), given.losses, given.kill_answer, self.parts()
+        )
+        before = {each: self.in_force(*each) for each in self.places(partitions)}
+        Storage.begin(given.fails, given.kill_operation)
+        events: list[Event] = []
+        try:
+            events = self._execute(workers, partitions, options)
+        except BaseException:
+            if not Storage.is_dead:
+                raise
+        finally:
+            was_killed = Storage.is_dead
+            Storage.end()
+        if was_killed:
+            return
+        failed = {(e.stage, e.partition): e.error for e in events if isinstance(e, Failed)}
+        self._compare(partitions, before, failed)
+        self._count(partitions, workers, options, bool(given.fails))
+
+    def _execute(
+        self, workers: Workers, partitions: Sequence[str], options: Mapping[str, Any]
+    ) -> list[Event]:
+        pipeline, run_id = self.pipeline(), secrets.token_hex(8)
+        events: list[Event] = []
+
+        def plan(some: Sequence[str | None]) -> Any:
+            names = tuple(pipeline.stages)
+            return plan_run(pipeline, names, some, self.store, run_id=run_id, **options)
+
+        class Order:
+            def all(self) -> Sequence[str]:
+                return PARTITIONS
+
+            def before(self, partition: str) -> Iterator[str]:
+                return iter(PARTITIONS[: PARTITIONS.index(partition)][::-1])
+
+        planned = plan(list(partitions))
+        assert not planned.failed, planned.failed
+        runner = CheckRunner(pipeline, self.store, Order())
+        backend: Any = workers
+        cancelled = threading.Event()
+        execute(planned, backend, self.store, run_id, events.append, cancelled, {}, runner, plan)
+        return events
+
+    def places(self, partitions: Sequence[str]) -> list[tuple[str, str]]:
+        return [(node.name, partition) for node in self.nodes for partition in partitions]
+
+    def in_force(self, stage: str, partition: str) -> Any:
+        return self.store.in_force("docs", stage, partition)
+
+    def parts(self) -> set[tuple[str, str]]:
+        """The parts that no plan may write again, as (folder, key)."""
+        found = set()
+        for stage, partition in self.places(PARTITIONS):
+            folder = self.store.parts("docs", stage, partition)
+            names = [name for name in folder.names() if not name.endswith(".rows.parquet")]
+            found |= {(folder.url, name.rpartition("-")[0]) for name in names}
+        return found
+
+    def _compare(
+        self, partitions: Sequence[str], before: Mapping[Any, Any], failed: Mapping[Any, Any]
+    ) -> None:
+        for partition in partitions:
+            wanted = plain_loop(self.nodes, self.rows(partition))
+            for node in self.nodes:
+                place, rows = (node.name, partition), wanted[node.name]
+                manifest = self.in_force(*place)
+                if rows is None:
+                    assert place in failed, f"{place} should have failed"
+                    assert manifest == before[place], f"{place} failed and was committed"
+                    continue
+                assert place not in failed, f"{place} failed: {failed[place]}"
+                assert manifest is not None, f"{place} was not committed"
+                assert self._stored(node, partition, manifest) == rows[0], f"rows of {place}"
+                assert sum(part.quarantined for part in manifest.parts) == rows[1], place
+                if node.kind == "write":
+                    assert self._published(node, partition) == rows[0], f"published {place}"
+
+    def _stored(self, node: Node, partition: str, manifest: Any) -> Rows:
+        folder = self.store.parts("docs", node.name, partition)
+        if node.kind == "write":
+            return self._published(node, partition)
+        tables = [read_part(folder, part.name) for part in manifest.parts]
+        return _by_keys(node, [row for table in tables for row in table.to_pylist()])
+
+    def _published(self, node: Node, partition: str) -> Rows:
+        fs = Storage()
+        names = fs.find(f"/out/{node.name}/{partition}")
+        files = sorted(name for name in names if "_vane_staging" not in name)
+        return _by_keys(
+            node, [row for name in files for row in pq.read_table(fs.open(name)).to_pylist()]
+        )
+
+    def _count(
+        self,
+        partitions: Sequence[str],
+        workers: Workers,
+        options: Mapping[str, Any],
+        has_failures: bool,
+    ) -> None:
+        """Compare the calls with the rows that had no result, unless calls were lost."""
+        allowed: Counter[tuple[str, str]] = Counter()
+        for partition in partitions:
+            rows_of = self.rows(partition)
+            ends = plain_loop(self.nodes, rows_of)
+            done = plain_loop(self.nodes, rows_of, may_fail=False)  # fragments of failed ones
+            for node in self.nodes:
+                if not node.calls_code:
+                    continue
+                above = done[node.upstream[0].name] if node.upstream else None
+                rows = above[0] if above else rows_of
+                wanted = Counter(row[node.read] for row in rows.values())
+                stored = self.stored[node.name, partition]
+                if not options.get("force"):
+                    again = Counter(
+                        {v: n for v, n in stored.items() if not is_failure(node, v)}
+                        if options.get("retry_quarantined")
+                        else stored
+                    )
+                    allowed.update({(node.name, v): n for v, n in (wanted - again).items()})
+                if ends[node.name] is not None:
+                    self.stored[node.name, partition] = wanted
+        # What cannot be looked up, because the storage fails, is computed.
+        if workers.lost_something or has_failures or options.get("force"):
+            return
+        for node in self.nodes:
+            if node.calls_code and node.options.get("reuse") == "rows":
+                calls = {v: n for (name, v), n in workers.calls.items() if name == node.name}
+                for value, count in calls.items():
+                    if not is_failure(node, value) and node.options["on_error"] != "raise":
+                        assert count <= allowed[node.name, value], (
+                            f"{node.name} was called {count} times for {value!r}, expected "
+                            f"{allowed[node.name, value]}"
+                        )
+
+
+def is_failure(node: Node, value: str) -> bool:
+    """Whether a stage fails for a value."""
+    return f"bad {node.name}" in value or f"kill {node.name}" in value
+
+
+def _by_keys(node: Node, rows: Sequence[Mapping[str, Any]]) -> Rows:
+    found = {}
+    for row in rows:
+        keys = tuple(row[key] for key in node.keys)
+        assert keys not in found, f"{node.name} has {keys} twice"
+        found[keys] = {name: value for name, value in row.items() if name not in node.keys}
+    return found

@@ -1,0 +1,170 @@
+"""Random pipelines under random edits, faults and kills, against a plain loop.
+
+Every row is accounted for, every output equals that of the loop, no part is computed again after it
+was written, no row is computed again whose result is in force, nothing waits for ever, and a run
+that was killed anywhere can be resumed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from support.simulation import PARTITIONS, Disturbance, Node, World
+from vane_dagster.storage import transient_errors
+from vane_dagster.worker import stored_rows
+
+KINDS = ("project", "map", "map", "map", "flat_map", "filter", "join", "write")
+
+
+@st.composite
+def pipelines(draw: Any) -> list[Node]:
+    """Up to five stages; each reads the source, or earlier stages."""
+    nodes: list[Node] = []
+    for number in range(draw(st.integers(1, 5))):
+        name = f"s{number}"
+        readable = [node for node in nodes if node.kind != "write"]
+        kind = draw(st.sampled_from(KINDS))
+        above = draw(st.sampled_from([*readable, None])) if readable else None
+        both = [
+            node for node in readable if above and node is not above and node.keys == above.keys
+        ]
+        if (kind in ("join", "write") and above is None) or (kind == "join" and not both):
+            kind = "map"
+        options: dict[str, Any] = {}
+        upstream = (above,) if above else ()
+        if kind == "join":
+            upstream = (above, draw(st.sampled_from(both)))
+        elif kind in ("map", "flat_map", "filter"):
+            options = {
+                "reuse": draw(st.sampled_from(["rows", "rows", "fragments"])),
+                "on_error": draw(st.sampled_from(["quarantine", "quarantine", "raise"])),
+            }
+            if options["on_error"] == "quarantine":
+                options["max_error_rate"] = 1.0
+            if options["reuse"] == "rows":
+                options["deduplicate"] = draw(st.booleans())
+                options["reuse_partitions"] = draw(st.integers(0, 2))
+        nodes.append(Node(kind, name, upstream, options))
+    return nodes
+
+
+VALUES = st.one_of(
+    st.sampled_from(["a", "b", "a+b", "c+c", "long+er", ""]),
+    st.builds("{0}+bad s{1}".format, st.sampled_from("ab"), st.integers(0, 4)),
+)
+DEADLY = st.builds("d+kill s{0}".format, st.integers(0, 4))
+ROWS = st.lists(VALUES, min_size=1, max_size=5)
+ORDER = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple)
+NUMBERS = st.integers(0, 60)
+SOMEWHERE = st.sampled_from(["request", "answer"])
+
+
+class Simulation(RuleBasedStateMachine):
+    """Edits of a world, and runs between them."""
+
+    @initialize(nodes=pipelines(), rows=st.lists(ROWS, min_size=3, max_size=3))
+    def begin(self, nodes: list[Node], rows: list[list[str]]) -> None:
+        self.world = World(nodes)
+        for partition, values in zip(PARTITIONS, rows):
+            self.world.files[partition] = {"a": self.world.new_rows(values)}
+
+    def _file(self, partition: str, number: int) -> list[tuple[str, str]]:
+        files = self.world.files[partition]
+        return files[sorted(files)[number % len(files)]]
+
+    @rule(partition=st.sampled_from(PARTITIONS), number=st.integers(0, 9), value=VALUES | DEADLY)
+    def edit_a_row(self, partition: str, number: int, value: str) -> None:
+        rows = self._file(partition, number)
+        rows[number % len(rows)] = (rows[number % len(rows)][0], value)
+
+    @rule(partition=st.sampled_from(PARTITIONS), name=st.sampled_from("abc"), values=ROWS)
+    def write_a_file(self, partition: str, name: str, values: list[str]) -> None:
+        self.world.files[partition][name] = self.world.new_rows(values)
+
+    @rule(partition=st.sampled_from(PARTITIONS), number=st.integers(0, 9))
+    def remove_a_row(self, partition: str, number: int) -> None:
+        rows = self._file(partition, number)
+        if len(rows) > 1:
+            del rows[number % len(rows)]
+
+    @rule(partition=st.sampled_from(PARTITIONS), number=st.integers(1, 9))
+    def turn_a_file(self, partition: str, number: int) -> None:
+        rows = self._file(partition, number)
+        rows[:] = rows[number % len(rows) :] + rows[: number % len(rows)]
+
+    @rule(partition=st.sampled_from(PARTITIONS))
+    def merge_files(self, partition: str) -> None:
+        files = self.world.files[partition]
+        self.world.files[partition] = {"m": [row for name in sorted(files) for row in files[name]]}
+
+    @rule(rows=st.integers(1, 6))
+    def cut_fragments(self, rows: int) -> None:
+        self.world.fragment_rows = rows
+
+    @rule(number=st.integers(0, 4), suffix=st.sampled_from([".", "!", "?!"]))
+    def edit_an_argument(self, number: int, suffix: str) -> None:
+        node = self.world.nodes[number % len(self.world.nodes)]
+        if node.kind not in ("join", "write") and node.suffix != suffix:
+            node.suffix = suffix
+            for partition in PARTITIONS:
+                self.world.stored[node.name, partition].clear()
+
+    @rule(partitions=st.sets(st.sampled_from(PARTITIONS), min_size=1), order=ORDER)
+    def run(self, partitions: set[str], order: tuple[int, ...]) -> None:
+        self.world.run(sorted(partitions), Disturbance(order))
+
+    @rule(order=ORDER, again=st.sampled_from(["force", "retry_quarantined"]))
+    def run_again(self, order: tuple[int, ...], again: str) -> None:
+        self.world.run(PARTITIONS, Disturbance(order), **{again: True})
+
+    @rule(
+        order=ORDER,
+        lost=st.none() | st.tuples(NUMBERS, st.sampled_from(["worker", "result"])),
+        tables=st.sets(NUMBERS, max_size=2),
+        fails=st.dictionaries(NUMBERS.map(lambda n: 3 * n), SOMEWHERE, max_size=4),
+    )
+    def run_with_faults(
+        self, order: Any, lost: tuple[int, str] | None, tables: set[int], fails: dict[int, str]
+    ) -> None:
+        losses = {**dict.fromkeys(tables, "table"), **dict([lost] if lost else [])}
+        self.world.run(PARTITIONS, Disturbance(order, losses, fails))
+
+    @rule(order=ORDER, answer=NUMBERS)
+    def kill_at_an_answer(self, order: tuple[int, ...], answer: int) -> None:
+        self.world.run(PARTITIONS, Disturbance(order, kill_answer=answer))
+
+    @rule(order=ORDER, number=st.integers(0, 250), where=SOMEWHERE)
+    def kill_at_an_operation(self, order: tuple[int, ...], number: int, where: str) -> None:
+        self.world.run(PARTITIONS, Disturbance(order, kill_operation=(number, where)))
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.run()
+
+
+@pytest.fixture(autouse=True)
+def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transient_errors, "_INITIAL_STORAGE_BACKOFF", 0.0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # killed
+@pytest.mark.parametrize("few", [8, 0])
+def test_simulation(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    """With 0, each copy is one of few rows of a part."""
+    monkeypatch.setattr(stored_rows, "_FEW", few)
+    run_state_machine_as_test(
+        Simulation,
+        settings=settings(
+            max_examples=int(os.environ.get("SIMULATIONS", "15")),
+            stateful_step_count=12,
+            deadline=None,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
