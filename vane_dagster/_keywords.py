@@ -1,14 +1,14 @@
-"""A check of the arguments of functions, which describes those that they do not take."""
+"""Checks of the names of arguments and columns. Messages list similar names that exist."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
-from vane_dagster.errors import DefinitionError, names
+from vane_dagster.errors import DefinitionError, SchemaError, VaneError, names
 
 F = TypeVar("F", bound=Callable[..., Any])
 Describe = Callable[[tuple[str, ...], Mapping[str, Any]], str]
@@ -97,8 +97,40 @@ def similar(name: str, known: Collection[str]) -> str:
         name: The name that was given.
         known: The options.
     """
-    found = difflib.get_close_matches(name.lower(), known, _NEAREST, _SIMILARITY)
+    spelled = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), spelled, _NEAREST, _SIMILARITY)
+    found = [spelled[each] for each in near]
     return f"Did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def columns_listed(columns: Collection[str], missing: str) -> str:
+    """List the columns that exist, and ask for similar ones to one that does not."""
+    return f"{names(columns, 20)}. {similar(missing, columns)}".rstrip(". ")
+
+
+def require_columns(
+    owner: str,
+    wanted: Iterable[str],
+    columns: Collection[str],
+    error: type[VaneError] = SchemaError,
+    fix: str = "",
+) -> None:
+    """Raise an error that lists the columns that exist, unless all that are wanted do.
+
+    Args:
+        owner: The location, the argument that names the columns, and the table, for the message.
+        wanted: The columns that are wanted.
+        columns: The columns that exist.
+        error: The class of the error.
+        fix: A sentence to end the message with.
+
+    Raises:
+        VaneError: If a column does not exist.
+    """
+    if missing := [name for name in wanted if name not in columns]:
+        listed = columns_listed(columns, missing[0])
+        text = f"{owner} has no column {names(missing)}; it has {listed}"
+        raise error(text if not fix else f"{text}{'' if text.endswith('?') else '.'} {fix}")
 
 
 def _correction(name: str, options: Collection[str]) -> str:

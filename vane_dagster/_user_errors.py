@@ -8,15 +8,25 @@ package never interrupts a worker with an exception of its own; a run is cancell
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Collection, Iterator
 from typing import Any
 
+import pyarrow as pa
+
+from vane_dagster._keywords import columns_listed
 from vane_dagster.errors import CostlyError, RowErrors
 from vane_dagster.storage.transient_errors import backoff_seconds, http_status, is_transient
 
 _MAX_CHARACTERS = 20_000
 _MAX_INNER = 5
+_QUOTED = re.compile(r"""["'](.+?)["']""")
+_ARROW_ROWS = (pa.Table, pa.RecordBatch)
+_ARROW_COLUMNS = (pa.ChunkedArray, pa.Array)
+_AS_PANDAS = 'Batches are Arrow tables; for pandas data frames, declare batch_format="pandas"'
 
 
 class Raised(Exception):
@@ -45,6 +55,70 @@ def contained(error: Any) -> BaseException:
     except BaseException:  # raised by the exception's own code; it is replaced
         pass
     return _stand_in(error)
+
+
+def hint(
+    error: BaseException, columns: Collection[str] = (), others: Collection[str] = ()
+) -> str | None:
+    """Return what to write instead of a common mistake; None if the error is of no known mistake.
+
+    Args:
+        error: The error, after `contained`.
+        columns: The columns of the batch or row that the code got; empty if it got none.
+        others: The columns of the stage's input.
+    """
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"Install {error.name!r} where the workers run, or import it so that it is found as "
+            "one of your own modules"
+        )
+    if type(error) is KeyError and columns and error.args and isinstance(error.args[0], str):
+        quoted = _QUOTED.search(error.args[0])  # as pyarrow and pandas word it
+        key = quoted.group(1) if quoted else error.args[0]
+        if key in columns:
+            return None
+        if key in others:
+            return f'The code gets only the columns that it names; name "{key}" in columns='
+        return f"The batch has the columns {columns_listed(columns, key)}"
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+        if os.path.isabs(error.filename):
+            return None
+        return (
+            f"The worker looked for it in {os.getcwd()!r}. Pass a file of the project as "
+            f"vd.local_file({error.filename!r})"
+        )
+    if isinstance(error, AttributeError):
+        if isinstance(error.obj, _ARROW_ROWS) and error.name in error.obj.schema.names:
+            return f'Read a column of an Arrow table as batch["{error.name}"]'
+        frame = isinstance(error.obj, _ARROW_ROWS) and "DataFrame"
+        kind = frame or (isinstance(error.obj, _ARROW_COLUMNS) and "Series")
+        return _AS_PANDAS if kind and _is_of_pandas(kind, error.name) else None
+    if isinstance(error, TypeError) and "'pyarrow.lib." in str(error):  # `batch["x"] = ...`, `+`
+        return _AS_PANDAS if re.search("item assignment|operand|supported", str(error)) else None
+    return None
+
+
+def hinted(
+    error: BaseException, columns: Collection[str] = (), others: Collection[str] = ()
+) -> BaseException:
+    """Return the error with its `hint` at the end of its text, if there is one."""
+    if isinstance(error, RowErrors):
+        each = {place: hinted(inner, columns, others) for place, inner in error.errors.items()}
+        return RowErrors(each, error.rows, used=error.used).with_traceback(error.__traceback__)
+    kind = type(error)
+    text = hint(error, columns, others) if kind.__module__ == "builtins" else None
+    if text is None:
+        return error
+    shown = {"__module__": kind.__module__, "__str__": lambda self: self.args[0]}
+    made: BaseException = type(kind.__name__, (kind,), shown)(f"{error}. {text}")
+    return made.with_traceback(error.__traceback__)
+
+
+def _is_of_pandas(kind: str, name: str) -> bool:
+    try:
+        return hasattr(getattr(importlib.import_module("pandas"), kind), name)
+    except ImportError:
+        return False
 
 
 def is_shutdown(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
-from vane_dagster._keywords import known_keywords
+from vane_dagster._keywords import known_keywords, require_columns
 
 OPEN = {"cls", "composite_id", "huggingface"}
 """Functions with further arguments: values of any number, or options of another library."""
@@ -66,3 +66,20 @@ def test_a_checked_function_stays_what_it_is():
 
     with pytest.raises(vd.DefinitionError, match=r"^g takes no argument by position.*Leave them"):
         g(1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "columns", "text"),
+    [
+        (["txt"], ["id", "text"], "it has 'id', 'text'. Did you mean 'text'? Fix it"),
+        (["text"], ["ID", "TEXT"], "it has 'ID', 'TEXT'. Did you mean 'TEXT'? Fix it"),
+        (["id", "x", "y"], ["id"], "'docs' has no column 'x', 'y'; it has 'id'. Fix it"),
+        (["x"], [f"c{n}" for n in range(30)], "'c18', 'c19' and 10 more. Fix it"),
+        (["x"], [], "it has none. Fix it"),
+    ],
+)
+def test_an_unknown_column_is_reported_with_those_that_exist(wanted, columns, text):
+    with pytest.raises(vd.SchemaError) as raised:
+        require_columns("'docs'", wanted, columns, fix="Fix it")
+    assert str(raised.value).endswith(text)
+    require_columns("'docs'", columns, columns)

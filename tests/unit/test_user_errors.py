@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -15,11 +17,11 @@ from support.poison import (
     Liar,
     NoText,
 )
-from vane_dagster._user_errors import contained, is_shutdown
-from vane_dagster.errors import CostlyError
+from vane_dagster._user_errors import contained, hinted, is_shutdown
+from vane_dagster.errors import CostlyError, RowErrors
 from vane_dagster.storage.transient_errors import is_transient
 from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.row_errors import user_traceback
+from vane_dagster.worker.row_errors import user_frames, user_traceback
 
 # The text of an exception
 
@@ -116,3 +118,91 @@ def test_output_is_kept_although_its_stream_is_closed():
     print("text \udcff", file=tap, flush=True)
 
     assert tap.drain() == "text \\udcff\n"
+
+
+# Hints
+
+TABLE = pa.table({"id": [1], "text": ["a"]})
+ARROW = 'Batches are Arrow tables; for pandas data frames, declare batch_format="pandas"'
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: TABLE["txt"], "has the columns 'id', 'text'. Did you mean 'text'?"),
+        (lambda: TABLE.select(["txt"]), "has the columns 'id', 'text'. Did you mean 'text'?"),
+        (lambda: TABLE.to_pandas()["txt"], "has the columns 'id', 'text'. Did you mean 'text'?"),
+        (lambda: TABLE.to_pandas()[["x"]], "The batch has the columns 'id', 'text'"),
+        (lambda: {"id": 1}["x"], "The batch has the columns 'id', 'text'"),
+        (lambda: TABLE["label"], 'only the columns that it names; name "label" in columns='),
+        (lambda: TABLE.apply(len), ARROW),
+        (lambda: TABLE.iloc[0], ARROW),
+        (lambda: TABLE.assign(n=1), ARROW),
+        (lambda: TABLE["text"].str.len(), ARROW),
+        (lambda: TABLE["id"].astype("int8"), ARROW),
+        (lambda: TABLE["text"].tolist(), ARROW),
+        (lambda: TABLE["text"].chunk(0).values, ARROW),
+        (lambda: TABLE.to_batches()[0].groupby("id"), ARROW),
+        (lambda: TABLE.__setitem__("n", 1), ARROW),
+        (lambda: TABLE["id"] + 1, ARROW),
+        (lambda: TABLE.text, 'Read a column of an Arrow table as batch["text"]'),
+        (
+            lambda: Path("weights.bin").read_text(),
+            "Pass a file of the project as vd.local_file('weights.bin')",
+        ),
+    ],
+)
+def test_a_common_mistake_is_reported_with_what_to_write(call, text):
+    with pytest.raises((KeyError, AttributeError, TypeError, OSError)) as raised:
+        call()
+    error = hinted(raised.value, TABLE.column_names, [*TABLE.column_names, "label"])
+    assert str(error).startswith(f"{raised.value}. ")
+    assert str(error).endswith(text)
+    assert isinstance(error, type(raised.value))
+    assert type(error).__name__ == type(raised.value).__name__
+    assert contained(error) is error
+    assert user_traceback(error).endswith(f"{type(error).__name__}: {error}\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("text"), KeyError(3), KeyError(), AttributeError("no"), TypeError("no"),
+        FileNotFoundError(2, "No such file", "/weights.bin"), FileNotFoundError("no"),
+        UnicodeDecodeError("utf-8", b"x", 0, 1, "no"),
+    ],
+)  # fmt: skip
+def test_other_errors_have_no_hint(error):
+    assert hinted(error, TABLE.column_names) is error
+
+
+def test_a_key_of_code_that_gets_no_columns_has_no_hint():
+    error = KeyError("positive")
+    assert hinted(error) is error
+
+
+def test_the_errors_of_rows_have_hints_of_their_own():
+    errors = hinted(RowErrors({2: KeyError("txt"), 3: ValueError("x")}), ["text"])
+    assert "Did you mean 'text'?" in str(errors.errors[2])
+    assert str(errors.errors[3]) == "x"
+
+
+# Frames
+
+
+def test_frames_are_the_users_with_paths_below_the_folder_of_the_definitions(tmp_path):
+    folder = tmp_path / "code" / ("0" * 64) / "project"
+    neighbour = Path(vd.__file__).parents[1] / "vane_dagster_project" / "here.py"
+    code = compile("def fail():\n    raise ValueError('x')\n", os.fspath(folder / "a.py"), "exec")
+    names = {}
+    exec(code, names)
+    caller = compile("def call(fail):\n    fail()\n", os.fspath(neighbour), "exec")
+    exec(caller, names)
+    with pytest.raises(ValueError, match="x") as raised:
+        names["call"](names["fail"])
+    frames = user_frames(raised.value).splitlines()
+    assert frames[0] == "Traceback (most recent call last):"
+    assert frames[-2:] == [
+        f'  File "{neighbour}", line 2, in call',
+        '  File "project/a.py", line 2, in fail',
+    ]

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeAlias, Union
 import pyarrow as pa
 
 from vane_dagster._arguments import list_of_names, one_of
+from vane_dagster._keywords import require_columns
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.fingerprint.hashing import combine
@@ -192,11 +193,8 @@ class Check:
 
         Without named columns, at least one column must have the type.
         """
-        if missing := [name for name in columns or () if name not in schema.names]:
-            raise DefinitionError(
-                f"{location}: check {self.name!r} names the column {missing[0]!r}; the stage has "
-                f"{names(schema.names)}"
-            )
+        owner = f"{location}: check {self.name!r}: the stage"
+        require_columns(owner, columns or (), schema.names, DefinitionError)
         if is_kind is None:
             return
         if columns is None and not any(is_kind(each.type) for each in schema):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from vane_dagster._arguments import mapping, positive
+from vane_dagster._keywords import require_columns
 from vane_dagster.checks.base import (
     Check,
     CheckLike,
@@ -469,10 +470,7 @@ def _columns(
         SchemaError: If a column is missing or of another type, or no column has the type.
     """
     schema = context.schema
-    if missing := [name for name in given or () if name not in schema.names]:
-        raise SchemaError(
-            f"there is no column {missing[0]!r}; expected one of {names(schema.names)}"
-        )
+    require_columns("the stage", given or (), schema.names)
     columns = given or [name for name in schema.names if name not in context.keys]
     if is_kind is None:
         return list(columns)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster._arguments import positive
+from vane_dagster._keywords import require_columns
 from vane_dagster.checks.base import Check, bound
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
 from vane_dagster.errors import DefinitionError, SchemaError
@@ -134,8 +135,7 @@ def population_stability_index(counts: Array, before: Array) -> float:
 
 
 def _kind(schema: pa.Schema, column: str) -> _Compare:
-    if column not in schema.names:
-        raise SchemaError(f"there is no column {column!r}; expected one of {schema.names}")
+    require_columns("the stage", [column], schema.names)
     kind = plain_type(schema.field(column).type)
     if not can_drift(kind):
         raise SchemaError(

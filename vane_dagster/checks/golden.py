@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vane_dagster._arguments import checked_url, mapping
+from vane_dagster._keywords import require_columns
 from vane_dagster._secrets import keep_options, revealed, url_parts, with_options
 from vane_dagster.checks.base import Check, bound, checked_columns
 from vane_dagster.checks.context import CheckContext, CheckOutcome
@@ -215,16 +216,9 @@ def _columns(check: Golden, id: str, schema: pa.Schema) -> list[str]:
         SchemaError: If a column is missing from the expected rows or from the stage.
     """
     expected = check.rows.column_names
-    if id not in expected:
-        raise SchemaError(f"the expected rows have no id {id!r}; they have {names(expected)}")
     columns = [name for name in check.columns or expected if name != id]
-    if missing := [name for name in columns if name not in expected]:
-        raise SchemaError(f"the expected rows have no column {missing[0]!r}")
-    if missing := [name for name in columns if name not in schema.names]:
-        raise SchemaError(
-            f"the stage has no column {missing[0]!r}, which is expected; it has "
-            f"{names(schema.names)}"
-        )
+    require_columns("the expected table", (id, *columns), expected)
+    require_columns("the stage", columns, schema.names)
     if not columns:
         raise SchemaError(f"the expected rows have no column besides the id {id!r}")
     return columns

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster._keywords import require_columns
 from vane_dagster._secrets import masked
 from vane_dagster._user_errors import contained
 from vane_dagster.checks.base import Check
@@ -26,7 +27,7 @@ from vane_dagster.checks.context import (
     Recomputation,
 )
 from vane_dagster.engine.partition_order import NoOrder, PartitionOrder
-from vane_dagster.errors import DefinitionError, SchemaError, names
+from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.column_stats import Measures, measure, merge_measures
 from vane_dagster.storage.damage import verified
@@ -397,10 +398,7 @@ class ManifestContext:
         return self.recomputation
 
     def _require(self, columns: Sequence[str]) -> None:
-        if missing := [name for name in columns if name not in self.schema.names]:
-            raise SchemaError(
-                f"there is no column {missing[0]!r}; expected one of {names(self.schema.names)}"
-            )
+        require_columns("the stage", columns, self.schema.names)
 
 
 def package_versions(parts: Sequence[PartInfo], run_id: str) -> list[PackageVersions]:

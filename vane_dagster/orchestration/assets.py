@@ -115,7 +115,7 @@ def build_assets(pipeline: Pipeline, servers: Sequence[ModelServer] = ()) -> dg.
                 seed=config.reproduce_seed,
             ).evaluate(checks, check_runner)
         except VaneError as error:
-            raise dg.Failure(description=str(error)) from error
+            raise dg.Failure(description=str(error)) from error.__cause__
         selected = {key.path[-1] for key in context.selected_asset_keys}
         if not selected:
             yield from writer.take()
@@ -142,7 +142,7 @@ def build_assets(pipeline: Pipeline, servers: Sequence[ModelServer] = ()) -> dg.
                     priority=_priority(context.run),
                 )
         except VaneError as error:
-            raise dg.Failure(description=str(error)) from error
+            raise dg.Failure(description=str(error)) from error.__cause__
         yield from report.results()
 
     return materialize
@@ -167,7 +167,7 @@ def build_source(pipeline: Pipeline, options: AssetOptions) -> dg.AssetsDefiniti
         try:
             changed = observe(pipeline, partitions, log)
         except VaneError as error:
-            raise dg.Failure(description=str(error)) from without_secrets(error)
+            raise dg.Failure(description=str(error)) from without_secrets(error).__cause__
         context.log.info(f"{changed} of {len(partitions)} partitions have changed")
         yield from writer.take()
         yield dg.ObserveResult(asset_key=key, metadata=LOGGED_ALREADY)

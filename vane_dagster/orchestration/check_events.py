@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.errors import StoreError, VaneError, names
+from vane_dagster.errors import StoreError, VaneError, first_line, names
 from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.event_log import Target
 from vane_dagster.orchestration.event_writer import EventWriter
@@ -95,7 +95,7 @@ class CheckLog:
             partition: The partition key; None for an unpartitioned pipeline.
             error: The partition's error.
         """
-        message = f"The partition failed, so the check was not evaluated: {error}"
+        message = f"The partition failed, so the check was not evaluated: {first_line(error)}"
         checks = self._pipeline.checks(stage)
         results = [
             CheckResult(c.name, False, c.blocking, c.severity, message, {}, "") for c in checks

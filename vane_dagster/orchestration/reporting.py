@@ -52,6 +52,8 @@ LOGGED_ALREADY = {"__source_asset_observation__": True}
 # Write pending events after this many partitions of stages, or after this many seconds.
 _GROUP = 100
 _SECONDS = 1.0
+# The error of a run has the text of this many errors.
+_SHOWN = 5
 # Wait this many times the duration of the last listing before listing the manifests again.
 _LISTING_PAUSE = 10.0
 
@@ -93,6 +95,7 @@ class RunReport:
         self._progress = ProgressReport(context.log.info)
         self._summary = RunSummary()
         self._failed: list[Failed] = []
+        self._roots: list[Failed] = []
         self._done: ReadAhead | None = None
         self._before = _logged_before(context)
         self._definitions: Mapping[str, str] = {}
@@ -210,7 +213,8 @@ class RunReport:
             self._checks.not_made(event.stage, event.partition, event.error)
             self._waits()
             if event.because is None:
-                self._log.error(_failure_message(event))
+                self._roots.append(event)
+                self._log_failure(event)
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)
         elif isinstance(event, WaveStarted) and event.count > 1:
@@ -225,6 +229,14 @@ class RunReport:
         elif isinstance(event, Waiting):
             self._progress(event)
             self._log.info(masked(event.text))
+
+    def _log_failure(self, failure: Failed) -> None:
+        """Log a failure: in one line, if the error of the run will have the rest of its text."""
+        text = _failure_message(failure)
+        first, _, more = text.partition("\n")
+        if more and len(self._roots) <= _SHOWN:
+            text = f"{first} (the error of the run has the rest)"
+        self._log.error(text)
 
     def _worker_ready(self, event: WorkerReady) -> None:
         """Log each model load, and the first warm worker of a model: there may be hundreds."""
@@ -303,6 +315,9 @@ class RunReport:
         if self._done is not None:
             self._done.close()
             self._log.info(self._summary.text(finished=kind is None))
+        if kind is not None:  # the run ends with another error
+            for failure in self._roots[:_SHOWN]:
+                self._log.error(_failure_message(failure))
 
     def results(self) -> Iterator[Any]:
         """Yield the step's results.
@@ -326,15 +341,14 @@ class RunReport:
             raise dg.Failure(describe_blocked(self._checks.blocked), allow_retries=False)
 
     def _failure(self) -> dg.Failure:
-        roots = [failure for failure in self._failed if failure.because is None]
         keys = dict.fromkeys(failure.partition for failure in self._failed)
-        if len(self._partitions) == 1:
-            description = "\n\n".join(map(_failure_message, roots))
-        else:
-            shown = "\n\n".join(_failure_message(f) for f in roots[:5])
+        description = "\n\n".join(map(_failure_message, self._roots[:_SHOWN]))
+        if (more := len(self._roots) - _SHOWN) > 0:
+            description += f"\n\nThe log has {more} more"
+        if len(self._partitions) > 1:
             description = (
                 f"{len(keys)} of {len(self._partitions)} partitions failed ({names(keys)}); the "
-                f"others are materialized. Finished parts are kept.\n\n{shown}"
+                f"others are materialized. Finished parts are kept.\n\n{description}"
             )
         return dg.Failure(
             description=description,

@@ -112,7 +112,7 @@ def _check(
                 found = [pool for pool in compute.pools() if pool["identity"] == server.identity()]
                 return evaluation(found)
             except VaneError as error:
-                raise dg.Failure(description=str(error)) from error
+                raise dg.Failure(description=str(error)) from error.__cause__
 
     return healthy
 

@@ -68,6 +68,11 @@ def missing_arguments(missing: Sequence[str], given: Mapping[str, Any], call: St
         call: The method that adds the stage.
     """
     text = f"{call.method} lacks its argument{'s' * (len(missing) > 1)} {names(missing)}"
+    if "schema" in missing:
+        text += (
+            '. Declare the columns of the results, as schema={"label": "VARCHAR"}, or write '
+            'schema="infer", which infers them from the first rows'
+        )
     return "\n".join(line for line in (_unknown(given, call), text) if line)
 
 

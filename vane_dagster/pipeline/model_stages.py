@@ -17,8 +17,9 @@ from vane_dagster._arguments import (
     parse_concurrency,
     positive,
 )
+from vane_dagster._keywords import require_columns
 from vane_dagster._secrets import keep_arguments
-from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
+from vane_dagster.errors import CodeIdentityError, DefinitionError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
@@ -172,11 +173,8 @@ class ModelStageSpec(MapBatchesSpec):
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """The columns that the model task makes, and those that pass through."""
         first = inputs[self.upstream[0]]
-        if missing := [column for column in self.model_task.needed if column not in first.names]:
-            raise SchemaError(
-                f"{pipeline._location(self.name)}: needs {names(missing)}, which "
-                f"{self.upstream[0]!r} does not have; it has {names(first.names, 20)}"
-            )
+        owner = f"{pipeline._location(self.name)}: {self.upstream[0]!r}"
+        require_columns(owner, self.model_task.needed, first.names)
         return super().output_schema(pipeline, inputs)
 
     @property
@@ -383,11 +381,7 @@ class ModelStageRows:
             return
         known = self.pipeline.declared_types()[self._node]
         read = dict.fromkeys((*(model_task.reads or ()), *model_task.needed, *named))
-        if missing := [column for column in read if column not in known]:
-            raise DefinitionError(
-                f"{location}: needs {names(missing)}, which {self._node!r} does not have; it has "
-                f"{names(known, 20)}"
-            )
+        require_columns(f"{location}: {self._node!r}", read, known, DefinitionError)
 
 
 def name_of(location: str, value: Any, argument: str = "output_column") -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from vane_dagster._arguments import list_of_names, mapping, positive
-from vane_dagster.errors import DefinitionError, names
+from vane_dagster._keywords import require_columns
+from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.model_stages import ModelStageRows, PromptSpec, name_of
 from vane_dagster.pipeline.options import ExecutionBackend, OnError, ReuseMode
 from vane_dagster.pipeline.prompt_functions import made_columns, parse_functions
@@ -233,12 +234,9 @@ class PromptRows(ModelStageRows):
         else:
             declared = declares_columns(self.pipeline, self._node)
             known = self.pipeline.declared_types()[self._node] if declared else [name]
-            if name not in known:
-                raise DefinitionError(
-                    f"{location}: messages is missing, and {self._node!r} has no column {name!r}; "
-                    f"it has {names(known, 20)}. Name the column of prompts, write a template, or "
-                    "give preprocess"
-                )
+            owner = f"{location}: messages is missing, and {self._node!r}"
+            fix = "Name the column of prompts, write a template, or give preprocess"
+            require_columns(owner, [name], known, DefinitionError, fix)
             template = Template(name, (name,), True, parse_system(location, system))
         if functions.postprocess is None and schema is not None:
             raise DefinitionError(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 
 import pyarrow as pa
 
+from vane_dagster._keywords import require_columns
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity, worker_code_digest
 from vane_dagster.fingerprint.files import LocalFiles
@@ -64,11 +65,11 @@ SOURCE = "source"
 """The name of a pipeline's source among its nodes. A node is a stage or the source."""
 
 _OPEN_FILE = (
-    ". To read the row's file, write a parameter `file: vd.File`; else name the column of a "
+    "To read the row's file, write a parameter `file: vd.File`; else name the column of a "
     'parameter, as inputs={"parameter": "column"}'
 )
 _NAME_INPUTS = (
-    '. Name the column of a parameter, as inputs={"parameter": "column"}, or annotate the one '
+    'Name the column of a parameter, as inputs={"parameter": "column"}, or annotate the one '
     "parameter as a dict to get the whole row"
 )
 
@@ -333,11 +334,8 @@ class ProjectSpec(StageKind):
         """DuckDB's types for expressions, and the input's types for columns that pass through."""
         location = pipeline._location(self.name)
         first = inputs[self.upstream[0]]
-        if missing := [name for name in _listed(self.include) if name not in first.names]:
-            raise SchemaError(
-                f"{location}: include_columns names {names(missing)}, which {self.upstream[0]!r} "
-                f"does not have; it has {names(first.names, 20)}"
-            )
+        owner = f"{location}: include_columns: {self.upstream[0]!r}"
+        require_columns(owner, _listed(self.include), first.names)
         schema = sql.bind(self._pairs(first.names), self.where, first, location)
         check_id(location, pipeline.keys(self.name)[0].column, schema)
         return schema
@@ -668,14 +666,9 @@ class MapBatchesSpec(StageKind):
                 f"(schema={INFER!r}). Declare {self.schema_argument}; preview() shows it as code"
             )
         needed = dict.fromkeys([*(self.columns or ()), *_listed(self.include)])
-        if missing := [column for column in needed if column not in first.names]:
-            by_row = isinstance(self.contract, RowCall) and self.contract.inputs is not None
-            has_files = pipeline.source.names_files
-            hint = (_OPEN_FILE if has_files else _NAME_INPUTS) if by_row else ""
-            raise SchemaError(
-                f"{location}: needs {names(missing)}, which {self.upstream[0]!r} does not have; "
-                f"it has {names(first.names, 20)}{hint}"
-            )
+        by_row = isinstance(self.contract, RowCall) and self.contract.inputs is not None
+        fix = (_OPEN_FILE if pipeline.source.names_files else _NAME_INPUTS) if by_row else ""
+        require_columns(f"{location}: {self.upstream[0]!r}", needed, first.names, fix=fix)
         fields = []
         above = [key.column for key in pipeline.keys(self.upstream[0])]
         own = [key.column for key in pipeline.keys(self.name)]
@@ -816,11 +809,8 @@ class MapBatchesSpec(StageKind):
                 f"{location}: on_error='null' adds a column {ERROR_COLUMN!r} to a row's own; "
                 "rename yours in the schema, and use 'quarantine' for a one-to-many stage"
             )
-        if unknown := [name for name in self.reads if name not in self.schema.names]:
-            raise DefinitionError(
-                f"{location}: column_lineage names {names(unknown)}, which the schema does not "
-                f"declare; it has {names(self.schema.names, 20)}"
-            )
+        owner = f"{location}: column_lineage: the schema"
+        require_columns(owner, self.reads, self.schema.names, DefinitionError)
 
     def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
         """The declared types, and those known of the ids and columns that pass through."""
@@ -1049,11 +1039,7 @@ class JoinSpec(StageKind):
             if side is not None:
                 _check_same_id(location, shape, base, schema, side)
             chosen = self._chosen(node, schema.names, side.known if side else ids)
-            if missing := [column for _, column in chosen if column not in schema.names]:
-                raise SchemaError(
-                    f"{location}: takes {names(missing)} of {node!r}, which does not have it; it "
-                    f"has {names(schema.names, 20)}"
-                )
+            require_columns(f"{location}: {node!r}", [c for _, c in chosen], schema.names)
             taken = [schema.field(column).with_name(name) for name, column in chosen]
             if side is not None and side.label is not None:
                 own = [key.column for key in pipeline.keys(node) if key.column not in side.known]
@@ -1265,11 +1251,8 @@ def check_id(location: str, id: str, schema: pa.Schema) -> None:
     Raises:
         SchemaError: If the column is missing, or is neither whole numbers nor text.
     """
-    if id not in schema.names:
-        raise SchemaError(
-            f"{location}: has no id column {id!r}; it has {names(schema.names, 20)}. Name the id "
-            "column in vd.Pipeline(id=...)"
-        )
+    fix = "Name the id column in vd.Pipeline(id=...)"
+    require_columns(location, [id], schema.names, fix=fix)
     kind = schema.field(id).type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if not (pa.types.is_integer(kind) or text):

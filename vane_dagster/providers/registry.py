@@ -143,6 +143,6 @@ def check_folder(model: str) -> None:
     named = os.path.isabs(path) or model.startswith(("./", "../"))
     if named and not os.path.exists(path):
         raise FileNotFoundError(
-            f"model is {model!r}, which is not there where the workers run; expected the folder of "
-            "a model, or a name on the Hugging Face hub"
+            f"model is {model!r}, and there is no {os.path.abspath(path)!r} where the workers run; "
+            "expected the folder of a model, or a name on the Hugging Face hub"
         )

@@ -21,12 +21,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster._keywords import require_columns
 from vane_dagster.errors import DefinitionError, SourceError, first_line, names
 from vane_dagster.sources.base import cleaned_up
 from vane_dagster.sources.delta_scan import VACUUM, Positions, RowFilter
 from vane_dagster.sources.parquet import ROW_NUMBER
 from vane_dagster.sources.schemas import plain_schema
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import Location, shown_url
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.table_options import table_options
 from vane_dagster.storage.transient_errors import with_retries
@@ -90,11 +91,8 @@ class DeltaVersion:
                 f"{where}: Delta table {self.url!r} has a column {ROW_NUMBER!r}, which is what the "
                 "reader calls a row's place in its file; rename it"
             )
-        if missing := [name for name in columns or () if name not in self._all.names]:
-            raise SourceError(
-                f"{where}: Delta table {self.url!r} has no column {names(missing)}; it has "
-                f"{names(self._all.names, 20)}"
-            )
+        owner = f"{where}: Delta table {self.url!r}"
+        require_columns(owner, columns or (), self._all.names, SourceError)
         wanted = self._all.names if columns is None else columns
         self.schema = pa.schema([self._all.field(name) for name in wanted])
         if binary := [
@@ -140,7 +138,7 @@ class DeltaVersion:
         """
         from deltalake.exceptions import TableNotFoundError
 
-        what = f"{where}: Delta table {location.url!r}"
+        what = f"{where}: Delta table {shown_url(location.url)}"
         try:
             table = with_retries(functools.partial(_opened, location, version))
             return cls(location, table, columns, where)

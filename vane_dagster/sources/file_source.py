@@ -28,7 +28,7 @@ from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, VaneError, described, names
 from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
-from vane_dagster.storage.filesystem import IO_THREADS, Location, files_below
+from vane_dagster.storage.filesystem import IO_THREADS, Location, files_below, shown_url
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.transient_errors import with_retries
 
@@ -108,7 +108,7 @@ class FileSource(Source):
     def missing(self, partition: str | None, location: str) -> SourceError | None:
         where = "" if partition is None else f" for partition {partition!r}"
         return SourceError(
-            f"{location}: no {self.label} file{where} at {self.url_for(partition)!r}; "
+            f"{location}: no {self.label} file{where} at {shown_url(self.url_for(partition))}; "
             f"expected a file, a folder that holds {self.patterns}, or a glob that matches some. "
             f"{_hint(self, partition)}"
         )
@@ -272,7 +272,8 @@ def _unlisted(url: str, error: Exception, location: str) -> SourceError:
         fix = "Remove the link"
     elif isinstance(error, FileNotFoundError) and os.path.islink(error.filename or ""):
         fix = "It is a link to nothing: remove the link, or restore its file"
-    made = SourceError(f"{location}: source {url!r} cannot be listed: {described(error)}. {fix}")
+    text = f"{location}: source {shown_url(url)} cannot be listed: {described(error)}. {fix}"
+    made = SourceError(text)
     made.__cause__ = error
     return made
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster._keywords import require_columns
 from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line, names
 from vane_dagster.fingerprint.hashing import digest
@@ -321,10 +322,7 @@ class _DatasetRows(Rows):
         return _plain_chunk(self._arrow[key], self.schema, self._embeds)
 
     def column(self, name: str) -> pa.ChunkedArray:
-        if name not in self.schema.names:
-            raise SourceError(
-                f"partition_column is {name!r}; expected one of {names(self.schema.names)}"
-            )
+        require_columns("partition_column: the dataset", [name], self.schema.names, SourceError)
         found = self._arrow.select_columns([name])[:]
         return in_plain_types(found, pa.schema([self.schema.field(name)])).column(name)
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import check_placeholders, filled_filter, list_of_names
-from vane_dagster._keywords import known_keywords
+from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster.errors import DefinitionError, SourceError, names
 from vane_dagster.sources.base import (
     FragmentRule,
@@ -239,11 +239,8 @@ class _PlannedTable:
         if self._source.columns is None:
             return schema
         known = [each.name for each in schema.fields]
-        if missing := [name for name in self._source.columns if name not in known]:
-            raise SourceError(
-                f"{self._location}: table {self._source.place} has no column {names(missing)}; it "
-                f"has {names(known, 20)}"
-            )
+        owner = f"{self._location}: table {self._source.place}"
+        require_columns(owner, self._source.columns, known, SourceError)
         return schema.select(*self._source.columns)
 
     @functools.cached_property

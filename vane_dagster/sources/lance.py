@@ -25,7 +25,7 @@ from vane_dagster._arguments import (
     filled_filter,
     list_of_names,
 )
-from vane_dagster._keywords import known_keywords
+from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, names
 from vane_dagster.sources.base import (
@@ -385,12 +385,8 @@ class _PlannedTable:
     def schema(self) -> pa.Schema:
         """The columns and the types in which they are read."""
         table, columns = self._table, self._source.columns
-        known = table.schema.names
-        if missing := [name for name in columns or () if name not in known]:
-            raise SourceError(
-                f"{self._location}: Lance table {self._url!r} has no column {names(missing)}; it "
-                f"has {names(known, 20)}"
-            )
+        owner = f"{self._location}: Lance table {self._url!r}"
+        require_columns(owner, columns or (), table.schema.names, SourceError)
         wanted = None if columns is None else list(columns)
         return plain_schema(table.scanner(columns=wanted, blob_handling=_BLOBS).projected_schema)
 

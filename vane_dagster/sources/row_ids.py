@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster._keywords import known_keywords
+from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster._secrets import masked
 from vane_dagster.errors import DefinitionError, IntegrityError, SchemaError, SourceError, names
 from vane_dagster.sources.base import (
@@ -156,11 +156,7 @@ class CompositeId(IdRule):
         return json.dumps({"columns": self.columns})
 
     def schema(self, source: pa.Schema, location: str) -> pa.Schema:
-        if unknown := [name for name in self.columns if name not in source.names]:
-            raise SchemaError(
-                f"{location}: id names {names(unknown)}, which the source lacks; it has "
-                f"{names(source.names, 20)}"
-            )
+        require_columns(f"{location}: id: the source", self.columns, source.names)
         for name in self.columns:
             kind = source.field(name).type
             if not is_identifying(plain_kind(kind)):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from vane_dagster._keywords import known_keywords
+from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster.errors import DefinitionError, SourceError, StoreError, VaneError, names
 from vane_dagster.sources.rows_source import Catalog, Positions, Rows, RowsSource
 from vane_dagster.sources.table_reader import in_plain_types, table_schema
@@ -161,10 +161,9 @@ def _check_columns(found: Sequence[Any], partition_column: str | None) -> None:
             f"{_LABEL}: column names {wrong[:3]!r} are not non-empty strings; rename them"
         )
     check_distinct(list(found), _LABEL)
-    if partition_column is not None and partition_column not in found:
-        raise DefinitionError(
-            f"{_LABEL}: partition_column is {partition_column!r}; expected one of {names(found)}"
-        )
+    if partition_column is not None:
+        owner = f"{_LABEL}: partition_column: the table"
+        require_columns(owner, [partition_column], found, DefinitionError)
 
 
 def _as_arrow(data: Any) -> pa.Table:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from vane_dagster._arguments import NAME
+from vane_dagster._keywords import require_columns
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.filesystem import IO_THREADS, Location, protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_name
@@ -57,10 +58,7 @@ class StoredRows:
             return self
         if isinstance(columns, str):
             raise StoreError(f"{self.label!r}: columns is {columns!r}; expected a list of names")
-        if unknown := [name for name in columns if name not in self.schema.names]:
-            raise StoreError(
-                f"{self.label!r} has no column {names(unknown)}; it has {names(self.schema.names)}"
-            )
+        require_columns(repr(self.label), columns, self.schema.names, StoreError)
         schema = pa.schema([self.schema.field(name) for name in dict.fromkeys(columns)])
         return replace(self, schema=schema)
 

@@ -11,7 +11,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from vane_dagster.errors import DefinitionError, SchemaError, first_line
+from vane_dagster._keywords import columns_listed
+from vane_dagster.errors import DefinitionError, SchemaError, first_line, names
 from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.schema import (
     NO_ARROW_TYPE,
@@ -496,10 +497,14 @@ def _bound_type(
         relation = connection.sql(select([("x", expression)], None, "source"))
         found, kind = relation.to_arrow_table(), relation.types[0]
     except duckdb.Error as error:
-        described = ", ".join(f"{field.name} {field.type}" for field in schema)
-        raise SchemaError(
-            f"{label} does not fit its input: {first_line(error)} The input has {described}"
-        ) from None
+        text, known = first_line(error), {name.lower() for name in schema.names}
+        named = [name for name in referenced_columns(expression, label) if f'"{name}"' in text]
+        if missing := [name for name in named if name.lower() not in known]:
+            listed = columns_listed(schema.names, missing[0])
+        else:
+            listed = names((f"{each.name} {each.type}" for each in schema), 20)
+        message = f"{label} does not fit its input: {text} The input has {listed}"
+        raise SchemaError(message) from None
     if is_lost_in_arrow(kind):
         raise SchemaError(f"{label} is {kind}; {NO_ARROW_TYPE}, for example with ::VARCHAR")
     return found.schema.field(0).type

@@ -58,6 +58,12 @@ class UserCode:
         """Return the columns of a batch that the code gets."""
         return batch if self.op.columns is None else batch.select(list(self.op.columns))
 
+    def names(self, batch: pa.Table) -> list[str]:
+        """Return the names by which the code reads columns; none if it gets one value for each."""
+        contract = getattr(self.op.contract, "of", self.op.contract)
+        by_name = isinstance(contract, BatchCall) or getattr(contract, "inputs", ()) is None
+        return self.given(batch).column_names if by_name else []
+
     def results(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Call synchronous code, and yield its one result or several."""
         result = self.call(*args, *self.args, **kwargs, **self.kwargs)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from vane_dagster import _failpoints
 from vane_dagster._private_folder import worker_folder
 from vane_dagster._secrets import keep_variables, masked
-from vane_dagster._user_errors import contained, is_shutdown
+from vane_dagster._user_errors import contained, hinted, is_shutdown
 from vane_dagster.errors import (
     DamagedPartError,
     IntegrityError,
@@ -64,7 +64,7 @@ from vane_dagster.worker.protocol import (
     fault_kind,
 )
 from vane_dagster.worker.retry import BatchError
-from vane_dagster.worker.row_errors import rejected, user_traceback
+from vane_dagster.worker.row_errors import rejected, user_frames
 from vane_dagster.worker.source_rows import known_files
 
 
@@ -358,16 +358,10 @@ def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
     if isinstance(error, ModelLoadError):
         return Fault("ModelLoadError", str(error))
     label = model.label if model else "worker"
-    hint = ""
-    if isinstance(error, ModuleNotFoundError):
-        hint = (
-            f". Install {error.name!r} where the workers run, or import it so that it is found as "
-            "one of your own modules"
-        )
     return Fault(
         "ModelLoadError",
-        f"{label} could not be constructed in a worker: {described(error)}{hint}",
-        user_traceback(error),
+        f"{label} could not be constructed in a worker: {described(hinted(error))}",
+        user_frames(error),
     )
 
 
@@ -387,4 +381,4 @@ def work_fault(work: Work, error: BaseException) -> Fault:
         return Fault(fault_kind(error), str(error))
     message = f"{where}: {described(error)}"
     return Fault("UdfError" if isinstance(work.op, CallUdf) else "ComputeError", message,
-                 user_traceback(error))  # fmt: skip
+                 user_frames(error))  # fmt: skip

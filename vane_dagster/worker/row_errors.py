@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -21,6 +22,8 @@ from vane_dagster.worker.retry import TIMED_OUT, RowFault
 _FAULTS_REPORTED = 3
 _MAX_CHARACTERS = 4_000
 _MAX_SHOWN_CHARACTERS = 200
+_UNPACKED = re.compile(r'File "[^"]*/[0-9a-f]{64}/')
+"""The folder of users' modules in a worker."""
 
 
 def fault_table(faults: Sequence[RowFault], work: Work, ids: Sequence[str], model: str) -> pa.Table:
@@ -114,27 +117,34 @@ def _described(fault: RowFault, id: str) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """Format the traceback from the user's first frame on."""
+    """Format the traceback without the frames of this package."""
+    try:
+        last = traceback.format_exception_only(error)
+    except BaseException:  # formatting reads the exception's own attributes and context
+        last = [f"{described(error)}\n"]
+    return user_frames(error) + masked(clean("".join(last)))
+
+
+def user_frames(error: BaseException) -> str:
+    """Format the frames of the traceback that are not of this package.
+
+    Files of users' modules have the paths below the folder of the definitions.
+    """
     refused = isinstance(error, UdfError)  # a result, by this package: its frames say nothing
     try:
         frames = _theirs(traceback.extract_tb(error.__traceback__), refused)
     except BaseException:  # raised by a loader or a file name of the user's code
         places = traceback.walk_tb(error.__traceback__)
         frames = _theirs([_frame(*place) for place in places], refused)
-    try:
-        last = traceback.format_exception_only(error)
-    except BaseException:  # formatting reads the exception's own attributes and context
-        last = [f"{described(error)}\n"]
-    return masked(clean("Traceback (most recent call last):\n" + "".join(frames + last)))
+    text = masked(clean("Traceback (most recent call last):\n" + "".join(frames)))
+    return _UNPACKED.sub('File "', text)
 
 
 def _theirs(frames: list[traceback.FrameSummary], refused: bool) -> list[str]:
-    """Return the frames from the user's first one on; without one all, but none if `refused`."""
-    own = os.path.dirname(os.path.dirname(__file__))
-    theirs = [i for i, frame in enumerate(frames) if not frame.filename.startswith(own)]
-    if theirs:
-        return traceback.format_list(frames[theirs[0] :])
-    return [] if refused else traceback.format_list(frames)
+    """Return the frames that are not of this package; without one all, but none if `refused`."""
+    own = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+    theirs = [frame for frame in frames if not frame.filename.startswith(own)]
+    return traceback.format_list(theirs or ([] if refused else frames))
 
 
 def _frame(frame: FrameType, line: int) -> traceback.FrameSummary:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments
-from vane_dagster._user_errors import contained, is_shutdown
+from vane_dagster._user_errors import contained, hinted, is_shutdown
 from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.pipeline.contracts import CALL
 from vane_dagster.servers.directory import SERVER_MOVED, directory
@@ -178,25 +178,12 @@ def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:
     return unsliced(rows).take(pc.array_sort_indices(places.combine_chunks()))
 
 
-def _hinted(error: BaseException, op: CallUdf) -> BaseException:
-    """Say how to read the id, in the error of code that reads it but does not name it."""
-    if op.columns is None or op.ids[0] in op.columns:
-        return error
-    if isinstance(error, RowErrors):
-        each = {place: _hinted(inner, op) for place, inner in error.errors.items()}
-        return RowErrors(each, error.rows, used=error.used).with_traceback(error.__traceback__)
-    id, key = op.ids[0], error.args[0] if type(error) is KeyError and error.args else None
-    if key != id and not (isinstance(key, str) and f'"{id}"' in key):  # as pyarrow words it
-        return error
-    text = f'{key}. The code gets only the columns that it names; name "{id}" in columns='
-    return KeyError(text).with_traceback(error.__traceback__)
-
-
 class _TableCalls:
     """The calls for the batches of one table."""
 
     def __init__(self, caller: UdfCaller, code: UserCode) -> None:
-        self.caller, self.op, self.work, self.revoked = caller, code.op, code.work, code.revoked
+        self.caller, self.code, self.op, self.work = caller, code, code.op, code.work
+        self.revoked = code.revoked
         self.user_code = callers.caller(code)
         self.seconds = 0.0
         self.calls = 0
@@ -364,7 +351,7 @@ class _TableCalls:
         Raises:
             UnhealthyModelError: If the model is dead.
         """
-        error = _hinted(contained(raised), self.op)
+        error = hinted(contained(raised), self.code.names(batch), batch.column_names)
         check_alive(worst(error))
         return self._partial(error, batch) if isinstance(error, RowErrors) else error
 

@@ -140,6 +140,6 @@ def test_columns_that_clash_or_are_not_there(tmp_path, local, materialize):
     docs = pipeline(tmp_path)
     docs.join("both", docs["clean"], docs["double"], columns={"double": ["z"]})
     message = failure(materialize(docs, local, raises=False))
-    assert "takes 'z' of 'double', which does not have it" in message
+    assert "'double' has no column 'z'; it has" in message
     with pytest.raises(vd.DefinitionError, match="columns names 'none'"):
         docs.join("again", docs["clean"], docs["double"], columns={"none": ["z"]})

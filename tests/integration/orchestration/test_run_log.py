@@ -11,6 +11,7 @@ import pytest
 import vane_dagster as vd
 from support.data import write_source
 from support.pool_models import ray_compute  # noqa: F401  # fixtures
+from support.results import failure
 from support.server_runs import asking, echo
 from vane_dagster.events import (
     Progress,
@@ -88,3 +89,56 @@ def test_progress_after_a_filter_ends_with_the_rows_of_the_stage(
 
     last = [event for event in events if isinstance(event, Progress)][-1]
     assert last.done == last.total == {"few": 160, "labels": 30}
+
+
+def fails(batch):
+    return {"label": batch["idd"]}
+
+
+@pytest.mark.parametrize("schema", [{"label": "BIGINT"}, "infer"])
+def test_the_error_of_a_function_is_in_the_log_once_beside_the_failure(
+    schema, tmp_path, materialize, local
+):
+    write_source(tmp_path / "src", {"id": range(8)})
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    pipeline.map_batches("out", fails, schema=schema)
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = materialize(pipeline, local, instance=instance, raises=False)
+        entries = [
+            record.event_log_entry for record in instance.get_records_for_run(result.run_id).records
+        ]
+
+    text = failure(result)
+    first, _, frames = text.partition("\n\n")
+    assert re.match(
+        r"stage 'docs/out', fragment 0 \(rows 0 to 8 of .*\): in a batch of 8 rows, .*: KeyError: "
+        r".*'id'\. Did you mean 'id'\?$",
+        first,
+    ), first
+    assert re.match(r'Traceback .*:\n  File ".*test_run_log\.py", line \d+, in fails\n', frames)
+    assert text.count("KeyError") == 1
+    assert "vane_dagster/" not in frames
+    logged = [each.user_message for each in entries if not each.is_dagster_event]
+    about = [line for line in logged if "KeyError" in line]
+    expected = [f"{first} (the error of the run has the rest)"] if schema != "infer" else []
+    assert about == expected
+    failed = next(each for each in result.all_events if each.is_step_failure).step_failure_data
+    assert failed.error.message.endswith(f"{text}\n")
+    assert failed.error.cause is None
+
+
+def test_the_log_has_the_errors_that_the_failure_has_no_room_for(tmp_path, materialize, local):
+    write_source(tmp_path / "src", {"id": range(8)})
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    for number in range(7):
+        pipeline.map_batches(f"out{number}", fails, schema={"label": "BIGINT"})
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = materialize(pipeline, local, instance=instance, raises=False)
+        records = instance.get_records_for_run(result.run_id).records
+
+    text = failure(result)
+    assert text.count("in fails\n") == 5
+    assert text.endswith("The log has 2 more")
+    log = "\n".join(record.event_log_entry.user_message for record in records)
+    assert log.count("in fails\n") == 2
+    assert log.count("(the error of the run has the rest)") == 5

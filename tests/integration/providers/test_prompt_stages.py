@@ -220,7 +220,7 @@ def test_sampling_of_a_rows_own(tmp_path, local, server, endpoint, materialize):
     assert {body["max_tokens"] for body in server.bodies} == {3}
     clean = pipeline.project("clean", {"id": "id", "text": "text"})
     given = {"sampling_params": {"temperature": "{heat}"}}
-    with pytest.raises(vd.DefinitionError, match="needs 'heat', which 'clean' does not have"):
+    with pytest.raises(vd.DefinitionError, match="'clean' has no column 'heat'; it has"):
         clean.prompt("again", "{text}", provider=Reversed, model="m", **given)
 
 

@@ -173,7 +173,7 @@ def test_a_clash_with_a_column_is_refused(tmp_path, local, materialize):
     materialize(docs(tmp_path / "src", named), local)
     assert vd.load("docs/kept", store=str(tmp_path / "store"))["key"].to_pylist() == ["a|1"]
     error = failure(materialize(docs(tmp_path / "src", ["doc", "leaf"]), local, raises=False))
-    assert "id names 'leaf', which the source lacks; it has 'doc', 'page', 'id', 'text'" in error
+    assert "id: the source has no column 'leaf'; it has 'doc', 'page', 'id', 'text'" in error
 
 
 def test_a_stage_of_another_pipeline_by_several_columns(tmp_path, folder, local, materialize):

@@ -829,7 +829,7 @@ def test_at_most_five_golden_ids_are_named(tmp_path: Path):
 @pytest.mark.parametrize(
     ("expected", "message"),
     [
-        ({"key": [1], "text": ["a"]}, "no id 'id'"),
+        ({"key": [1], "text": ["a"]}, "no column 'id'"),
         ({"id": [1, 1], "text": ["a", "a"]}, "repeated"),
         ({"id": [1, None], "text": ["a", "a"]}, "null"),
         ({"id": [1], "other": ["a"]}, "'other'"),

@@ -136,10 +136,13 @@ def test_a_class_that_cannot_be_evaluated_is_refused_where_it_is_declared():
         (vd.checks.CheckOutcome(True, metadata={"a": [object()]}), "metadata['a'][0] is a object"),
         (lambda context: context.previous(), "set compares = True in its class"),
         (lambda context: context.recomputed(), "define rows_to_recompute"),
-        (lambda context: context.batches(["y"]), "there is no column 'y'"),
-        (lambda context: context.statistics(["y"]), "there is no column 'y'"),
-        (lambda context: context.sample(["y"], 1), "there is no column 'y'"),
-        (lambda context: context.lookup(pa.array([0]), ["y"]), "there is no column 'y'"),
+        (lambda context: context.batches(["y"]), "the stage has no column 'y'"),
+        (lambda context: context.statistics(["y"]), "the stage has no column 'y'"),
+        (lambda context: context.sample(["y"], 1), "the stage has no column 'y'"),
+        (
+            lambda context: context.lookup(pa.array([0]), ["y"]),
+            "the stage has no column 'y'",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_check_fails_the_check(value: Any, error: str):

@@ -357,6 +357,7 @@ def nothing(row: dict) -> None: ...
         ),
         ("flat_map", [nothing], {"schema": "INT"}, ["flat_map lacks its argument 'id'"]),
         ("map", [], {"function": nothing}, ["map lacks its argument 'fn'"]),
+        ("map_batches", [nothing], {}, ['as schema={"label": "VARCHAR"}, or write schema="infer"']),
         (
             "map_batches", [Model], {"return_dtype": int},
             ['from Daft: write schema={"<column>": "BIGINT"}', "lacks its argument 'schema'"],

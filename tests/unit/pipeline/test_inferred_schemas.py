@@ -116,7 +116,7 @@ def test_the_size_of_vectors_is_inferred_unless_it_is_declared():
     declared = docs.embed("declared", "text", model="m", dimensions=3)
     assert (udf(vectors).is_inferred, udf(declared).is_inferred) == (True, False)
     assert "id ?, embedding ?\n" in f"{docs}\n", "its name is known"
-    with pytest.raises(vd.DefinitionError, match="'vectors' does not have"):
+    with pytest.raises(vd.DefinitionError, match="'vectors' has no column"):
         vectors.embed("wrong", "text", model="m")
     with pytest.raises(vd.SchemaError, match=r"columns are not known .* Declare dimensions="):
         docs.resolve_schemas(["vectors"], {"source": GIVEN})
@@ -189,7 +189,7 @@ def test_what_a_declared_schema_must_fit_an_inferred_one_must_fit_too():
     columns = pa.schema([("label", pa.string()), ("error", pa.string())])
     for options, words in (
         ({"on_error": "null"}, "adds a column 'error'"),
-        ({"column_lineage": {"x": ["text"]}}, "column_lineage names 'x'"),
+        ({"column_lineage": {"x": ["text"]}}, "column_lineage: the schema has no column 'x'"),
         ({"checks": [NullRate(columns=["x"])]}, "'x'"),
     ):
         made = stage(**options)

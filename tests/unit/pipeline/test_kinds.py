@@ -95,7 +95,7 @@ def test_a_stage_says_whose_rows_it_has_and_what_it_reads(pipeline):
 
 
 def test_a_prompt_over_a_join_is_refused_for_a_column_that_it_lacks(pipeline):
-    with pytest.raises(vd.DefinitionError, match="needs 'texts', which 'listed' does not have"):
+    with pytest.raises(vd.DefinitionError, match="'listed' has no column 'texts'"):
         pipeline["listed"].prompt("more", "{texts}", provider="openai", model="m")
 
 

@@ -45,7 +45,7 @@ def test_messages_that_are_no_template(messages, message):
 
 def test_a_field_that_the_stage_above_does_not_have(tmp_path):
     short = docs(tmp_path).project("short", {"words": "length(text)"})
-    with pytest.raises(vd.DefinitionError, match="needs 'text', which 'short' does not have"):
+    with pytest.raises(vd.DefinitionError, match="'short' has no column 'text'"):
         short.prompt("asked", "{text}", provider=Reversed, model="m")
 
 

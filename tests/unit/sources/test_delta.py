@@ -127,7 +127,8 @@ def test_bad_columns_and_filters(tmp_path):
     table = write(tmp_path, n=[1, 2])
     for given, words in (
         ({"columns": ["x"]}, "has no column 'x'; it has 'id', 'n'"),
-        ({"filter": "x > 1"}, "does not fit its input"),
+        ({"filter": "idx > 1"}, "The input has 'id', 'n'. Did you mean 'id'?"),
+        ({"filter": "n > [1]"}, "The input has 'id"),
         ({"filter": "sum(n) > 1"}, "aggregate"),
         ({"filter": "n > random()"}, "not a function of the row"),
     ):

@@ -171,7 +171,7 @@ def test_details_of_the_source_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (vd.composite_id("doc", "sheet"), "'sheet', which the source lacks; it has 'doc', 'page'"),
+        (vd.composite_id("doc", "sheet"), "the source has no column 'sheet'; it has 'doc', 'page'"),
         (
             vd.composite_id("doc", "page", name="Text"),
             r"the source has a column 'text'.*id=vd.composite_id\('doc', 'page', "

@@ -223,9 +223,9 @@ def test_complex_numbers_of_python_are_refused():
 
 
 def test_an_unknown_partition_column():
-    with pytest.raises(vd.DefinitionError, match="partition_column is 'day'; expected one of 'id'"):
+    with pytest.raises(vd.DefinitionError, match="the table has no column 'day'; it has 'id'"):
         vd.table({"id": [1]}, partition_column="day")
-    with pytest.raises(vd.DefinitionError, match="partition_column is 'day'; expected one of 'id'"):
+    with pytest.raises(vd.DefinitionError, match="the table has no column 'day'; it has 'id'"):
         vd.table(lambda: {"id": [1]}, partition_column="day").schema("here")
 
 

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import Location, shown_url
 
 
 class Counted(LocalFileSystem):
@@ -77,3 +77,19 @@ def test_a_relative_location_follows_the_working_folder(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         assert folder.path == str(tmp_path / name / "data")
+
+
+def test_a_message_has_the_absolute_path_of_a_relative_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for url, shown in (
+        (
+            "data/*.csv",
+            f"'{tmp_path}/data/*.csv' ('data/*.csv' in the working folder '{tmp_path}')",
+        ),
+        ("~/data", "'/home/me/data' ('~/data')"),
+        ("/data/", "'/data/'"),
+        ("file:///data", "'file:///data'"),
+        ("s3://lake/data", "'s3://lake/data'"),
+    ):
+        assert shown_url(url) == shown
