@@ -24,8 +24,7 @@ from vane_dagster.storage.transient_errors import backoff_seconds, http_status, 
 _MAX_CHARACTERS = 20_000
 _MAX_INNER = 5
 _QUOTED = re.compile(r"""["'](.+?)["']""")
-_ARROW_ROWS = (pa.Table, pa.RecordBatch)
-_ARROW_COLUMNS = (pa.ChunkedArray, pa.Array)
+_ARROW = (pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array)
 _AS_PANDAS = 'Batches are Arrow tables; for pandas data frames, declare batch_format="pandas"'
 
 
@@ -87,12 +86,12 @@ def hint(
             f"The worker looked for it in {os.getcwd()!r}. Pass a file of the project as "
             f"vd.local_file({error.filename!r})"
         )
-    if isinstance(error, AttributeError):
-        if isinstance(error.obj, _ARROW_ROWS) and error.name in error.obj.schema.names:
+    if isinstance(error, AttributeError) and isinstance(error.obj, _ARROW):
+        is_table = isinstance(error.obj, (pa.Table, pa.RecordBatch))
+        if is_table and error.name in error.obj.schema.names:
             return f'Read a column of an Arrow table as batch["{error.name}"]'
-        frame = isinstance(error.obj, _ARROW_ROWS) and "DataFrame"
-        kind = frame or (isinstance(error.obj, _ARROW_COLUMNS) and "Series")
-        return _AS_PANDAS if kind and _is_of_pandas(kind, error.name) else None
+        kind = "DataFrame" if is_table else "Series"
+        return _AS_PANDAS if _is_of_pandas(kind, str(error.name)) else None
     if isinstance(error, TypeError) and "'pyarrow.lib." in str(error):  # `batch["x"] = ...`, `+`
         return _AS_PANDAS if re.search("item assignment|operand|supported", str(error)) else None
     return None

@@ -253,7 +253,7 @@ def test_columns_of_types_that_are_not_needed_are_not_looked_at(tmp_path, local,
 def test_a_column_that_a_project_names_in_vain(tmp_path, refused):
     refused(
         make(tmp_path, project=["n", "txt"]),
-        "stage 'docs/clean': column 'txt' =", "does not fit", "id int64, n int64, text string",
+        "stage 'docs/clean': column 'txt' =", "does not fit", "The input has 'id', 'n', 'text'",
     )  # fmt: skip
 
 

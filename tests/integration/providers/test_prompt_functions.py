@@ -89,7 +89,8 @@ def test_fields_for_a_template(tmp_path, local, materialize):
     assert rows["response"].to_pylist() == texts
     assert rows["text"].to_pylist() == TEXTS
     assert (
-        "the template needs 'shorter', which is neither in columns="
+        "the template needs 'shorter', which is neither in columns= nor made by preprocess; "
+        "the row has 'id', 'text', 'short'. Did you mean 'short'?"
         in read(tmp_path, "lost")["error"][0].as_py()
     )
 
@@ -204,8 +205,8 @@ def test_an_error_that_no_row_causes_fails_the_partition(name, tmp_path, local, 
 def test_columns_that_the_source_does_not_have(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     pipeline.prompt("prompt", provider=Reversed, model="m")
-    assert "needs 'prompt'" in failure(materialize(pipeline, local, raises=False))
+    assert "has no column 'prompt'" in failure(materialize(pipeline, local, raises=False))
     pipeline = docs(tmp_path)
     pipeline.prompt("asked", provider=Reversed, model="m", preprocess=fields,
                     include_columns=["title"])  # fmt: skip
-    assert "needs 'title'" in failure(materialize(pipeline, local, raises=False))
+    assert "has no column 'title'" in failure(materialize(pipeline, local, raises=False))

@@ -81,7 +81,7 @@ def test_a_field_that_the_source_does_not_have(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     pipeline.prompt("asked", "{title}", provider=Reversed, model="m")
 
-    assert "needs 'title'" in failure(materialize(pipeline, local, raises=False))
+    assert "has no column 'title'" in failure(materialize(pipeline, local, raises=False))
 
 
 def test_null_and_empty_prompts_are_errors_of_their_rows(tmp_path, local, materialize):
