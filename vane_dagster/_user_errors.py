@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster._keywords import columns_listed
+from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import CostlyError, RowErrors
 from vane_dagster.storage.transient_errors import backoff_seconds, http_status, is_transient
 
@@ -26,6 +27,11 @@ _MAX_INNER = 5
 _QUOTED = re.compile(r"""["'](.+?)["']""")
 _ARROW = (pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array)
 _AS_PANDAS = 'Batches are Arrow tables; for pandas data frames, declare batch_format="pandas"'
+_NOT_SET = (
+    "the environment variable {name} is not set in the worker. Set it where the run is launched, "
+    "and name it in env_vars= or keyed_env_vars= of the stage: workers on Ray have the environment "
+    "of the process that started the cluster"
+)
 
 
 class Raised(Exception):
@@ -43,12 +49,14 @@ def contained(error: Any) -> BaseException:
     is huge or is not valid UTF-8, if it lies about its class, if it is a group, or if it is not an
     `Exception`. The replacement has the same class names, the traceback, a text of limited length,
     and the costs of a `CostlyError`. The text of a group includes the messages of its inner
-    exceptions.
+    exceptions. A `KeyError` of ``os.environ`` in a worker is replaced by one that says what to do.
     """
     try:
         if isinstance(error, RowErrors):
             each = {place: contained(inner) for place, inner in error.errors.items()}
             return RowErrors(each, error.rows, used=error.used).with_traceback(_traceback(error))
+        if is_worker() and (name := _unset_variable(error)):
+            return _stand_in(error, _NOT_SET.format(name=name))
         if _behaves(error):
             return error  # type: ignore[no-any-return]  # `_behaves` ensures the type
     except BaseException:  # raised by the exception's own code; it is replaced
@@ -136,12 +144,27 @@ def _behaves(error: Any) -> bool:
     return sum(map(len, texts)) <= _MAX_CHARACTERS and all(t == clean(t) for t in texts)
 
 
-def _stand_in(error: Any) -> BaseException:
-    """Return an exception of new classes with the names of the original's classes."""
+def _unset_variable(error: Any) -> str | None:
+    """Return the name of the variable that ``os.environ[...]`` lacked; None for other errors."""
+    place = error.__traceback__ if type(error) is KeyError else None
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None or place.tb_frame.f_code is not type(os.environ).__getitem__.__code__:
+        return None
+    return repr(error.args[0])
+
+
+def _stand_in(error: Any, text: str | None = None) -> BaseException:
+    """Return an exception of new classes with the names of the original's classes.
+
+    Args:
+        error: The exception.
+        text: The text. Default: that of the exception.
+    """
     kind: type[BaseException] = RaisedCostly if issubclass(type(error), CostlyError) else Raised
     for name in reversed(_names(error)):
         kind = type(name, (kind,), {"__module__": Raised.__module__})
-    made = kind(_text(error)).with_traceback(_traceback(error))
+    made = kind(text or _text(error)).with_traceback(_traceback(error))
     with contextlib.suppress(BaseException):
         # The attribute is added to a class that is made here.
         made.status_code = http_status(error)  # type: ignore[attr-defined]

@@ -47,6 +47,32 @@ def test_an_exception_that_behaves_stays_as_it_is():
     assert contained(error) is error
 
 
+@pytest.mark.parametrize("read", [lambda: os.environ["NOT_SET"], lambda: os.environ.pop("NOT_SET")])
+def test_a_variable_that_a_worker_lacks_is_named_with_the_fix(read, monkeypatch):
+    monkeypatch.setenv("VANE_DAGSTER_WORKER", "1")
+    with pytest.raises(KeyError) as caught:
+        read()
+    error = contained(caught.value)
+    assert type(error).__name__ == "KeyError"
+    assert str(error).startswith(
+        "the environment variable 'NOT_SET' is not set in the worker. Set it where the run is "
+        "launched, and name it in env_vars= or keyed_env_vars= of the stage"
+    )
+    assert "test_user_errors.py" in user_traceback(error)
+
+    monkeypatch.delenv("VANE_DAGSTER_WORKER")
+    assert contained(caught.value) is caught.value
+
+
+def test_another_key_error_of_a_worker_stays_as_it_is(monkeypatch):
+    monkeypatch.setenv("VANE_DAGSTER_WORKER", "1")
+    never_raised = KeyError("NOT_SET")
+    assert contained(never_raised) is never_raised
+    with pytest.raises(KeyError) as caught:
+        {"a": 1}["NOT_SET"]
+    assert contained(caught.value) is caught.value
+
+
 class Refused(CostlyError):
     used = MappingProxyType({"calls": 3})
 
