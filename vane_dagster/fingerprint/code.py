@@ -9,6 +9,7 @@ listed, not hashed.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 from collections.abc import Callable
@@ -38,11 +39,13 @@ class CodeIdentity:
         packages: The top-level names of installed packages that the code reaches. A package that is
             imported lazily and not installed here is assumed to exist on the workers.
         find_modules: Returns `modules`.
+        statements: The statements that count.
     """
 
     digest: str
     packages: tuple[str, ...]
     find_modules: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
+    statements: tuple[ast.AST, ...] = field(repr=False, compare=False)
 
     @functools.cached_property
     def modules(self) -> tuple[str, ...]:
@@ -51,6 +54,13 @@ class CodeIdentity:
         They are found on first use: the search follows imports much further than the digest does.
         """
         return self.find_modules()
+
+    @property
+    def literals(self) -> frozenset[str]:
+        """The string literals of the code that counts."""
+        nodes = (node for statement in self.statements for node in ast.walk(statement))
+        values = (node.value for node in nodes if isinstance(node, ast.Constant))
+        return frozenset(value for value in values if isinstance(value, str))
 
 
 def code_identity(
@@ -110,7 +120,8 @@ def code_identity(
     if module is not None:
         seeds.add(module.name)
     packages = tuple(sorted(dependency_walk.packages))
-    return CodeIdentity(digest, packages, lambda: closure(finder, seeds))
+    statements = tuple(node for unit in dependency_walk.units for node in unit.nodes)
+    return CodeIdentity(digest, packages, lambda: closure(finder, seeds), statements)
 
 
 def worker_code_digest(

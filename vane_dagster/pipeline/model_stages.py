@@ -129,6 +129,15 @@ class ModelStageSpec(MapBatchesSpec):
         """False with functions, which get a row as a dict."""
         return not self.model_task.functions
 
+    @property
+    def key_variable(self) -> str | None:
+        """The variable that the provider names."""
+        find = getattr(self.provider, "key_variable", None)
+        if not inspect.ismethod(find):  # a user's class may have a method of its own by this name
+            return None
+        name = find(self.udf.constructor_kwargs["options"])
+        return name if isinstance(name, str) else None
+
     def code(self, pipeline: Pipeline) -> CodeIdentity:
         """Return the identity of the provider, and of the user's code that the model task needs.
 
@@ -152,6 +161,7 @@ class ModelStageSpec(MapBatchesSpec):
             find_modules=lambda: tuple(
                 dict.fromkeys(module for one in found for module in one.modules)
             ),
+            statements=tuple(statement for one in found for statement in one.statements),
         )
 
     def code_digest(self) -> str:

@@ -476,3 +476,37 @@ def test_a_parser_that_fails_beside_another_thread_is_tried_again(monkeypatch):
     failures = itertools.repeat(SystemError("always"))
     with pytest.raises(SystemError, match="always"):
         ast_digest.parse("x = 1\n")
+
+
+def test_the_literals_of_the_code_that_counts(tmp_path, monkeypatch):
+    """Of the file of the function those that it reaches, of a module that it uses all."""
+    monkeypatch.syspath_prepend(tmp_path)
+    project = Project(tmp_path)
+    project.write(
+        defs="""
+            import os
+            from settings import SIZE
+
+            MODE = os.environ["AT_TOP"]
+            UNUSED = os.environ["NOT_REACHED"]
+
+            def helper(text):
+                return text + os.getenv("IN_HELPER")
+
+            def udf(text):
+                return helper(text)[:SIZE] + MODE + os.environ.get("IN_CALL", "x")
+
+            class Model:
+                def __init__(self):
+                    self.mode = os.environ["IN_CONSTRUCTOR"]
+        """.replace("\n            ", "\n"),
+        settings='import os\nSIZE = int(os.environ["IN_MODULE"])\n',
+    )
+    monkeypatch.setenv("AT_TOP", "a")
+    monkeypatch.setenv("NOT_REACHED", "b")
+    monkeypatch.setenv("IN_MODULE", "3")
+    names = {"AT_TOP", "IN_HELPER", "IN_CALL", "IN_MODULE"}
+    assert project.identity().literals == names | {"x"}
+    assert project.identity(version="1").literals >= names
+    assert project.identity("Model").literals == {"IN_CONSTRUCTOR"}
+    project.forget()
