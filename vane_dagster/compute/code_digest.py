@@ -12,10 +12,11 @@ import functools
 import hashlib
 import os
 import re
+import secrets
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ENTRY_POINTS = (
@@ -36,6 +37,42 @@ _FOR_TYPE_CHECKERS = re.compile(
 
 
 @dataclass(frozen=True)
+class Variables:
+    """Environment variables of a process, for comparison with another process without their values.
+
+    Attributes:
+        salt: Part of each digest.
+        digests: Digests of the values, by name.
+    """
+
+    salt: bytes
+    digests: Mapping[str, bytes]
+
+    @classmethod
+    def here(cls) -> Variables:
+        """The variables of this process."""
+        salt = secrets.token_bytes(16)
+        return cls(salt, {name: _salted(salt, value) for name, value in os.environ.items()})
+
+    def equals(self, name: str, value: str | None) -> bool:
+        """Return whether a variable has a value.
+
+        Args:
+            name: The variable.
+            value: The value; None for a variable that is not set.
+        """
+        return self.digests.get(name) == (None if value is None else _salted(self.salt, value))
+
+    def holds(self, name: str) -> bool:
+        """Return whether a variable is set and not empty."""
+        return not self.equals(name, None) and not self.equals(name, "")
+
+
+def _salted(salt: bytes, value: str) -> bytes:
+    return hashlib.blake2b(os.fsencode(value), key=salt, digest_size=16).digest()
+
+
+@dataclass(frozen=True)
 class Versions:
     """Versions that must be the same in the driver and in workers.
 
@@ -44,12 +81,14 @@ class Versions:
         ray: Ray's version.
         pyarrow: PyArrow's version.
         code: See `protocol`.
+        variables: The process's environment variables, which may differ.
     """
 
     python: str
     ray: str
     pyarrow: str
     code: str
+    variables: Variables = field(compare=False)
 
 
 def installed() -> Versions:
@@ -58,7 +97,7 @@ def installed() -> Versions:
     import ray
 
     python = ".".join(map(str, sys.version_info[:2]))
-    return Versions(python, ray.__version__, pa.__version__, protocol())
+    return Versions(python, ray.__version__, pa.__version__, protocol(), Variables.here())
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,15 +1,28 @@
-"""Versions that the driver and workers must share, and queries for those of the cluster."""
+"""Versions and environment variables of the cluster's nodes, compared with the driver's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from vane_dagster.compute.client import PoolManagerClient, brief
 from vane_dagster.compute.code_digest import Versions, installed
+from vane_dagster.worker.frameworks import THREADS
 
 _ANSWER_SECONDS = 30.0
+_PROCESS_VARIABLES = frozenset(
+    {
+        *("_", "HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PATH", "PWD", "SHELL", "SHLVL", "TERM"),
+        *("TMPDIR", "USER", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV"),
+        *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        *("PYTHONBREAKPOINT", "SPT_NOENV"),
+        *THREADS,
+    }
+)
+"""Variables of the process or machine, and those that Ray or a worker sets in each worker."""
+_PROCESS_PREFIXES = ("RAY_", "VANE_DAGSTER_")
 _asked: dict[tuple[Any, frozenset[str]], Mapping[str, Versions | str]] = {}
 """Answers of the pool manager and the nodes, by the pool manager and the nodes at that time."""
 
@@ -34,7 +47,8 @@ def disagreements(
             fix = "Install vane-dagster there, in the driver's version"
             yield f"node {node}", f"a worker cannot start there: {has}", fix
             continue
-        expected, actual = asdict(here), asdict(has)
+        compared = [each.name for each in fields(Versions) if each.compare]
+        expected, actual = ({name: getattr(v, name) for name in compared} for v in (here, has))
         wrong = [name for name in expected if expected[name] != actual[name]]
         if wrong:
             shown = {"code": "vane-dagster (digest of its code)", "python": "Python"}
@@ -42,6 +56,25 @@ def disagreements(
             found = ", ".join(f"{shown.get(n, n)} {actual[n]}" for n in wrong)
             fix = "Install the driver's versions there, or run the driver from that environment"
             yield f"node {node}", f"the driver has {expectations}; workers there have {found}", fix
+
+
+def differing_variables(
+    there: Mapping[str, Versions | str], candidates: Iterable[str]
+) -> list[str]:
+    """Return the environment variables that differ between this process and a node.
+
+    Args:
+        there: Reports of the nodes.
+        candidates: Names to compare, of variables or not.
+    """
+    here = dict(os.environ)
+    nodes = [has.variables for has in there.values() if isinstance(has, Versions)]
+    return sorted(
+        name
+        for name in set(candidates) - _PROCESS_VARIABLES
+        if not name.startswith(_PROCESS_PREFIXES)
+        and not all(node.equals(name, here.get(name)) for node in nodes)
+    )
 
 
 def of_cluster(pool_manager: PoolManagerClient) -> Mapping[str, Versions | str]:

@@ -12,9 +12,16 @@ from vane_dagster.compute.admission import unsatisfiable
 from vane_dagster.compute.api import Backend, Capacity
 from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.placement import Bundle
-from vane_dagster.compute.versions import disagreements
+from vane_dagster.compute.versions import differing_variables, disagreements
 from vane_dagster.engine.server_pools import declared_servers, server_pool
-from vane_dagster.errors import ComputeError, PreflightError, StoreError, VaneError, names
+from vane_dagster.errors import (
+    CodeIdentityError,
+    ComputeError,
+    PreflightError,
+    StoreError,
+    VaneError,
+    names,
+)
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.loaded_models import advice, loaded_models
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -109,9 +116,15 @@ def check_all(
         findings += more
         for asked in written:
             findings += asked.result()
+        nodes: Mapping[str, Versions | str] = {}
         if there is not None:
-            findings += _versions(there.result)
-    notices = tuple(models_on_import(pipeline, stages))
+            try:
+                nodes = there.result()
+            except ComputeError as error:
+                findings.append(PreflightFinding("", str(error)))
+            findings += [PreflightFinding(*each) for each in disagreements(nodes)]
+            findings += missing_keys(pipeline, stages, capacity, nodes)
+    notices = (*models_on_import(pipeline, stages), *other_variables(pipeline, stages, nodes))
     return Checked(capacity, code, tuple(findings), notices, servers)
 
 
@@ -242,6 +255,81 @@ def models_on_import(pipeline: Pipeline, stages: Sequence[str]) -> Iterator[str]
                 yield f"stage '{pipeline.name}/{stage}': {text}"
 
 
+def other_variables(
+    pipeline: Pipeline, stages: Sequence[str], nodes: Mapping[str, Versions | str]
+) -> Iterator[str]:
+    """Yield a text for each stage with the name of a variable in its code that workers lack.
+
+    Workers have the environment of the process that started their cluster. A string of the code
+    that equals the name of a variable suffices.
+
+    Args:
+        pipeline: The pipeline.
+        stages: The stages to compute.
+        nodes: Reports of the cluster's nodes; empty if workers inherit this environment.
+    """
+    for stage in stages if nodes else ():
+        spec = pipeline[stage].spec
+        if not spec.runs_udf or spec.on_driver:
+            continue
+        try:
+            literals = spec.code(pipeline).literals
+        except CodeIdentityError:  # a finding of `packed`
+            continue
+        if found := differing_variables(nodes, literals.difference(spec.env_vars)):
+            listed = names(found)
+            yield (
+                f"stage '{pipeline.name}/{stage}': its code names {listed}; environment variables "
+                "of these names differ between this run and the workers, which have the "
+                "environment of the process that started the Ray cluster. If the code reads them, "
+                f"send them: env_vars={found}, or keyed_env_vars={found} if they change results"
+            )
+
+
+def missing_keys(
+    pipeline: Pipeline,
+    stages: Sequence[str],
+    capacity: Capacity,
+    nodes: Mapping[str, Versions | str],
+) -> list[PreflightFinding]:
+    """Find the stages whose provider lacks its key in each worker that they may get.
+
+    Nothing is known of nodes that an autoscaler may add.
+
+    Args:
+        pipeline: The pipeline.
+        stages: The stages to compute.
+        capacity: Where the run computes.
+        nodes: Reports of the cluster's nodes; empty if workers inherit this environment.
+    """
+    known = [has.variables for has in nodes.values() if isinstance(has, Versions)]
+    findings = []
+    for stage in stages:
+        spec = pipeline[stage].spec
+        variable = spec.key_variable if spec.runs_udf else None
+        if not spec.runs_udf or variable is None:
+            continue
+        is_set = bool(os.environ.get(variable))
+        if spec.on_driver or not capacity.is_cluster:
+            where, fix, is_missing = "here", "Set it where the run is launched", not is_set
+        else:
+            where = "in the workers" if is_set else "here or in the workers"
+            fix = "Set it where the run is launched, and name" if not is_set else "Name"
+            fix += f" it in env_vars=[{variable!r}]"
+            is_missing = not (is_set and variable in spec.env_vars) and capacity.growth == ()
+            is_missing &= bool(known) and not any(node.holds(variable) for node in known)
+        if is_missing:
+            findings.append(
+                PreflightFinding(
+                    f"stage '{pipeline.name}/{stage}'",
+                    f"{spec.udf.name} needs a key in the environment variable {variable!r}, which "
+                    f"is not set {where}",
+                    fix,
+                )
+            )
+    return findings
+
+
 def too_large(
     pipeline: Pipeline,
     stages: Sequence[str],
@@ -337,12 +425,3 @@ def _try_local(write_target: Location) -> None:
 
 def _brief(error: OSError) -> str:
     return f"{type(error).__name__}: {error.strerror or error}"
-
-
-def _versions(ask: Callable[[], Mapping[str, Versions | str]]) -> list[PreflightFinding]:
-    """Nodes with other versions than this process; a node that cannot report gives its error."""
-    try:
-        there = ask()
-    except ComputeError as error:
-        return [PreflightFinding("", str(error))]
-    return [PreflightFinding(node, problem, fix) for node, problem, fix in disagreements(there)]

@@ -935,6 +935,11 @@ class MapBatchesSpec(StageKind):
         return ()
 
     @property
+    def key_variable(self) -> str | None:
+        """The environment variable with the key of an endpoint that its workers need."""
+        return None
+
+    @property
     def description(self) -> str | None:
         """The first paragraph of the user's docstring."""
         named = None if self.udf.method == CALL else self.udf.call.__doc__

@@ -70,6 +70,8 @@ class Provider(Protocol):
     - ``check_options(options, sampling)``, a classmethod, raises ValueError for invalid provider
       options or sampling parameters when a stage is declared. Parameters that are read from each
       row are None.
+    - ``key_variable(options)``, a classmethod, returns the name of the environment variable that
+      holds the provider's key, or None. A run fails before it loads anything if it is not set.
     - ``OPERATIONAL`` names the options that do not change answers, such as addresses and limits.
       They are not part of fragment keys. A nested option is named ``"option.name"``.
     - ``PACKAGES`` names modules. The versions of their packages are recorded with the answers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 from collections import defaultdict
@@ -129,6 +130,20 @@ class HttpProvider:
         for name, value in sampling.items():
             if name != "stop" and (reason := _not_json(value)):
                 raise ValueError(f"sampling_params has {name!r}, which cannot be sent: {reason}")
+
+    @classmethod
+    def key_variable(cls, options: Mapping[str, Any]) -> str | None:
+        """See `Provider`. A server of the pipeline has a key of its own.
+
+        Args:
+            options: The provider options.
+        """
+        if options.get("server") is not None:
+            return None
+        parameter = inspect.signature(cls).parameters.get("api_key_env")
+        default = None if parameter is None else parameter.default
+        name: str | None = options.get("api_key_env", default)
+        return name
 
     def shared_by(self, workers: int) -> None:
         """Set the maximum number of workers, which share the limits."""

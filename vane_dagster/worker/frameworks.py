@@ -40,13 +40,14 @@ _DEAD_OTHERS = frozenset({"InternalError", "Fail", "RuntimeException", "XGBoostE
 _DEAD_OTHER_TEXTS = ("illegal memory access", "CUDA_ERROR_ILLEGAL_ADDRESS", "device-side assert")
 
 
-_THREADS = (
+THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
 )
+"""Variables that a worker sets to its number of threads."""
 _GROW = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Variables by which TensorFlow and JAX take memory of a GPU as needed, not all of it at once."""
 
@@ -55,7 +56,7 @@ def set_threads(threads: int) -> None:
     """Set the number of threads of numeric libraries, including those imported later."""
     if threads < 1:
         return
-    for name in _THREADS:
+    for name in THREADS:
         os.environ[name] = str(threads)
     pa.set_cpu_count(threads)
     threadpoolctl.threadpool_limits(threads)  # those of libraries that are loaded, such as BLAS

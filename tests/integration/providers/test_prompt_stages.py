@@ -469,7 +469,7 @@ def test_a_wrong_or_missing_key_fails_at_once(
 
     message = failure(materialize(pipeline, local, raises=False))
 
-    reason = "Incorrect API key" if key else "'LLM_KEY' is not set in the worker"
+    reason = "Incorrect API key" if key else "the environment variable 'LLM_KEY', which is not set"
     assert reason in message
     assert "sk-another" not in message
     assert not server.requests

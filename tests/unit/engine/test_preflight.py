@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +12,12 @@ import pytest
 import vane_dagster as vd
 from vane_dagster.compute import versions
 from vane_dagster.compute.api import Capacity
+from vane_dagster.compute.code_digest import Variables, Versions
 from vane_dagster.engine.preflight import (
     PreflightFinding,
     misplaced,
+    missing_keys,
+    other_variables,
     refuse,
     too_large,
     too_large_to_start,
@@ -47,6 +52,146 @@ def test_versions_that_differ_are_named(name):
 def test_a_node_that_cannot_run_a_worker_is_named():
     ((node, problem, _),) = versions.disagreements({"n": "No module named 'vane_dagster'"})
     assert (node, "No module named 'vane_dagster'" in problem) == ("node n", True)
+
+
+# Environment variables
+
+
+MODE = os.environ.get("VT_MODE", "plain")
+
+
+class Reader:
+    """Reads variables when its module is imported and when it is called."""
+
+    def __call__(self, batch):
+        return {"n": [MODE, os.getenv("VT_CALLED"), os.environ["PWD"]] and batch["n"]}
+
+
+def node(**variables: str | None) -> Mapping[str, Versions | str]:
+    """The report of a node with this process's environment, except for some variables."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.delenv(name, raising=False) if value is None else patch.setenv(name, value)
+        return {"node": replace(versions.installed(), variables=Variables.here())}
+
+
+def noticed(nodes: Mapping[str, Versions | str], **given: Any) -> list[str]:
+    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+    docs.map_batches("read", Reader, schema={"n": "BIGINT"}, **given)
+    return list(other_variables(docs, ["read"], nodes))
+
+
+@pytest.mark.parametrize("here", [None, "new"])
+@pytest.mark.parametrize("there", [None, "old", "new"])
+@pytest.mark.parametrize("name", ["VT_MODE", "VT_CALLED"])
+def test_a_variable_that_differs_is_named_without_its_values(name, here, there, monkeypatch):
+    if here:
+        monkeypatch.setenv(name, here)
+    found = noticed({**node(), **node(**{name: there})})
+    if here == there:
+        assert found == []
+        return
+    (text,) = found
+    assert text == (
+        f"stage 'docs/read': its code names '{name}'; environment variables of these names differ "
+        "between this run and the workers, which have the environment of the process that started "
+        "the Ray cluster. If the code reads them, send them: "
+        f"env_vars=['{name}'], or keyed_env_vars=['{name}'] if they change results"
+    )
+    assert here is None or here not in repr(node(**{name: here})), "values are not sent"
+
+
+def test_a_variable_that_is_sent_is_not_named():
+    other = node(VT_MODE="old", VT_CALLED="old")
+    assert noticed(other, env_vars=["VT_MODE"], keyed_env_vars=["VT_CALLED"]) == []
+    assert "env_vars=['VT_CALLED']" in noticed(other, env_vars=["VT_MODE"])[0]
+    assert noticed(other, execution_backend="subprocess_actor") == []
+    assert noticed({"node": "No module named 'vane_dagster'"}) == []
+    assert noticed({}) == []
+
+
+def test_variables_of_the_process_are_not_compared():
+    found = versions.differing_variables(
+        node(PWD="/elsewhere", OMP_NUM_THREADS="7", RAY_JOB_ID="1", LANG="none", UNREAD="1"),
+        ["PWD", "OMP_NUM_THREADS", "RAY_JOB_ID", "LANG", "surrogate \ud800", ""],
+    )
+    assert found == ["LANG"]
+
+
+GROWING = Capacity(({"CPU": 8.0},), 0, growth=None)
+KEY = "OPENAI_API_KEY"
+
+
+def keyless(capacity: Capacity, nodes: Any = None, **given: Any) -> list[str]:
+    """What is found for a prompt of which the driver has no key, nor the nodes by default."""
+    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+    docs.prompt("ask", "{text}", **{"provider": "openai", "model": "m", **given})
+    nodes = (node() if capacity.is_cluster else {}) if nodes is None else nodes
+    return [str(found) for found in missing_keys(docs, ["ask"], capacity, nodes)]
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({}, KEY),
+        ({"env_vars": [KEY]}, KEY),
+        ({"provider": "anthropic"}, "ANTHROPIC_API_KEY"),
+        ({"provider_options": {"api_key_env": "MY_KEY"}}, "MY_KEY"),
+        ({"provider_options": {"base_url": "http://127.0.0.1:9"}}, KEY),
+    ],
+)
+def test_a_key_that_is_set_nowhere_is_refused(given, name, monkeypatch):
+    monkeypatch.delenv(name, raising=False)
+    (local,), (ray,) = keyless(MACHINE, **given), keyless(CLUSTER, **given)
+    kind = "AnthropicProvider" if "provider" in given else "OpenAIProvider"
+    needs = f"stage 'docs/ask': {kind}('m') needs a key in the environment variable {name!r}, which"
+    assert local == f"{needs} is not set here. Set it where the run is launched"
+    assert ray == (
+        f"{needs} is not set here or in the workers. Set it where the run is launched, and name it "
+        f"in env_vars=[{name!r}]"
+    )
+
+
+def test_a_key_that_is_not_sent_is_refused_on_a_cluster(monkeypatch):
+    there = node(**{KEY: None})
+    monkeypatch.setenv(KEY, "sk-here")
+    (text,) = keyless(CLUSTER, there)
+    assert text.endswith(f"which is not set in the workers. Name it in env_vars=[{KEY!r}]")
+    assert keyless(CLUSTER, there, env_vars=[KEY]) == []
+    assert keyless(CLUSTER, there, keyed_env_vars=[KEY]) == []
+    assert keyless(CLUSTER, there, execution_backend="subprocess_actor") == []
+    assert keyless(MACHINE) == []
+
+
+def test_what_would_work_without_a_key_is_not_refused(monkeypatch):
+    monkeypatch.delenv(KEY, raising=False)
+    assert keyless(CLUSTER, node(**{KEY: "sk-there"})) == []
+    assert len(keyless(CLUSTER, node(**{KEY: ""}))) == 1
+    assert keyless(GROWING) == [], "a node that the autoscaler adds may have it"
+    assert keyless(CLUSTER, {}) == [], "the nodes did not answer"
+    assert keyless(MACHINE, provider_options={"api_key_env": None}) == []
+    assert keyless(MACHINE, server=vd.VLLMServer("m")) == []
+    assert keyless(MACHINE, provider="vllm") == []
+
+
+class OwnProvider:
+    """A user's provider with a key."""
+
+    def __init__(self, model: str, key: str = "OWN_KEY") -> None:
+        self.model, self.key = model, key
+
+    @classmethod
+    def key_variable(cls, options: Mapping[str, Any]) -> str | None:
+        return options.get("key", "OWN_KEY")
+
+    async def submit(self, request):
+        raise NotImplementedError
+
+
+def test_a_provider_of_the_user_may_name_its_key():
+    (text,) = keyless(MACHINE, provider=OwnProvider)
+    assert "OwnProvider('m') needs a key in the environment variable 'OWN_KEY'" in text
+    assert keyless(MACHINE, provider=OwnProvider, provider_options={"key": "HOME"}) == []
 
 
 # Places
