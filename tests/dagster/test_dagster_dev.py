@@ -80,7 +80,7 @@ def test_poisoned_partition_alone_fails_and_alone_is_retried(dev):
         assert state["assets"][stage] == {"targeted": 3, "materialized": 2, "failed": 1}
         for found in dev.checks(stage).values():
             assert {key: found.get(key) for key in good} == dict.fromkeys(good, "SUCCEEDED")
-            assert found[bad] == "FAILED"
+            assert bad not in found
         found = dev.asset(stage, [*good, bad])
         assert [found[key]["status"] for key in good] == ["MATERIALIZED"] * 2
         assert [found[key]["stale"] for key in good] == ["FRESH"] * 2
@@ -196,10 +196,8 @@ def test_blocking_check_fails_what_lies_below_in_its_partition_alone(dev):
         "packages_unchanged": dict.fromkeys("abc", "SUCCEEDED"),
         "null_rate": {"a": "SUCCEEDED", "b": "FAILED", "c": "SUCCEEDED"},
     }
-    below = {"a": "SUCCEEDED", "b": "FAILED", "c": "SUCCEEDED"}
+    below = {"a": "SUCCEEDED", "c": "SUCCEEDED"}
     assert dev.checks("judged/kept") == {"ids_complete": below, "error_rate": below}
-    (blocked,) = dev.evaluations("judged/kept", "ids_complete", "b")
-    assert "blocking check 'null_rate'" in blocked["evaluation"]["description"]
 
     state = dev.backfill_ended(dev.retry_failed(backfill))
 

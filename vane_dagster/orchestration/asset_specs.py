@@ -102,7 +102,7 @@ def _common(
 ) -> dict[str, Any]:
     return {
         "description": options.description or description,
-        "group_name": options.group_name or pipeline.group_name,
+        "group_name": options.group_name or pipeline.group_name or pipeline.name,
         "owners": list(options.owners),
         "tags": dict(options.tags),
         "kinds": {kind, *options.kinds},

@@ -20,7 +20,7 @@ from vane_dagster.orchestration.check_events import (
     evaluate_alone,
     make_check_runner,
 )
-from vane_dagster.orchestration.event_writer import EventWriter
+from vane_dagster.orchestration.event_writer import EventWriter, planned_checks_dropped
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.reporting import LOGGED_ALREADY, RunReport
 from vane_dagster.orchestration.reproducible import ReproducibilityRunner
@@ -88,7 +88,7 @@ def build_assets(pipeline: Pipeline, servers: Sequence[ModelServer] = ()) -> dg.
         compute: dg.ResourceParam[Compute],
         store: dg.ResourceParam[FragmentStore],
     ) -> Iterator[Any]:
-        with errors_masked():
+        with errors_masked(), planned_checks_dropped(context):
             yield from materialized(context, config, compute, store)
 
     def materialized(

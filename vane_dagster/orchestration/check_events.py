@@ -83,22 +83,20 @@ class CheckLog:
                 self.blocked.append((stage, partition, result))
         self._add(stage, partition, listed, evaluated=True)
 
-    def not_made(self, stage: str, partition: str | None, error: VaneError) -> None:
-        """Add a failed evaluation for each check of a partition that failed.
+    def failed(self, stage: str, partition: str | None, error: VaneError) -> None:
+        """Add the check that a partition failed by, if any; its other checks are not evaluated.
 
-        Otherwise Dagster would show these checks as planned forever. No version was evaluated, so
-        these evaluations refer to no materialization, and the results of the version in force stay
-        valid.
+        The evaluation refers to no materialization, because no version was committed.
 
         Args:
             stage: The stage's name.
             partition: The partition key; None for an unpartitioned pipeline.
             error: The partition's error.
         """
-        message = f"The partition failed, so the check was not evaluated: {first_line(error)}"
-        checks = self._pipeline.checks(stage)
         results = [
-            CheckResult(c.name, False, c.blocking, c.severity, message, {}, "") for c in checks
+            CheckResult(c.name, False, c.blocking, c.severity, first_line(error), {}, "")
+            for c in self._pipeline.checks(stage)
+            if c.name == error.failed_check
         ]
         self._add(stage, partition, results, evaluated=False)
 

@@ -22,7 +22,9 @@ from dagster._core.events import (
     DagsterEventBatchMetadata,
     StepMaterializationData,
 )
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log import EventLogStorage, SqlEventLogStorage
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
 
 from vane_dagster.orchestration.event_log import EventLog, Target
 from vane_dagster.orchestration.signals import signals_deferred
@@ -158,6 +160,33 @@ def _content(event: AssetEvent) -> tuple[dg.DagsterEventType, Any, str]:
     check = f"Asset check '{event.check_name}' on '{event.asset_key.to_user_string()}'"
     message = f"{check} {verdict}. Description: '{event.description}'"
     return dg.DagsterEventType.ASSET_CHECK_EVALUATION, event, message
+
+
+@contextmanager
+def planned_checks_dropped(context: dg.AssetExecutionContext) -> Iterator[None]:
+    """If the step fails, delete its planned check evaluations that did not take place.
+
+    Dagster counts these as failed, and then shows a check that passed in all other partitions as
+    failed. Event logs that are not SQL databases keep them.
+
+    Args:
+        context: The context of the step.
+    """
+    try:
+        yield
+    except Exception:
+        storage = context.instance.event_log_storage
+        if isinstance(storage, SqlEventLogStorage):
+            row = AssetCheckExecutionsTable.c
+            planned = AssetCheckExecutionsTable.delete().where(
+                row.run_id == context.run.run_id,
+                row.execution_status == AssetCheckExecutionRecordStatus.PLANNED.value,
+            )
+            with storage.index_connection() as connection:
+                for key in context.selected_asset_check_keys:
+                    own = row.asset_key == key.asset_key.to_string(), row.check_name == key.name
+                    connection.execute(planned.where(*own))
+        raise
 
 
 class _OneConnection:

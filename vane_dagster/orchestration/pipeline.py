@@ -37,7 +37,8 @@ class Pipeline(declared.Pipeline):
             partitions, which share their warm models.
         fragment_rows: Maximum rows per fragment. Default: derived from the stages' batch sizes in
             the first run and kept in the store.
-        group_name: Dagster group of the stages without a group of their own.
+        group_name: Dagster group of the source, and of stages without `group_name`. Default: the
+            pipeline's name.
         pool: Dagster concurrency pool of the step.
         retry_policy: Dagster retry policy of the step.
         op_tags: Dagster tags of the step.

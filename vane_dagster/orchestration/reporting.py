@@ -210,10 +210,10 @@ class RunReport:
             self._unchanged(event)
         elif isinstance(event, Failed):
             self._failed.append(event)
-            self._checks.not_made(event.stage, event.partition, event.error)
-            self._waits()
             if event.because is None:
                 self._roots.append(event)
+                self._checks.failed(event.stage, event.partition, event.error)
+                self._waits()
                 self._log_failure(event)
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)

@@ -164,8 +164,7 @@ def test_a_blocking_check_leaves_what_lies_below_as_it_was(tmp_path, runs):
     found = evaluations(result, runs.instance)
     assert not found["vectors", "vectors", "b"].passed
     assert found["vectors", "vectors", "a"].passed
-    assert not found["labels", "ids_complete", "b"].passed
-    assert "not evaluated" in found["labels", "ids_complete", "b"].description
+    assert not [key for key in found if key[0] != "vectors" and key[2] == "b"]
     made = {(m.asset_key.path[-1], m.partition) for m in materializations(result, runs.instance)}
     assert ("vectors", "b") in made
     assert ("labels", "b") not in made
@@ -237,17 +236,33 @@ def test_a_blocking_check_that_runs_alone_fails_the_run(tmp_path, runs):
     assert runs.sequence("labels", "a") == runs.sequence("labels", "b") == 0
 
 
-def test_a_partition_that_failed_has_no_check_left_planned(tmp_path, runs):
+def test_checks_of_a_partition_that_failed_are_neither_failed_nor_planned(tmp_path, runs):
     source(tmp_path, "a", ["one"])
     source(tmp_path, "b", ["one"])
     table = pa.table({"id": pa.array([1, 1], pa.int64()), "text": ["x", "y"]})
     write_source(tmp_path / "source" / "b", table)
-    result = runs(pipeline(tmp_path), "a", "b")
+    docs = pipeline(tmp_path)
+    result = runs(docs, "a", "b")
     assert not result.success
     found = evaluations(result, runs.instance)
-    assert found["vectors", "ids_complete", "a"].passed
-    assert not found["vectors", "ids_complete", "b"].passed
-    assert "more than once" in found["vectors", "ids_complete", "b"].description
+    assert {partition for _, _, partition in found} == {"a"}
+    checked = [stage for stage in docs if docs.checks(stage.name)]
+    for key in [dg.AssetCheckKey(s.key, c.name) for s in checked for c in docs.checks(s.name)]:
+        history = runs.instance.event_log_storage.get_asset_check_execution_history(key, 10)
+        assert [(e.partition, e.status.value) for e in history] == [("a", "SUCCEEDED")]
+        assert counted(runs.instance, key) == {"SUCCEEDED": {"a"}}
+
+
+def test_a_check_that_a_partition_failed_by_is_logged_as_failed(tmp_path, runs, monkeypatch):
+    source(tmp_path, "a", ["one"])
+    outcome = checks.CheckOutcome(False, "1 of 1 input rows are missing from the output")
+    monkeypatch.setattr(checks.IdsComplete, "evaluate", lambda *_: outcome)
+    result = runs(pipeline(tmp_path, below=False), "a")
+    assert not result.success
+    ((name, evaluation),) = evaluations(result, runs.instance).items()
+    assert name == ("vectors", "ids_complete", "a")
+    assert not evaluation.passed
+    assert outcome.description in evaluation.description
 
 
 def test_drift_against_the_partition_before(tmp_path, runs):
@@ -304,14 +319,10 @@ def test_partitions_are_counted_by_what_their_latest_rows_are(tmp_path, runs):
     write_source(tmp_path / "source" / "c", table)
     failed = runs(docs, "a", "b", "c")
     assert not failed.success
-    # partition c failed before it was committed, so its version in force was not evaluated
-    found = evaluations(failed, runs.instance)["vectors", "vectors", "c"]
-    assert not found.passed
-    assert found.target_materialization_data is None
+    # partition c failed before it was committed, so that of its version in force still counts
+    assert ("vectors", "vectors", "c") not in evaluations(failed, runs.instance)
     history = runs.instance.event_log_storage.get_asset_check_execution_history(key, 50)
     assert "PLANNED" not in {record.status.value for record in history}
-    assert counted(runs.instance, key) == {"SUCCEEDED": {"b"}, "FAILED": {"a"}}
-    assert runs(docs, selection=dg.AssetSelection.checks(key)).success
     assert counted(runs.instance, key) == {"SUCCEEDED": {"b", "c"}, "FAILED": {"a"}}
 
 

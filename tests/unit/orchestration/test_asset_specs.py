@@ -39,6 +39,17 @@ def test_a_stage_takes_what_an_asset_spec_takes(tmp_path):
     assert spec.code_version
 
 
+def test_stages_and_the_source_are_in_the_group_of_their_pipeline(tmp_path):
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id")
+    pipeline.project("clean", ["id"])
+    pipeline.project("other", ["id"], group_name="texts")
+
+    specs = [*pipeline.build_assets().specs, *pipeline.build_source().specs]
+
+    groups = {spec.key.path[-1]: spec.group_name for spec in specs}
+    assert groups == {"clean": "docs", "other": "texts", "source": "docs"}
+
+
 def _hour():
     import datetime
 
