@@ -247,7 +247,7 @@ def commits(store: Store, all_: Sequence[tuple[Manifest, dict[str, Any]]]) -> di
         common = {
             "folder": store.parts(made.pipeline, made.stage, made.partition),
             "publish": None, "unique": None, "upstream": {}, "waits_for": (),
-            "above": {}, "evaluate_checks": lambda made: (),
+            "above": {}, "evaluate_checks": lambda made: (), "figures": lambda made: {},
             "done": lambda m, outcome: outcomes.__setitem__(m.stage, outcome),
         }  # fmt: skip
         committer.put(Commit(manifest=made, **{**common, **given_}))

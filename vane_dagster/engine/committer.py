@@ -40,6 +40,7 @@ class Commit:
         waits_for: Upstream stages that this run commits.
         above: Manifests of upstream stages that this run does not commit; None to open them.
         evaluate_checks: Evaluates the checks of a manifest's stage.
+        figures: Returns what the partition took, for its manifest. Called once, before the commit.
         done: Called with the manifest and the outcome.
         former: The manifest that was in force when the run was planned.
         renamed: Parts that are still in the folder of the stage's former name.
@@ -53,6 +54,7 @@ class Commit:
     waits_for: Sequence[str]
     above: Mapping[str, Manifest | None]
     evaluate_checks: Callable[[Manifest], tuple[CheckResult, ...]]
+    figures: Callable[[Manifest], Mapping[str, Any]]
     done: Callable[[Manifest, ManifestName | VaneError], None]
     former: ManifestName | None = None
     renamed: Sequence[tuple[Location, PartInfo]] = ()
@@ -209,8 +211,7 @@ class Committer:
         """Commit, unless another run has committed the same parts since this one was planned."""
         self._require_unblocked(commit, manifest)
         if not commit.publish:
-            manifest = self._record_checks(commit, manifest)
-            self._check_unique(commit, manifest)
+            manifest = self._verified(commit, manifest)
             return self._store.commit_once(manifest, commit.former)
         with self._publishing(manifest):
             # Before the checks, which would otherwise read parts that the other run has published.
@@ -221,13 +222,15 @@ class Committer:
                         in_force
                     )
                     return other
-            manifest = self._record_checks(commit, manifest)
-            self._check_unique(commit, manifest)
+            manifest = self._verified(commit, manifest)
             return publish(self._store, commit.publish, manifest)
 
-    def _check_unique(self, commit: Commit, manifest: Manifest) -> None:
+    def _verified(self, commit: Commit, manifest: Manifest) -> Manifest:
+        """Return a manifest that may be committed, with the results of its checks and figures."""
+        manifest = self._record_checks(commit, manifest)
         if commit.unique:
             check_unique(manifest, commit.folder, commit.unique)
+        return replace(manifest, figures=commit.figures(manifest))
 
 
 def _take_over(commit: Commit) -> None:

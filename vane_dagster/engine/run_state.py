@@ -13,6 +13,7 @@ from vane_dagster.checks.builtin import ErrorRate
 from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
+from vane_dagster.engine.figures import computation_figures
 from vane_dagster.engine.pool_usage import PoolUsage
 from vane_dagster.engine.token_budget import TokenBudget
 from vane_dagster.errors import VaneError
@@ -332,6 +333,7 @@ class RunState:
                 **{u: m for u, m in partition.inputs.items() if u in spec.upstream},
             },
             evaluate_checks=self._check_runner.results,
+            figures=lambda made: self._figures(index, stage, made),
             done=lambda made, outcome: self._on_committed(index, stage, made, outcome),
             former=stage_plan.former,
             renamed=[(part.folder, part.info) for part in renamed],
@@ -379,6 +381,15 @@ class RunState:
             return {}
         return {"name": spec.udf.name, "pool": self.plan.pool(spec).digest}
 
+    def _figures(self, index: int, stage: str, manifest: Manifest) -> dict[str, Any]:
+        """Count what the partition took. Called on the committer's thread."""
+        stats = self.stats[index, stage]
+        if stats.computed and manifest.model:
+            stats.loads = self.usage.take_loads(manifest.model["pool"])
+            if servers := self._servers.get(stage):
+                stats.servers = self.usage.take_servers(servers)
+        return computation_figures(self.pipeline[stage].spec, manifest, stats)
+
     def _on_committed(
         self, index: int, stage: str, manifest: Manifest, outcome: ManifestName | VaneError
     ) -> None:
@@ -388,10 +399,6 @@ class RunState:
             self.emit(Failed(stage, manifest.partition, outcome, because))
         else:
             stats = self.stats[index, stage]
-            if stats.computed and manifest.model:
-                stats.loads = self.usage.take_loads(manifest.model["pool"])
-                if servers := self._servers.get(stage):
-                    stats.servers = self.usage.take_servers(servers)
             self.emit(Committed(stage, manifest.partition, outcome, manifest, stats))
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 
-from vane_dagster.events import ServerReplica, StageStats
+from vane_dagster.engine.figures import partial_usage
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.storage.column_stats import merge_measures
 from vane_dagster.storage.manifest import Manifest, ManifestName
@@ -123,7 +122,8 @@ def stage_metadata(
     manifest: Manifest,
     name: ManifestName,
     store: Store,
-    stats: StageStats,
+    figures: Mapping[str, Any],
+    computed: int,
     inferred: str | None = None,
 ) -> dict[str, Any]:
     """Return the metadata of one partition of a stage, as plain numbers and texts.
@@ -136,7 +136,8 @@ def stage_metadata(
         manifest: The partition's manifest.
         name: The manifest's name.
         store: The store.
-        stats: The run's statistics of the stage in this partition.
+        figures: What its computation took; see `computation_figures`.
+        computed: The number of fragments that this run computed.
         inferred: The code that declares its schema, if that was inferred.
     """
     manifests = store.manifests(manifest.pipeline, manifest.stage, partition)
@@ -149,9 +150,8 @@ def stage_metadata(
         **place,
         "bytes": manifest.size,
         "fragments": len(manifest.parts),
-        "fragments_computed": stats.computed,
-        "fragments_reused": max(0, len(manifest.parts) - stats.computed),
-        "seconds": round(stats.seconds, 3),
+        "fragments_computed": computed,
+        "fragments_reused": max(0, len(manifest.parts) - computed),
     }
     if inferred is not None:
         found["schema"] = dg.MetadataValue.md(f"```python\n{inferred}\n```")
@@ -159,60 +159,32 @@ def stage_metadata(
         found["sample"] = dg.MetadataValue.md(sample_table(manifest.sample))
     if trace := sample_trace(store, manifest):
         found["trace"] = dg.MetadataValue.md(trace)
-    if stats.computed:
-        found["rows_per_second"] = round(stats.rows_per_second, 1)
-        found["worker_seconds"] = round(stats.work_seconds, 3)
     if quarantined := sum(part.quarantined for part in manifest.parts):
         found["rows_quarantined"] = quarantined
     if nulled := sum(part.nulled for part in manifest.parts):
         found["rows_nulled"] = nulled
     if unread := sum(part.unread for part in manifest.parts):
         found["rows_unread"] = unread
-    if manifest.row_definition and stats.computed:
-        found["rows_computed"] = stats.rows_in
-        found["rows_copied"] = stats.copied
-        found["rows_deduplicated"] = stats.deduplicated
-    if stats.retries:
-        found["retries"] = stats.retries
-    if stats.fits:
-        found["batch_size"] = stats.fits
-    if stats.batches:
-        found["batches"] = stats.batches
-        found["seconds_in_user_code"] = round(stats.call_seconds, 3)
-        found["milliseconds_per_batch"] = round(1000 * stats.call_seconds / stats.batches, 2)
     if spec.sums:
         used = spec.used(merge_measures(part.measures for part in manifest.parts))
-        is_whole = stats.computed == len(manifest.parts) and stats.spent == used
-        found |= spec.usage_metadata(used, stats.seconds if is_whole else None)
-        if stats.computed:
-            found |= _usage("spent", spec, stats.spent)
+        found |= spec.usage_metadata(used, None)
         inherited = spec.used(merge_measures(part.inherited for part in manifest.parts))
         if any(inherited.values()):
-            found |= _usage("inherited", spec, inherited)
-    if stats.computed and manifest.model:
-        found["model_loads"] = stats.loads.loads
-        found["model_load_seconds"] = round(stats.loads.load_seconds, 3)
-        found["warm_hits"] = stats.loads.warm
-    if stats.servers is not None:
-        found["server_starts"] = stats.servers.starts
-        found["server_start_seconds"] = round(stats.servers.start_seconds, 3)
-        found["server_warm_hits"] = stats.servers.warm_hits
-        found["server_restarts"] = stats.servers.restarts
-        found["servers"] = dg.MetadataValue.md(servers_table(stats.servers.replicas))
+            found |= partial_usage("inherited", spec, inherited)
+    found |= figures
+    if "servers" in figures:
+        found["servers"] = dg.MetadataValue.md(servers_table(figures["servers"]))
     return found
 
 
-def _usage(kind: str, spec: StageSpec, used: Counter[str]) -> dict[str, Any]:
-    """Return a part of a partition's usage, with its cost."""
-    names = {name for fields in spec.sums.values() for name in fields} | {"cost"}
-    found = spec.usage_metadata(used, None)
-    return {f"{name}_{kind}": value for name, value in found.items() if name in names}
+def servers_table(replicas: Sequence[Mapping[str, str]]) -> str:
+    """Format replicas of servers as a Markdown table, the first ten if there are more.
 
-
-def servers_table(replicas: Sequence[ServerReplica]) -> str:
-    """Format replicas of servers as a Markdown table, the first ten if there are more."""
+    Args:
+        replicas: The fields of each `ServerReplica`.
+    """
     rows = [
-        {"server": one.server, "URL": one.url, "node": one.node, "state": one.state}
+        {"server": one["server"], "URL": one["url"], "node": one["node"], "state": one["state"]}
         for one in replicas[:_MAX_REPLICAS]
     ]
     shown = sample_table(rows) if rows else "none"

@@ -12,6 +12,7 @@ from dagster._check import CheckError
 
 from vane_dagster._secrets import masked
 from vane_dagster.engine.check_runner import CheckRunner
+from vane_dagster.engine.figures import computation_figures
 from vane_dagster.errors import StoreError, names
 from vane_dagster.events import (
     Committed,
@@ -22,7 +23,6 @@ from vane_dagster.events import (
     Progress,
     RunPlanned,
     SchemaInferred,
-    StageStats,
     Unchanged,
     Waiting,
     WaveStarted,
@@ -203,7 +203,9 @@ class RunReport:
                 f"pinned from now on: {event.code}"
             )
         elif isinstance(event, Committed):
-            self._materialized(event, event.manifest, event.stats)
+            spec = self._pipeline[event.stage].spec
+            figures = computation_figures(spec, event.manifest, event.stats)
+            self._materialized(event, event.manifest, figures, event.stats.computed)
             self._checks.found(event.stage, event.partition, event.manifest.checks)
             self._waits()
         elif isinstance(event, Unchanged):
@@ -284,12 +286,19 @@ class RunReport:
             self.listen(Failed(event.stage, event.partition, error))
             return
         if (self._key_of(event.stage), event.partition, event.name.content) not in self._before:
-            self._materialized(event, manifest, StageStats())
+            figures = dict(manifest.figures)
+            if manifest.run_id != self._context.run.run_id:
+                figures["computed_by_run"] = dg.MetadataValue.dagster_run(manifest.run_id)
+            self._materialized(event, manifest, figures, computed=0)
         self._checks.found(event.stage, event.partition, self._check_runner.results(manifest))
         self._waits()
 
     def _materialized(
-        self, event: Committed | Unchanged, manifest: Manifest, stats: StageStats
+        self,
+        event: Committed | Unchanged,
+        manifest: Manifest,
+        figures: Mapping[str, Any],
+        computed: int,
     ) -> None:
         metadata = stage_metadata(
             self._pipeline[event.stage].spec,
@@ -297,7 +306,8 @@ class RunReport:
             manifest,
             event.name,
             self._store,
-            stats,
+            figures,
+            computed,
             self._inferred.get(event.stage),
         )
         made = _Materialized(event.partition, event.name, manifest, metadata)

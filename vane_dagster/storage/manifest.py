@@ -22,7 +22,7 @@ that has none of these is written in format 2, which older releases read.
 """
 PART_FORMAT = 1
 """The newest format of part footers. It is incremented if an older release would misread one."""
-_SPARSE = ("source", "id_rule", "row_definition", "components")
+_SPARSE = ("source", "id_rule", "row_definition", "components", "figures")
 _NAME = re.compile(r"(\d{8,})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
 _PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
 
@@ -360,6 +360,8 @@ class Manifest:
         row_definition: What determines the stage's output for a row with given values; empty if
             its rows have no keys.
         components: What the definition consists of.
+        figures: What the run that committed it took to compute it, as metadata in Dagster; empty
+            in manifests of earlier releases.
     """
 
     pipeline: str
@@ -388,6 +390,7 @@ class Manifest:
     id_rule: str = ""
     row_definition: str = ""
     components: Sequence[Component] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -571,6 +574,7 @@ _MANIFEST_CODEC = Codec(
         "id_rule": "id_rule",
         "row_definition": "row_definition",
         "components": "components",
+        "figures": "figures",
     },
     read={
         "keys": tuple,

@@ -98,11 +98,11 @@ class Ran:
         }
 
     def sum(self, name: str, *stages: str) -> float:
-        """The sum of an entry over all partitions of some stages, of all without any."""
+        """The sum of an entry over the partitions that the run computed, of some stages or all."""
         return sum(
             entries.get(name, 0)
             for (stage, _), entries in self.found.items()
-            if stage in stages or not stages
+            if (stage in stages or not stages) and "computed_by_run" not in entries
         )
 
     def ready(self) -> list:
@@ -219,6 +219,26 @@ def test_what_a_failed_run_left_is_reused_and_counted_once(run):
     )
     for key in KEYS[1:]:
         assert ("one", key) not in after or after["one", key]["fragments_computed"] == 0
+
+
+def test_a_partition_that_is_reused_keeps_the_figures_of_its_computation(run):
+    with testing.faults(testing.CallFault("one", ids=[0], times=2)):
+        first, second = run(), run()
+    third = run()
+
+    assert not first.result.success
+    assert not second.result.success
+    assert third.result.success
+    of_run = ("fragments_computed", "fragments_reused", "dagster/column_schema")
+    of_run += ("dagster/column_lineage",)  # in one materialization of each run
+    for again in (second, third):
+        for place, entries in first.found.items():
+            found = again.found[place]
+            assert found.pop("computed_by_run") == first.result.run_id
+            assert (found["fragments_computed"], found["fragments_reused"]) == (0, FILES)
+            expected = {n: value for n, value in entries.items() if n not in of_run}
+            assert {n: value for n, value in found.items() if n not in of_run} == expected
+    assert first.sum("model_loads") == len(first.ready())
 
 
 def test_retries_and_quarantined_rows_add_up_and_every_entry_is_documented(run, source):

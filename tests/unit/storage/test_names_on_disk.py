@@ -132,7 +132,7 @@ def sample_manifest() -> Manifest:
         committed_at=1.0, info={"a": 1}, kind="write", keys=("id",), reads=("t",),
         model={"name": "n"}, lineage={"c": [["t", "c"]]}, checks=(check,), sample=({"id": "1"},),
         published=Published("u", ["f"], "delta", 3),
-        components=(Component("code", "f", "9"),),
+        components=(Component("code", "f", "9"),), figures={"seconds": 1.5},
     )  # fmt: skip
 
 
@@ -141,9 +141,8 @@ def test_names_on_disk_are_frozen():
     manifest = sample_manifest()
     record = json.loads(manifest.dumps())
     assert sorted(record) == [
-        "checks", "committed_at", "components", "definition", "files", "format", "fragments",
-        "generation",
-        "info", "keys", "kind", "lineage", "model", "partition", "parts", "pipeline", "plan",
+        "checks", "committed_at", "components", "definition", "figures", "files", "format",
+        "fragments", "generation", "info", "keys", "kind", "lineage", "model", "partition", "parts", "pipeline", "plan",
         "published", "reads", "run_id", "sample", "schema", "stage", "upstream",
     ]  # fmt: skip
     assert record["format"] == 2
@@ -163,6 +162,7 @@ def test_names_on_disk_are_frozen():
             "description": "d", "metadata": {"n": 1}, "definition": "0",
         }
     ]  # fmt: skip
+    assert record["figures"] == {"seconds": 1.5}
     assert record["components"] == [["code", "f", "9"]]
     assert record["published"] == {"url": "u", "files": ["f"], "format": "delta", "version": 3}
     assert Manifest.loads(manifest.dumps()) == manifest

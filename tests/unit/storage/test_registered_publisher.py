@@ -11,7 +11,6 @@ import pytest
 
 import vane_dagster as vd
 from vane_dagster.engine.committer import Commit, Committer
-from vane_dagster.events import StageStats
 from vane_dagster.orchestration.metadata import stage_metadata
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.storage import gc
@@ -112,6 +111,7 @@ def commit(store: Store, publisher: Publisher, made: Manifest) -> ManifestName |
             waits_for=(),
             above={},
             evaluate_checks=lambda made: (),
+            figures=lambda made: {},
             done=lambda made, outcome: outcomes.append(outcome),
         )
     )
@@ -142,7 +142,7 @@ def test_a_commit_publishes_and_replaces_a_partition(tmp_path, store):
     assert published(tmp_path) == [{"id": 4}]
     in_force = store.read("docs", "out", None, name)
     assert in_force.published.format == "jsonl"
-    found = stage_metadata(spec, None, in_force, name, store, StageStats())
+    found = stage_metadata(spec, None, in_force, name, store, {}, 1)
     assert found["dagster/uri"] == f"{tmp_path}/out/None"
 
 

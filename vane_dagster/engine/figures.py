@@ -1,0 +1,71 @@
+"""What the computation of a stage's partition took, as metadata of its materialization."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from vane_dagster.events import StageStats
+from vane_dagster.pipeline.specs import StageSpec
+from vane_dagster.storage.column_stats import merge_measures
+from vane_dagster.storage.manifest import Manifest
+
+
+def computation_figures(spec: StageSpec, manifest: Manifest, stats: StageStats) -> dict[str, Any]:
+    """Return the figures of a run's work on a partition, as JSON.
+
+    `docs/metadata.md` defines each entry.
+
+    Args:
+        spec: The stage's spec.
+        manifest: The partition's manifest.
+        stats: The run's statistics of the stage in this partition.
+    """
+    found: dict[str, Any] = {"seconds": round(stats.seconds, 3)}
+    if stats.computed:
+        found["rows_per_second"] = round(stats.rows_per_second, 1)
+        found["worker_seconds"] = round(stats.work_seconds, 3)
+    if manifest.row_definition and stats.computed:
+        found["rows_computed"] = stats.rows_in
+        found["rows_copied"] = stats.copied
+        found["rows_deduplicated"] = stats.deduplicated
+    if stats.retries:
+        found["retries"] = stats.retries
+    if stats.fits:
+        found["batch_size"] = stats.fits
+    if stats.batches:
+        found["batches"] = stats.batches
+        found["seconds_in_user_code"] = round(stats.call_seconds, 3)
+        found["milliseconds_per_batch"] = round(1000 * stats.call_seconds / stats.batches, 2)
+    if spec.sums and stats.computed:
+        used = spec.used(merge_measures(part.measures for part in manifest.parts))
+        if stats.computed == len(manifest.parts) and stats.spent == used:
+            of_partition = spec.usage_metadata(used, None)
+            timed = spec.usage_metadata(used, stats.seconds)
+            found |= {name: timed[name] for name in timed.keys() - of_partition.keys()}
+        found |= partial_usage("spent", spec, stats.spent)
+    if stats.computed and manifest.model:
+        found["model_loads"] = stats.loads.loads
+        found["model_load_seconds"] = round(stats.loads.load_seconds, 3)
+        found["warm_hits"] = stats.loads.warm
+    if stats.servers is not None:
+        found["server_starts"] = stats.servers.starts
+        found["server_start_seconds"] = round(stats.servers.start_seconds, 3)
+        found["server_warm_hits"] = stats.servers.warm_hits
+        found["server_restarts"] = stats.servers.restarts
+        found["servers"] = [asdict(replica) for replica in stats.servers.replicas]
+    return found
+
+
+def partial_usage(kind: str, spec: StageSpec, used: Counter[str]) -> dict[str, Any]:
+    """Return a part of a partition's usage, with its cost.
+
+    Args:
+        kind: Suffix of the entries' names, such as "spent".
+        spec: The stage's spec.
+        used: The usage, by the names of the stage's `sums`.
+    """
+    names = {name for fields in spec.sums.values() for name in fields} | {"cost"}
+    found = spec.usage_metadata(used, None)
+    return {f"{name}_{kind}": value for name, value in found.items() if name in names}
