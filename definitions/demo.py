@@ -42,6 +42,8 @@ class Outcome:
             return None
         stages: Mapping[str, Mapping[str, Any]] = found["stages"]
         model = stages[MODEL_STAGE]
+        if not model["fragments_computed"]:
+            model = {}  # its figures are those of an earlier run
         return Outcome(
             partition=found["partition"],
             seconds=found["seconds"],

@@ -76,7 +76,7 @@ def main() -> None:
     for done in result.asset_materializations_for_node("service_pipeline"):
         facts = {name: value.value for name, value in done.metadata.items()}
         print(done.asset_key.path[-1], "computed:", facts["fragments_computed"])
-        if facts.get("model_loads"):
+        if facts.get("model_loads") and "computed_by_run" not in facts:
             print(f"the engine was loaded in {facts['model_load_seconds']:.0f} s")
     for row in pq.read_table(ROOT / "out").to_pylist():
         print(f"{row['mood']:8} {row['text']} -> {row['reply']}")

@@ -175,6 +175,7 @@ class WorkerReady:
         worker: The worker's name.
         report: The worker's report on loading the model.
         server: Name of the server, if the worker runs one.
+        is_function: Whether `model` is a plain function, which constructs no model.
     """
 
     stages: tuple[str, ...]
@@ -182,6 +183,7 @@ class WorkerReady:
     worker: str
     report: LoadReport
     server: str = ""
+    is_function: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,9 +205,11 @@ class Noticed:
 
     Attributes:
         text: The message.
+        is_problem: False for a message about something normal.
     """
 
     text: str
+    is_problem: bool = True
 
 
 @dataclass(frozen=True)

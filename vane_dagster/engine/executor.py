@@ -43,6 +43,7 @@ from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import ModelSpec, PoolSpec
 
 _BUDGET_SHARE = 0.4
+_ANNOUNCED_BYTES = 1_000_000  # of local files; smaller copies take no time
 
 
 def execute(
@@ -257,7 +258,9 @@ def _ship_files(
             if not missing:
                 continue
             size = sum(sizes[digest] for digest in missing)
-            emit(Noticed(f"copying {file} into the store ({size / 1e6:,.1f} MB)"))
+            if size >= _ANNOUNCED_BYTES:
+                text = f"copying {file} into the store ({size / 1e6:,.1f} MB)"
+                emit(Noticed(text, is_problem=False))
             paths = {blob.digest: blob.path for blob in content.blobs}
             try:
                 upload(store.root, {digest: paths[digest] for digest in missing})

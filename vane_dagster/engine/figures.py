@@ -45,7 +45,7 @@ def computation_figures(spec: StageSpec, manifest: Manifest, stats: StageStats) 
             timed = spec.usage_metadata(used, stats.seconds)
             found |= {name: timed[name] for name in timed.keys() - of_partition.keys()}
         found |= partial_usage("spent", spec, stats.spent)
-    if stats.computed and manifest.model:
+    if stats.computed and spec.runs_udf and spec.udf.stateful:
         found["model_loads"] = stats.loads.loads
         found["model_load_seconds"] = round(stats.loads.load_seconds, 3)
         found["warm_hits"] = stats.loads.warm

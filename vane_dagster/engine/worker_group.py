@@ -330,7 +330,10 @@ class WorkerGroup:
         self._servers.tell(worker)
         if stages:
             pool = self._by_identity[worker.pool]
-            self._emit(WorkerReady(stages, pool.label, worker.name, report, pool.server))
+            is_function = pool.model is not None and not pool.model.stateful
+            self._emit(
+                WorkerReady(stages, pool.label, worker.name, report, pool.server, is_function)
+            )
         if report.server is not None:
             self._servers.update(worker, report.server)
             self._status_at[worker] = self._clock() + _SERVER_STATUS_SECONDS
@@ -351,7 +354,10 @@ class WorkerGroup:
         if recycle_reason and worker in worker_queue.calls_by_worker:
             worker_queue.drain(worker)
             self._emit(
-                Noticed(f"worker {worker.name} {recycle_reason}: a fresh one takes its place")
+                Noticed(
+                    f"worker {worker.name} {recycle_reason}: a fresh one takes its place",
+                    is_problem=False,
+                )
             )
         for drained in worker_queue.drained:
             worker_queue.remove(drained)
@@ -465,10 +471,16 @@ class WorkerGroup:
                     Noticed(
                         f"{pool.label}: none of its {len(worker_queue.loading)} workers"
                         f"{f' of {wants} each' * bool(wants)} is ready yet: "
-                        f"{'the server starts' if pool.server else 'the model is constructed'}, "
-                        f"or others hold what it needs{_log_hint(pool)}"
+                        f"{_starting(pool)}, or others hold what it needs{_log_hint(pool)}"
                     )
                 )
+
+
+def _starting(pool: PoolSpec) -> str:
+    if pool.server:
+        return "the server starts"
+    is_function = pool.model is not None and not pool.model.stateful
+    return "its code is imported" if is_function else "the model is constructed"
 
 
 def _log_hint(pool: PoolSpec) -> str:

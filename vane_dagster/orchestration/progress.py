@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 from vane_dagster._secrets import masked
 from vane_dagster.events import (
@@ -16,11 +16,11 @@ from vane_dagster.events import (
     Failed,
     PoolLoads,
     Progress,
-    Unchanged,
     Waiting,
     WorkerReady,
     Writing,
 )
+from vane_dagster.storage.manifest import Manifest
 
 _LOG_SECONDS = 5.0
 _WINDOW_SECONDS = 30.0
@@ -202,20 +202,23 @@ class _StageSummary:
     seconds: float = 0.0
     computed: int = 0
     reused: int = 0
+    stored_rows: int = 0
+    stored_fragments: int = 0
     quarantined: int = 0
     given: int = 0
     copied: int = 0
     deduplicated: int = 0
 
     def __str__(self) -> str:
+        stored = f"{count(self.stored_rows, 'row')} in {count(self.stored_fragments, 'fragment')}"
         partitions = (
             (self.committed, "committed"),
-            (self.up_to_date, "up to date"),
+            (self.up_to_date, f"up to date ({stored})"),
             (self.failed, "failed"),
         )
         counts = [f"{number:,} {state}" for number, state in partitions if number]
         lines = [f"partitions: {', '.join(counts)}"]
-        if self.computed:
+        if self.rows:
             speed = f", {rate(self.rows / self.seconds)}" if self.seconds else ""
             lines.append(f"{count(self.rows, 'row')} in {duration(self.seconds)}{speed}")
         if self.committed:
@@ -230,16 +233,20 @@ class _StageSummary:
 
 @dataclass
 class ModelUse(PoolLoads):
-    """The workers of a model or server in a run.
+    """The workers of a model, a function or a server in a run.
 
     Attributes:
-        is_server: Whether it is a server.
+        kind: What it is.
     """
 
-    is_server: bool = False
+    kind: Literal["model", "function", "server"] = "model"
 
     def __str__(self) -> str:
-        load, worker = ("start", "warm replica") if self.is_server else ("load", "warm worker")
+        load, worker = {
+            "model": ("load", "warm worker"),
+            "function": ("worker start", "warm worker"),
+            "server": ("start", "warm replica"),
+        }[self.kind]
         if not self.loads:
             return f"no {load}, {count(self.warm, worker)}"
         loads = f"{count(self.loads, load)} in {duration(self.load_seconds)}"
@@ -251,7 +258,7 @@ class RunSummary:
     """Accumulates a run's events.
 
     Attributes:
-        models: Loads and warm workers by the name of the model or server.
+        models: Loads and warm workers by the name of the model, function or server.
         clock: Returns seconds; only differences count.
     """
 
@@ -265,16 +272,27 @@ class RunSummary:
     def take(self, event: Event) -> None:
         """Add an event."""
         if isinstance(event, WorkerReady):
-            use = self.models.setdefault(event.model, ModelUse(is_server=bool(event.server)))
+            kind: Any = (event.server and "server") or (event.is_function and "function")
+            use = self.models.setdefault(event.model, ModelUse(kind=kind or "model"))
             use.add(event.report)
-        elif isinstance(event, (Committed, Unchanged, Failed)):
-            stage = self._stages.setdefault(event.stage, _StageSummary())
-            if isinstance(event, Unchanged):
-                stage.up_to_date += 1
-            elif isinstance(event, Failed):
-                stage.failed += 1
-            else:
-                self._committed(stage, event)
+        elif isinstance(event, Failed):
+            self._stage(event.stage).failed += 1
+        elif isinstance(event, Committed):
+            self._committed(self._stage(event.stage), event)
+
+    def up_to_date(self, manifest: Manifest) -> None:
+        """Add a partition of a stage that was already up to date.
+
+        Args:
+            manifest: Its manifest.
+        """
+        stage = self._stage(manifest.stage)
+        stage.up_to_date += 1
+        stage.stored_rows += manifest.rows
+        stage.stored_fragments += len(manifest.parts)
+
+    def _stage(self, name: str) -> _StageSummary:
+        return self._stages.setdefault(name, _StageSummary())
 
     def _committed(self, stage: _StageSummary, event: Committed) -> None:
         stats, parts = event.stats, event.manifest.parts
@@ -294,7 +312,7 @@ class RunSummary:
         lines = [f"{ended} {duration(self.clock() - self._began)}"]
         lines += [f"  {name}: {stage}" for name, stage in self._stages.items()]
         lines += [
-            f"  {'' if use.is_server else 'model '}{name}: {use}"
+            f"  {'' if use.kind == 'server' else f'{use.kind} '}{name}: {use}"
             for name, use in self.models.items()
         ]
         return "\n".join(lines)

@@ -227,7 +227,8 @@ class RunReport:
         elif isinstance(event, Printed):
             self._log.info(f"{event.stage} printed:\n{masked(event.text.rstrip())}")
         elif isinstance(event, Noticed):
-            self._log.warning(masked(event.text))
+            log = self._log.warning if event.is_problem else self._log.info
+            log(masked(event.text))
         elif isinstance(event, Waiting):
             self._progress(event)
             self._log.info(masked(event.text))
@@ -243,6 +244,8 @@ class RunReport:
     def _worker_ready(self, event: WorkerReady) -> None:
         """Log each model load, and the first warm worker of a model: there may be hundreds."""
         report = event.report
+        if event.is_function:
+            return
         if report.warm and self._summary.models[event.model].warm > 1:
             return
         done = "started" if event.server else "loaded"
@@ -285,6 +288,7 @@ class RunReport:
         except StoreError as error:
             self.listen(Failed(event.stage, event.partition, error))
             return
+        self._summary.up_to_date(manifest)
         if (self._key_of(event.stage), event.partition, event.name.content) not in self._before:
             figures = dict(manifest.figures)
             if manifest.run_id != self._context.run.run_id:

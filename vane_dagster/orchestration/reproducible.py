@@ -59,7 +59,8 @@ class _Results:
         elif isinstance(event, Printed):
             self.log.info(f"{event.stage} printed:\n{masked(event.text.rstrip())}")
         elif isinstance(event, Noticed):
-            self.log.warning(masked(event.text))
+            log = self.log.warning if event.is_problem else self.log.info
+            log(masked(event.text))
         elif isinstance(event, Waiting):
             self.log.info(masked(event.text))
 

@@ -215,16 +215,18 @@ class RunPlan:
         lines = [f"pipeline {self.pipeline.name}: {text}; fragments of {self.rule}"]
         for stage in self.selected:
             plans = [partition.stages[stage] for partition in self.partitions]
-            done = sum(plan.done is not None for plan in plans)
-            state = f"{done:,} of {len(plans):,} partitions up to date"
-            if len(plans) == 1:
-                state = "up to date" if done else "not up to date"
-            if done < len(plans):
-                found = sum((plan.causes for plan in plans), Counter[str]())
-                state += f" ({describe(found, len(plans) - done)})"
-            stored = sum(len(plan.parts) for plan in plans)
+            todo = [plan for plan in plans if plan.done is None]
+            done = f"{len(plans) - len(todo):,} of {len(plans):,} partitions up to date"
+            if not todo:
+                lines.append(f"  {stage}: {'up to date' if len(plans) == 1 else done}")
+                continue
+            state = "not up to date" if len(plans) == 1 else done
+            if len(todo) < len(plans):
+                state += f", {len(todo):,} not"
+            found = sum((plan.causes for plan in todo), Counter[str]())
+            stored = sum(len(plan.parts) for plan in todo)
             lines.append(
-                f"  {stage}: {state}; fragments: {self.missing(stage):,} to compute, "
-                f"{stored:,} in the store"
+                f"  {stage}: {state} ({describe(found, len(todo))}); "
+                f"fragments: {self.missing(stage):,} to compute, {stored:,} in the store"
             )
         return "\n".join(lines)

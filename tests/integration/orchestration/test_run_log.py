@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 
@@ -52,6 +53,26 @@ def test_a_run_logs_progress_prints_and_a_summary(tmp_path, materialize, local):
         r"fragments: 1 computed, 0 reused\n  model Slow: \d loads? in \d",
         log,
     ), log
+
+
+def test_a_function_is_no_model_and_a_second_run_says_what_is_stored(tmp_path, materialize, local):
+    write_source(tmp_path / "src", {"id": range(80)})
+    pipeline = vd.Pipeline("plain", source=vd.parquet(str(tmp_path / "src")), id="id")
+    pipeline.map_batches("labelled", labels, schema={"label": "BIGINT"}, concurrency=1)
+    logs = []
+    with dg.DagsterInstance.ephemeral() as instance:
+        for _ in range(2):
+            result = materialize(pipeline, local, instance=instance)
+            records = instance.get_records_for_run(result.run_id).records
+            logs.append([record.event_log_entry for record in records])
+    texts = ["\n".join(entry.user_message for entry in log) for log in logs]
+    assert "labels loaded" not in texts[0]
+    assert re.search(r"\n  function labels: 1 worker start in \d.*, 0 warm workers", texts[0])
+    (made,) = result.get_asset_materialization_events()
+    assert not [name for name in made.materialization.metadata if "model" in name]
+    assert "\n  labelled: up to date\n" in f"{texts[1]}\n"
+    assert "labelled: partitions: 1 up to date (80 rows in 1 fragment)" in texts[1]
+    assert not [entry for log in logs for entry in log if entry.level >= logging.WARNING]
 
 
 @pytest.mark.parametrize("where", ["local", "ray_compute"])

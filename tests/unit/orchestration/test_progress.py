@@ -284,16 +284,32 @@ def test_the_summary_adds_up_what_was_done():
     stats = StageStats(computed=2, rows_out=900, seconds=3.0)
     summary.take(Committed("embedding", "a", None, parts(0, 3, 0), stats))
     summary.take(Committed("embedding", "b", None, parts(0), StageStats()))
-    summary.take(Unchanged("embedding", "c", None))
+    stored = SimpleNamespace(stage="embedding", rows=4000, parts=[None] * 12)
+    summary.up_to_date(stored)
+    function = ("embedding",), "clean", "w", LoadReport(False, 17.0, 1, "cpu", "host")
+    summary.take(WorkerReady(*function, is_function=True))
     summary.take(Failed("embedding", "d", vd.errors.UdfError("no")))
     clock.now = 75.0
 
     assert summary.text().splitlines() == [
         "finished in 1 min 15 s",
-        "  embedding: partitions: 2 committed, 1 up to date, 1 failed; "
+        "  embedding: partitions: 2 committed, 1 up to date (4,000 rows in 12 fragments), "
+        "1 failed; "
         "900 rows in 3.0 s, 300 rows/s; fragments: 2 computed, 2 reused; 3 rows quarantined",
         "  model Model: 1 load in 6.3 s, 1 warm worker",
+        "  function clean: 1 worker start in 17 s, 0 warm workers",
     ]
+
+
+def test_the_summary_of_copied_rows_has_no_rate():
+    summary = RunSummary()
+    stats = StageStats(computed=1, copied=100, seconds=0.02)
+    summary.take(Committed("embedding", "a", None, SimpleNamespace(parts=[]), stats))
+    (line,) = summary.text().splitlines()[1:]
+    assert line == (
+        "  embedding: partitions: 1 committed; fragments: 1 computed, 0 reused; "
+        "input rows: 0 computed, 100 copied, 0 deduplicated"
+    )
 
 
 @pytest.mark.parametrize(

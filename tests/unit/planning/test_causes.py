@@ -85,7 +85,7 @@ def test_other_causes(tmp_path, store):
 def test_the_plan_says_why(tmp_path, store):
     text = str(plan(docs(tmp_path, fn=triple), store))
     assert "doubled: not up to date (code of triple changed)" in text
-    assert "clean: up to date;" in text
+    assert "clean: up to date\n" in text
 
 
 def test_causes_of_many_partitions_fit_in_a_line():

@@ -696,9 +696,36 @@ def test_a_plan_can_be_printed(tmp_path, store):
     settle(plan(docs(tmp_path), store, "clean"), store)
     lines = str(plan(docs(tmp_path), store)).splitlines()
     assert lines[0].startswith("pipeline docs: 1 partition")
-    assert lines[1] == "  clean: up to date; fragments: 0 to compute, 2 in the store"
+    assert lines[1] == "  clean: up to date"
     state = "not up to date (not computed before)"
     assert lines[2] == f"  doubled: {state}; fragments: 2 to compute, 0 in the store"
+
+
+def test_a_printed_plan_counts_the_partitions_that_are_not_up_to_date(tmp_path, store):
+    for key in "abc":
+        write_source(tmp_path / "src" / key, {"id": [1]})
+    some = vd.Pipeline(
+        "some",
+        source=vd.parquet(f"{tmp_path}/src/{{partition_key}}"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(["a", "b", "c"]),
+    )
+    some.project("clean", ["id"])
+
+    def shown(*keys: str) -> str:
+        planned = plan_run(some, ["clean"], keys, store)
+        settle(planned, store)
+        return str(planned).splitlines()[1]
+
+    cause = "(not computed before); fragments:"
+    assert (
+        shown("a", "b")
+        == f"  clean: 0 of 2 partitions up to date {cause} 2 to compute, 0 in the store"
+    )
+    assert shown("a", "b", "c") == (
+        f"  clean: 2 of 3 partitions up to date, 1 not {cause} 1 to compute, 0 in the store"
+    )
+    assert shown("a", "b", "c") == "  clean: 3 of 3 partitions up to date"
 
 
 def test_code_that_is_edited_while_a_run_begins_is_noticed_and_its_own_files_are_not(

@@ -142,8 +142,9 @@ def test_names_on_disk_are_frozen():
     record = json.loads(manifest.dumps())
     assert sorted(record) == [
         "checks", "committed_at", "components", "definition", "figures", "files", "format",
-        "fragments", "generation", "info", "keys", "kind", "lineage", "model", "partition", "parts", "pipeline", "plan",
-        "published", "reads", "run_id", "sample", "schema", "stage", "upstream",
+        "fragments", "generation", "info", "keys", "kind", "lineage", "model", "partition",
+        "parts", "pipeline", "plan", "published", "reads", "run_id",
+        "sample", "schema", "stage", "upstream",
     ]  # fmt: skip
     assert record["format"] == 2
     assert record["parts"] == [
