@@ -153,12 +153,6 @@ def stage_metadata(
         "fragments_computed": computed,
         "fragments_reused": max(0, len(manifest.parts) - computed),
     }
-    if inferred is not None:
-        found["schema"] = dg.MetadataValue.md(f"```python\n{inferred}\n```")
-    if manifest.sample:
-        found["sample"] = dg.MetadataValue.md(sample_table(manifest.sample))
-    if trace := sample_trace(store, manifest):
-        found["trace"] = dg.MetadataValue.md(trace)
     if quarantined := sum(part.quarantined for part in manifest.parts):
         found["rows_quarantined"] = quarantined
     if nulled := sum(part.nulled for part in manifest.parts):
@@ -174,6 +168,12 @@ def stage_metadata(
     found |= figures
     if "servers" in figures:
         found["servers"] = dg.MetadataValue.md(servers_table(figures["servers"]))
+    if inferred is not None:
+        found["schema"] = dg.MetadataValue.md(f"```python\n{inferred}\n```")
+    if manifest.sample:
+        found["sample"] = dg.MetadataValue.md(sample_table(manifest.sample))
+    if trace := sample_trace(store, manifest):
+        found["trace"] = dg.MetadataValue.md(trace)
     return found
 
 

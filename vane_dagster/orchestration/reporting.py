@@ -290,9 +290,10 @@ class RunReport:
             return
         self._summary.up_to_date(manifest)
         if (self._key_of(event.stage), event.partition, event.name.content) not in self._before:
-            figures = dict(manifest.figures)
+            figures = manifest.figures
             if manifest.run_id != self._context.run.run_id:
-                figures["computed_by_run"] = dg.MetadataValue.dagster_run(manifest.run_id)
+                run = dg.MetadataValue.dagster_run(manifest.run_id)
+                figures = {"computed_by_run": run, **figures}
             self._materialized(event, manifest, figures, computed=0)
         self._checks.found(event.stage, event.partition, self._check_runner.results(manifest))
         self._waits()

@@ -69,12 +69,16 @@ def _own(manifest: Manifest) -> list[str]:
         model += f", pool {pool[:12]}"
     return [
         f"{manifest.pipeline}/{manifest.stage}",
-        f"{len(manifest.parts):,} parts, {manifest.rows:,} rows",
+        f"{_count(len(manifest.parts), 'part')}, {_count(manifest.rows, 'row')}",
         ", ".join(runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else ""),
         manifest.definition,
         model,
         " to ".join(times),
     ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _files(manifest: Manifest) -> str:
