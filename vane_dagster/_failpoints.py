@@ -64,7 +64,7 @@ def variables() -> dict[str, str]:
     return {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
 
 
-def follow(env: Mapping[str, str]) -> None:
+def follow(env: Mapping[str, str | None]) -> None:
     """Make this worker follow the plan of a lease, or none, replacing that of an earlier lease."""
     if VARIABLE not in env:
         os.environ.pop(VARIABLE, None)

@@ -107,11 +107,11 @@ class Cancelled(Exception):
     """The run was cancelled."""
 
 
-def forwarded(pool: PoolSpec) -> dict[str, str]:
-    """Environment variables sent to the workers of a pool with each lease."""
+def forwarded(pool: PoolSpec) -> dict[str, str | None]:
+    """Environment variables sent to the workers of a pool with each lease; None unsets one."""
     found = {name: os.environ[name] for name in pool.env_vars if name in os.environ}
     keep_variables(found)
-    return {**found, **_failpoints.variables()}
+    return {**dict.fromkeys(pool.unset_vars), **found, **_failpoints.variables()}
 
 
 class Lease(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -313,6 +314,7 @@ def _pool(
         ),
         archive=bundle.archive,
         env_vars=spec.env_vars,
+        unset_vars=tuple(name for name in spec.keyed_env_vars if name not in os.environ),
         lifecycle=spec.lifecycle,
         on_driver=on_driver,
         uses={key: checked.servers[one].identity for key, one in udf.servers.items()},

@@ -99,7 +99,7 @@ class Host:
         model: ModelSpec | None,
         archive: bytes,
         threads: int,
-        env: Mapping[str, str],
+        env: Mapping[str, str | None],
         lifecycle: WorkerLifecycle,
         endpoints: Endpoints,
     ) -> LoadReport:
@@ -109,15 +109,18 @@ class Host:
             model: The model; None for a worker without one.
             archive: The user's modules, as a zip.
             threads: Threads that the worker computes with.
-            env: Environment variables to set.
+            env: Environment variables to set, or to unset if None.
             lifecycle: When the worker times out, or is replaced.
             endpoints: The endpoints of the servers that its code calls.
         """
         directory.update(endpoints)
         with self._lock:
             _failpoints.follow(env)
-            os.environ.update(env)
-            keep_variables(env)
+            given = {name: value for name, value in env.items() if value is not None}
+            for name in env.keys() - given:
+                os.environ.pop(name, None)
+            os.environ.update(given)
+            keep_variables(given)
             self._lifecycle = lifecycle
             if self._load is not None and self._load.fault is None:
                 return self._loaded_before(self._load, model)

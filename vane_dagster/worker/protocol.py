@@ -759,6 +759,8 @@ class PoolSpec:
         model: The model to construct; None for workers that only read, project, join and write.
         archive: The user's modules, as a zip.
         env_vars: Names of environment variables to forward.
+        unset_vars: Names of those that the workers must not have, because the driver has none and
+            that counts in keys.
         lifecycle: When a worker times out, or is replaced.
         on_driver: Whether the workers are subprocesses on the driver's machine, wherever the run
             computes.
@@ -778,6 +780,7 @@ class PoolSpec:
     model: ModelSpec | None = None
     archive: bytes = field(default=b"", repr=False)
     env_vars: tuple[str, ...] = ()
+    unset_vars: tuple[str, ...] = ()
     lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
     on_driver: bool = False
     uses: Mapping[str, str] = field(default_factory=dict)
@@ -940,7 +943,7 @@ class LoadCall:
     model: ModelSpec | None
     archive: bytes
     threads: int
-    env: Mapping[str, str]
+    env: Mapping[str, str | None]
     lifecycle: WorkerLifecycle
     endpoints: Endpoints
 

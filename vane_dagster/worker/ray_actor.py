@@ -52,7 +52,7 @@ class HostActor:
         model: ModelSpec | None,
         archive: bytes,
         threads: int,
-        env: Mapping[str, str],
+        env: Mapping[str, str | None],
         lifecycle: WorkerLifecycle,
         endpoints: Endpoints,
     ) -> LoadReport:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 import cloudpickle
 import pyarrow as pa
 
+from vane_dagster.compute.api import forwarded
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.servers.launch import Endpoint
@@ -15,7 +17,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.protocol import CallUdf, ModelSpec, TableRows, Work
+from vane_dagster.worker.protocol import CallUdf, ModelSpec, PoolSpec, TableRows, Work
 
 
 def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path, monkeypatch):
@@ -59,3 +61,17 @@ def test_a_model_whose_server_is_gone_when_it_is_constructed_is_tried_again(monk
     report = host.load(*given, {})
     assert not report.unhealthy_reason
     assert "connection refused" in report.fault.message
+
+
+def test_a_variable_that_the_driver_lacks_and_that_counts_is_unset_in_the_worker(monkeypatch):
+    monkeypatch.setenv("VT_ONE", "the value of the head")
+    monkeypatch.setenv("VT_TWO", "2")
+    pool = PoolSpec("p", "p", (1, 1), env_vars=("VT_ONE", "VT_TWO"), unset_vars=("VT_ONE",))
+    monkeypatch.delenv("VT_ONE")
+    sent = forwarded(pool)
+    monkeypatch.setenv("VT_ONE", "the value of the head")
+
+    Host().load(None, b"", 1, sent, WorkerLifecycle(), {})
+
+    assert "VT_ONE" not in os.environ
+    assert os.environ["VT_TWO"] == "2"
