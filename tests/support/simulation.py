@@ -486,7 +486,7 @@ class World:
         found = set()
         for stage, partition in self.places(PARTITIONS):
             folder = self.store.parts("docs", stage, partition)
-            names = [name for name in folder.names() if not name.endswith(".rows.parquet")]
+            names = [name for name in folder.names() if name.count(".") == 1]
             found |= {(folder.url, name.rpartition("-")[0]) for name in names}
         return found
 
