@@ -40,8 +40,19 @@ def test_the_example_of_reuse_prints_what_the_page_says(tmp_path):
     assert done.stdout.endswith(printed)
 
 
-def test_the_example_of_the_readme_is_a_pipeline(tmp_path, monkeypatch):
-    (tmp_path / "readme_definitions.py").write_text(code("README.md", "The shortest real example"))
+def test_the_first_example_of_the_readme_prints_what_it_says(tmp_path):
+    page = "README.md"
+    (tmp_path / "reviews.py").write_text(code(page, "A first example"))
+    done = forked.run(["reviews.py"], os.environ, tmp_path, 120)
+    assert done.returncode == 0, done.stderr
+    printed = (ROOT / page).read_text().partition("prints, after Dagster's log:\n\n```\n")[2]
+    printed = printed.partition("```")[0]
+    assert len(printed.splitlines()) == 2
+    assert done.stdout.endswith(printed)
+
+
+def test_the_second_example_of_the_readme_is_a_pipeline(tmp_path, monkeypatch):
+    (tmp_path / "readme_definitions.py").write_text(code("README.md", "On a cluster, by day, from S3"))
     monkeypatch.syspath_prepend(str(tmp_path))
     # The module was written just now.
     import readme_definitions  # type: ignore[import-not-found]
