@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._private_folder import (
@@ -135,6 +136,17 @@ def _connected(head: Head) -> bool:
         f"head at {head.address}. Call ray.shutdown() first, or name that cluster in the compute "
         "resource."
     )
+
+
+def is_connected_to(folder: Path) -> bool:
+    """Whether this process is connected to the head with its sessions in a folder."""
+    if "ray" not in sys.modules:
+        return False
+    worker: Any = importlib.import_module("ray._private.worker")
+    node = worker.global_worker.node  # None without a connection, and with Ray Client
+    if node is None:
+        return False
+    return Path(os.path.realpath(node.get_session_dir_path())).is_relative_to(folder.resolve())
 
 
 def check_answers(address: str, seconds: float) -> None:

@@ -31,7 +31,7 @@ _EVERY_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 _SUSPECTED_SECONDS = 10.0
-_SHUTDOWN_SECONDS = 30.0
+SHUTDOWN_SECONDS = 30.0
 
 _outlives = False
 
@@ -183,12 +183,19 @@ class HeadWatch:
         """End the watch, and disconnect from a lost cluster so that another can be used."""
         self._over.set()
         if self.lost:
-            import ray
+            begin_shutdown().join(SHUTDOWN_SECONDS)
 
-            # `ray.shutdown` waits for the GCS for some seconds.
-            ending = threading.Thread(target=ray.shutdown, daemon=True)
-            ending.start()
-            ending.join(_SHUTDOWN_SECONDS)
+
+def begin_shutdown() -> threading.Thread:
+    """Disconnect this process in a thread.
+
+    `ray.shutdown` does not return while the GCS hangs, and takes some seconds if it has ended.
+    """
+    import ray
+
+    thread = threading.Thread(target=ray.shutdown, daemon=True)
+    thread.start()
+    return thread
 
 
 def _watch(

@@ -1,8 +1,9 @@
-"""End the workers of a `LocalCompute` run after its driver was killed, and remove their tables.
+"""End process groups after the process that is responsible for them was killed.
 
-A worker ends by itself when its driver is gone, unless code holds the interpreter lock. So a small
-process reads the current process groups from a pipe to the driver, and kills those left when the
-pipe ends. This file is run as a script and uses only the standard library.
+These are the workers of a `LocalCompute` run, whose tables are removed too, and the processes of a
+local head that is being stopped. A worker ends by itself when its driver is gone, unless code holds
+the interpreter lock. So a small process reads the current process groups from a pipe, and kills
+those left when the pipe ends. This file is run as a script and uses only the standard library.
 """
 
 from __future__ import annotations
@@ -16,23 +17,25 @@ import sys
 
 
 class Guard:
-    """The driver's side.
+    """The side of the responsible process.
 
     Args:
-        folder: Folder to remove when the driver is gone.
+        folders: Folders to remove when this process is gone.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, *folders: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, folder],
+            [sys.executable, "-I", "-S", __file__, *folders],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            # It would count as a process of the head that it names.
+            env={k: v for k, v in os.environ.items() if k != "VANE_DAGSTER_HEAD"},
         )
 
     def add(self, group: int) -> None:
-        """Register a process group to be killed when the driver is gone."""
+        """Register a process group to be killed when this process is gone."""
         self._write(f"+{group}\n")
 
     def remove(self, group: int) -> None:
@@ -53,15 +56,16 @@ class Guard:
             self._process.stdin.flush()
 
 
-def _watch(folder: str) -> None:
+def _watch(*folders: str) -> None:
     groups: set[int] = set()
     for line in sys.stdin:
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
     for group in groups:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    _watch(sys.argv[1])
+    _watch(*sys.argv[1:])

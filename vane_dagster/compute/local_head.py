@@ -26,7 +26,13 @@ from typing import IO
 
 from vane_dagster._home import HOME, state_home
 from vane_dagster._private_folder import MARK, is_private_folder, private_folder
-from vane_dagster.compute.connection import LOOPBACK_ONLY, connect, connect_environment
+from vane_dagster.compute.connection import (
+    LOOPBACK_ONLY,
+    connect,
+    connect_environment,
+    is_connected_to,
+)
+from vane_dagster.compute.head_watch import SHUTDOWN_SECONDS, begin_shutdown
 from vane_dagster.compute.processes import birth, end, marked
 from vane_dagster.errors import ComputeError
 from vane_dagster.storage.codec import Codec
@@ -34,6 +40,7 @@ from vane_dagster.storage.codec import Codec
 __all__ = ["Head", "HeadFolder", "LocalHead", "connect", "connect_environment"]
 
 START_SECONDS = 60.0
+_DISCONNECT_SECONDS = 2.0
 
 # A socket path has at most 103 bytes on macOS, 107 on Linux. Ray's are in the head's folder.
 _MAX_TEMP_DIR_LENGTH = 103 - len(
@@ -342,13 +349,26 @@ class HeadFolder:
 
     def _clean(self) -> None:
         """End the processes with this head's mark, drop its record; the caller holds the lock."""
-        end(self.mark)
+        self._end_processes()
         self._discard_record()
 
     def _end(self) -> bool:
         """End the head's processes, delete their temporary files; return whether there were any."""
-        ended = end(self.mark)
+        ended = self._end_processes()
         shutil.rmtree(self.temp_dir, ignore_errors=True)
+        return ended
+
+    def _end_processes(self) -> bool:
+        """End the processes with this head's mark; return whether there were any.
+
+        First disconnect this process, which Ray would end with the head.
+        """
+        if not is_connected_to(self.temp_dir):
+            return end(self.mark)
+        shutdown = begin_shutdown()
+        shutdown.join(_DISCONNECT_SECONDS)
+        ended = end(self.mark)
+        shutdown.join(SHUTDOWN_SECONDS)  # it has waited for a GCS that hung
         return ended
 
     def _discard_record(self) -> None:
