@@ -119,7 +119,7 @@ def test_only_the_embedders_own_statements_of_the_demo_count(
         ("own_provider", "HouseModel", {"HouseModel"}),
         ("partitioned", "Anomaly", {"Anomaly"}),
         ("prompt_pre_and_postprocess", "preprocess", {"preprocess", "TONES"}),
-        ("prompt_pre_and_postprocess", "postprocess", {"postprocess"}),
+        ("prompt_pre_and_postprocess", "postprocess", {"postprocess", "Reply"}),
         ("sklearn_function", "classify", {"classify", "load_model", "MEASURES"}),
         ("torch_numpy", "Predictor", {"Predictor", "make_net"}),
         ("two_models", "Classifier", {"Classifier", "Embedder"}),

@@ -52,7 +52,9 @@ def test_the_first_example_of_the_readme_prints_what_it_says(tmp_path):
 
 
 def test_the_second_example_of_the_readme_is_a_pipeline(tmp_path, monkeypatch):
-    (tmp_path / "readme_definitions.py").write_text(code("README.md", "On a cluster, by day, from S3"))
+    (tmp_path / "readme_definitions.py").write_text(
+        code("README.md", "On a cluster, by day, from S3")
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     # The module was written just now.
     import readme_definitions  # type: ignore[import-not-found]

@@ -1,7 +1,4 @@
-"""Digests of syntax trees, without layout, positions and names of local variables.
-
-Docstrings and type hints are kept apart from the tree; see `introspection`.
-"""
+"""Digests of syntax trees, without layout, positions and comments."""
 
 from __future__ import annotations
 
@@ -12,16 +9,15 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from vane_dagster.fingerprint.code_strings import evaluated, mark_texts, syntax_tree
+from vane_dagster.fingerprint.code_strings import (
+    evaluated,
+    hints,
+    mark_hints,
+    mark_texts,
+    syntax_tree,
+)
 from vane_dagster.fingerprint.decorators import detach_decorators
 from vane_dagster.fingerprint.hashing import combine
-from vane_dagster.fingerprint.introspection import (
-    detach_texts,
-    is_only_hint,
-    keep_module_docstring,
-    without_hint,
-)
-from vane_dagster.fingerprint.local_variables import Variable, free_variables, mark_locals
 
 Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
@@ -34,11 +30,10 @@ _GLOBAL_READS = frozenset(
 
 
 def parse(source: bytes | str) -> ast.Module:
-    """Parse source, and drop everything that cannot change a result.
+    """Parse source, and drop what cannot change a result.
 
-    Bare constants, our own decorators and the bodies of ``if TYPE_CHECKING`` are dropped.
-    Docstrings and type hints are detached. The remaining nodes are annotated with local variables,
-    names bound by imports, and imports by a string.
+    Our own decorators and the bodies of ``if TYPE_CHECKING`` are dropped. The nodes are annotated
+    with names bound by imports, imports by a string, and names that strings read.
 
     Raises:
         SyntaxError: The source is not valid for this Python.
@@ -46,25 +41,21 @@ def parse(source: bytes | str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree: ast.Module = syntax_tree(source)
-    stack: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
+    stack: list[ast.AST] = [tree]
     while stack:
-        node, scope = stack.pop()
-        if isinstance(node, (ast.Module, *Definition)):
-            scope = node
-            detach_texts(node)
+        node = stack.pop()
         for field in ("body", "orelse", "finalbody"):
             body = getattr(node, field, None)
             if not body or not isinstance(body, list):
                 continue
-            kept = [without_hint(item, scope) for item in _effective(body, scope)]
+            kept = list(_effective(body))
             if not kept and field != "orelse" and not isinstance(node, ast.Module):
                 kept = [ast.copy_location(ast.Pass(), body[0])]
             setattr(node, field, kept)
-        stack += [(item, scope) for item in inner_statements(node)]
-    keep_module_docstring(tree)
+        stack += inner_statements(node)
     mark_texts(tree)
+    mark_hints(tree)
     detach_decorators(tree)
-    mark_locals(tree)
     return tree
 
 
@@ -74,23 +65,19 @@ def inner_statements(node: ast.AST) -> Iterator[ast.AST]:
         yield from getattr(node, field, ())
 
 
-def _effective(body: Iterable[ast.stmt], scope: ast.AST) -> Iterator[ast.stmt]:
+def _effective(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            continue
-        if isinstance(statement, ast.AnnAssign) and is_only_hint(statement, scope):
-            continue
         if isinstance(statement, ast.If):
             test = statement.test
             if _is_type_checking(test):
-                yield from _effective(statement.orelse, scope)
+                yield from _effective(statement.orelse)
                 continue
             if (
                 isinstance(test, ast.UnaryOp)
                 and isinstance(test.op, ast.Not)
                 and _is_type_checking(test.operand)
             ):
-                yield from _effective(statement.body, scope)
+                yield from _effective(statement.body)
                 continue
         yield statement
 
@@ -107,23 +94,9 @@ class _End:
 def dump(nodes: Sequence[ast.AST]) -> str:
     """Write nodes as text without positions; empty and absent fields are omitted.
 
-    A local variable is written as its index in the order of appearance.
-
     The traversal uses its own stack, so long chains of operators do not exceed the recursion limit.
     A field added by a later Python version changes nothing as long as it is empty.
     """
-    return _dump(nodes, {})
-
-
-def local_labels(node: ast.AST) -> dict[str, str]:
-    """Return the labels that `dump` writes for the variables of enclosing functions, by name."""
-    places: dict[Variable, int] = {}
-    _dump([node], places)
-    free = free_variables(node)
-    return {name: f"local {places[item]}" for name, item in free.items() if item in places}
-
-
-def _dump(nodes: Sequence[ast.AST], places: dict[Variable, int]) -> str:
     out: list[str] = []
     stack: list[object] = [list(nodes)]
     while stack:
@@ -142,26 +115,17 @@ def _dump(nodes: Sequence[ast.AST], places: dict[Variable, int]) -> str:
             out.append("[")
             stack.append(_End())
             stack.extend(reversed(item))
-        elif isinstance(item, Variable) and not item.keeps_name:
-            out.append(f"local{places.setdefault(item, len(places))}")
         else:
-            item = item.name if isinstance(item, Variable) else item
             text = constant_text(item)
             out.append(f"{type(item).__name__}{len(text)}:{text}")
     return "".join(out)
 
 
 def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
-    variables = node.__dict__.get("variables")
     for name in node._fields:
         value = getattr(node, name, None)
         if name in _IGNORED_FIELDS:
             continue
-        if variables is not None:
-            if isinstance(value, str):
-                value = variables.get((name, None), value)
-            elif isinstance(node, ast.Nonlocal):
-                value = [variables.get((name, at), item) for at, item in enumerate(node.names)]
         if isinstance(node, ast.JoinedStr):
             # Some Python versions put empty strings between the parts of an f-string.
             value = [item for item in node.values if getattr(item, "value", None) != ""]
@@ -185,7 +149,7 @@ def tree_digest(nodes: Sequence[ast.AST]) -> str:
 
 
 def names_of_function(code: types.CodeType, node: ast.AST) -> set[str]:
-    """Return the module-level names that a function reads, except those in hints.
+    """Return the module-level names that a function reads, also in hints.
 
     Args:
         code: The function's code.
@@ -193,10 +157,14 @@ def names_of_function(code: types.CodeType, node: ast.AST) -> set[str]:
     """
     texts = list(evaluated([node]))
     named = {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+    hinted = {
+        item.id for hint in hints([node]) for item in ast.walk(hint) if isinstance(item, ast.Name)
+    }
     declared = {
         name for item in ast.walk(node) if isinstance(item, ast.Global) for name in item.names
     }
-    return global_names(code) & (named | declared) | global_names(compile_nodes(texts, "<text>"))
+    read = global_names(code) & (named | declared) | hinted
+    return read | global_names(compile_nodes(texts, "<text>"))
 
 
 def compile_nodes(nodes: Sequence[ast.stmt], filename: str) -> types.CodeType:
@@ -229,8 +197,7 @@ def _compiled(body: list[ast.stmt], filename: str) -> types.CodeType:
 def _bound(nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Wrap nodes that rebind variables of an enclosing function in a function that binds them."""
     inner = [item for node in nodes for item in ast.walk(node) if isinstance(item, ast.Nonlocal)]
-    free = {name for node in nodes for name in free_variables(node)} if inner else set()
-    names = sorted(free.intersection(name for item in inner for name in item.names))
+    names = sorted({name for item in inner for name in item.names})
     if not names:
         return list(nodes)
     targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names]
@@ -238,7 +205,9 @@ def _bound(nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
     around = syntax_tree("def around(): pass").body[0]
     assert isinstance(around, ast.FunctionDef)
     around.body = [bound, *nodes]
-    return [ast.fix_missing_locations(around)]
+    # Other code may read names of the module that are spelled the same.
+    read: list[ast.stmt] = [ast.Expr(ast.Name(name, ast.Load())) for name in names]
+    return [ast.fix_missing_locations(each) for each in (around, *read)]
 
 
 def global_names(code: types.CodeType) -> set[str]:

@@ -22,11 +22,6 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, closure
 from vane_dagster.fingerprint.objects import ObjectEncoder
-from vane_dagster.fingerprint.unused_methods import (
-    named_methods,
-    unused_methods,
-    without_methods,
-)
 from vane_dagster.types.callables import unwrapped
 
 
@@ -66,20 +61,15 @@ class CodeIdentity:
 def code_identity(
     obj: Callable[..., Any],
     *,
-    method: str | None = None,
     version: str | None = None,
     files: LocalFiles | None = None,
-    hints: bool = False,
 ) -> CodeIdentity:
     """Compute the identity of a function, a class or a partial of one.
 
     Args:
         obj: The UDF.
-        method: The method of a class that is called. Other methods under `vd.method` count only if
-            what is called may reach them. Default: all methods count.
         version: Replaces the code's content: only the name and the version are hashed.
         files: Reads the files that paths among the code's values name.
-        hints: Whether the type hints of the UDF itself are read at run time, and so count as code.
 
     Raises:
         CodeIdentityError: A dependency of the UDF has no stable identity, and no version is given.
@@ -93,29 +83,16 @@ def code_identity(
     finder = Finder()
     module = finder.find(getattr(target, "__module__", None) or "__main__")
     files = files if version is None else LocalFiles(read=False)
-    hints_of = _with_calls(target) if hints else frozenset()
-    unused: frozenset[str] = frozenset()
-    if version is None and method is not None and isinstance(target, type):
-        unused = unused_methods(finder, target, method)
-    while True:
-        dependency_walk = DependencyWalk(finder, module)
-        dependency_walk.hints_of = hints_of
-        if unused and module is not None:
-            (unit,) = finder.source(str(module.path)).units[target.__name__]
-            dependency_walk.replaced[id(unit)] = without_methods(unit, unused)
-        encoder = ObjectEncoder(dependency_walk, files, {target: unused} if unused else None)
-        if version is not None:
-            with contextlib.suppress(CodeIdentityError):
-                encoder.digest(obj, target.__qualname__)
-            where = module.label if module is not None else ""
-            digest = combine("version", where, target.__qualname__, version)
-            break
+    dependency_walk = DependencyWalk(finder, module)
+    encoder = ObjectEncoder(dependency_walk, files)
+    if version is None:
         token = encoder.digest(obj, target.__qualname__)
         digest = combine("code", token, dependency_walk.digest())
-        named = named_methods(dependency_walk.units, unused)
-        if not named:
-            break
-        unused -= named
+    else:
+        with contextlib.suppress(CodeIdentityError):
+            encoder.digest(obj, target.__qualname__)
+        where = module.label if module is not None else ""
+        digest = combine("version", where, target.__qualname__, version)
     seeds = dependency_walk.modules | dependency_walk.imported
     if module is not None:
         seeds.add(module.name)
@@ -148,10 +125,3 @@ def worker_code_digest(
     modules = [finder.find(name) for name in found.modules]
     texts = [file_digest(module.path) for module in modules if module and module.path]
     return combine("files", found.digest, *texts)
-
-
-def _with_calls(target: Any) -> frozenset[str]:
-    """Return the qualified names of a function, or of a class and its ``__call__``."""
-    name = target.__qualname__.replace("<locals>.", "")
-    found = {name, name.rpartition(".")[2]}
-    return frozenset(found | {f"{item}.__call__" for item in found})

@@ -203,6 +203,31 @@ def _mark_call(
         node.__dict__["reads"] = names
 
 
+def hints(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
+    """Yield the type hints in nodes, including those inside functions and classes."""
+    for statement in nodes:
+        for node in ast.walk(statement):
+            if isinstance(node, (ast.arg, ast.AnnAssign)):
+                found = node.annotation
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                found = node.returns
+            else:
+                continue
+            if found is not None:
+                yield found
+
+
+def mark_hints(tree: ast.Module) -> None:
+    """Mark strings in type hints as evaluated: libraries read the names in them."""
+    for hint in hints([tree]):
+        for node in ast.walk(hint):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                parsed = _parsed(node.value)
+                if parsed is not None:
+                    mark_texts(parsed)
+                    node.__dict__["evaluated"] = parsed.body
+
+
 def _keyword(node: ast.Call) -> ast.expr | None:
     known = ("name", "mod_name", "path", "dotted_path", "import_name")
     return next((item.value for item in node.keywords if item.arg in known), None)

@@ -46,11 +46,6 @@ def first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> i
     return min([node.lineno, *(each.lineno for each in node.decorator_list), *removed])
 
 
-def is_marked(node: ast.AST) -> bool:
-    """Return whether a definition has one of our decorators."""
-    return "removed_lines" in node.__dict__
-
-
 def is_lazy(node: ast.AST) -> bool:
     """Return whether a node is a class under `vd.cls`, which is not constructed on import."""
     return bool(node.__dict__.get("is_lazy"))

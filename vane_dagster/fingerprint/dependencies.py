@@ -9,7 +9,6 @@ from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.import_effects import Effect, Program, loaded_program
-from vane_dagster.fingerprint.introspection import TextRelevance
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
 from vane_dagster.fingerprint.read_names import ReadNames, binding_units
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource
@@ -27,8 +26,6 @@ class DependencyWalk:
         modules: The names of the reached modules.
         packages: The names of the reached installed packages.
         imported: The names of the modules that importing them imports.
-        hints_of: The qualified names of functions with hints that always count.
-        replaced: Code that counts in place of a unit of a file, by the unit's id.
     """
 
     def __init__(self, finder: Finder, own: Module | None) -> None:
@@ -43,16 +40,10 @@ class DependencyWalk:
         self._whole: set[str] = set()
         self._read = ReadNames(finder)
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
-        self.hints_of: frozenset[str] = frozenset()
-        self.replaced: dict[int, SymbolSource] = {}
 
     def digest(self) -> str:
         """Hash everything reached so far, in an order that is independent of the walk."""
-        size = -1
-        while size != len(self._walked):  # each step may reach code that matters to the other
-            self._count_texts()
-            size = len(self._walked)
-            self._add_effects()
+        self._add_effects()
         return combine("reach", *(f"{key}={value}" for key, value in sorted(self._facts.items())))
 
     @property
@@ -100,7 +91,7 @@ class DependencyWalk:
         self._drain()
 
     def unit(self, module: Module, unit: SymbolSource, names: Iterable[str]) -> None:
-        """Collect the reads and imports of code, and its evidence about docstrings and hints.
+        """Collect the reads and imports of code.
 
         Args:
             module: The code's module.
@@ -123,41 +114,13 @@ class DependencyWalk:
         """Record an installed package."""
         self.packages.add(name.partition(".")[0])
 
-    def _count_texts(self) -> None:
-        """Add the docstrings and hints that count, and everything that those hints reach."""
-        done: set[int] = set()
-        size = -1
-        while size != len(self._walked):
-            size = len(self._walked)
-            pieces = [unit.evidence for _, unit in self._walked.values()]
-            counting = TextRelevance(pieces, self._kind_of, self.hints_of)
-            for module, unit in list(self._walked.values()):
-                for name, nodes in counting.texts(unit.evidence):
-                    if nodes and id(nodes[0]) not in done:
-                        done.add(id(nodes[0]))
-                        self._count_text(module, name, SymbolSource(unit.path, nodes))
-            self._drain()
-
-    def _count_text(self, module: Module, name: str, text: SymbolSource) -> None:
-        self._facts[f"{self.label(module)}:{name} {text.digest}"] = ""
-        if module.name in self._whole:
-            self._follow(module, text.scan, text.names)
-        elif module.is_source:
-            self._read.unit(module, text)
-            self._read_unit(module, text)
-
-    def _kind_of(self, name: str) -> str | None:
-        module = self.finder.find(name)
-        return None if module is None else module.kind
-
     def _drain(self) -> None:
         while self._waiting:
             module, name = self._waiting.popleft()
             if (module.name, name) in self._seen:
                 continue
             self._seen.add((module.name, name))
-            found = binding_units(self.finder, module, name)
-            units = [self.replaced.get(id(unit), unit) for unit in found]
+            units = binding_units(self.finder, module, name)
             if units:
                 digest = combine("units", *(unit.digest for unit in units))
                 self._facts[f"{self.label(module)}:{name}"] = digest

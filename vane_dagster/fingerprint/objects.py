@@ -11,7 +11,7 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import vane_dagster
@@ -21,7 +21,6 @@ from vane_dagster.fingerprint.decorators import OPTIONS, SET_ON_CLASSES
 from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
 from vane_dagster.fingerprint.hashing import combine
-from vane_dagster.fingerprint.local_variables import free_variables
 from vane_dagster.fingerprint.modules import Finder, Module, path_kind
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, code_digest
 from vane_dagster.fingerprint.values import ValueEncoder
@@ -52,17 +51,14 @@ class ObjectEncoder:
     Args:
         dependency_walk: Collects what code reaches.
         files: Reads the files that values name.
-        unused: Methods of classes that do not count.
     """
 
     def __init__(
         self,
         dependency_walk: DependencyWalk,
         files: LocalFiles | None = None,
-        unused: Mapping[Any, Collection[str]] | None = None,
     ) -> None:
         self._dependency_walk = dependency_walk
-        self._unused = unused or {}
         self._values = ValueEncoder(self._code, files)
         self._tokens: dict[int, str] = {}
         self._kept: list[Any] = []
@@ -139,14 +135,14 @@ class ObjectEncoder:
         name = function.__globals__.get("__name__", "__main__")
         module = self._dependency_walk.finder.find(name)
         file = function.__code__.co_filename
-        captured = self._captured(function, path, {})
+        captured = self._captured(function, path)
         if module is not None and module.kind != "own":
             return combine("function", self._library(function, name, module), *captured)
         if module is not None and module.is_source and path_kind(file) == "own":
             source = self._dependency_walk.finder.source(str(module.path))
             node = source.function_node(function.__code__)
             if node is not None:
-                captured = self._captured(function, path, ast_digest.local_labels(node))
+                captured = self._captured(function, path)
                 captured += self._attributes_of(function, node, path)
                 unit = SymbolSource(source.path, [_statement(node)])
                 self._dependency_walk.unit(
@@ -184,20 +180,17 @@ class ObjectEncoder:
     def _default(self, name: str, value: Any, path: str) -> str:
         return combine(name, self.digest(value, f"{path}.__defaults__[{name!r}]"))
 
-    def _captured(
-        self, function: types.FunctionType, path: str, labels: Mapping[str, str]
-    ) -> list[str]:
-        """Hash defaults and the variables of enclosing functions, by `labels` or by name."""
+    def _captured(self, function: types.FunctionType, path: str) -> list[str]:
+        """Hash defaults and the variables of enclosing functions."""
         cells: list[str] = []
         free = function.__code__.co_freevars
         for name, cell in zip(free, function.__closure__ or (), strict=True):
-            label = labels.get(name, name)
             try:
                 value = cell.cell_contents
             except ValueError:
-                cells.append(combine(label))
+                cells.append(combine(name))
                 continue
-            cells.append(combine(label, self.digest(value, f"{path}.__closure__[{name!r}]")))
+            cells.append(combine(name, self.digest(value, f"{path}.__closure__[{name!r}]")))
         defaults = [self._default(name, item, path) for name, item in _defaults(function).items()]
         return [*defaults, *sorted(cells)]
 
@@ -206,7 +199,8 @@ class ObjectEncoder:
     ) -> Iterator[str]:
         """Hash the attributes set on a function, except those that it changes when it runs."""
         changed = _changed_attributes(node)
-        said = [item.value.value for item in node.__dict__.get("docstring", ())]
+        is_lambda = isinstance(node, ast.Lambda)
+        said = None if is_lambda else ast.get_docstring(node)  # type: ignore[arg-type]
         copied = getattr(getattr(function, "__wrapped__", None), "__doc__", None)
         if function.__doc__ and not said and function.__doc__ != copied:
             yield combine("__doc__", function.__doc__)
@@ -243,11 +237,8 @@ class ObjectEncoder:
             bases.append(self.digest(type(cls), f"{path}.__class__"))
         if module.is_source and self._holds_class(cls, module):
             token = self._by_name(cls, module)
-            unused = self._unused.get(cls, ())
             bases += [
-                self._with_defaults(item, name, f"{path}.{name}")
-                for name, item in _functions(cls)
-                if name not in unused
+                self._with_defaults(item, name, f"{path}.{name}") for name, item in _functions(cls)
             ]
             if _lookup(cls) is not cls:
                 # The name now refers to something else, or to another class of that name.
@@ -269,9 +260,7 @@ class ObjectEncoder:
         captured = self._state(cls, source, node, path)
         self._dependency_walk.unit(module, unit, unit.names if module.is_source else ())
         if not module.is_source:
-            hints = [item for part in ast.walk(node) for item in part.__dict__.get("hints", ())]
-            names = unit.names | SymbolSource(source.path, hints).names
-            captured += self._globals(names - {cls.__name__}, scope, path)
+            captured += self._globals(unit.names - {cls.__name__}, scope, path)
         return combine("class", ast_digest.tree_digest([node]), *captured, *bases)
 
     def _bases(self, cls: type, path: str) -> list[str]:
@@ -280,7 +269,6 @@ class ObjectEncoder:
     def _state(self, cls: type, source: SourceFile, node: ast.stmt | None, path: str) -> list[str]:
         """Hash a class's state beyond its source: captured variables and live attributes."""
         inside = set() if node is None else {id(item) for item in ast.walk(node)}
-        labels = {} if node is None else ast_digest.local_labels(node)
         body = {} if node is None else _bound_in_body(node)
         parts: list[str] = []
         for name, member in _members(cls, body):
@@ -288,7 +276,7 @@ class ObjectEncoder:
             functions = list(_member_functions(member))
             nodes = [source.function_node(item.__code__) for item in functions]
             if functions and all(id(item) in inside for item in nodes):
-                found = [part for item in functions for part in self._captured(item, where, labels)]
+                found = [part for item in functions for part in self._captured(item, where)]
                 parts.append(combine(name, *found))
                 continue
             try:
@@ -297,7 +285,7 @@ class ObjectEncoder:
                 # The source determines it if it captures no variables of an enclosing function.
                 texts = body.get(name.removeprefix(_FIELD))
                 is_text = texts is not None or name.startswith(_FIELD)
-                if not is_text or any(map(free_variables, texts or ())):
+                if not is_text or _may_capture(texts or (), source):
                     raise
         return parts
 
@@ -389,6 +377,17 @@ def _bound_in_body(node: ast.stmt) -> dict[str, list[ast.stmt]]:
         if not isinstance(item, (*ast_digest.Definition, ast.Lambda)):
             stack += [(inner, statement) for inner in ast.iter_child_nodes(item)]
     return found
+
+
+def _may_capture(statements: Iterable[ast.stmt], source: SourceFile) -> bool:
+    """Return whether statements may read a variable of a function of their file."""
+    read = {
+        node.id
+        for statement in statements
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    return not read.isdisjoint(source.locals)
 
 
 def _members(cls: type, text: Collection[str] | None) -> Iterator[tuple[str, Any]]:

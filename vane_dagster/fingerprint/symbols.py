@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
 import types
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,10 +14,7 @@ from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.decorators import first_line
 from vane_dagster.fingerprint.hashing import FileCache, combine
-from vane_dagster.fingerprint.introspection import Evidence, evidence
 from vane_dagster.fingerprint.reads import Reads, reads
-
-_HAS_DOCSTRING = 0x4000000  # CO_HAS_DOCSTRING, which `inspect` does not name in 3.13
 
 
 class SymbolSource:
@@ -38,11 +34,6 @@ class SymbolSource:
     def scan(self) -> Scan:
         """The imports of the statements, including those inside functions."""
         return ast_digest.scan(self.nodes)
-
-    @cached_property
-    def evidence(self) -> Evidence:
-        """The evidence of the statements about docstrings and hints."""
-        return evidence(self.nodes)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -86,6 +77,8 @@ class SourceFile:
         self.statements: list[SymbolSource] = []  # those executed by an import
         self._count = 0
         self._collect(self.tree.body, (), True)
+        if ast.get_docstring(self.tree, clean=False) is not None:
+            self.units.setdefault("__doc__", []).insert(0, SymbolSource(path, self.tree.body[:1]))
 
     def _unit(self, nodes: Sequence[ast.stmt], executed: bool) -> SymbolSource:
         self._count += 1
@@ -149,6 +142,24 @@ class SourceFile:
                 found.update(ref.bound for ref in ast_digest.import_refs(node, False))
         return frozenset(found)
 
+    @cached_property
+    def locals(self) -> frozenset[str]:
+        """The names that functions of the file bind."""
+        found: set[str] = set()
+        for function in ast.walk(self.tree):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                        found.add(node.id)
+                    elif isinstance(node, ast.arg):
+                        found.add(node.arg)
+                    elif isinstance(node, ast_digest.Definition):
+                        found.add(node.name)
+                    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                        found.update(ref.bound for ref in ast_digest.import_refs(node, False))
+                    found.update(_captured_names(node))
+        return frozenset(found)
+
     def import_refs(self, name: str) -> Iterator[ImportRef]:
         """Yield the module-level imports that bind a name."""
         for unit in self.units.get(name, ()):
@@ -201,6 +212,13 @@ class SourceFile:
                 found = [node for parent in parents for node in _definitions(parent, part)]
                 parents = list(found)
         return found[0] if len(found) == 1 else None
+
+
+def _captured_names(node: ast.AST) -> Iterator[str]:
+    """Yield the names that an exception handler or a pattern binds."""
+    for field in ("name", "rest"):
+        if isinstance(name := getattr(node, field, None), str):
+            yield name
 
 
 def _definitions(parent: ast.AST, name: str) -> Iterator[ast.stmt]:
@@ -281,22 +299,12 @@ def _contains(node: ast.AST, code: types.CodeType) -> bool:
 
 
 def code_digest(code: types.CodeType) -> str:
-    """Hash compiled code without file name, line numbers and docstring."""
-    constants = list(code.co_consts)
-    if constants and isinstance(constants[0], str) and _has_docstring(code):
-        constants[0] = None
+    """Hash compiled code without file name and line numbers."""
     shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
     head: list[str | bytes] = [code.co_name, code.co_code, repr(shape)]
     for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
         head.append(combine("names", *names))
-    return combine("code", *head, *map(_constant_digest, constants))
-
-
-def _has_docstring(code: types.CodeType) -> bool:
-    if sys.version_info >= (3, 13):
-        return bool(code.co_flags & _HAS_DOCSTRING)
-    # Before, a function's first constant was its docstring, or None.
-    return bool(code.co_flags & inspect.CO_OPTIMIZED) and not code.co_name.startswith("<")
+    return combine("code", *head, *map(_constant_digest, code.co_consts))
 
 
 def _constant_digest(value: object) -> str:

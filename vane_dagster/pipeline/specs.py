@@ -894,17 +894,14 @@ class MapBatchesSpec(StageKind):
         """
         try:
             udf, files = self.udf, local_files(pipeline, self)
-            return code_identity(udf.target, method=udf.method, version=udf.version, files=files)
+            return code_identity(udf.target, version=udf.version, files=files)
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
 
     def code_digest(self) -> str:
         """Digest of the function or class."""
         unread = LocalFiles(read=False)
-        udf = self.udf
-        return code_identity(
-            udf.target, method=udf.method, version=udf.version, files=unread
-        ).digest
+        return code_identity(self.udf.target, version=self.udf.version, files=unread).digest
 
     def local_files(self) -> Mapping[LocalFile, FileContent]:
         """Those among the arguments of the function or class."""
