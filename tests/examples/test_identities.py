@@ -116,13 +116,13 @@ def test_only_the_embedders_own_statements_of_the_demo_count(
         ("checks", "rate", {"rate", "GOOD"}),
         ("chunks", "embed", {"embed", "vectorizer"}),
         ("cpu_preprocess", "Urgency", {"Urgency"}),
-        ("own_provider", "HouseModel", {"HouseModel"}),
+        ("own_provider", "HouseModel", {"HouseModel", "Order"}),
         ("partitioned", "Anomaly", {"Anomaly"}),
         ("prompt_pre_and_postprocess", "preprocess", {"preprocess", "TONES"}),
         ("prompt_pre_and_postprocess", "postprocess", {"postprocess", "Reply"}),
         ("sklearn_function", "classify", {"classify", "load_model", "MEASURES"}),
         ("torch_numpy", "Predictor", {"Predictor", "make_net"}),
-        ("two_models", "Classifier", {"Classifier", "Embedder"}),
+        ("two_models", "Classifier", {"Classifier", "Embedder", "GPUS", "MODEL"}),
     ],
 )
 def test_only_a_stages_own_statements_of_an_example_count(

@@ -43,6 +43,7 @@ _BY_LAST_NAME = {
     "import_string": "object",
 }
 _EVALUATORS = frozenset({"eval", "exec", "compile"})
+_NAMESPACES = frozenset({"globals", "locals", "vars"})
 _TARGET_KEY = "_target_"
 
 
@@ -199,7 +200,7 @@ def _mark_call(
     called = {path.removeprefix("builtins.") for path in paths(node.func)}
     if called & _EVALUATORS:
         _mark_evaluated(node, texts, names, (called & _EVALUATORS).pop())
-    elif called == {"globals"}:
+    elif called & _NAMESPACES and not node.args:
         node.__dict__["reads"] = names
 
 

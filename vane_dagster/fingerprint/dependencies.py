@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
+from vane_dagster.fingerprint.bindings import binding_units
+from vane_dagster.fingerprint.effects import Effects, executed
 from vane_dagster.fingerprint.hashing import combine, file_digest
-from vane_dagster.fingerprint.import_effects import Effect, Program, loaded_program
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
-from vane_dagster.fingerprint.read_names import ReadNames, binding_units
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource
 
 _OWN_LABEL = "."
@@ -19,8 +20,8 @@ _OWN_LABEL = "."
 class DependencyWalk:
     """The transitive walk from a UDF; names of the module `own` count one by one.
 
-    For modules that are only imported, the statements count that change what is read or the state
-    of a library (see `import_effects`).
+    Of modules that are imported, the statements count that do something to what is reached or to a
+    library (see `effects`).
 
     Attributes:
         modules: The names of the reached modules.
@@ -38,8 +39,8 @@ class DependencyWalk:
         self._waiting: deque[tuple[Module, str]] = deque()
         self._seen: set[tuple[str, str]] = set()
         self._whole: set[str] = set()
-        self._read = ReadNames(finder)
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
+        self._computed_imports: list[CodeIdentityError] | None = None
 
     def digest(self) -> str:
         """Hash everything reached so far, in an order that is independent of the walk."""
@@ -65,7 +66,6 @@ class DependencyWalk:
         """
         self.modules.add(module.name)
         self._waiting.append((module, name))
-        self._read.name(module, name)
         self._drain()
 
     def names(self, module: Module, names: Iterable[str]) -> None:
@@ -86,7 +86,6 @@ class DependencyWalk:
             scan: The imports and dotted names of the code.
             names: The module-level names that it reads.
         """
-        self._read.imports(module, scan, names)
         self._follow(module, scan, names)
         self._drain()
 
@@ -106,7 +105,6 @@ class DependencyWalk:
 
     def module(self, name: str) -> None:
         """Collect a module that code holds as an object."""
-        self._read.module(name)
         self._follow_import(name)
         self._drain()
 
@@ -129,92 +127,87 @@ class DependencyWalk:
 
     def _read_unit(self, module: Module, unit: SymbolSource) -> None:
         self._walked[id(unit)] = (module, unit)
-        names = set(unit.names | unit.reads.texts)
-        if unit.reads.every:
-            names |= set(self.finder.source(str(module.path)).units)
-        for name in sorted(names):
-            self._waiting.append((module, name))
+        self._waiting += [(module, name) for name in sorted(unit.names)]
         self._follow(module, unit.scan, unit.names)
 
     def _add_effects(self) -> None:
-        """Add the import-time statements that change what is read, or a library's state.
+        """Add the top-level statements that do something to what is reached, or to a library.
 
-        They are hashed in execution order, together with the other statements that bind the same
-        names.
+        They are hashed in the order of execution, with the statements that bind reached names.
         """
-        roots = sorted(self.modules)
-        if self._own is not None:
-            roots = [self._own.name, *roots]
-        program = loaded_program(self.finder, roots)
-        counting: dict[int, Effect] = {}
-        with program.lock:
-            while True:
-                roots += sorted(self.modules.difference(roots))
-                trace = program.trace(roots)
-                found = [
-                    effect
-                    for effect in trace
-                    if id(effect.unit) not in counting
-                    and not effect.changes_itself
-                    and self._read.counts(program, effect)
-                ]
-                for effect in found:
-                    counting[id(effect.unit)] = effect
-                    self._read.unit(effect.module, effect.unit)
-                    if effect.module.name not in self._whole:
-                        self.modules.add(effect.module.name)
-                        self._read_unit(effect.module, effect.unit)
-                self._drain()
-                if not found:
-                    break
-            changed = self._changed_names(program, counting.values())
-        # The closure of imports does not include those by a computed name.
-        self.imported = {name for effect in trace for name in effect.imports}
-        parts = [
-            part
-            for effect in trace
-            if id(effect.unit) in counting or not effect.unit.is_definition
-            for part in self._ordered(program, effect, counting, changed)
-        ]
-        if parts:
+        effects = Effects(self.finder, self._is_reached)
+        counting: dict[int, SymbolSource] = {}
+        self._computed_imports = []
+        size = -1
+        while size != len(self._walked) + len(counting):
+            size = len(self._walked) + len(counting)
+            own = [] if self._own is None else [self._own.name]
+            statements = executed(self.finder, [*own, *sorted(self.modules)])
+            for each in statements:
+                unit = each.unit
+                if id(unit) not in counting and (nodes := effects.counting(each)):
+                    counted = [_as_statement(node) for node in nodes]
+                    counting[id(unit)] = SymbolSource(unit.path, counted, unit.position)
+                    self.modules.add(each.module.name)
+                    self._read_unit(each.module, counting[id(unit)])
+                    self._drain()
+                    self._reach_named_modules()
+        self.imported = {each.module.name for each in statements}
+        changed = {each.module.name for each in statements if id(each.unit) in counting}
+        parts = []
+        for each in statements:
+            found = counting.get(id(each.unit))
+            if found is None and each.module.name in changed:
+                found = each.unit if self._binds_reached(each.module, each.unit) else None
+            if found is not None:
+                parts.append(combine("statement", self.label(each.module), found.digest))
+        if counting:
             self._facts["effects"] = combine("effects", *parts)
 
-    def _changed_names(
-        self, program: Program, effects: Iterable[Effect]
-    ) -> frozenset[tuple[str, str]]:
-        return frozenset(
-            (item.place, item.name)
-            for effect in effects
-            for write in effect.writes
-            for item in program.expand(write)
-            if item.kind == "name"
-        )
+    def _reach_named_modules(self) -> None:
+        """Collect the modules, and those below them, that literals beside computed imports name.
 
-    def _ordered(
-        self,
-        program: Program,
-        effect: Effect,
-        counting: dict[int, Effect],
-        changed: frozenset[tuple[str, str]],
-    ) -> Iterator[str]:
-        path = str(effect.module.path)
-        if effect.module.name in self._whole:
-            # The digest of a module that counts whole includes the order of its statements.
-            if id(effect.unit) in counting and self._read.counts(program, effect, path):
-                yield combine("whole", self.label(effect.module), effect.unit.digest)
-        elif id(effect.unit) in counting or any(
-            (path, name) in changed and (effect.module.name, name) in self._seen
-            for name in effect.unit.touched
-        ):
-            yield combine("statement", self.label(effect.module), effect.unit.digest)
+        Raises:
+            CodeIdentityError: If no literal names a module of the user's.
+        """
+        if not self._computed_imports:
+            return
+        texts = {
+            node.value
+            for unit in self.units
+            for statement in unit.nodes
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        found = [text for text in texts if all(part.isidentifier() for part in text.split("."))]
+        modules = [module for module in map(self.finder.find, sorted(found)) if module is not None]
+        own = [module for module in modules if module.kind == "own"]
+        if not own:
+            raise self._computed_imports[0]
+        self._computed_imports.clear()
+        for module in own:
+            for name in (module.name, *self.finder.below(module.name)):
+                self.modules.add(name)
+                self._follow_import(name)
+        self._drain()
+
+    def _is_reached(self, name: tuple[str, str]) -> bool:
+        return name in self._seen or name[0] in self._whole
+
+    def _binds_reached(self, module: Module, unit: SymbolSource) -> bool:
+        names = () if unit.is_definition else unit.touched
+        return any((module.name, name) in self._seen for name in names)
 
     def _follow(self, module: Module, scan: Scan, names: Iterable[str]) -> None:
         if scan.dynamic:
-            raise CodeIdentityError(
+            error = CodeIdentityError(
                 f"{module.path}, line {scan.dynamic[0]}: a module is imported by a name that only "
                 f"a run knows, so the code's dependencies cannot be determined. Import it by a "
                 f"literal name, or give the stage `version=`."
             )
+            if self._computed_imports is None:
+                raise error
+            self._computed_imports.append(error)
         for ref in scan.imports:
             for target in self.finder.targets(module, ref):
                 self._target(module, target, ref)
@@ -271,3 +264,7 @@ class DependencyWalk:
         importer = Module("", "own", None)
         for target in self.finder.targets(importer, ref):
             self._target(importer, target, ref)
+
+
+def _as_statement(node: ast.AST) -> ast.stmt:
+    return node if isinstance(node, ast.stmt) else ast.copy_location(ast.Expr(node), node)  # type: ignore[arg-type]  # an expression

@@ -14,7 +14,6 @@ from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.decorators import first_line
 from vane_dagster.fingerprint.hashing import FileCache, combine
-from vane_dagster.fingerprint.reads import Reads, reads
 
 
 class SymbolSource:
@@ -44,11 +43,6 @@ class SymbolSource:
             )
         except SyntaxError as error:
             raise syntax_problem(self.path, error) from error
-
-    @cached_property
-    def reads(self) -> Reads:
-        """The reads of the statements, except names that they only write into."""
-        return reads(self.nodes)
 
     @cached_property
     def touched(self) -> frozenset[str]:

@@ -43,7 +43,6 @@ sys.path.insert(0, {repository!r})
 {body}
 from vane_dagster.fingerprint import hashing, ast_digest
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.import_effects import Program
 if __name__ == "__main__":
     found = {{name: code_identity(globals()[name]).digest for name in {names!r}}}
     print(json.dumps(found))
@@ -106,7 +105,6 @@ cell(1, {constants!r})
 cell(2, {functions!r})
 from vane_dagster.fingerprint import hashing, ast_digest
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.import_effects import Program
 print(code_identity(udf).digest, code_identity(Model).digest)
 """
 

@@ -207,7 +207,7 @@ Local, add = make(2)
 
 def test_a_class_without_source_has_the_identity_of_its_members() -> None:
     def made(decorator: str) -> str:
-        scope: dict[str, Any] = {"vd": vd, "__name__": __name__}
+        scope: dict[str, Any] = {"vd": vd, "__name__": "made_in_memory"}
         exec(f"{decorator}\nclass Model:\n    def __call__(self, x):\n        return x\n", scope)
         return code_identity(scope["Model"]).digest
 

@@ -21,6 +21,9 @@ EDITS: list[Edit] = [
     for edit in importlib.import_module(f"support.{path.stem}").EDITS
 ]
 
+UNDETECTED = {"import: a parameter of a class registers"}
+"""Limits that `docs/identity.md` names."""
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
@@ -35,7 +38,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
 @pytest.mark.parametrize("edit", EDITS, ids=[edit.name for edit in EDITS])
 def test_edit(edit: Edit, project: Project, record_property) -> None:
     outcome = edit.outcome(project)
-    if edit.changes:
+    if edit.name in UNDETECTED:
+        assert outcome == "kept", "no longer a limit: remove it here and in docs/identity.md"
+    elif edit.changes:
         assert outcome in ("changed", "refused"), "stale: old rows would be taken for new ones"
     elif edit.needless:
         assert outcome != "kept", "no longer a limit: drop `needless`"

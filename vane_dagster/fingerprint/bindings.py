@@ -1,0 +1,53 @@
+"""The statements that bind a name of a module, including star imports."""
+
+from __future__ import annotations
+
+from vane_dagster.fingerprint.modules import Finder, Module
+from vane_dagster.fingerprint.symbols import SymbolSource
+
+
+def binding_units(finder: Finder, module: Module, name: str) -> list[SymbolSource]:
+    """Return the statements of a file that may bind a name, including star imports, in order.
+
+    Args:
+        finder: Locates modules.
+        module: The module of the file.
+        name: The name.
+    """
+    source = finder.source(str(module.path))
+    units = list(source.units.get(name, ()))
+    first = min((unit.position for unit in units), default=0)
+    if not units and name.startswith("__"):
+        return units
+    for star in source.stars:
+        exports = _star_exports(finder, module, star, name, set())
+        if exports or (exports is None and star.position >= first):
+            units.append(star)
+    return sorted(units, key=lambda unit: unit.position)
+
+
+def _star_exports(
+    finder: Finder, module: Module, star: SymbolSource, name: str, seen: set[str]
+) -> bool | None:
+    """Return whether a star import binds a name; None if unknown."""
+    for ref in star.scan.imports:
+        wholes = [item for item in finder.targets(module, ref) if item.role != "passing"]
+        if any(item.name.rpartition(".")[2] == name for item in wholes[1:]):
+            return True  # a submodule
+        for target in wholes:
+            found = target.module
+            if found is None or not found.is_source:
+                return None
+            if found.name in seen:
+                continue
+            seen.add(found.name)
+            source = finder.source(str(found.path))
+            if name in source.units:
+                return True
+            inner = [_star_exports(finder, found, unit, name, seen) for unit in source.stars]
+            if any(inner):
+                return True
+            if None in inner:
+                return None
+            return False
+    return None

@@ -1,0 +1,373 @@
+"""Top-level statements of imported files that do something to what a stage uses or to a library.
+
+A statement does something if it calls, stores into an object, applies a decorator of the user's,
+or derives a class from one of the user's. Imports, definitions and constants do nothing, nor do
+declarations of dagster and vane_dagster, logging and warnings. It counts if what it names, directly
+or through others, is what the stage uses, or changes a library by a bare call or a store. Nothing
+is run, and nothing is known of what a call does.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint import ast_digest
+from vane_dagster.fingerprint.ast_digest import Scan
+from vane_dagster.fingerprint.bindings import binding_units
+from vane_dagster.fingerprint.code_strings import Imported, paths
+from vane_dagster.fingerprint.decorators import is_lazy
+from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
+from vane_dagster.fingerprint.symbols import SymbolSource
+
+EVERY = "*"
+"""Stands for all names of a module."""
+_INERT = frozenset({"dagster", "vane_dagster", "logging", "warnings"})
+_VALUES = frozenset({
+    "__future__", "abc", "argparse", "collections", "contextlib", "copy", "dataclasses", "datetime",
+    "enum", "fractions", "functools", "hashlib", "itertools", "json", "math", "operator", "pathlib",
+    "re", "string", "textwrap", "threading", "time", "types", "typing", "typing_extensions", "uuid",
+    "zoneinfo",
+})  # fmt: skip
+"""Libraries whose results are all that a call leaves behind, if they are used."""
+_READS = ("os.environ.get", "os.getenv", "os.path.", "os.getcwd", "os.cpu_count", "os.fspath")
+"""Functions of other libraries that only return something."""
+_TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
+"""The same, except for their decorators, which register."""
+_BUILTINS = frozenset(dir(builtins))
+_CALLING = frozenset({
+    "delattr", "filter", "map", "max", "min", "next", "setattr", "sorted", "sum", "type",
+})  # fmt: skip
+"""Builtins that call or change what they get."""
+_DYNAMIC = frozenset({"__import__", "compile", "eval", "exec", "globals", "locals", "vars"})
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+Effect = Literal["nothing", "own", "library"]
+Name = tuple[str, str]
+"""A module and one of its names."""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A top-level statement that an import executes."""
+
+    module: Module
+    unit: SymbolSource
+
+
+def executed(finder: Finder, roots: Iterable[str]) -> list[Executed]:
+    """Return the top-level statements of the own modules that imports execute, in their order.
+
+    Modules that functions import count too, after the others.
+
+    Args:
+        finder: Locates modules.
+        roots: The names of the modules that are imported first.
+    """
+    found: list[Executed] = []
+    seen: set[str] = set()
+    later = [name for root in roots for name, _ in finder.chain(root)]
+
+    def run(name: str) -> None:
+        module = finder.find(name)
+        if name in seen or module is None or module.kind != "own" or not module.is_source:
+            return
+        seen.add(name)
+        try:
+            units = finder.source(str(module.path)).statements
+        except CodeIdentityError:  # importing it fails
+            return
+        for unit in units:
+            names = [
+                target.name
+                for ref in unit.scan.imports
+                for target in finder.targets(module, ref)
+                if target.module is not None
+            ]
+            if isinstance(unit.nodes[-1], ast_digest.Definition):
+                later.extend(names)
+            else:
+                for each in names:
+                    run(each)
+            found.append(Executed(module, unit))
+
+    for name in later:  # which grows
+        run(name)
+    return found
+
+
+class Effects:
+    """Tells which statements count.
+
+    Args:
+        finder: Locates modules.
+        is_used: Whether the stage uses a name of a module.
+    """
+
+    def __init__(self, finder: Finder, is_used: Callable[[Name], bool]) -> None:
+        self._finder, self._is_used = finder, is_used
+        self._made: dict[Name, frozenset[str]] = {}
+
+    def counting(self, statement: Executed) -> Sequence[ast.AST]:
+        """Return what of a statement does something to what is used, or to a library."""
+        module, nodes = statement.module, statement.unit.nodes
+        acts = [act for act in _acts(nodes) if self._effect(module, act) != "nothing"]
+        if not any(self._matters(module, act) for act in acts):
+            return ()
+        value = getattr(nodes[-1], "value", None)
+        is_declaration = isinstance(value, ast.Call) and all(act.node is not value for act in acts)
+        return [act.node for act in acts] if is_declaration else nodes
+
+    def _matters(self, module: Module, act: _Act) -> bool:
+        if self._effect(module, act) == "library":
+            return True
+        names = {n.id for part in act.parts for n in ast.walk(part) if isinstance(n, ast.Name)}
+        return any(
+            self._is_used(name) or self._changes_library(name)
+            for name in self._closure(self._named(module, names, ast_digest.scan(act.parts)))
+        )
+
+    def _effect(self, module: Module, act: _Act, deep: bool = False) -> Effect:
+        """Return what an act may change.
+
+        Args:
+            module: The module of its statement.
+            act: The act.
+            deep: Whether it is in a function, which has names of its own.
+        """
+        root = act.root
+        if root is None:  # a method of a literal, or a call of a computed function
+            return "nothing" if isinstance(act.target, ast.Attribute) else "own"
+        direct = {path for path in act.paths if isinstance(path, Imported)}
+        made = self._origins((module.name, root)) if not direct else frozenset()
+        tops = {path.partition(".")[0] for path in direct} or made
+        if tops and tops <= _INERT:
+            return "nothing"
+        if any(map(self._is_own, direct or made)):
+            return "own"
+        if tops:
+            reads = bool(direct) and all(path.startswith(_READS) for path in direct)
+            if reads or act.kind in ("base", "decorator"):
+                return "nothing"
+            known = _VALUES if act.kind == "decorating call" else _VALUES | _TABLES
+            if not tops <= known or not (made or act.kind in ("call", "decorating call")):
+                return "library"
+            changes_it = bool(made) and act.kind != "call"
+            return "own" if changes_it or self._gets_code(module, act) else "nothing"
+        if module.is_source and root in self._finder.source(str(module.path)).bound:
+            is_lazy_class = any(is_lazy(unit.nodes[-1]) for unit in self._units(module, root))
+            is_construction = isinstance(act.target, ast.Name) and act.kind == "call"
+            return "nothing" if is_lazy_class and is_construction else "own"
+        if root in _DYNAMIC or (root == "open" and act.kind != "call"):
+            return "library"
+        if root in _BUILTINS:
+            is_quiet = isinstance(act.target, ast.Name) and root not in _CALLING
+            return "nothing" if is_quiet else "own"
+        return "nothing" if deep else "library"  # a star import may bind it
+
+    def _gets_code(self, module: Module, act: _Act) -> bool:
+        """Return whether a call gets a function or class of the user's."""
+        for part in act.parts[1:]:
+            for node in ast.walk(part):
+                if isinstance(node, ast.Name):
+                    for unit in self._units(module, node.id):
+                        if isinstance(unit.nodes[-1], (*ast_digest.Definition, ast.ImportFrom)):
+                            return True
+        return False
+
+    def _origins(self, name: Name) -> frozenset[str]:
+        """Return the libraries whose calls have made what a name stands for; none if unknown."""
+        if name not in self._made:
+            self._made[name] = frozenset()  # in a circle
+            self._made[name] = self._find_origins(name)
+        return self._made[name]
+
+    def _find_origins(self, name: Name) -> frozenset[str]:
+        module = self._finder.find(name[0])
+        found: set[str] = set()
+        for unit in self._units(module, name[1]) if module is not None else ():
+            assert module is not None
+            node = unit.nodes[-1]
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                targets = [each for each in self._imports(module, unit.scan) if each.attribute]
+                inner = [self._origins((each.name, str(each.attribute))) for each in targets]
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+                items = [node.value]
+                if isinstance(node.value, (ast.Tuple, ast.List)):
+                    items = [e for e in node.value.elts if not isinstance(e, ast.Constant)]
+                inner = [self._origins_of(name[0], item) for item in items]
+            elif isinstance(node, ast.Expr):  # a call of its method
+                continue
+            else:
+                return frozenset()
+            if not inner or not all(inner):
+                return frozenset()
+            found.update(*inner)
+        return frozenset(found)
+
+    def _origins_of(self, module: str, value: ast.expr) -> frozenset[str]:
+        direct = [path for path in _paths(value) if isinstance(path, Imported)]
+        if direct:
+            return frozenset(path.partition(".")[0] for path in direct)
+        root = ast_digest.root_name(value)
+        return self._origins((module, root)) if root else frozenset()
+
+    def _is_own(self, path: str) -> bool:
+        if path.startswith("."):
+            return True
+        module = self._finder.find(path.partition(".")[0])
+        return module is not None and module.kind == "own"
+
+    def _changes_library(self, name: Name) -> bool:
+        """Return whether the code of a name may change a library when it is executed."""
+        module = self._finder.find(name[0])
+        return module is not None and any(
+            self._effect(module, act, deep=True) == "library" for act in self._acts_in(name)
+        )
+
+    def _acts_in(self, name: Name) -> Iterator[_Act]:
+        """Yield what code below a name does, also in functions."""
+        module = self._finder.find(name[0])
+        for unit in self._units(module, name[1]) if module is not None else ():
+            yield from _acts(unit.nodes, deep=True)
+
+    def _closure(self, start: Iterable[Name]) -> Iterator[Name]:
+        """Yield names, and those that they name, directly or through others."""
+        waiting, seen = list(start), set()
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            module = self._finder.find(name[0])
+            if module is None or module.kind != "own" or not module.is_source:
+                continue
+            source = self._finder.source(str(module.path))
+            if name[1] == EVERY:
+                waiting += [(module.name, each) for each in source.units]
+                continue
+            units = self._units(module, name[1])
+            if any(not isinstance(unit.nodes[-1], (ast.Import, ast.ImportFrom)) for unit in units):
+                yield name
+            for unit in units:
+                waiting += self._named(module, unit.names, unit.scan)
+
+    def _named(self, module: Module, names: Iterable[str], scan: Scan) -> list[Name]:
+        """Return the names of own modules that code names."""
+        found = [(module.name, name) for name in names]
+        refs = list(scan.imports)
+        if module.is_source:
+            source = self._finder.source(str(module.path))
+            refs += [ref for name in sorted(names) for ref in source.import_refs(name)]
+        targets = [*self._imports(module, scan)]
+        targets += self._finder.attribute_targets(module, scan, refs)
+        for target in targets:
+            if target.module is None or target.role != "whole":
+                continue
+            attribute = target.attribute
+            if attribute is None or not self._units(target.module, attribute):
+                attribute = EVERY
+            found.append((target.name, attribute))
+        return found
+
+    def _imports(self, module: Module, scan: Scan) -> Iterator[ImportTarget]:
+        for ref in scan.imports:
+            if ref.name is None and ref.bound:
+                continue  # `import a.b`: the names that are used of it are dotted names
+            yield from self._finder.targets(module, ref)
+
+    def _units(self, module: Module, name: str) -> list[SymbolSource]:
+        if module.kind != "own" or not module.is_source:
+            return []
+        return binding_units(self._finder, module, name)
+
+
+ActKind = Literal["call", "bare call", "store", "decorator", "decorating call", "base"]
+
+
+@dataclass(frozen=True)
+class _Act:
+    """A call, a store, a decorator or a base of a class.
+
+    Attributes:
+        kind: What it is. A bare call is one whose result is not used.
+        node: The node that it consists of.
+        target: The called or changed expression.
+        parts: The expressions that it involves, `target` first.
+    """
+
+    kind: ActKind
+    node: ast.AST
+    target: ast.AST
+    parts: tuple[ast.AST, ...]
+
+    @cached_property
+    def root(self) -> str | None:
+        """The name that the target begins with: ``a`` for ``a.b(c)``."""
+        return ast_digest.root_name(self.target)
+
+    @cached_property
+    def paths(self) -> frozenset[str]:
+        """What the target stands for; names bound by imports as `Imported`."""
+        return _paths(self.target)
+
+
+def _paths(node: ast.AST) -> frozenset[str]:
+    while isinstance(node, (ast.Call, ast.Subscript, ast.Await, ast.Starred)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    inner = node
+    while isinstance(inner, ast.Attribute):
+        if isinstance(inner.value, (ast.Call, ast.Subscript)):
+            return _paths(inner.value)
+        inner = inner.value
+    return frozenset(paths(node)) if isinstance(node, ast.expr) else frozenset()
+
+
+def _acts(nodes: Iterable[ast.AST], deep: bool = False) -> Iterator[_Act]:
+    """Yield what statements do when they are executed.
+
+    Args:
+        nodes: The statements.
+        deep: Whether the bodies of functions are executed too.
+    """
+    kinds: dict[int, ActKind] = {}
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Expr):
+            value = node.value.value if isinstance(node.value, ast.Await) else node.value
+            kinds[id(value)] = "bare call"
+        elif isinstance(node, ast.Assign) and all(_is_blank(each) for each in node.targets):
+            kinds[id(node.value)] = "bare call"
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            yield _Act("store", node, node.target, (node.target, node.value))
+        elif isinstance(node, ast.Call):
+            parts = (node.func, *node.args, *(item.value for item in node.keywords))
+            yield _Act(kinds.get(id(node), "call"), node, node.func, parts)
+        elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(
+            node.ctx, ast.Load
+        ):
+            yield _Act("store", node, node, (node,))
+        if isinstance(node, ast_digest.Definition):
+            for decorator in node.decorator_list:
+                kinds[id(decorator)] = "decorating call"
+                function = decorator.func if isinstance(decorator, ast.Call) else decorator
+                yield _Act("decorator", node, function, (function, node))
+        if isinstance(node, ast.ClassDef):
+            for base in (*node.bases, *(item.value for item in node.keywords)):
+                yield _Act("base", node, base, (base,))
+        if isinstance(node, _FUNCTIONS) and not deep:
+            waiting += node.args.defaults
+            waiting += [each for each in node.args.kw_defaults if each is not None]
+            waiting += getattr(node, "decorator_list", ())
+        else:
+            waiting += ast.iter_child_nodes(node)
+
+
+def _is_blank(target: ast.expr) -> bool:
+    return isinstance(target, ast.Name) and target.id == "_"
