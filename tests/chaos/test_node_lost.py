@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from support.data import read_stage, write_source
@@ -84,3 +85,28 @@ def test_a_node_is_lost_with_its_workers_and_tables(cluster_of_three, tmp_path):
         rows = read_stage(tmp_path / "store", "docs", stage, "a").sort_by("id")
         assert rows["id"].to_pylist() == list(range(ROWS))
     assert "was lost" in run.output
+
+
+def test_a_row_is_not_blamed_for_the_nodes_that_are_lost_with_it(cluster_of_three, tmp_path):
+    """Whole machines are lost: Ray calls their nodes alive for many seconds more."""
+    address, _ = cluster_of_three
+    write_source(tmp_path / "src" / "a", {"id": [1]})
+    row = {"batch_size": 1, "resources": {"extra": 1}, "max_error_rate": 1.0}
+    stage = {**row, "on_error": "quarantine", "fn_constructor_kwargs": {"sleep": 5.0}}
+    with node(address):
+        run = Process(tmp_path, {"one": stage}, "a", address=address)
+        calls, deadline = tmp_path / "calls", time.monotonic() + 120
+        for lost in range(2):
+            while not calls.exists() or len(calls.read_text().split()) <= lost:
+                assert time.monotonic() < deadline, "the row was not sent again"
+                assert run.process.poll() is None, run.failed()
+                time.sleep(0.05)
+            worker = int((tmp_path / "loads").read_text().split()[-1])
+            machine = os.getsid(worker)
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                    if os.getsid(process.pid) == machine:
+                        process.kill()
+        run.done()
+    assert read_stage(tmp_path / "store", "docs", "one", "a")["id"].to_pylist() == [1]
+    assert len(calls.read_text().split()) == 3

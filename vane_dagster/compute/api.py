@@ -93,6 +93,7 @@ class CallResult:
         lost: Description of the loss if there is no report.
         worker_lost: Whether the worker itself must be replaced.
         timed_out: Whether a deadline ended the worker; None if unknown.
+        node_lost: Whether the worker's node did not report its death: it was lost too.
     """
 
     ticket: int
@@ -101,6 +102,7 @@ class CallResult:
     lost: str = ""
     worker_lost: bool = False
     timed_out: bool | None = None
+    node_lost: bool = False
 
 
 class Cancelled(Exception):

@@ -36,6 +36,7 @@ from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.protocol import (
     IDLE_SECONDS,
     Fault,
+    LoadReport,
     PoolSpec,
     Work,
     WorkReport,
@@ -209,6 +210,7 @@ class RayLease:
         self._pending: dict[Any, tuple[int, Any, Worker]] = {}
         self._failed: list[CallResult] = []
         self._loads: set[int] = set()
+        self._nodes: dict[str, str] = {}
         self._tickets = 0
         self._over = threading.Event()
         self._expired = False
@@ -309,7 +311,10 @@ class RayLease:
         starting = ticket in self._loads
         self._loads.discard(ticket)
         try:
-            return CallResult(ticket, ray.get(ref), table)
+            report = ray.get(ref)
+            if isinstance(report, LoadReport):
+                self._nodes[worker.name] = report.ray_node
+            return CallResult(ticket, report, table)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ray.exceptions.RayError):  # its input was lost
                 return CallResult(ticket, None, lost=brief(error.cause), worker_lost=starting)
@@ -319,7 +324,23 @@ class RayLease:
             return CallResult(ticket, None, lost=brief(error), worker_lost=starting)
         except ray.exceptions.RayError as error:  # it died, or memory or its node was lost
             self._actors.pop(worker.name, None)
-            return CallResult(ticket, None, lost=brief(error), worker_lost=True)
+            lost = self._node_is_lost(worker, error)
+            return CallResult(ticket, None, lost=brief(error), worker_lost=True, node_lost=lost)
+
+    def _node_is_lost(self, worker: Worker, error: Exception) -> bool:
+        """Whether a worker was lost with its node.
+
+        A node reports at once that a worker has died. If it does not, Ray says that the worker is
+        unavailable, many seconds before it notices that the node is dead.
+        """
+        import ray
+
+        if isinstance(error, ray.exceptions.ActorUnavailableError):
+            return True
+        node = self._nodes.get(worker.name)
+        return any(
+            each["NodeID"] == node and not each["Alive"] for each in self._watch.call(ray.nodes)
+        )
 
     def fetch(self, table: Any) -> pa.Table:
         """See `TableLease.fetch`. The rows come to this machine's object store if it has one."""

@@ -320,7 +320,12 @@ class WaveScheduler:
             self._worker_group.notice_unused_gpu(in_flight.worker, report.unused_gpu)
         self._counts.end(in_flight.task.run, in_flight.task.stage, report)
         if report is None:
-            loss = WorkerLoss(done.lost, done.worker_lost, timed_out=done.timed_out)
+            loss = WorkerLoss(
+                done.lost,
+                done.worker_lost,
+                rows_cleared=done.node_lost,
+                timed_out=done.timed_out,
+            )
             self._lost(loss, done.ticket, in_flight)
         elif report.unhealthy_reason:
             loss = WorkerLoss(

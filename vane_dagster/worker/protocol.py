@@ -825,6 +825,7 @@ class LoadReport:
         unhealthy_reason: Why a warm worker must be replaced.
         outdated: Why a warm worker cannot run this run's version of the code; empty if it can.
         server: The state of the server, if the worker runs one.
+        ray_node: Id of its Ray node; empty for a subprocess.
     """
 
     warm: bool
@@ -838,6 +839,7 @@ class LoadReport:
     unhealthy_reason: str = ""
     outdated: str = ""
     server: ServerStatus | None = None
+    ray_node: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 import ray
@@ -58,7 +59,8 @@ class HostActor:
     ) -> LoadReport:
         """See `Host.load`."""
         given = (model, archive, threads or self._threads, env, lifecycle, endpoints)
-        self._loaded = self._host.load(*given)
+        node = ray.get_runtime_context().get_node_id()
+        self._loaded = replace(self._host.load(*given), ray_node=node)
         return self._loaded
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:

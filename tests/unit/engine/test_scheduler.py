@@ -98,10 +98,12 @@ class Lost:
     Attributes:
         worker: Whether the worker was lost too.
         after: Seconds after which it was lost.
+        node: Whether the worker was lost with its node.
     """
 
     worker: bool = True
     after: float = 0.1
+    node: bool = False
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ class Lease:
             self.answered.append(call)
             return [CallResult(call.ticket, outcome, table=f"table {call.ticket}")]
         lost = [call, *(self._queued.pop(call.worker) if outcome.worker else [])]
-        return _lost(lost, outcome.worker)
+        return _lost(lost, outcome.worker, outcome.node)
 
     def _end(self, call: Call) -> tuple[float, int, Call, WorkReport | Lost]:
         began = max(call.sent_at, self._free_at.get(call.worker, 0.0))
@@ -253,8 +255,9 @@ class Lease:
         return [call for call in self.calls if call.kind in kinds]
 
 
-def _lost(calls: Sequence[Call], worker: bool) -> list[CallResult]:
-    return [CallResult(call.ticket, None, lost="lost", worker_lost=worker) for call in calls]
+def _lost(calls: Sequence[Call], worker: bool, node: bool = False) -> list[CallResult]:
+    lost = CallResult(0, None, lost="lost", worker_lost=worker, node_lost=node)
+    return [replace(lost, ticket=call.ticket) for call in calls]
 
 
 class Wave:
@@ -527,6 +530,39 @@ def test_the_slice_of_a_lost_worker_is_halved(wave):
                itertools.pairwise(sizes[:-1]))  # fmt: skip
     assert sizes[-2:] == [1, 1]
     assert len(made.lease.replaced) == len(sizes), "each of its workers, and no other"
+
+
+@pytest.mark.parametrize("options", [QUARANTINE, {}])
+def test_the_slices_of_a_lost_node_are_sent_again_as_they_are(wave, options):
+    losses = iter(range(6))
+
+    def outcome(call: Call) -> Outcome:
+        is_lost = call.kind == "slice" and 5 in call.rows and next(losses, None) is not None
+        return Lost(node=True) if is_lost else None
+
+    made = wave(mapped(**options), outcome, workers=1).run()
+    sizes = [len(call.rows) for call in made.lease.sent("slice") if 5 in call.rows]
+    assert set(sizes) == {ROWS // 2}
+    assert len(made.lease.replaced) == 6
+    assert made.lease.sent("reject") == []
+    assert made.part().rows == ROWS
+    assert made.failures == {}
+
+
+def test_a_row_is_not_rejected_for_the_nodes_that_it_was_lost_with(wave):
+    """One death of a worker, and any number of lost nodes, are no evidence against a row."""
+    deaths = iter([Lost(), *[Lost(node=True)] * 5])
+
+    def outcome(call: Call) -> Outcome:
+        if call.kind == "slice" and 5 in call.rows:
+            return Lost() if len(call.rows) > 1 else next(deaths, None)
+        return None
+
+    made = wave(mapped(**QUARANTINE), outcome, workers=1).run()
+    alone = [call for call in made.lease.sent("slice") if list(call.rows) == [5]]
+    assert len(alone) == 7
+    assert made.lease.sent("reject") == []
+    assert made.part().rows == ROWS
 
 
 def test_a_row_under_suspicion_is_alone_at_its_worker(wave):
