@@ -1461,6 +1461,5 @@ _COARSE = {
     "import: another plugin of the same decorator, in the file itself",
     "import: another route of the same object, in the file itself",
     "import: one of two plugins, for the other's own code",
-    "import: what a function keeps that nobody reads",
 }
 EDITS[:] = [replace(edit, needless=True) if edit.name in _COARSE else edit for edit in EDITS]

@@ -18,7 +18,7 @@ _OWN_LABEL = "."
 
 
 class DependencyWalk:
-    """The transitive walk from a UDF; names of the module `own` count one by one.
+    """The transitive walk from a UDF. Names count one by one, modules held as objects as a whole.
 
     Of modules that are imported, the statements count that do something to what is reached or to a
     library (see `effects`).
@@ -234,7 +234,7 @@ class DependencyWalk:
             if target.role == "passing":
                 self._passing(target.module, target.attribute)
             else:
-                self._reach_whole(target.module, target.attribute)
+                self._reach(target.module, target.attribute)
 
     def _passing(self, module: Module, attribute: str | None) -> None:
         """Collect a package's bindings of a submodule name; import effects are added apart."""
@@ -243,9 +243,10 @@ class DependencyWalk:
             for name in {attribute or "", "__getattr__", "__path__"} & set(units):
                 self._waiting.append((module, name))
 
-    def _reach_whole(self, module: Module, attribute: str | None) -> None:
+    def _reach(self, module: Module, attribute: str | None) -> None:
         own = self._own
-        if attribute and own is not None and module.path is not None and module.path == own.path:
+        is_own_file = own is not None and module.path is not None and module.path == own.path
+        if attribute and (is_own_file or self._binds(module, attribute)):
             self._waiting.append((module, attribute))
             return
         if module.name in self._whole or module.path is None:
@@ -258,6 +259,9 @@ class DependencyWalk:
         self._facts[f"module {module.label}"] = unit.digest
         self._walked[id(unit)] = (module, unit)
         self._follow(module, unit.scan, ())
+
+    def _binds(self, module: Module, name: str) -> bool:
+        return module.is_source and bool(binding_units(self.finder, module, name))
 
     def _follow_import(self, name: str) -> None:
         ref = ImportRef(name, 0, None, "", name, True, 0)
