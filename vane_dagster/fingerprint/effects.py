@@ -37,8 +37,6 @@ _VALUES = frozenset({
 """Libraries whose results are all that a call leaves behind, if they are used."""
 _READS = ("os.environ.get", "os.getenv", "os.path.", "os.getcwd", "os.cpu_count", "os.fspath")
 """Functions of other libraries that only return something."""
-_TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
-"""The same, except for their decorators, which register."""
 _BUILTINS = frozenset(dir(builtins))
 _CALLING = frozenset({
     "delattr", "filter", "map", "max", "min", "next", "setattr", "sorted", "sum", "type",
@@ -154,8 +152,7 @@ class Effects:
             reads = bool(direct) and all(path.startswith(_READS) for path in direct)
             if reads or act.kind in ("base", "decorator"):
                 return "nothing"
-            known = _VALUES if act.kind == "decorating call" else _VALUES | _TABLES
-            if not tops <= known or not (made or act.kind in ("call", "decorating call")):
+            if not tops <= _VALUES or not (made or act.kind in ("call", "decorating call")):
                 return "library"
             changes_it = bool(made) and act.kind != "call"
             return "own" if changes_it or self._gets_code(module, act) else "nothing"
@@ -171,14 +168,16 @@ class Effects:
         return "nothing" if deep else "library"  # a star import may bind it
 
     def _gets_code(self, module: Module, act: _Act) -> bool:
-        """Return whether a call gets a function or class of the user's."""
-        for part in act.parts[1:]:
-            for node in ast.walk(part):
-                if isinstance(node, ast.Name):
-                    for unit in self._units(module, node.id):
-                        if isinstance(unit.nodes[-1], (*ast_digest.Definition, ast.ImportFrom)):
-                            return True
-        return False
+        """Return whether a call may get a function or an object of the user's."""
+        names = [n for part in act.parts[1:] for n in ast.walk(part) if isinstance(n, ast.Name)]
+        return any(
+            any(self._is_own(path) for path in paths(name) if isinstance(path, Imported))
+            or any(
+                name.id in unit.bound and _may_be_code(unit.nodes[-1])
+                for unit in self._units(module, name.id)
+            )
+            for name in names
+        )
 
     def _origins(self, name: Name) -> frozenset[str]:
         """Return the libraries whose calls have made what a name stands for; none if unknown."""
@@ -196,13 +195,13 @@ class Effects:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 targets = [each for each in self._imports(module, unit.scan) if each.attribute]
                 inner = [self._origins((each.name, str(each.attribute))) for each in targets]
+            elif name[1] not in unit.bound:  # changed in place
+                continue
             elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
                 items = [node.value]
                 if isinstance(node.value, (ast.Tuple, ast.List)):
                     items = [e for e in node.value.elts if not isinstance(e, ast.Constant)]
                 inner = [self._origins_of(name[0], item) for item in items]
-            elif isinstance(node, ast.Expr):  # a call of its method
-                continue
             else:
                 return frozenset()
             if not inner or not all(inner):
@@ -371,3 +370,12 @@ def _acts(nodes: Iterable[ast.AST], deep: bool = False) -> Iterator[_Act]:
 
 def _is_blank(target: ast.expr) -> bool:
     return isinstance(target, ast.Name) and target.id == "_"
+
+
+def _may_be_code(statement: ast.stmt) -> bool:
+    """Return whether what a statement binds may be called, or have methods of the user's."""
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return False
+    return isinstance(statement, ast_digest.Definition) or any(
+        isinstance(node, (ast.Call, ast.Lambda)) for node in ast.walk(statement)
+    )

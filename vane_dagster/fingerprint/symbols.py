@@ -49,6 +49,11 @@ class SymbolSource:
         """The module-level names that the last statement binds, deletes or changes in place."""
         return frozenset(_touched(self.nodes[-1]))
 
+    @cached_property
+    def bound(self) -> frozenset[str]:
+        """The names that the last statement binds, not those that it only changes in place."""
+        return bound_names([self.nodes[-1]])
+
     @property
     def is_definition(self) -> bool:
         """Whether it is a definition or import, which makes its position irrelevant."""
@@ -91,16 +96,18 @@ class SourceFile:
                 otherwise = ast.copy_location(ast.Expr(negated), statement)
                 empty = ast.copy_location(ast.Pass(), statement)
                 asked = ast.copy_location(ast.If(statement.test, [empty], []), statement)
-                self._unit((*conditions, asked), executed)
+                self._bind(self._unit((*conditions, asked), executed))
                 inside = executed and not _is_main_guard(statement.test)
                 self._collect(statement.body, (*conditions, test), inside)
                 self._collect(statement.orelse, (*conditions, otherwise), executed)
             elif isinstance(statement, (ast.Import, ast.ImportFrom)):
                 self._collect_import(statement, conditions, executed)
             else:
-                unit = self._unit((*conditions, statement), executed)
-                for name in sorted(unit.touched):
-                    self.units.setdefault(name, []).append(unit)
+                self._bind(self._unit((*conditions, statement), executed))
+
+    def _bind(self, unit: SymbolSource) -> None:
+        for name in sorted(unit.touched):
+            self.units.setdefault(name, []).append(unit)
 
     def _collect_import(
         self,
@@ -126,33 +133,13 @@ class SourceFile:
     @cached_property
     def bound(self) -> frozenset[str]:
         """The names that the file binds, not those that it only changes in place."""
-        found: set[str] = set()
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                found.add(node.id)
-            elif isinstance(node, ast_digest.Definition):
-                found.add(node.name)
-            elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                found.update(ref.bound for ref in ast_digest.import_refs(node, False))
-        return frozenset(found)
+        return bound_names([self.tree])
 
     @cached_property
     def locals(self) -> frozenset[str]:
         """The names that functions of the file bind."""
-        found: set[str] = set()
-        for function in ast.walk(self.tree):
-            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-                for node in ast.walk(function):
-                    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                        found.add(node.id)
-                    elif isinstance(node, ast.arg):
-                        found.add(node.arg)
-                    elif isinstance(node, ast_digest.Definition):
-                        found.add(node.name)
-                    elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                        found.update(ref.bound for ref in ast_digest.import_refs(node, False))
-                    found.update(_captured_names(node))
-        return frozenset(found)
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+        return bound_names(each for each in ast.walk(self.tree) if isinstance(each, functions))
 
     def import_refs(self, name: str) -> Iterator[ImportRef]:
         """Yield the module-level imports that bind a name."""
@@ -208,11 +195,20 @@ class SourceFile:
         return found[0] if len(found) == 1 else None
 
 
-def _captured_names(node: ast.AST) -> Iterator[str]:
-    """Yield the names that an exception handler or a pattern binds."""
-    for field in ("name", "rest"):
-        if isinstance(name := getattr(node, field, None), str):
-            yield name
+def bound_names(nodes: Iterable[ast.AST]) -> frozenset[str]:
+    """Return the names that nodes bind, in any scope."""
+    found: set[str] = set()
+    for outer in nodes:
+        for node in ast.walk(outer):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                found.add(node.id)
+            elif isinstance(node, ast.arg):
+                found.add(node.arg)
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                found.update(ref.bound for ref in ast_digest.import_refs(node, False))
+            names = (getattr(node, "name", None), getattr(node, "rest", None))
+            found.update(name for name in names if isinstance(name, str))
+    return frozenset(found)
 
 
 def _definitions(parent: ast.AST, name: str) -> Iterator[ast.stmt]:
