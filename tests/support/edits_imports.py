@@ -1446,7 +1446,6 @@ _COARSE = {
     "import: a function made of what is read, in the file itself",
     "import: a function of the user's that makes stages of the class",
     "import: a function that reads the settings",
-    "import: a list of the registry's module that nobody reads",
     "import: a list of what is read, in the file itself",
     "import: a module that no called function imports",
     "import: a route of an object that another module has, for another route's code",
@@ -1461,6 +1460,5 @@ _COARSE = {
     "import: another plugin of the same decorator, in the file itself",
     "import: another route of the same object, in the file itself",
     "import: one of two plugins, for the other's own code",
-    "import: what a function keeps that nobody reads",
 }
 EDITS[:] = [replace(edit, needless=True) if edit.name in _COARSE else edit for edit in EDITS]

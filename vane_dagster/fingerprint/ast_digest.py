@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import dis
 import types
 import warnings
@@ -233,7 +234,7 @@ class ImportRef:
         module: The module as written, without leading dots.
         level: The number of leading dots.
         name: The name taken from the module; None for ``import <module>``.
-        bound: The name that the statement binds.
+        bound: The name that the statement binds; empty for an import by a string.
         refers: The module that the bound name may refer to: ``a`` for ``import a.b``, ``a.b`` for
             ``import a.b as c``; for ``from a import b`` it is ``b``, relative to the module.
         guarded: Whether the code handles an ImportError of the statement.
@@ -276,8 +277,11 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
         if "imports" in marks:
             if marks["imports"] is None:
                 dynamic.append(node.lineno)  # type: ignore[attr-defined]  # an expression
-            stack += [(item, guarded) for item in marks["imports"] or ()]
+            for item in marks["imports"] or ():
+                refs = import_refs(item, guarded)
+                imports += (dataclasses.replace(ref, bound="") for ref in refs)
         stack += [(item, guarded) for item in marks.get("evaluated", ())]
+        chains.update((name,) for name in marks.get("reads", ()))
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             imports += import_refs(node, guarded)
             continue

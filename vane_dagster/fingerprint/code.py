@@ -1,10 +1,9 @@
 """The identity of a UDF: its code, and all of the user's code that it reaches.
 
-Nothing is run or imported; files are read from disk. In the UDF's own file, only the names that it
-reaches count. Another module of the user's that is reached by name counts whole. For every other
-module that executes on import, including packages' ``__init__``, only the statements count that
-change what the UDF reaches or the state of a library (see `import_effects`). Installed packages are
-listed, not hashed.
+Nothing is run or imported; files are read from disk. The names count that the UDF reaches in any of
+the user's files; a module that is used as an object counts as a whole. Of every module that an
+import executes, including packages' ``__init__``, the statements count that do something to what
+the UDF reaches or to a library (see `effects`). Installed packages are listed, not hashed.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from vane_dagster.fingerprint.code import code_identity
         ("udf", "deeper.py", "return x", "return -x"),
         ("udf", "unrelated.py", "LATER = 1", "LATER = 2"),
         ("udf", "helpers.py", "def normalise", "# more\n\ndef normalise"),
+        ("udf", "helpers.py", "return 1", "return 2"),
         (
             "udf",
             "defs.py",
@@ -66,7 +67,6 @@ def test_edit_of_what_is_not_reached_keeps_the_identity(
         ("udf", "defs.py", "return function(*args)", "return function(*args) or 1"),
         ("udf", "defs.py", "@logged\n", ""),
         ("udf", "helpers.py", "strip", "lstrip"),
-        ("udf", "helpers.py", "return 1", "return 2"),
         ("Model", "defs.py", "factor = 2", "factor = 3"),
         ("Model", "defs.py", "* self.factor", "+ self.factor"),
         ("Model", "lazy_helper.py", "import run", "import run as run"),
