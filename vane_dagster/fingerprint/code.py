@@ -30,6 +30,7 @@ class CodeIdentity:
 
     Attributes:
         digest: A digest that is the same in every process, folder and machine for the same code.
+        parts: Names and digests of what it consists of, the UDF first.
         packages: The top-level names of installed packages that the code reaches. A package that is
             imported lazily and not installed here is assumed to exist on the workers.
         find_modules: Returns `modules`.
@@ -37,6 +38,7 @@ class CodeIdentity:
     """
 
     digest: str
+    parts: tuple[tuple[str, str], ...]
     packages: tuple[str, ...]
     find_modules: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
     statements: tuple[ast.AST, ...] = field(repr=False, compare=False)
@@ -86,18 +88,22 @@ def code_identity(
     encoder = ObjectEncoder(dependency_walk, files)
     if version is None:
         token = encoder.digest(obj, target.__qualname__)
-        digest = combine("code", token, dependency_walk.digest())
+        reached = dependency_walk.parts()
+        own = combine("own", token, reached.pop(target.__qualname__, ""))
+        parts = ((target.__qualname__, own), *reached.items())
+        digest = combine("code", *(part for _, part in parts))
     else:
         with contextlib.suppress(CodeIdentityError):
             encoder.digest(obj, target.__qualname__)
         where = module.label if module is not None else ""
         digest = combine("version", where, target.__qualname__, version)
+        parts = ((target.__qualname__, digest),)
     seeds = dependency_walk.modules | dependency_walk.imported
     if module is not None:
         seeds.add(module.name)
     packages = tuple(sorted(dependency_walk.packages))
     statements = tuple(node for unit in dependency_walk.units for node in unit.nodes)
-    return CodeIdentity(digest, packages, lambda: closure(finder, seeds), statements)
+    return CodeIdentity(digest, parts, packages, lambda: closure(finder, seeds), statements)
 
 
 def worker_code_digest(

@@ -46,8 +46,12 @@ class DependencyWalk:
 
     def digest(self) -> str:
         """Hash everything reached so far, in an order that is independent of the walk."""
+        return combine("reach", *self.parts().values())
+
+    def parts(self) -> dict[str, str]:
+        """Return the digests of everything reached so far, by name; the names count."""
         self._add_effects()
-        return combine("reach", *(f"{key}={value}" for key, value in sorted(self._facts.items())))
+        return {name: combine(name, value) for name, value in sorted(self._facts.items())}
 
     @property
     def units(self) -> list[SymbolSource]:
@@ -104,7 +108,7 @@ class DependencyWalk:
             self._seen[module.name, name] = is_object
             if units:
                 digest = combine("units", *(unit.digest for unit in units))
-                self._facts[f"{self.label(module)}:{name}"] = digest
+                self._facts[f"{self.label(module)}.{name}".lstrip(_OWN_LABEL)] = digest
             for unit in units:
                 self._read_unit(module, unit, is_object)
 
@@ -155,7 +159,7 @@ class DependencyWalk:
             if found is not None:
                 parts.append(combine("statement", self.label(each.module), found.digest))
         if parts:
-            self._facts["effects"] = combine("effects", *parts)
+            self._facts["top-level statements"] = combine("effects", *parts)
 
     def _reach_named_modules(self) -> None:
         """Collect the modules, and those below them, that literals beside computed imports name.

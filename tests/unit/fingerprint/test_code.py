@@ -82,6 +82,29 @@ def test_edit_of_what_is_reached_changes_the_identity(
     assert defs.digest(name) != before
 
 
+def test_the_parts_name_what_changed(project: Project) -> None:
+    project.write(
+        defs="import plugins\nfrom helpers import double\nK = 1\n"
+        "def udf(b):\n    return double(b) * K\n",
+        helpers="BY = {}\ndef double(b):\n    return b * BY['x']\n",
+        plugins="from helpers import BY\nBY['x'] = 1\n",
+    )
+    before = dict(project.identity().parts)
+    assert next(iter(before)) == "udf"
+    for file, old, new, changed in [
+        ("helpers.py", "b * BY", "BY", ["helpers.double"]),
+        ("defs.py", "K = 1", "K = 2", ["K"]),
+        ("defs.py", "double(b) *", "double(b) +", ["udf"]),
+        ("plugins.py", "= 1", "= 2", ["plugins.BY"]),
+    ]:
+        project.edit(file, old, new)
+        parts = dict(project.identity().parts)
+        names = [name for name in parts if parts[name] != before.get(name)]
+        assert [name for name in names if name in changed] == changed
+        assert set(names) <= {*changed, "top-level statements"}
+        before = parts
+
+
 def test_modules_and_packages(defs: Project) -> None:
     found = defs.identity("Model")
     assert found.modules == ("deeper", "defs", "helpers", "lazy_helper", "unrelated")
