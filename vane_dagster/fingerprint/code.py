@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.dependencies import DependencyWalk
+from vane_dagster.fingerprint.dependencies import FILE, DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, closure
@@ -30,7 +30,7 @@ class CodeIdentity:
 
     Attributes:
         digest: A digest that is the same in every process, folder and machine for the same code.
-        parts: Names and digests of what it consists of, the UDF first.
+        parts: The kind, name and digest of what it consists of, the UDF first.
         packages: The top-level names of installed packages that the code reaches. A package that is
             imported lazily and not installed here is assumed to exist on the workers.
         find_modules: Returns `modules`.
@@ -38,7 +38,7 @@ class CodeIdentity:
     """
 
     digest: str
-    parts: tuple[tuple[str, str], ...]
+    parts: tuple[tuple[str, str, str], ...]
     packages: tuple[str, ...]
     find_modules: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
     statements: tuple[ast.AST, ...] = field(repr=False, compare=False)
@@ -84,26 +84,29 @@ def code_identity(
     finder = Finder()
     module = finder.find(getattr(target, "__module__", None) or "__main__")
     files = files if version is None else LocalFiles(read=False)
-    dependency_walk = DependencyWalk(finder, module)
+    dependency_walk = DependencyWalk(finder, module, files)
     encoder = ObjectEncoder(dependency_walk, files)
     if version is None:
         token = encoder.digest(obj, target.__qualname__)
         reached = dependency_walk.parts()
         own = combine("own", token, reached.pop(target.__qualname__, ""))
-        parts = ((target.__qualname__, own), *reached.items())
-        digest = combine("code", *(part for _, part in parts))
+        parts = [("code", target.__qualname__, own)]
+        for name, part in reached.items():
+            kind, _, file = name.partition(f"{FILE} ")
+            parts.append(("code", name, part) if kind else (FILE, file, part))
+        digest = combine("code", *(part for *_, part in parts))
     else:
         with contextlib.suppress(CodeIdentityError):
             encoder.digest(obj, target.__qualname__)
         where = module.label if module is not None else ""
         digest = combine("version", where, target.__qualname__, version)
-        parts = ((target.__qualname__, digest),)
+        parts = [("code", target.__qualname__, digest)]
     seeds = dependency_walk.modules | dependency_walk.imported
     if module is not None:
         seeds.add(module.name)
     packages = tuple(sorted(dependency_walk.packages))
     statements = tuple(node for unit in dependency_walk.units for node in unit.nodes)
-    return CodeIdentity(digest, parts, packages, lambda: closure(finder, seeds), statements)
+    return CodeIdentity(digest, tuple(parts), packages, lambda: closure(finder, seeds), statements)
 
 
 def worker_code_digest(

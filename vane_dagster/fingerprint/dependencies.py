@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.bindings import binding_units
 from vane_dagster.fingerprint.effects import Effects, executed
+from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource
 
+FILE = "file"
 _OWN_LABEL = "."
 
 
@@ -30,8 +32,9 @@ class DependencyWalk:
         imported: The names of the modules that importing them imports.
     """
 
-    def __init__(self, finder: Finder, own: Module | None) -> None:
+    def __init__(self, finder: Finder, own: Module | None, files: LocalFiles | None = None) -> None:
         self.finder = finder
+        self._files = files or LocalFiles()
         self.modules: set[str] = set()
         self.packages: set[str] = set()
         self.imported: set[str] = set()
@@ -51,6 +54,9 @@ class DependencyWalk:
     def parts(self) -> dict[str, str]:
         """Return the digests of everything reached so far, by name; the names count."""
         self._add_effects()
+        for module, unit in self._walked.values():
+            for node in literals(unit.nodes):
+                self._add_file(module, node)
         return {name: combine(name, value) for name, value in sorted(self._facts.items())}
 
     @property
@@ -188,6 +194,13 @@ class DependencyWalk:
                 self._follow_import(name)
         self._drain()
 
+    def _add_file(self, module: Module, node: ast.Constant) -> None:
+        """Collect the content of the file that a literal names, if it names one."""
+        where = f"{module.path}, line {node.lineno}"
+        for path in self._files.places(node.value, module.path):
+            if content := self._files.content(path, where):
+                self._facts[f"{FILE} {node.value}"] = content
+
     def _is_reached(self, name: tuple[str, str]) -> bool:
         return name in self._seen or name[0] in self._whole
 
@@ -277,6 +290,20 @@ class DependencyWalk:
         importer = Module("", "own", None)
         for target in self.finder.targets(importer, ref):
             self._target(importer, target, ref)
+
+
+def literals(nodes: Iterable[ast.AST]) -> Iterator[ast.Constant]:
+    """Yield the strings in statements that an import executes, and in defaults."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            waiting += getattr(node, "decorator_list", ())
+            waiting += [each for each in (*node.args.defaults, *node.args.kw_defaults) if each]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node
+        else:
+            waiting += ast.iter_child_nodes(node)
 
 
 def _as_statement(node: ast.AST) -> ast.stmt:

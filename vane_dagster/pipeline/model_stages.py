@@ -158,7 +158,7 @@ class ModelStageSpec(MapBatchesSpec):
         identity = digest("provider", name, _ANSWERS, *(one.digest for one in found))
         return CodeIdentity(
             identity,
-            ((self.udf.name, identity),),
+            (("code", self.udf.name, identity),),
             tuple(packages),
             find_modules=lambda: tuple(
                 dict.fromkeys(module for one in found for module in one.modules)

@@ -878,7 +878,7 @@ class MapBatchesSpec(StageKind):
     def _called(self, pipeline: Pipeline) -> list[Component]:
         """Return what determines the result of a call, besides rows and columns."""
         return [
-            *(Component("code", name, part) for name, part in self.code(pipeline).parts),
+            *(Component(*part) for part in self.code(pipeline).parts),
             *arguments(pipeline, self),
             component("option", "method", self.udf.method),
             component("option", "batch_format", self.contract.keyed),
