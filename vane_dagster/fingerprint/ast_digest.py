@@ -289,6 +289,8 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
             chain = _chain(node)
             if chain:
                 chains.add(chain)
+                inner = [part.__dict__.get("reads", ()) for part in ast.walk(node)]
+                chains.update((name,) for names in inner for name in names)
                 continue
         guards = _guarded_children(node)
         stack += [(child, guarded or child in guards) for child in ast.iter_child_nodes(node)]

@@ -44,6 +44,7 @@ _BY_LAST_NAME = {
 }
 _EVALUATORS = frozenset({"eval", "exec", "compile"})
 _NAMESPACES = frozenset({"globals", "locals", "vars"})
+_NAMESPACE_ATTRIBUTES = frozenset({"__globals__", "f_globals"})
 _TARGET_KEY = "_target_"
 
 
@@ -83,7 +84,13 @@ def mark_texts(tree: ast.Module) -> None:
             _mark_item(node, names)
         elif isinstance(node, ast.Assign) and _alias(node) in called_names:
             called.add(id(node.value))
+    items = {id(node.value) for node in nodes if isinstance(node, ast.Subscript)}
     for node in nodes:
+        if isinstance(node, ast.Attribute) and (
+            node.attr in _NAMESPACE_ATTRIBUTES
+            or (id(node) not in items and paths(node) == {"sys.modules"})
+        ):
+            node.__dict__["reads"] = names
         if not isinstance(node, (ast.Name, ast.Attribute)) or id(node) in called:
             continue
         if isinstance(node.ctx, ast.Load) and _style(node):

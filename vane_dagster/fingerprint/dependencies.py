@@ -54,10 +54,8 @@ class DependencyWalk:
     def parts(self) -> dict[str, str]:
         """Return the digests of everything reached so far, by name; the names count."""
         self._add_effects()
-        for module, unit in self._walked.values():
-            for node in literals(unit.nodes):
-                self._add_file(module, node)
-        return {name: combine(name, value) for name, value in sorted(self._facts.items())}
+        found = self._facts | self._files_named()
+        return {name: combine(name, value) for name, value in sorted(found.items())}
 
     @property
     def units(self) -> list[SymbolSource]:
@@ -194,12 +192,16 @@ class DependencyWalk:
                 self._follow_import(name)
         self._drain()
 
-    def _add_file(self, module: Module, node: ast.Constant) -> None:
-        """Collect the content of the file that a literal names, if it names one."""
-        where = f"{module.path}, line {node.lineno}"
-        for path in self._files.places(node.value, module.path):
-            if content := self._files.content(path, where):
-                self._facts[f"{FILE} {node.value}"] = content
+    def _files_named(self) -> dict[str, str]:
+        """Return the digests of the files that literals of the code name, by these."""
+        found: dict[str, set[str]] = {}
+        for module, unit in self._walked.values():
+            for text, line in literals(unit.nodes):
+                for at, path in enumerate(self._files.places(text, module.path)):
+                    if content := self._files.content(path, f"{module.path}, line {line}"):
+                        part = combine(self.label(module), str(at), content)
+                        found.setdefault(f"{FILE} {text}", set()).add(part)
+        return {name: combine(FILE, *sorted(parts)) for name, parts in found.items()}
 
     def _is_reached(self, name: tuple[str, str]) -> bool:
         return name in self._seen or name[0] in self._whole
@@ -292,8 +294,8 @@ class DependencyWalk:
             self._target(importer, target, ref)
 
 
-def literals(nodes: Iterable[ast.AST]) -> Iterator[ast.Constant]:
-    """Yield the strings in statements that an import executes, and in defaults."""
+def literals(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Yield the strings in statements that an import executes and in defaults, with their lines."""
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
@@ -301,7 +303,7 @@ def literals(nodes: Iterable[ast.AST]) -> Iterator[ast.Constant]:
             waiting += getattr(node, "decorator_list", ())
             waiting += [each for each in (*node.args.defaults, *node.args.kw_defaults) if each]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node
+            yield node.value, node.lineno
         else:
             waiting += ast.iter_child_nodes(node)
 

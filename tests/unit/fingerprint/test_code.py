@@ -139,6 +139,22 @@ def test_literals_of_top_level_statements_and_defaults_that_name_files(
     assert (project.digest() != before.digest) == named
 
 
+def test_equal_literals_beside_two_files_name_two_files(project: Project) -> None:
+    helper = "P = __file__[:-11] + 'w/a.txt'\n"
+    project.write(
+        defs="from a.defs import P\nfrom b.defs import P as Q\ndef udf(b):\n    return P, Q\n",
+        a__in____init__="", a__in__defs=helper, b__in____init__="", b__in__defs=helper,
+    )  # fmt: skip
+    places = [project.root / "a/w/a.txt", project.root / "b/w/a.txt"]
+    found = set()
+    for texts in [("1", "2"), ("2", "1"), ("1", "1"), ("2", "2")]:
+        for place, text in zip(places, texts):
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(text)
+        found.add(project.digest())
+    assert len(found) == 4
+
+
 def test_modules_and_packages(defs: Project) -> None:
     found = defs.identity("Model")
     assert found.modules == ("deeper", "defs", "helpers", "lazy_helper", "unrelated")
