@@ -13,7 +13,7 @@ import secrets
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, ClassVar
 
@@ -147,7 +147,8 @@ class Workers(InProcess):
     Args:
         order: Chooses which of the calls in flight is answered next, by their number.
         losses: What is lost with which answer, by its number: "worker" before the call did
-            anything, "result" with the worker after it did everything, "table" without the worker.
+            anything, "node" the same with the worker's node, "result" with the worker after it did
+            everything, "table" without the worker.
         kill_at: The answer at which the driver is killed.
         existing: The parts that exist, as (folder, key). None of them may be written again.
     """
@@ -171,8 +172,8 @@ class Workers(InProcess):
             if worker not in self._hosts:
                 return CallResult(ticket, None, lost="replaced", worker_lost=True)
             loss, shared = self._losses.get(self._answers, ""), world()
-            if loss == "worker":
-                return self._lost(ticket, worker)
+            if loss in ("worker", "node"):
+                return replace(self._lost(ticket, worker), node_lost=loss == "node")
             shared.calls.clear()
             table, report = self._hosts[worker].run(work, *tables)
             if shared.worker_died or loss == "result":

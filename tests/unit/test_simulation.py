@@ -127,12 +127,20 @@ class Simulation(RuleBasedStateMachine):
         order=ORDER,
         lost=st.none() | st.tuples(NUMBERS, st.sampled_from(["worker", "result"])),
         tables=st.sets(NUMBERS, max_size=2),
+        nodes=st.sets(NUMBERS, max_size=5),
         fails=st.dictionaries(NUMBERS.map(lambda n: 3 * n), SOMEWHERE, max_size=4),
     )
     def run_with_faults(
-        self, order: Any, lost: tuple[int, str] | None, tables: set[int], fails: dict[int, str]
+        self,
+        order: tuple[int, ...],
+        lost: tuple[int, str] | None,
+        tables: set[int],
+        nodes: set[int],
+        fails: dict[int, str],
     ) -> None:
-        losses = {**dict.fromkeys(tables, "table"), **dict([lost] if lost else [])}
+        """Lose any number of nodes, as they count against nothing, and few of all else."""
+        losses = {**dict.fromkeys(nodes, "node"), **dict.fromkeys(tables, "table")}
+        losses |= dict([lost] if lost else [])
         self.world.run(PARTITIONS, Disturbance(order, losses, fails))
 
     @rule(order=ORDER, answer=NUMBERS)
@@ -161,7 +169,7 @@ def test_simulation(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     run_state_machine_as_test(
         Simulation,
         settings=settings(
-            max_examples=int(os.environ.get("SIMULATIONS", "15")),
+            max_examples=int(os.environ.get("SIMULATIONS", "8")),
             stateful_step_count=12,
             deadline=None,
             phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],

@@ -261,7 +261,7 @@ class DependencyWalk:
             if target.role == "passing" or (is_module and not is_object):
                 self._passing(target.module, target.attribute)
             else:
-                self._reach_whole(target.module, target.attribute)
+                self._reach(target.module, target.attribute)
 
     def _passing(self, module: Module, attribute: str | None) -> None:
         """Collect a package's bindings of a submodule name; import effects are added apart."""
@@ -270,7 +270,7 @@ class DependencyWalk:
             for name in {attribute or "", "__getattr__", "__path__"} & set(units):
                 self._waiting.append((module, name, True))
 
-    def _reach_whole(self, module: Module, attribute: str | None) -> None:
+    def _reach(self, module: Module, attribute: str | None) -> None:
         """Collect a name of a module; all of it if it is used as an object or lacks the name."""
         if attribute and self._binds(module, attribute):
             self._passing(module, None)

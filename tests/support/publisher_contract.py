@@ -1,0 +1,100 @@
+"""The contract of a publisher: tests over the fixture `published`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from support.manifests import manifest, part
+from support.store_contract import commit, interrupted_after
+from vane_dagster.storage.manifest import Manifest, ManifestName
+from vane_dagster.storage.publish.base import Publisher
+from vane_dagster.storage.store import Store
+
+
+@dataclass
+class Published:
+    """A target of a `write` stage.
+
+    Attributes:
+        store: The pipeline's store.
+        publisher: Returns the publisher of a partition.
+        read: Reads the ids of all partitions as other tools do.
+        add: Adds a row by another writer.
+    """
+
+    store: Store
+    publisher: Callable[[str], Publisher]
+    read: Callable[[], Sequence[int]]
+    add: Callable[[int], None]
+
+    def manifest(self, key: str, rows: dict[str, list[int]], plan: str) -> Manifest:
+        """Stage rows by fragment key."""
+        publisher = self.publisher(key)
+        staged = [
+            part(publisher.staging, ids, key=name * 40, compression=publisher.compression)
+            for name, ids in rows.items()
+        ]
+        return replace(
+            manifest(staged, key, plan=plan), kind="write", keys=("id",), reads=("clean",)
+        )
+
+    def commit(self, key: str, made: Manifest) -> object:
+        publisher = self.publisher(key)
+        return commit(self.store, made, publish=publisher, folder=publisher.staging)
+
+    def publish(self, key: str, rows: dict[str, list[int]], plan: str = "1") -> None:
+        assert isinstance(self.commit(key, self.manifest(key, rows, plan)), ManifestName)
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted(self.read())
+
+    def files(self, key: str) -> Sequence[str]:
+        name = self.store.latest("docs", "s", [key])[key]
+        return self.store.read("docs", "s", key, name).published_files
+
+    def clean(self, key: str) -> bool:
+        """Whether nothing is staged or announced."""
+        names = self.store.manifests("docs", "s", key).names()
+        staged = self.publisher(key).staging.walk()
+        return not staged and all(ManifestName.parse(name) for name in names)
+
+
+def test_a_partition_is_replaced_and_nothing_else(published):
+    published.publish("p", {"a": [1], "b": [2, 3]})
+    published.publish("q", {"c": [4]})
+    published.add(99)
+    assert published.ids == [1, 2, 3, 4, 99]
+    published.publish("p", {"a": [1], "d": [5]}, "2")
+    assert published.ids == [1, 4, 5, 99]
+    assert published.clean("p")
+    assert published.clean("q")
+    assert published.publisher("q").holds(published.files("q"))
+
+
+def test_the_same_rows_are_published_once(published):
+    made = published.manifest("p", {"a": [1], "b": [2]}, "1")
+    published.commit("p", made)
+    files = published.files("p")
+    assert isinstance(published.commit("p", made), ManifestName)
+    assert published.files("p") == files
+    assert published.ids == [1, 2]
+    assert published.clean("p")
+
+
+@pytest.mark.parametrize("killed_in", ["publish", "commit", "published_before"])
+def test_nothing_of_a_killed_run_is_left_behind(published, killed_in, monkeypatch):
+    published.publish("p", {"a": [1], "b": [2]})
+    made = published.manifest("p", {"c": [3]}, "2")
+    with monkeypatch.context() as patch:
+        owner = type(published.publisher("p")) if killed_in == "publish" else published.store
+        patch.setattr(owner, killed_in, interrupted_after(0, None))
+        assert not isinstance(published.commit("p", made), ManifestName)
+    published.publish("p", {"d": [4]}, "3")
+    assert published.ids == [4]
+
+
+__all__ = [name for name in dir() if name.startswith("test_")]
