@@ -281,7 +281,8 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
                 refs = import_refs(item, guarded)
                 imports += (dataclasses.replace(ref, bound="") for ref in refs)
         stack += [(item, guarded) for item in marks.get("evaluated", ())]
-        chains.update((name,) for name in marks.get("reads", ()))
+        if "reads" in marks:
+            _add_lookups(node, chains, imports)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             imports += import_refs(node, guarded)
             continue
@@ -289,12 +290,19 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
             chain = _chain(node)
             if chain:
                 chains.add(chain)
-                inner = [part.__dict__.get("reads", ()) for part in ast.walk(node)]
-                chains.update((name,) for names in inner for name in names)
+                for part in ast.walk(node):
+                    _add_lookups(part, chains, imports)
                 continue
         guards = _guarded_children(node)
         stack += [(child, guarded or child in guards) for child in ast.iter_child_nodes(node)]
     return Scan(tuple(imports), frozenset(chains), tuple(sorted(dynamic)))
+
+
+def _add_lookups(node: ast.AST, chains: set[tuple[str, ...]], imports: list[ImportRef]) -> None:
+    """Add the names that a node looks up at run time, and the modules that they may be in."""
+    chains.update((name,) for name in node.__dict__.get("reads", ()))
+    for item in node.__dict__.get("lookups", ()):
+        imports += (dataclasses.replace(ref, bound="") for ref in import_refs(item, True))
 
 
 def import_refs(node: ast.Import | ast.ImportFrom, guarded: bool) -> Iterator[ImportRef]:
