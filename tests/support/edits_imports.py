@@ -1447,7 +1447,6 @@ _COARSE = {
     "import: a function made of what is read, in the file itself",
     "import: a function of the user's that makes stages of the class",
     "import: a function that reads the settings",
-    "import: a list of the registry's module that nobody reads",
     "import: a list of what is read, in the file itself",
     "import: a module that no called function imports",
     "import: a route of an object that another module has, for another route's code",

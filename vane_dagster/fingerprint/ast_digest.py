@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import dis
 import types
 import warnings
@@ -233,7 +234,7 @@ class ImportRef:
         module: The module as written, without leading dots.
         level: The number of leading dots.
         name: The name taken from the module; None for ``import <module>``.
-        bound: The name that the statement binds.
+        bound: The name that the statement binds; empty for an import by a string.
         refers: The module that the bound name may refer to: ``a`` for ``import a.b``, ``a.b`` for
             ``import a.b as c``; for ``from a import b`` it is ``b``, relative to the module.
         guarded: Whether the code handles an ImportError of the statement.
@@ -276,8 +277,12 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
         if "imports" in marks:
             if marks["imports"] is None:
                 dynamic.append(node.lineno)  # type: ignore[attr-defined]  # an expression
-            stack += [(item, guarded) for item in marks["imports"] or ()]
+            for item in marks["imports"] or ():
+                refs = import_refs(item, guarded)
+                imports += (dataclasses.replace(ref, bound="") for ref in refs)
         stack += [(item, guarded) for item in marks.get("evaluated", ())]
+        if "reads" in marks:
+            _add_lookups(node, chains, imports)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             imports += import_refs(node, guarded)
             continue
@@ -285,10 +290,19 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
             chain = _chain(node)
             if chain:
                 chains.add(chain)
+                for part in ast.walk(node):
+                    _add_lookups(part, chains, imports)
                 continue
         guards = _guarded_children(node)
         stack += [(child, guarded or child in guards) for child in ast.iter_child_nodes(node)]
     return Scan(tuple(imports), frozenset(chains), tuple(sorted(dynamic)))
+
+
+def _add_lookups(node: ast.AST, chains: set[tuple[str, ...]], imports: list[ImportRef]) -> None:
+    """Add the names that a node looks up at run time, and the modules that they may be in."""
+    chains.update((name,) for name in node.__dict__.get("reads", ()))
+    for item in node.__dict__.get("lookups", ()):
+        imports += (dataclasses.replace(ref, bound="") for ref in import_refs(item, True))
 
 
 def import_refs(node: ast.Import | ast.ImportFrom, guarded: bool) -> Iterator[ImportRef]:

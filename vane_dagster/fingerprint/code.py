@@ -1,8 +1,8 @@
 """The identity of a UDF: its code, and all of the user's code that it reaches.
 
-Nothing is run or imported; files are read from disk. The names count that the UDF reaches, in its
-own file and in others; a module that it holds as an object counts whole. Of every module that
-executes on import, including packages' ``__init__``, the statements count that do something to what
+Nothing is run or imported; files are read from disk. The names count that the UDF reaches in any of
+the user's files; a module that is used as an object counts as a whole. Of every module that an
+import executes, including packages' ``__init__``, the statements count that do something to what
 the UDF reaches or to a library (see `effects`). Installed packages are listed, not hashed.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.dependencies import DependencyWalk
+from vane_dagster.fingerprint.dependencies import FILE, DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, closure
@@ -30,6 +30,7 @@ class CodeIdentity:
 
     Attributes:
         digest: A digest that is the same in every process, folder and machine for the same code.
+        parts: The kind, name and digest of what it consists of, the UDF first.
         packages: The top-level names of installed packages that the code reaches. A package that is
             imported lazily and not installed here is assumed to exist on the workers.
         find_modules: Returns `modules`.
@@ -37,6 +38,7 @@ class CodeIdentity:
     """
 
     digest: str
+    parts: tuple[tuple[str, str, str], ...]
     packages: tuple[str, ...]
     find_modules: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
     statements: tuple[ast.AST, ...] = field(repr=False, compare=False)
@@ -82,22 +84,29 @@ def code_identity(
     finder = Finder()
     module = finder.find(getattr(target, "__module__", None) or "__main__")
     files = files if version is None else LocalFiles(read=False)
-    dependency_walk = DependencyWalk(finder, module)
+    dependency_walk = DependencyWalk(finder, module, files)
     encoder = ObjectEncoder(dependency_walk, files)
     if version is None:
         token = encoder.digest(obj, target.__qualname__)
-        digest = combine("code", token, dependency_walk.digest())
+        reached = dependency_walk.parts()
+        own = combine("own", token, reached.pop(target.__qualname__, ""))
+        parts = [("code", target.__qualname__, own)]
+        for name, part in reached.items():
+            kind, _, file = name.partition(f"{FILE} ")
+            parts.append(("code", name, part) if kind else (FILE, file, part))
+        digest = combine("code", *(part for *_, part in parts))
     else:
         with contextlib.suppress(CodeIdentityError):
             encoder.digest(obj, target.__qualname__)
         where = module.label if module is not None else ""
         digest = combine("version", where, target.__qualname__, version)
+        parts = [("code", target.__qualname__, digest)]
     seeds = dependency_walk.modules | dependency_walk.imported
     if module is not None:
         seeds.add(module.name)
     packages = tuple(sorted(dependency_walk.packages))
     statements = tuple(node for unit in dependency_walk.units for node in unit.nodes)
-    return CodeIdentity(digest, packages, lambda: closure(finder, seeds), statements)
+    return CodeIdentity(digest, tuple(parts), packages, lambda: closure(finder, seeds), statements)
 
 
 def worker_code_digest(

@@ -44,6 +44,8 @@ _BY_LAST_NAME = {
 }
 _EVALUATORS = frozenset({"eval", "exec", "compile"})
 _NAMESPACES = frozenset({"globals", "locals", "vars"})
+_NAMESPACE_ATTRIBUTES = frozenset({"__globals__", "f_globals"})
+_LOOKUPS = frozenset({"sys.modules", "inspect.getmodule"})
 _TARGET_KEY = "_target_"
 
 
@@ -57,8 +59,8 @@ def mark_texts(tree: ast.Module) -> None:
     """Annotate a tree with import paths, imports by string, and names that strings read.
 
     Nodes get the attributes `stands_for` (for names bound by imports), `imports` (a call's import
-    statements, or None if they are known only at run time) and `reads` (module-level names that an
-    evaluated string may read).
+    statements, or None if they are known only at run time), `reads` (module-level names that are
+    read at run time) and `lookups` (imports of the modules that the file takes names from).
     """
     nodes = list(ast.walk(tree))
     bindings = _bindings(nodes)
@@ -83,12 +85,28 @@ def mark_texts(tree: ast.Module) -> None:
             _mark_item(node, names)
         elif isinstance(node, ast.Assign) and _alias(node) in called_names:
             called.add(id(node.value))
+    items = {id(node.value) for node in nodes if isinstance(node, ast.Subscript)}
     for node in nodes:
+        if isinstance(node, (ast.Name, ast.Attribute)) and (
+            getattr(node, "attr", "") in _NAMESPACE_ATTRIBUTES
+            or (id(node) not in items and paths(node) and paths(node) <= _LOOKUPS)
+        ):
+            node.__dict__["reads"] = names
         if not isinstance(node, (ast.Name, ast.Attribute)) or id(node) in called:
             continue
         if isinstance(node.ctx, ast.Load) and _style(node):
             # The function is passed on, and imports a name that is not known here.
             node.__dict__["imports"] = None
+    imported = [
+        _at(node, ast.ImportFrom(node.module, [ast.alias("*")], node.level))
+        for statement in tree.body
+        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        for node in ast.walk(statement)
+        if isinstance(node, ast.ImportFrom)
+    ]
+    for node in nodes:
+        if "reads" in node.__dict__:
+            node.__dict__["lookups"] = imported
 
 
 def _bindings(nodes: list[ast.AST]) -> dict[str, set[str]]:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.bindings import binding_units
 from vane_dagster.fingerprint.effects import Effects, executed
+from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource
 
+FILE = "file"
 _OWN_LABEL = "."
 
 
 class DependencyWalk:
-    """The transitive walk from a UDF. Names count one by one, modules held as objects as a whole.
+    """The transitive walk from a UDF, name by name.
 
+    The module `own` has no name in digests. A module that is used as an object counts as a whole.
     Of modules that are imported, the statements count that do something to what is reached or to a
     library (see `effects`).
 
@@ -29,23 +32,30 @@ class DependencyWalk:
         imported: The names of the modules that importing them imports.
     """
 
-    def __init__(self, finder: Finder, own: Module | None) -> None:
+    def __init__(self, finder: Finder, own: Module | None, files: LocalFiles | None = None) -> None:
         self.finder = finder
+        self._files = files or LocalFiles()
         self.modules: set[str] = set()
         self.packages: set[str] = set()
         self.imported: set[str] = set()
         self._own = own
         self._facts: dict[str, str] = {}
-        self._waiting: deque[tuple[Module, str]] = deque()
-        self._seen: set[tuple[str, str]] = set()
+        self._waiting: deque[tuple[Module, str, bool]] = deque()
+        # Whether the object counts that a name stands for, not only attributes of that module.
+        self._seen: dict[tuple[str, str], bool] = {}
         self._whole: set[str] = set()
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
         self._computed_imports: list[CodeIdentityError] | None = None
 
     def digest(self) -> str:
         """Hash everything reached so far, in an order that is independent of the walk."""
+        return combine("reach", *self.parts().values())
+
+    def parts(self) -> dict[str, str]:
+        """Return the digests of everything reached so far, by name; the names count."""
         self._add_effects()
-        return combine("reach", *(f"{key}={value}" for key, value in sorted(self._facts.items())))
+        found = self._facts | self._files_named()
+        return {name: combine(name, value) for name, value in sorted(found.items())}
 
     @property
     def units(self) -> list[SymbolSource]:
@@ -65,28 +75,7 @@ class DependencyWalk:
             name: The name.
         """
         self.modules.add(module.name)
-        self._waiting.append((module, name))
-        self._drain()
-
-    def names(self, module: Module, names: Iterable[str]) -> None:
-        """Collect the names that code of a file reads.
-
-        Args:
-            module: The module of the file.
-            names: The names.
-        """
-        for name in sorted(names):
-            self.name(module, name)
-
-    def imports(self, module: Module, scan: Scan, names: Iterable[str]) -> None:
-        """Collect the imports of code, including those through the names that it reads.
-
-        Args:
-            module: The code's module.
-            scan: The imports and dotted names of the code.
-            names: The module-level names that it reads.
-        """
-        self._follow(module, scan, names)
+        self._waiting.append((module, name, True))
         self._drain()
 
     def unit(self, module: Module, unit: SymbolSource, names: Iterable[str]) -> None:
@@ -100,8 +89,9 @@ class DependencyWalk:
         self._walked[id(unit)] = (module, unit)
         if module.is_source:
             self.modules.add(module.name)
-            self.names(module, names)
-        self.imports(module, unit.scan, names)
+            self._read_names(module, unit.scan, names)
+        self._follow(module, unit.scan, names)
+        self._drain()
 
     def module(self, name: str) -> None:
         """Collect a module that code holds as an object."""
@@ -114,21 +104,28 @@ class DependencyWalk:
 
     def _drain(self) -> None:
         while self._waiting:
-            module, name = self._waiting.popleft()
-            if (module.name, name) in self._seen:
-                continue
-            self._seen.add((module.name, name))
+            module, name, is_object = self._waiting.popleft()
             units = binding_units(self.finder, module, name)
+            is_object = is_object or len(units) != 1 or not units[0].is_import
+            if self._seen.get((module.name, name)) in (True, is_object):
+                continue
+            self._seen[module.name, name] = is_object
             if units:
                 digest = combine("units", *(unit.digest for unit in units))
-                self._facts[f"{self.label(module)}:{name}"] = digest
+                self._facts[f"{self.label(module)}.{name}".lstrip(_OWN_LABEL)] = digest
             for unit in units:
-                self._read_unit(module, unit)
+                self._read_unit(module, unit, is_object)
 
-    def _read_unit(self, module: Module, unit: SymbolSource) -> None:
+    def _read_unit(self, module: Module, unit: SymbolSource, is_object: bool = True) -> None:
         self._walked[id(unit)] = (module, unit)
-        self._waiting += [(module, name) for name in sorted(unit.names)]
-        self._follow(module, unit.scan, unit.names)
+        self._read_names(module, unit.scan, unit.names)
+        self._follow(module, unit.scan, unit.names, is_object)
+
+    def _read_names(self, module: Module, scan: Scan, names: Iterable[str]) -> None:
+        """Collect names; of one that stands for a module, only the attributes if it is dotted."""
+        dotted = {chain[0] for chain in scan.chains if len(chain) > 1}
+        dotted -= {chain[0] for chain in scan.chains if len(chain) == 1}
+        self._waiting += [(module, name, name not in dotted) for name in sorted(names)]
 
     def _add_effects(self) -> None:
         """Add the top-level statements that do something to what is reached, or to a library.
@@ -153,16 +150,20 @@ class DependencyWalk:
                     self._drain()
                     self._reach_named_modules()
         self.imported = {each.module.name for each in statements}
+        rebound = {name for name in self._seen if self._is_rebound(*name)}
         changed = {each.module.name for each in statements if id(each.unit) in counting}
+        changed |= {module for module, _ in rebound}
         parts = []
         for each in statements:
             found = counting.get(id(each.unit))
             if found is None and each.module.name in changed:
-                found = each.unit if self._binds_reached(each.module, each.unit) else None
+                names = {(each.module.name, name) for name in each.unit.touched}
+                ordered = rebound if each.unit.is_definition else self._seen
+                found = each.unit if not names.isdisjoint(ordered) else None
             if found is not None:
                 parts.append(combine("statement", self.label(each.module), found.digest))
-        if counting:
-            self._facts["effects"] = combine("effects", *parts)
+        if parts:
+            self._facts["top-level statements"] = combine("effects", *parts)
 
     def _reach_named_modules(self) -> None:
         """Collect the modules, and those below them, that literals beside computed imports name.
@@ -191,14 +192,33 @@ class DependencyWalk:
                 self._follow_import(name)
         self._drain()
 
+    def _files_named(self) -> dict[str, str]:
+        """Return the digests of the files that literals of the code name, by these."""
+        found: dict[str, set[str]] = {}
+        for module, unit in self._walked.values():
+            for text, line in literals(unit.nodes):
+                for at, path in enumerate(self._files.places(text, module.path)):
+                    if content := self._files.content(path, f"{module.path}, line {line}"):
+                        part = combine(self.label(module), str(at), content)
+                        found.setdefault(f"{FILE} {text}", set()).add(part)
+        return {name: combine(FILE, *sorted(parts)) for name, parts in found.items()}
+
     def _is_reached(self, name: tuple[str, str]) -> bool:
         return name in self._seen or name[0] in self._whole
 
-    def _binds_reached(self, module: Module, unit: SymbolSource) -> bool:
-        names = () if unit.is_definition else unit.touched
-        return any((module.name, name) in self._seen for name in names)
+    def _is_rebound(self, module: str, name: str) -> bool:
+        """Return whether several statements bind or change a name, so that their order counts."""
+        found = self.finder.find(module)
+        return found is not None and self._binds(found, name) > 1
 
-    def _follow(self, module: Module, scan: Scan, names: Iterable[str]) -> None:
+    def _binds(self, module: Module, name: str) -> int:
+        """Return the number of a module's statements that bind or change a name."""
+        is_read = module.kind == "own" and module.is_source
+        return len(binding_units(self.finder, module, name)) if is_read else 0
+
+    def _follow(
+        self, module: Module, scan: Scan, names: Iterable[str], is_object: bool = True
+    ) -> None:
         if scan.dynamic:
             error = CodeIdentityError(
                 f"{module.path}, line {scan.dynamic[0]}: a module is imported by a name that only "
@@ -210,7 +230,7 @@ class DependencyWalk:
             self._computed_imports.append(error)
         for ref in scan.imports:
             for target in self.finder.targets(module, ref):
-                self._target(module, target, ref)
+                self._target(module, target, ref, is_object)
         refs: list[ImportRef] = list(scan.imports)
         if module.is_source:
             source: SourceFile = self.finder.source(str(module.path))
@@ -218,7 +238,13 @@ class DependencyWalk:
         for target in self.finder.attribute_targets(module, scan, refs):
             self._target(module, target, None)
 
-    def _target(self, importer: Module, target: ImportTarget, ref: ImportRef | None) -> None:
+    def _target(
+        self,
+        importer: Module,
+        target: ImportTarget,
+        ref: ImportRef | None,
+        is_object: bool = True,
+    ) -> None:
         if target.role == "package":
             self.package(target.name)
         elif target.role == "missing":
@@ -231,7 +257,8 @@ class DependencyWalk:
                 )
         elif target.module is not None:
             self.modules.add(target.name)
-            if target.role == "passing":
+            is_module = ref is not None and ref.name != "*" and target.attribute is None
+            if target.role == "passing" or (is_module and not is_object):
                 self._passing(target.module, target.attribute)
             else:
                 self._reach(target.module, target.attribute)
@@ -241,13 +268,13 @@ class DependencyWalk:
         if module.is_source:
             units = self.finder.source(str(module.path)).units
             for name in {attribute or "", "__getattr__", "__path__"} & set(units):
-                self._waiting.append((module, name))
+                self._waiting.append((module, name, True))
 
     def _reach(self, module: Module, attribute: str | None) -> None:
-        own = self._own
-        is_own_file = own is not None and module.path is not None and module.path == own.path
-        if attribute and (is_own_file or self._binds(module, attribute)):
-            self._waiting.append((module, attribute))
+        """Collect a name of a module; all of it if it is used as an object or lacks the name."""
+        if attribute and self._binds(module, attribute):
+            self._passing(module, None)
+            self._waiting.append((module, attribute, True))
             return
         if module.name in self._whole or module.path is None:
             return
@@ -260,14 +287,25 @@ class DependencyWalk:
         self._walked[id(unit)] = (module, unit)
         self._follow(module, unit.scan, ())
 
-    def _binds(self, module: Module, name: str) -> bool:
-        return module.is_source and bool(binding_units(self.finder, module, name))
-
     def _follow_import(self, name: str) -> None:
         ref = ImportRef(name, 0, None, "", name, True, 0)
         importer = Module("", "own", None)
         for target in self.finder.targets(importer, ref):
             self._target(importer, target, ref)
+
+
+def literals(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Yield the strings in statements that an import executes and in defaults, with their lines."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            waiting += getattr(node, "decorator_list", ())
+            waiting += [each for each in (*node.args.defaults, *node.args.kw_defaults) if each]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value, node.lineno
+        else:
+            waiting += ast.iter_child_nodes(node)
 
 
 def _as_statement(node: ast.AST) -> ast.stmt:

@@ -114,6 +114,18 @@ class LocalFiles:
                 f"give `version=`."
             ) from error
 
+    def places(self, text: str, beside: str | None) -> list[str]:
+        """Return the paths that a literal in code may name: as given, and beside the code's file.
+
+        Args:
+            text: The literal. A bare word names none.
+            beside: The code's file.
+        """
+        if not self.read or _is_bare(text) or _named(text) is None:
+            return []
+        joined = os.path.join(os.path.dirname(beside or ""), text)
+        return [text] if text.startswith(("~", "file:")) else list(dict.fromkeys((text, joined)))
+
     def _folder(
         self, folder: str, text: str | os.PathLike[str], where: str, bare: bool
     ) -> str | None:

@@ -295,6 +295,7 @@ class Finder:
                 if inner is None:
                     attribute = part
                     break
+                yield ImportTarget("passing", module.name, part, module, ref.line)
                 module = inner
             yield ImportTarget("whole", module.name, attribute, module, ref.line)
 

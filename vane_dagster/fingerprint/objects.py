@@ -510,7 +510,7 @@ def value_digest(value: Any, path: str = "value", files: LocalFiles | None = Non
     Raises:
         CodeIdentityError: The value, or a part of it, has no stable identity.
     """
-    dependency_walk = DependencyWalk(Finder(), None)
+    dependency_walk = DependencyWalk(Finder(), None, files)
     token = ObjectEncoder(dependency_walk, files).digest(value, path)
     return combine("value", token, dependency_walk.digest())
 

@@ -55,6 +55,11 @@ class SymbolSource:
         return bound_names([self.nodes[-1]])
 
     @property
+    def is_import(self) -> bool:
+        """Whether it only imports."""
+        return isinstance(self.nodes[-1], (ast.Import, ast.ImportFrom))
+
+    @property
     def is_definition(self) -> bool:
         """Whether it is a definition or import, which makes its position irrelevant."""
         return isinstance(self.nodes[-1], (*ast_digest.Definition, ast.Import, ast.ImportFrom))

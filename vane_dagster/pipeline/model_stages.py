@@ -155,8 +155,10 @@ class ModelStageSpec(MapBatchesSpec):
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
         packages = dict.fromkeys(package for one in found for package in one.packages)
+        identity = digest("provider", name, _ANSWERS, *(one.digest for one in found))
         return CodeIdentity(
-            digest("provider", name, _ANSWERS, *(one.digest for one in found)),
+            identity,
+            (("code", self.udf.name, identity),),
             tuple(packages),
             find_modules=lambda: tuple(
                 dict.fromkeys(module for one in found for module in one.modules)

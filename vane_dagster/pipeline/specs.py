@@ -877,9 +877,8 @@ class MapBatchesSpec(StageKind):
 
     def _called(self, pipeline: Pipeline) -> list[Component]:
         """Return what determines the result of a call, besides rows and columns."""
-        code = Component("code", self.udf.name, self.code(pipeline).digest)
         return [
-            code,
+            *(Component(*part) for part in self.code(pipeline).parts),
             *arguments(pipeline, self),
             component("option", "method", self.udf.method),
             component("option", "batch_format", self.contract.keyed),

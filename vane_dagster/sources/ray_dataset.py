@@ -157,7 +157,8 @@ class RayDatasetSource(MadeSource):
         """Digests of what tells functions of one name and version apart."""
         if self.code_version is None:
             return ()  # they are part of the code's identity
-        encoder = ObjectEncoder(DependencyWalk(Finder(), None), LocalFiles(read=False))
+        unread = LocalFiles(read=False)
+        encoder = ObjectEncoder(DependencyWalk(Finder(), None, unread), unread)
         return [_digest(encoder, value) for value in _bound_values(self.function)]
 
     @functools.cached_property

@@ -82,6 +82,79 @@ def test_edit_of_what_is_reached_changes_the_identity(
     assert defs.digest(name) != before
 
 
+def test_the_parts_name_what_changed(project: Project) -> None:
+    project.write(
+        defs="import plugins\nfrom helpers import double\nK = 1\n"
+        "def udf(b):\n    return double(b) * K\n",
+        helpers="BY = {}\ndef double(b):\n    return b * BY['x']\n",
+        plugins="from helpers import BY\nBY['x'] = 1\n",
+    )
+    before = {name: part for _, name, part in project.identity().parts}
+    assert next(iter(before)) == "udf"
+    for file, old, new, changed in [
+        ("helpers.py", "b * BY", "BY", ["helpers.double"]),
+        ("defs.py", "K = 1", "K = 2", ["K"]),
+        ("defs.py", "double(b) *", "double(b) +", ["udf"]),
+        ("plugins.py", "= 1", "= 2", ["plugins.BY"]),
+    ]:
+        project.edit(file, old, new)
+        parts = {name: part for _, name, part in project.identity().parts}
+        names = [name for name in parts if parts[name] != before.get(name)]
+        assert [name for name in names if name in changed] == changed
+        assert set(names) <= {*changed, "top-level statements"}
+        before = parts
+
+
+@pytest.mark.parametrize(
+    ("defs", "named"),
+    [
+        ("P = '{root}/w/a.txt'\ndef udf(b):\n    return P\n", True),
+        ("P = '{root}/w'\ndef udf(b):\n    return P\n", True),
+        ("import os\nP = os.path.join(__file__, '../w/a.txt')\ndef udf(b):\n    return P\n", False),
+        ("P = __file__[:-7] + 'w/a.txt'\ndef udf(b):\n    return P\n", True),
+        ("from helpers import P\ndef udf(b):\n    return P\n", True),
+        ("import helpers\ndef udf(b):\n    return helpers.read()\n", True),
+        ("class A:\n    P = '{root}/w/a.txt'\ndef udf(b):\n    return A.P\n", True),
+        ("P = '{root}/w/a.txt'\ndef udf(b):\n    return b\n", False),
+        ("P = '{root}/w/c.txt'\ndef udf(b):\n    return P\n", False),
+        ("P = 'w'\ndef udf(b):\n    return P\n", False),
+        ("P = '{root}'\ndef udf(b):\n    return P\n", False),
+    ],
+)  # fmt: skip
+def test_literals_of_top_level_statements_and_defaults_that_name_files(
+    project: Project, monkeypatch: pytest.MonkeyPatch, defs: str, named: bool
+) -> None:
+    (project.root / "w").mkdir()
+    (project.root / "w/a.txt").write_text("1")
+    monkeypatch.chdir(project.root)
+    helpers = "P = '{root}/w/a.txt'\ndef read(path='{root}/w/a.txt'):\n    return path\n"
+    project.write(
+        defs=defs.replace("{root}", str(project.root)),
+        helpers=helpers.replace("{root}", str(project.root)),
+    )
+    before = project.identity()
+    assert any(kind == "file" for kind, *_ in before.parts) == named
+    assert project.identity(version="1").digest == project.identity(version="1").digest
+    (project.root / "w/a.txt").write_text("2")
+    assert (project.digest() != before.digest) == named
+
+
+def test_equal_literals_beside_two_files_name_two_files(project: Project) -> None:
+    helper = "P = __file__[:-11] + 'w/a.txt'\n"
+    project.write(
+        defs="from a.defs import P\nfrom b.defs import P as Q\ndef udf(b):\n    return P, Q\n",
+        a__in____init__="", a__in__defs=helper, b__in____init__="", b__in__defs=helper,
+    )  # fmt: skip
+    places = [project.root / "a/w/a.txt", project.root / "b/w/a.txt"]
+    found = set()
+    for texts in [("1", "2"), ("2", "1"), ("1", "1"), ("2", "2")]:
+        for place, text in zip(places, texts):
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(text)
+        found.add(project.digest())
+    assert len(found) == 4
+
+
 def test_modules_and_packages(defs: Project) -> None:
     found = defs.identity("Model")
     assert found.modules == ("deeper", "defs", "helpers", "lazy_helper", "unrelated")
