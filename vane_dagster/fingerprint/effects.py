@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
@@ -114,7 +115,7 @@ class Effects:
     def counting(self, statement: Executed) -> Sequence[ast.AST]:
         """Return what of a statement does something to what is used, or to a library."""
         module, nodes = statement.module, statement.unit.nodes
-        acts = [act for act in _acts(nodes) if self._effect(module, act) != "nothing"]
+        acts = [act for act in _acts_of(statement.unit) if self._effect(module, act) != "nothing"]
         if not any(self._matters(module, act) for act in acts):
             return ()
         value = getattr(nodes[-1], "value", None)
@@ -233,7 +234,7 @@ class Effects:
         """Yield what code below a name does, also in functions."""
         module = self._finder.find(name[0])
         for unit in self._units(module, name[1]) if module is not None else ():
-            yield from _acts(unit.nodes, deep=True)
+            yield from _acts_of(unit, deep=True)
 
     def _closure(self, start: Iterable[Name]) -> Iterator[Name]:
         """Yield names, and those that they name, directly or through others."""
@@ -325,6 +326,17 @@ def _paths(node: ast.AST) -> frozenset[str]:
             return _paths(inner.value)
         inner = inner.value
     return frozenset(paths(node)) if isinstance(node, ast.expr) else frozenset()
+
+
+_found: WeakKeyDictionary[SymbolSource, dict[bool, tuple[_Act, ...]]] = WeakKeyDictionary()
+
+
+def _acts_of(unit: SymbolSource, deep: bool = False) -> tuple[_Act, ...]:
+    """Return what statements do, see `_acts`; found once for each unit of a file."""
+    known = _found.setdefault(unit, {})
+    if deep not in known:
+        known[deep] = tuple(_acts(unit.nodes, deep))
+    return known[deep]
 
 
 def _acts(nodes: Iterable[ast.AST], deep: bool = False) -> Iterator[_Act]:
