@@ -1439,7 +1439,8 @@ inside(
 
 # A statement counts if it names what is used, whatever it does with it.
 _COARSE = {
-    "import: a frame",
+    "import: a parser",
+    "import: a lock and a cache",
     "import: a command",
     "import: a copy is changed",
     "import: a decorator of the user's that only wraps",

@@ -214,11 +214,8 @@ def _bound(nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
 def global_names(code: types.CodeType) -> set[str]:
     """Return the module-level names that code reads or rebinds, by the compiler's scoping."""
     found: set[str] = set()
-    stored: set[str] = set()
     for step in dis.get_instructions(code):
-        if step.opname == "STORE_NAME":
-            stored.add(step.argval)
-        elif step.opname in _GLOBAL_READS and step.argval not in stored:
+        if step.opname in _GLOBAL_READS:  # also after a store, which may not be executed
             found.add(step.argval)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.bindings import binding_units
-from vane_dagster.fingerprint.effects import Effects, executed
+from vane_dagster.fingerprint.effects import EVERY, Effects, executed
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
@@ -46,6 +46,7 @@ class DependencyWalk:
         self._whole: set[str] = set()
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
         self._computed_imports: list[CodeIdentityError] | None = None
+        self._own_units: frozenset[int] = frozenset()
 
     def digest(self) -> str:
         """Hash everything reached so far, in an order that is independent of the walk."""
@@ -55,6 +56,10 @@ class DependencyWalk:
         """Return the digests of everything reached so far, by name; the names count."""
         self._add_effects()
         found = self._facts | self._files_named()
+        modules = {module.name: module for module, _ in self._walked.values() if module.is_source}
+        for module in modules.values():
+            if self.finder.source(str(module.path)).has_postponed_hints:
+                found[f"postponed hints {self.label(module)}"] = ""
         return {name: combine(name, value) for name, value in sorted(found.items())}
 
     @property
@@ -134,7 +139,7 @@ class DependencyWalk:
         """
         effects = Effects(self.finder, self._is_reached)
         counting: dict[int, SymbolSource] = {}
-        self._computed_imports = []
+        self._computed_imports, self._own_units = [], frozenset(self._walked)
         size = -1
         while size != len(self._walked) + len(counting):
             size = len(self._walked) + len(counting)
@@ -175,7 +180,8 @@ class DependencyWalk:
             return
         texts = {
             node.value
-            for unit in self.units
+            for key, (_, unit) in self._walked.items()
+            if key not in self._own_units
             for statement in unit.nodes
             for node in ast.walk(statement)
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
@@ -204,6 +210,8 @@ class DependencyWalk:
         return {name: combine(FILE, *sorted(parts)) for name, parts in found.items()}
 
     def _is_reached(self, name: tuple[str, str]) -> bool:
+        if name[1] == EVERY and any(module == name[0] for module, _ in self._seen):
+            return True
         return name in self._seen or name[0] in self._whole
 
     def _is_rebound(self, module: str, name: str) -> bool:
@@ -276,9 +284,11 @@ class DependencyWalk:
             self._passing(module, None)
             self._waiting.append((module, attribute, True))
             return
-        if module.name in self._whole or module.path is None:
+        if module.name in self._whole:
             return
         self._whole.add(module.name)
+        if module.path is None:
+            return
         if not module.is_source:
             self._facts[f"module {module.label}"] = file_digest(module.path)
             return

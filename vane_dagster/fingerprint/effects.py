@@ -31,13 +31,17 @@ EVERY = "*"
 _INERT = frozenset({"dagster", "vane_dagster", "logging", "warnings"})
 _VALUES = frozenset({
     "__future__", "abc", "argparse", "collections", "contextlib", "copy", "dataclasses", "datetime",
-    "enum", "fractions", "functools", "hashlib", "itertools", "json", "math", "operator", "pathlib",
+    "enum", "fractions", "functools", "hashlib", "itertools", "json", "math", "pathlib",
     "re", "string", "textwrap", "threading", "time", "types", "typing", "typing_extensions", "uuid",
     "zoneinfo",
 })  # fmt: skip
 """Libraries whose results are all that a call leaves behind, if they are used."""
 _READS = ("os.environ.get", "os.getenv", "os.path.", "os.getcwd", "os.cpu_count", "os.fspath")
 """Functions of other libraries that only return something."""
+_TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
+"""The same, except for their decorators, which register."""
+_CHANGING = frozenset({"delattr", "getattr", "map", "setattr"})
+"""Builtins that may change a library that they get."""
 _BUILTINS = frozenset(dir(builtins))
 _CALLING = frozenset({
     "delattr", "filter", "map", "max", "min", "next", "setattr", "sorted", "sum", "type",
@@ -118,27 +122,75 @@ class Effects:
         acts = [act for act in _acts_of(statement.unit) if self._effect(module, act) != "nothing"]
         if not any(self._matters(module, act) for act in acts):
             return ()
-        value = getattr(nodes[-1], "value", None)
-        is_declaration = isinstance(value, ast.Call) and all(act.node is not value for act in acts)
-        return [act.node for act in acts] if is_declaration else nodes
+        call = getattr(nodes[-1], "value", None)
+        if isinstance(call, ast.Call) and self._is_declaration(module, nodes[-1], call):
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            inner = {id(act.node) for act in acts}
+            parts = [part for part in given if any(id(node) in inner for node in ast.walk(part))]
+            return [*nodes[:-1], *parts] if parts else nodes
+        return nodes
+
+    def _is_declaration(self, module: Module, statement: ast.stmt, call: ast.Call) -> bool:
+        """Return whether a statement only binds what dagster or vane_dagster makes."""
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if any(not isinstance(target, ast.Name) for target in targets):
+            return False
+        direct = {path for path in _paths(call) if isinstance(path, Imported)}
+        root = ast_digest.root_name(call)
+        made = self._origins((module.name, root)) if root and not direct else frozenset()
+        tops = {path.partition(".")[0] for path in direct} or made
+        return bool(tops) and tops <= _INERT
 
     def _matters(self, module: Module, act: _Act) -> bool:
         if self._effect(module, act) == "library":
             return True
-        names = {n.id for part in act.parts for n in ast.walk(part) if isinstance(n, ast.Name)}
+        is_bare = act.kind in ("bare call", "store")
+        walked = [node for part in act.parts for node in ast.walk(part)]
+        may_change = act.kind in ("bare call", "store", "decorating call") or act.root in _CHANGING
+        if may_change and any(map(self._is_library, walked)):
+            return True
+        if any(map(self._is_used, self._reached(module, act.parts))):
+            return True
+        # What a decorator does is known by its own code, and not by the function that it gets.
+        parts = act.parts[:1] if act.kind == "decorator" else act.parts
+        return any(self._uses_library(name, is_bare) for name in self._reached(module, parts))
+
+    def _reached(self, module: Module, parts: Sequence[ast.AST]) -> Iterator[Name]:
+        """Yield the names that code names, directly or through others."""
+        nodes = [node for part in parts for node in ast.walk(part)]
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        names = names.union(*(node.__dict__.get("reads", ()) for node in nodes))
+        return self._closure(self._named(module, names, ast_digest.scan(parts)))
+
+    def _is_library(self, node: ast.AST, known: frozenset[str] = _INERT) -> bool:
+        """Return whether a node names a library, except for some."""
+        if not isinstance(node, ast.Name):
+            return False
         return any(
-            self._is_used(name) or self._changes_library(name)
-            for name in self._closure(self._named(module, names, ast_digest.scan(act.parts)))
+            isinstance(path, Imported)
+            and path.partition(".")[0] not in known
+            and not self._is_own(path)
+            for path in paths(node)
         )
 
-    def _effect(self, module: Module, act: _Act, deep: bool = False) -> Effect:
-        """Return what an act may change.
+    def _uses_library(self, name: Name, is_bare: bool) -> bool:
+        """Return whether the code of a name uses a library, which it may change.
 
         Args:
-            module: The module of its statement.
-            act: The act.
-            deep: Whether it is in a function, which has names of its own.
+            name: The name.
+            is_bare: Whether the result is not used. Otherwise calls of some libraries do not count.
         """
+        module = self._finder.find(name[0])
+        known = _INERT if is_bare else _INERT | _VALUES | _TABLES
+        return module is not None and any(
+            self._is_library(node, known)
+            for unit in self._units(module, name[1])
+            if not isinstance(unit.nodes[-1], (ast.Import, ast.ImportFrom))
+            for node in _without_reads(unit.nodes)
+        )
+
+    def _effect(self, module: Module, act: _Act) -> Effect:
+        """Return what an act may change."""
         root = act.root
         if root is None:  # a method of a literal, or a call of a computed function
             return "nothing" if isinstance(act.target, ast.Attribute) else "own"
@@ -150,28 +202,31 @@ class Effects:
         if any(map(self._is_own, direct or made)):
             return "own"
         if tops:
-            reads = bool(direct) and all(path.startswith(_READS) for path in direct)
-            if reads or act.kind in ("base", "decorator"):
+            if made:  # an object, or another name of a library
+                return "own" if tops <= _VALUES | _TABLES else "library"
+            if all(path.startswith(_READS) for path in direct) or act.kind in ("base", "decorator"):
                 return "nothing"
-            if not tops <= _VALUES or not (made or act.kind in ("call", "decorating call")):
+            known = _VALUES if act.kind == "decorating call" else _VALUES | _TABLES
+            if not tops <= known or act.kind not in ("call", "decorating call"):
                 return "library"
-            changes_it = bool(made) and act.kind != "call"
-            return "own" if changes_it or self._gets_code(module, act) else "nothing"
+            return "own" if self._gets_code(module, act) else "nothing"
         if module.is_source and root in self._finder.source(str(module.path)).bound:
             is_lazy_class = any(is_lazy(unit.nodes[-1]) for unit in self._units(module, root))
             is_construction = isinstance(act.target, ast.Name) and act.kind == "call"
             return "nothing" if is_lazy_class and is_construction else "own"
-        if root in _DYNAMIC or (root == "open" and act.kind != "call"):
+        has_stars = module.is_source and self._finder.source(str(module.path)).stars
+        if has_stars or root in _DYNAMIC or (root == "open" and act.kind != "call"):
             return "library"
         if root in _BUILTINS:
             is_quiet = isinstance(act.target, ast.Name) and root not in _CALLING
             return "nothing" if is_quiet else "own"
-        return "nothing" if deep else "library"  # a star import may bind it
+        return "library"
 
     def _gets_code(self, module: Module, act: _Act) -> bool:
         """Return whether a call may get a function or an object of the user's."""
-        names = [n for part in act.parts[1:] for n in ast.walk(part) if isinstance(n, ast.Name)]
-        return any(
+        given = [node for part in act.parts[1:] for node in ast.walk(part)]
+        names = [node for node in given if isinstance(node, ast.Name)]
+        return any(isinstance(node, ast.Lambda) for node in given) or any(
             any(self._is_own(path) for path in paths(name) if isinstance(path, Imported))
             or any(
                 name.id in unit.bound and _may_be_code(unit.nodes[-1])
@@ -223,19 +278,6 @@ class Effects:
         module = self._finder.find(path.partition(".")[0])
         return module is not None and module.kind == "own"
 
-    def _changes_library(self, name: Name) -> bool:
-        """Return whether the code of a name may change a library when it is executed."""
-        module = self._finder.find(name[0])
-        return module is not None and any(
-            self._effect(module, act, deep=True) == "library" for act in self._acts_in(name)
-        )
-
-    def _acts_in(self, name: Name) -> Iterator[_Act]:
-        """Yield what code below a name does, also in functions."""
-        module = self._finder.find(name[0])
-        for unit in self._units(module, name[1]) if module is not None else ():
-            yield from _acts_of(unit, deep=True)
-
     def _closure(self, start: Iterable[Name]) -> Iterator[Name]:
         """Yield names, and those that they name, directly or through others."""
         waiting, seen = list(start), set()
@@ -245,14 +287,19 @@ class Effects:
                 continue
             seen.add(name)
             module = self._finder.find(name[0])
-            if module is None or module.kind != "own" or not module.is_source:
+            if module is None or module.kind != "own":
+                continue
+            if not module.is_source:
+                yield name
                 continue
             source = self._finder.source(str(module.path))
             if name[1] == EVERY:
+                yield name
                 waiting += [(module.name, each) for each in source.units]
                 continue
             units = self._units(module, name[1])
-            if any(not isinstance(unit.nodes[-1], (ast.Import, ast.ImportFrom)) for unit in units):
+            imports = [isinstance(unit.nodes[-1], (ast.Import, ast.ImportFrom)) for unit in units]
+            if not all(imports) or (not units and name[1] not in _BUILTINS):
                 yield name
             for unit in units:
                 waiting += self._named(module, unit.names, unit.scan)
@@ -269,10 +316,10 @@ class Effects:
         for target in targets:
             if target.module is None or target.role != "whole":
                 continue
-            attribute = target.attribute
-            if attribute is None or not self._units(target.module, attribute):
-                attribute = EVERY
-            found.append((target.name, attribute))
+            if target.attribute is not None:
+                found.append((target.name, target.attribute))
+            if target.attribute is None or not self._units(target.module, target.attribute):
+                found.append((target.name, EVERY))
         return found
 
     def _imports(self, module: Module, scan: Scan) -> Iterator[ImportTarget]:
@@ -355,6 +402,10 @@ def _acts(nodes: Iterable[ast.AST], deep: bool = False) -> Iterator[_Act]:
             kinds[id(value)] = "bare call"
         elif isinstance(node, ast.Assign) and all(_is_blank(each) for each in node.targets):
             kinds[id(node.value)] = "bare call"
+        elif isinstance(node, ast.withitem):
+            kinds[id(node.context_expr)] = "bare call"
+            if not isinstance(node.context_expr, ast.Call):
+                yield _Act("bare call", node, node.context_expr, (node.context_expr,))
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             yield _Act("store", node, node.target, (node.target, node.value))
         elif isinstance(node, ast.Call):
@@ -378,6 +429,17 @@ def _acts(nodes: Iterable[ast.AST], deep: bool = False) -> Iterator[_Act]:
             waiting += getattr(node, "decorator_list", ())
         else:
             waiting += ast.iter_child_nodes(node)
+
+
+def _without_reads(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield the nodes below some, without functions of libraries that only return something."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Attribute) and any(p.startswith(_READS) for p in paths(node)):
+            continue
+        yield node
+        waiting += ast.iter_child_nodes(node)
 
 
 def _is_blank(target: ast.expr) -> bool:

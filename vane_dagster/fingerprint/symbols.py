@@ -61,8 +61,11 @@ class SymbolSource:
 
     @property
     def is_definition(self) -> bool:
-        """Whether it is a definition or import, which makes its position irrelevant."""
-        return isinstance(self.nodes[-1], (*ast_digest.Definition, ast.Import, ast.ImportFrom))
+        """Whether it is an import or a plain function, which makes its position irrelevant."""
+        node = self.nodes[-1]
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return not (node.decorator_list or node.args.defaults or node.args.kw_defaults)
+        return isinstance(node, (ast.Import, ast.ImportFrom))
 
 
 class SourceFile:
@@ -139,6 +142,14 @@ class SourceFile:
     def bound(self) -> frozenset[str]:
         """The names that the file binds, not those that it only changes in place."""
         return bound_names([self.tree])
+
+    @property
+    def has_postponed_hints(self) -> bool:
+        """Whether type hints are kept as text, by ``from __future__ import annotations``."""
+        return any(
+            ref.module == "__future__" and ref.name == "annotations"
+            for ref in self.import_refs("annotations")
+        )
 
     @cached_property
     def locals(self) -> frozenset[str]:
