@@ -71,7 +71,9 @@ class Below:
 )
 def test_a_folder_that_is_not_there_is_named(provider, tmp_path):
     missing = str(tmp_path / "missing")
-    with pytest.raises(FileNotFoundError, match=f"model is '{missing}', which is not there"):
+    with pytest.raises(
+        FileNotFoundError, match=f"model is '{missing}', and there is no '{missing}'"
+    ):
         provider(missing)
 
 

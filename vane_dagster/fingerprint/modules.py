@@ -329,7 +329,12 @@ def _find_spec(name: str, search: Iterable[str] | None) -> importlib.machinery.M
         warnings.simplefilter("ignore")
         for finder in finders:
             find = getattr(finder, "find_spec", None)
-            spec = find(name, folders) if find is not None else None
+            try:
+                spec = find(name, folders) if find is not None else None
+            except KeyError:  # a folder without `__init__` in another one that is not imported
+                places = [os.path.join(each, name.rpartition(".")[2]) for each in folders or ()]
+                spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+                spec.submodule_search_locations = [each for each in places if os.path.isdir(each)]
             if isinstance(spec, importlib.machinery.ModuleSpec):
                 return spec
     return None

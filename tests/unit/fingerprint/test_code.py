@@ -524,7 +524,7 @@ def test_the_literals_of_the_code_that_counts(tmp_path, monkeypatch):
     project.write(
         defs="""
             import os
-            from settings import SIZE
+            from literal_settings import SIZE
 
             MODE = os.environ["AT_TOP"]
             UNUSED = os.environ["NOT_REACHED"]
@@ -539,7 +539,7 @@ def test_the_literals_of_the_code_that_counts(tmp_path, monkeypatch):
                 def __init__(self):
                     self.mode = os.environ["IN_CONSTRUCTOR"]
         """.replace("\n            ", "\n"),
-        settings='import os\nSIZE = int(os.environ["IN_MODULE"])\n',
+        literal_settings='import os\nSIZE = int(os.environ["IN_MODULE"])\n',
     )
     monkeypatch.setenv("AT_TOP", "a")
     monkeypatch.setenv("NOT_REACHED", "b")
@@ -549,3 +549,14 @@ def test_the_literals_of_the_code_that_counts(tmp_path, monkeypatch):
     assert project.identity(version="1").literals >= names
     assert project.identity("Model").literals == {"IN_CONSTRUCTOR"}
     project.forget()
+
+
+def test_a_literal_that_names_a_folder_in_a_folder_is_no_error(project: Project) -> None:
+    """Neither has an `__init__`, and the outer one is not imported."""
+    (project.root / "outer" / "inner").mkdir(parents=True)
+    project.write(
+        defs="import importlib\nNAMES = ['outer.inner', 'plugin']\n"
+        "for name in NAMES:\n    importlib.import_module(name)\ndef udf(b):\n    return b\n",
+        plugin="",
+    )
+    assert {"defs", "plugin"} <= set(project.identity().modules)
