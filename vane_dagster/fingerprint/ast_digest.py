@@ -134,6 +134,14 @@ def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
+def as_statement(node: ast.AST) -> ast.stmt:
+    """Return a statement, or an expression as one."""
+    if isinstance(node, ast.stmt):
+        return node
+    value = node.value if isinstance(node, ast.Starred) else node
+    return ast.copy_location(ast.Expr(value), node)  # type: ignore[arg-type]  # an expression
+
+
 def constant_text(value: object) -> str:
     """Write a constant as text that is the same in every Python version."""
     if isinstance(value, str):

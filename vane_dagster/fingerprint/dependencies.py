@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
+from vane_dagster.fingerprint.ast_digest import ImportRef, Scan, as_statement
 from vane_dagster.fingerprint.bindings import binding_units
 from vane_dagster.fingerprint.effects import EVERY, Effects, executed
 from vane_dagster.fingerprint.files import LocalFiles
@@ -148,7 +148,7 @@ class DependencyWalk:
             for each in statements:
                 unit = each.unit
                 if id(unit) not in counting and (nodes := effects.counting(each)):
-                    counted = [_as_statement(node) for node in nodes]
+                    counted = [as_statement(node) for node in nodes]
                     counting[id(unit)] = SymbolSource(unit.path, counted, unit.position)
                     self.modules.add(each.module.name)
                     self._read_unit(each.module, counting[id(unit)])
@@ -316,7 +316,3 @@ def literals(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
             yield node.value, node.lineno
         else:
             waiting += ast.iter_child_nodes(node)
-
-
-def _as_statement(node: ast.AST) -> ast.stmt:
-    return node if isinstance(node, ast.stmt) else ast.copy_location(ast.Expr(node), node)  # type: ignore[arg-type]  # an expression

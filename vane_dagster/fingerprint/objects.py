@@ -144,7 +144,7 @@ class ObjectEncoder:
             if node is not None:
                 captured = self._captured(function, path)
                 captured += self._attributes_of(function, node, path)
-                unit = SymbolSource(source.path, [_statement(node)])
+                unit = SymbolSource(source.path, [ast_digest.as_statement(node)])
                 self._dependency_walk.unit(
                     module, unit, ast_digest.names_of_function(function.__code__, node)
                 )
@@ -216,7 +216,7 @@ class ObjectEncoder:
         importer = module or Module("__main__", "own", None)
         if node is not None:
             self._dependency_walk.unit(
-                importer, SymbolSource(code.co_filename, [_statement(node)]), ()
+                importer, SymbolSource(code.co_filename, [ast_digest.as_statement(node)]), ()
             )
             digest = ast_digest.tree_digest([node])
             names = ast_digest.names_of_function(code, node)
@@ -341,10 +341,6 @@ def _lookup(obj: Any) -> Any:
     for part in getattr(obj, "__qualname__", "").split("."):
         found = getattr(found, part, None)
     return found
-
-
-def _statement(node: ast.AST) -> ast.stmt:
-    return node if isinstance(node, ast.stmt) else ast.copy_location(ast.Expr(node), node)  # type: ignore[arg-type]  # a lambda
 
 
 def _changed_attributes(node: ast.AST) -> set[str]:

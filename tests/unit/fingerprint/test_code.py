@@ -560,3 +560,13 @@ def test_a_literal_that_names_a_folder_in_a_folder_is_no_error(project: Project)
         plugin="",
     )
     assert {"defs", "plugin"} <= set(project.identity().modules)
+
+
+def test_an_unpacked_argument_of_a_declaration_counts(project: Project) -> None:
+    project.write(
+        defs="import dagster as dg\nREG = {}\ndef made(n):\n    REG[n] = n\n    return []\n"
+        "defs = dg.Definitions(*made('a'))\ndef udf(b):\n    return REG\n"
+    )
+    before = project.digest()
+    project.edit("defs.py", "made('a')", "made('b')")
+    assert project.digest() != before
