@@ -81,13 +81,12 @@ class StageStats:
 
     Attributes:
         computed: Fragments computed.
-        rows_in: Input rows of the computed fragments.
-        rows_out: Output rows of the computed fragments.
+        rows_in: Input rows that were computed.
+        rows_out: Output rows that were computed.
         batches: Calls of the user's code.
         retries: Calls retried after a transient error.
         faults: Rows that could not be computed.
-        copied: Input rows with an outcome that an earlier part had.
-        deduplicated: Input rows with the outcome of an equal row of the run.
+        copied: Input rows with the outcome of an equal row, of this run or an earlier one.
         spent: Usage of the rows that were computed, by the names of the stage's `sums`.
         fits: The batch size that the workers determined, or that fit into memory after a larger one
             did not.
@@ -107,7 +106,6 @@ class StageStats:
     retries: int = 0
     faults: int = 0
     copied: int = 0
-    deduplicated: int = 0
     spent: Counter[str] = field(default_factory=Counter)
     fits: int | None = None
     call_seconds: float = 0.0

@@ -34,7 +34,7 @@ from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import Arrange, ReuseAndCall, Work
 
 PARTITIONS = ("p0", "p1", "p2")
 MOST_IDLE_WAITS = 20_000
@@ -166,8 +166,18 @@ class Workers(InProcess):
         self.calls: Counter[tuple[str, str]] = Counter()
         """The calls with results that the driver got, by stage and value."""
         self.lost_something = False
+        self._made: dict[str, set[str]] = defaultdict(set)  # by fragment of a stage
+        self._written: dict[str, set[str]] = defaultdict(set)  # by stage and partition
+        self._found: dict[str, frozenset[str]] = {}  # by fragment of a stage
+        self.repeated: set[tuple[str, str]] = set()
+        """Values whose results were written before their fragment was looked up, by stage."""
 
     def run(self, worker: Worker, work: Work, tables: Sequence[pa.Table]) -> int:
+        place = work.location.partition(", fragment ")[0]
+        if isinstance(work.op, (Arrange, ReuseAndCall)):
+            self._found[work.location] = frozenset(self._written[place])
+            self._made[work.location] = set()
+
         def answer(ticket: int) -> CallResult:
             if worker not in self._hosts:
                 return CallResult(ticket, None, lost="replaced", worker_lost=True)
@@ -183,6 +193,12 @@ class Workers(InProcess):
                 self.lost_something = True
                 return CallResult(ticket, None, lost="its table")
             self.calls.update(shared.calls)
+            made = {value for _, value in shared.calls}
+            found = self._found.get(work.location, frozenset())
+            self.repeated |= {(work.stage.partition("/")[2], value) for value in made & found}
+            self._made[work.location] |= made
+            if report.part is not None:
+                self._written[place] |= self._made[work.location]
             if report.part is not None:
                 part = (work.target.folder.url, report.part.key)
                 assert part not in self._existing, f"{work.stage} was computed again: {part}"
@@ -345,8 +361,11 @@ class World:
         self.store = Store(Location("simulated://store"))
         self.fragment_rows = 3
         self._pipelines: dict[Any, vd.Pipeline] = {}
-        self.stored: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-        """The values whose results are in the manifest in force, by stage and partition."""
+        self.stored: dict[tuple[str, str], set[Any]] = defaultdict(set)
+        """The rows whose results are in the manifest in force, by stage and partition.
+
+        A row is its value, with its id if it has a result of its own.
+        """
         self.ids = 0
         self.files = {partition: {"a": self.new_rows(["a+b", "c"])} for partition in PARTITIONS}
 
@@ -543,17 +562,16 @@ class World:
                     continue
                 above = done[node.upstream[0].name] if node.upstream else None
                 rows = above[0] if above else rows_of
-                wanted = Counter(row[node.read] for row in rows.values())
+                wanted = [
+                    ((keys[0] if node.options.get("per_row") else "", row[node.read]))
+                    for keys, row in rows.items()
+                ]
                 stored = self.stored[node.name, partition]
-                if not options.get("force"):
-                    again = Counter(
-                        {v: n for v, n in stored.items() if not is_failure(node, v)}
-                        if options.get("retry_quarantined")
-                        else stored
-                    )
-                    allowed.update({(node.name, v): n for v, n in (wanted - again).items()})
+                if options.get("retry_quarantined"):
+                    stored = {each for each in stored if not is_failure(node, each[1])}
+                allowed.update((node.name, each[1]) for each in wanted if each not in stored)
                 if ends[node.name] is not None:
-                    self.stored[node.name, partition] = wanted
+                    self.stored[node.name, partition] = set(wanted)
         # What cannot be looked up, because the storage fails, is computed.
         if workers.lost_something or has_failures or options.get("force"):
             return
@@ -565,6 +583,10 @@ class World:
                         assert count <= allowed[node.name, value], (
                             f"{node.name} was called {count} times for {value!r}, expected "
                             f"{allowed[node.name, value]}"
+                        )
+                        again = (node.name, value) in workers.repeated
+                        assert node.options["per_row"] or not again, (
+                            f"{node.name} was called for {value!r} again in one run"
                         )
 
 

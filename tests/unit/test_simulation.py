@@ -48,7 +48,7 @@ def pipelines(draw: Any) -> list[Node]:
             if options["on_error"] == "quarantine":
                 options["max_error_rate"] = 1.0
             if options["reuse"] == "rows":
-                options["deduplicate"] = draw(st.booleans())
+                options["per_row"] = draw(st.booleans())
                 options["reuse_partitions"] = draw(st.integers(0, 2))
         nodes.append(Node(kind, name, upstream, options))
     return nodes

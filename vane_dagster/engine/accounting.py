@@ -198,6 +198,7 @@ class WaveProgress:
             return False
         stats, tally = self._state.stats[run.partition, stage], report.tally
         stats.rows_in += tally.rows_in
+        stats.rows_out += report.rows_out
         stats.faults += tally.faults
         if kind == "whole":
             self.set_input_rows(run, stage, tally.rows_in)
@@ -218,11 +219,8 @@ class WaveProgress:
         stats = self._state.stats[run.partition, stage]
         stats.computed += 1
         stats.copied += part.copied
-        stats.deduplicated += part.deduplicated
         if written.spec.sums:
             stats.spent.update(written.spec.used(part.spent))
-        made = sum(made for _, made in written.pieces.values())
-        stats.rows_out += rows if run.computes_all_rows(stage) else made
         for name, task_state in run.task_states.items():
             if task_state.spec.upstream == (stage,):
                 self.set_input_rows(run, name, rows)
@@ -233,6 +231,7 @@ class WaveProgress:
             if not task_state.done:
                 stats = self._state.stats[run.partition, stage]
                 stats.rows_in -= task_state.tally.rows_in
+                stats.rows_out -= sum(made for _, made in task_state.pieces.values())
                 stats.faults -= task_state.tally.faults
                 self._rows[stage].add(run.partition, -task_state.tally.rows_in)
 

@@ -217,13 +217,31 @@ class PartRepair:
         Returns:
             The error if the part cannot be recomputed in this run.
         """
-        error = fault.error()
-        if not fault.part:
-            return error
-        partition = self._state.plan.partitions[run.partition]
         owner, part = self._owner(run, fault.part)
         if owner is None or part is None:
-            return error
+            return fault.error()
+        return self._remove((run.partition, run.index), owner, part, stage, fault)
+
+    def remove_copied(self, partition: int, stage: str, fault: Fault) -> VaneError | None:
+        """Remove a damaged part from which rows would be copied, if it is among the results.
+
+        Args:
+            partition: Index of the partition.
+            stage: The stage.
+            fault: The worker's fault.
+
+        Returns:
+            The error if the part cannot be recomputed in this run.
+        """
+        for index, part in self._state.parts[partition, stage].items():
+            if fault.part in part.info.files:
+                return self._remove((partition, index), stage, part, stage, fault)
+        return None
+
+    def _remove(
+        self, fragment: tuple[int, int], owner: str, part: Part, stage: str, fault: Fault
+    ) -> VaneError | None:
+        error, partition = fault.error(), self._state.plan.partitions[fragment[0]]
         whose = f"the stage '{self._state.pipeline.name}/{owner}'"
         if partition.key is not None:
             whose += f", partition {partition.key!r}"
@@ -237,13 +255,13 @@ class PartRepair:
             part.folder.delete([fault.part])
         except StoreError as refused:
             return refused
-        self._state.parts[run.partition, owner].pop(run.index, None)
+        self._state.parts[fragment[0], owner].pop(fragment[1], None)
         if self._last:
             return StoreError(
                 f"{fault.message}. It belongs to {whose}, and was removed after others of the run. "
                 "Check the storage, and run again: it is computed again"
             )
-        self._state.damaged[run.partition, run.index] = error
+        self._state.damaged[fragment] = error
         self._state.emit(
             Noticed(f"{fault.message}. It belongs to {whose}; it was removed, to be computed again")
         )

@@ -29,7 +29,6 @@ def computation_figures(spec: StageSpec, manifest: Manifest, stats: StageStats) 
     if manifest.row_definition and stats.computed:
         found["rows_computed"] = stats.rows_in
         found["rows_copied"] = stats.copied
-        found["rows_deduplicated"] = stats.deduplicated
     if stats.retries:
         found["retries"] = stats.retries
     if stats.fits:

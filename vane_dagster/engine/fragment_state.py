@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
@@ -15,10 +13,7 @@ from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.worker.protocol import (
-    EqualRows,
-    KeyBits,
     KnownRows,
-    Places,
     RowLookup,
     RowRetry,
     Tally,
@@ -26,38 +21,6 @@ from vane_dagster.worker.protocol import (
 
 TaskKind = Literal["load", "slice", "gather", "whole"]
 """Kind of task: load a map's input, compute a slice, gather the output, or all at once."""
-
-
-@dataclass(frozen=True)
-class AwaitedRows:
-    """Rows that equal rows of another fragment, which computes them.
-
-    Attributes:
-        owner: The other fragment.
-        places: Their positions in the arranged rows.
-        keys: 64 bits of their keys.
-    """
-
-    owner: FragmentState
-    places: Places
-    keys: KeyBits
-
-    def written(self, part: Part, id: str, partition: int) -> EqualRows:
-        """Return where the rows are copied from.
-
-        Args:
-            part: The part that the other fragment has written.
-            id: The part's column with the id of the stage's input.
-            partition: The partition that copies them.
-        """
-        recorded = RecordedPart.of(part.folder, part.info)
-        return EqualRows(recorded, id, self.owner.partition == partition, self.places)
-
-    def split(self, places: Places) -> tuple[AwaitedRows, AwaitedRows]:
-        """Return those at some positions, and the others."""
-        among = np.isin(self.places, places)
-        both = [replace(self, places=self.places[a], keys=self.keys[a]) for a in (among, ~among)]
-        return both[0], both[1]
 
 
 @dataclass
@@ -73,11 +36,8 @@ class StageTaskState:
         table: Reference to its rows while a reader needs them.
         table_rows: Rows of `table`.
         given: For a map: reference to the input rows.
-        given_rows: Rows of `given` that are computed.
-        places: Their positions in `given`; None if they are the first.
-        awaited: For a map: rows of `given` that other fragments compute.
-        is_waiting: Whether it waits for these fragments, and all else is computed.
-        equal: The awaited rows with the parts that have them, once these are written.
+        given_rows: Rows of `given` that are computed, the first ones.
+        known: For a map: where its rows are looked up.
         left: Unassigned `[start, stop)` row ranges, by share.
         pieces: For a map: outputs of its slices, each with its rows, by first input row.
         slices_in_flight: Slices in flight.
@@ -97,10 +57,7 @@ class StageTaskState:
     table_rows: int = 0
     given: Any = None
     given_rows: int = 0
-    places: Places | None = None
-    awaited: list[AwaitedRows] = field(default_factory=list)
-    is_waiting: bool = False
-    equal: tuple[EqualRows, ...] = ()
+    known: KnownRows | None = None
     left: list[tuple[int, int]] = field(default_factory=list)
     pieces: dict[int, tuple[Any, int]] = field(default_factory=dict)
     slices_in_flight: int = 0
@@ -122,16 +79,9 @@ class StageTaskState:
         ends = shares or (rows,)
         self.left = list(zip((0, *ends), ends))
 
-    def give_more(self, places: Places) -> None:
-        """Compute further rows of the input, which other fragments have not computed."""
-        known = np.arange(self.given_rows) if self.places is None else self.places
-        self.places = np.concatenate([known, places])
-        self.left = [(self.given_rows, len(self.places))]
-        self.given_rows = len(self.places)
-
     def release(self) -> None:
         """Let go of what is not needed once the part is written."""
-        self.given, self.places, self.pieces, self.awaited, self.equal = None, None, {}, [], ()
+        self.given, self.pieces = None, {}
 
     @property
     def rows_left(self) -> int:
@@ -185,8 +135,7 @@ class FragmentState:
         suspects: Stages that it runs in slices, because a worker died there.
         losses: Number of workers that a row has ended, by stage and row.
         row_retries: Former parts for which only the failed rows are computed, by stage.
-        known: Where the outcomes of rows may be found, by stage.
-        taken: Stored rows that no other fragment may copy, by stage; see `RowLookup.taken`.
+        known: Where the outcomes of rows may be found, besides the parts of this run, by stage.
         claimed: The run's claims on it, by stage.
     """
 
@@ -203,7 +152,6 @@ class FragmentState:
     losses: dict[tuple[str, int], int] = field(default_factory=dict)
     row_retries: dict[str, Part] = field(default_factory=dict)
     known: dict[str, KnownRows] = field(default_factory=dict)
-    taken: dict[str, Places] = field(default_factory=dict)
     claimed: dict[str, bytes] = field(default_factory=dict)
 
     def is_arranged(self, spec: StageSpec) -> bool:
@@ -211,9 +159,9 @@ class FragmentState:
         return spec.row_order is not None or spec.name in self.known
 
     def computes_all_rows(self, stage: str) -> bool:
-        """Whether no outcome of a row is known before a map's rows are computed."""
+        """Whether a map has no earlier results, so that all of its rows are likely to be new."""
         known = self.known.get(stage)
-        return known is None or not (known.sources() or known.deduplicates)
+        return known is None or not known.sources()
 
     def forget(self, stage: str, part: str) -> bool:
         """Compute all rows of a stage from now on, if a part with some of them cannot be read.
@@ -225,27 +173,14 @@ class FragmentState:
         Returns:
             Whether it has some of them.
         """
-        known = self.known.get(stage)
-        if not isinstance(known, RowLookup):
+        known, looked_up = self.known.get(stage), self.task_states[stage].known
+        if not isinstance(known, RowLookup) or looked_up is None:
             return False
-        sources = [each for each, _ in known.sources()]
-        sources += [each.part for each in self.task_states[stage].equal]
-        has_rows = any(part in (each.part, each.records, each.faults) for each in sources)
+        parts = [each for each, _ in looked_up.sources()]
+        has_rows = any(part in (each.part, each.records, each.faults) for each in parts)
         if has_rows:
             self.known[stage] = replace(known, groups=())
         return has_rows
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it can do nothing before other fragments of the run are computed."""
-        return not any(
-            not (task_state.done or task_state.is_waiting or task_state.waits_for)
-            for task_state in self.task_states.values()
-        )
-
-    def will_write(self, stage: str) -> bool:
-        """Whether it is about to compute a stage."""
-        return stage in self.task_states and not self.task_states[stage].done
 
     @property
     def finished(self) -> bool:

@@ -22,7 +22,7 @@ class MemoryBudget:
     has completed the same stages, a large expansion is assumed.
 
     Fragments admitted in error are held back: if memory is too short for all to grow, only the
-    oldest continue, and the first that does not wait for another always does.
+    oldest continue, and the first always does.
     """
 
     def __init__(self, limit: int, fragments: int) -> None:
@@ -115,8 +115,7 @@ class MemoryBudget:
         """Whether memory is no reason to hold back a fragment in progress."""
         if self._charged <= self._limit:
             return True
-        moving = (order for order, each in self._runs.items() if not each.is_waiting)
-        return run.order <= min(moving, default=run.order)
+        return run.order <= min(self._runs)
 
     def _wanted_to_go_on(self, run: FragmentState) -> int:
         """The bytes now held, plus the possible growth of a fragment and of those before it."""

@@ -1,4 +1,8 @@
-"""Where the rows of a run's keyed stages are looked up, and which partitions wait for others."""
+"""Where the rows of a run's keyed stages are looked up, and which partitions wait for others.
+
+A fragment's rows are looked up in the parts of its partition that the run has found or written, and
+in the manifests in force of its partition and of the preceding ones.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ from vane_dagster.worker.protocol import RecordGroup, RowLookup, WorkReport
 
 _MIN_FOUND = 0.05
 """Share of rows found in other partitions below which partitions no longer wait for each other."""
+_BLOCK = 4
 
 
 @dataclass
@@ -39,7 +44,8 @@ class RowLookups:
     """Finds the parts with the rows that a stage may copy, when a fragment is about to begin.
 
     These are the parts in force of the same partition, and of the partitions before it, as many as
-    the stage says; of a new partition also those of partitions that exist no longer.
+    the stage says; of a new partition also those of partitions that exist no longer. Parts of the
+    same partition that this run has written come first; see `written_groups`.
 
     A partition of this run waits until those before it are computed. If these waits turn out to be
     in vain, because hardly any row was found in another partition, they end.
@@ -58,9 +64,9 @@ class RowLookups:
         self._completed: dict[str, _Counts] = defaultdict(_Counts)
 
     def resolve(self, partition: int, stage: str) -> RowLookup | None:
-        """Return where the rows of a stage are looked up; None if they have no keys.
+        """Return where the rows of a stage are looked up besides the parts of this run.
 
-        Reads manifests. Called on the fragment queue's thread.
+        None if they have no keys. Reads manifests. Called on the fragment queue's thread.
 
         Args:
             partition: Index of the partition.
@@ -74,7 +80,6 @@ class RowLookups:
             self._lookups[partition, stage] = RowLookup(
                 tuple(group for group in groups if group.parts),
                 self._state.floors.get(stage, 0),
-                deduplicates=spec.reuse.deterministic,
                 inherits_failures=spec.isolates_rows and not self._plan.retried,
             )
         return self._lookups[partition, stage]
@@ -147,10 +152,7 @@ class RowLookups:
         plan, store, pipeline = planned.stages[stage], self._state.store, self._state.pipeline.name
         add = partial(self._stored, partition, stage)
         id = input_id(self._state.pipeline, stage)
-        if spec.reuse.deterministic and plan.parts:  # those of a run that was stopped, for example
-            yield _group([part for _, part in sorted(plan.parts.items())], id, True)
-        if plan.former is not None:
-            # A part that stays in force serves its own rows already, or is among those above.
+        if plan.former is not None:  # those of its parts that stay in force are the run's own
             names = {part.info.name for part in plan.parts.values()}
             yield from add(partial(store.read, pipeline, stage, planned.key, plan.former), names)
         for key in self._keys(partition, stage):
@@ -224,6 +226,31 @@ class RowLookups:
         id = manifest.keys[manifest.input_key]
         is_own = manifest.partition == self._plan.partitions[partition].key
         yield _group(parts, id, is_own)
+
+
+def written_groups(parts: Sequence[Part], found: int, id: str) -> Iterator[RecordGroup]:
+    """Divide the parts of a partition into groups that most later fragments look in too.
+
+    Each group has an index on each node. The parts that the run has found are one group. Those that
+    it has written, in this order, are in blocks of 1, 4, 16 and so on, each of which starts at a
+    multiple of its size. So a fragment looks in few indexes, and a part is in few.
+
+    Args:
+        parts: The parts that were found, followed by those that were written.
+        found: How many of them were found.
+        id: The parts' column with the id of the stage's input.
+    """
+    start = min(found, len(parts))
+    if start:
+        yield _group(parts[:start], id, True)
+    written = parts[start:]
+    start = 0
+    while start < len(written):
+        size = 1
+        while start % (_BLOCK * size) == 0 and start + _BLOCK * size <= len(written):
+            size *= _BLOCK
+        yield _group(written[start : start + size], id, True)
+        start += size
 
 
 def _group(parts: Sequence[Part], id: str, is_own: bool) -> RecordGroup:

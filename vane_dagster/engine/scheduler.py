@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from vane_dagster.compute.api import (
     IO_WORKERS,
     CallResult,
@@ -29,15 +27,8 @@ from vane_dagster.engine.failures import (
     WorkerLosses,
 )
 from vane_dagster.engine.fragment_queue import FoundParts, FragmentQueue
-from vane_dagster.engine.fragment_state import (
-    AwaitedRows,
-    FragmentState,
-    StageTaskState,
-    TaskKind,
-    input_id,
-)
+from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
 from vane_dagster.engine.memory_budget import MemoryBudget
-from vane_dagster.engine.row_sharing import RowSharing
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.tasks import InFlightTask, Task, TaskBuilder, WorkBuilder
@@ -92,8 +83,6 @@ class WaveScheduler:
         self._pools, self._work_builder, self._cancelled = pools, work_builder, cancelled
         self._in_flight: dict[int, InFlightTask] = {}
         self._active: dict[int, FragmentState] = {}
-        self._waiting: list[Task] = []
-        self._row_sharing = RowSharing(state)
         self._losses = WorkerLosses()
         self._part_repair = part_repair
         self._clock = clock
@@ -134,7 +123,6 @@ class WaveScheduler:
                 if self._cancelled.is_set():
                     raise Cancelled
                 self._admit()
-                self._resume_waiting()
                 self._assign_tasks()
                 tick = _CLAIM_TICK_SECONDS if self._fragments.is_claiming else _TICK_SECONDS
                 for done in self._lease.wait(tick):
@@ -224,55 +212,7 @@ class WaveScheduler:
         if rows:
             self._queue(run, stage, "slice")
         else:
-            self._gather(run, stage)
-
-    def _gather(self, run: FragmentState, stage: str) -> None:
-        """Gather a map's output, as soon as other fragments have computed the rows it shares."""
-        if run.task_states[stage].awaited:
-            run.task_states[stage].is_waiting = True
-            self._waiting.append(Task(run, run.epoch, stage, "gather"))
-        else:
             self._queue(run, stage, "gather")
-
-    def _resume_waiting(self) -> None:
-        """Continue with fragments that waited for others, which are computed or given up now."""
-        for task in list(self._waiting):
-            run, stage = task.run, task.stage
-            if task.is_current:
-                task_state = run.task_states[stage]
-                if any(each.owner.will_write(stage) for each in task_state.awaited):
-                    continue
-                task_state.is_waiting = False
-                lost = [each for each in task_state.awaited if not self._part_of(each, stage)]
-                if lost:
-                    self._take_over(run, stage, lost)
-                else:
-                    id = input_id(self._state.pipeline, stage)
-                    task_state.equal = tuple(
-                        each.written(part, id, run.partition)
-                        for each in task_state.awaited
-                        if (part := self._part_of(each, stage))
-                    )
-                    self._queue(run, stage, "gather")
-            self._waiting.remove(task)
-
-    def _part_of(self, rows: AwaitedRows, stage: str) -> Part | None:
-        return self._state.parts[rows.owner.partition, stage].get(rows.owner.index)
-
-    def _take_over(self, run: FragmentState, stage: str, lost: Sequence[AwaitedRows]) -> None:
-        """Compute rows of a map's input that other fragments should have computed."""
-        task_state = run.task_states[stage]
-        places, awaited = self._row_sharing.take_over(run, stage, lost)
-        gone = np.concatenate([each.places for each in lost])
-        rest = [each.split(gone)[1] for each in task_state.awaited]
-        task_state.awaited = [*(each for each in rest if len(each.places)), *awaited]
-        task_state.equal = ()
-        if len(places):
-            task_state.give_more(places)
-            self._counts.set_input_rows(run, stage, task_state.given_rows)
-            self._queue(run, stage, "slice")
-        else:
-            self._gather(run, stage)
 
     def _queue(
         self, run: FragmentState, stage: str, kind: TaskKind, retry: Retry | None = None
@@ -384,14 +324,8 @@ class WaveScheduler:
                 )
                 self._state.emit(Noticed(f"{where}: some rows failed: {running}"))
         if task.kind == "load":
-            if not self._row_sharing.take(run, task.stage, report):
-                self._queue(run, task.stage, "load")
-                return
             self._fragments.lookups.record(run, task.stage, report)
             shares = report.shares or (report.rows_out,)
-            if shared := self._row_sharing.share(run, task.stage, report):
-                task_state.places, task_state.awaited = shared.places, shared.awaited
-                shares = shared.shares
             self._set_input(run, task.stage, done.table, shares[-1], shares)
         elif task.kind == "slice":
             task_state.pieces[in_flight.start] = (done.table, report.rows_out)
@@ -400,10 +334,7 @@ class WaveScheduler:
             if not task_state.rows_left and not task_state.slices_in_flight:
                 if not run.is_arranged(task_state.spec):
                     task_state.given = None
-                self._gather(run, task.stage)
-        elif report.unresolved is not None:
-            lost = [each.split(report.unresolved)[0] for each in task_state.awaited]
-            self._take_over(run, task.stage, [each for each in lost if len(each.places)])
+                self._queue(run, task.stage, "gather")
         else:
             self._written(run, task_state, report, done.table)
 
@@ -421,7 +352,7 @@ class WaveScheduler:
         task_state.done = True
         task_state.release()
         task_state.table = table if task_state.readers else None
-        task_state.table_rows = report.rows_out
+        task_state.table_rows = part.info.rows
         self._state.add_part(run.partition, stage, run.index, part)
         self._fragments.release(run, [stage])
         if error := self._state.token_budget.record(stage, part.info):
@@ -444,8 +375,10 @@ class WaveScheduler:
 
     def _refused(self, task: Task, fault: Fault) -> None:
         if fault.part and task.run.forget(task.stage, fault.part):
-            self._repair_owner(task, fault)
             self._state.emit(Noticed(f"{fault.message}. Rows that it has are computed again"))
+            if error := self._part_repair.remove_copied(task.run.partition, task.stage, fault):
+                self._fail(task.run.partition, task.stage, error)
+                return
             self._counts.start_over(task.run)
             task.run.start_over(counts=False)
             self._start_ready(task.run)
@@ -455,17 +388,6 @@ class WaveScheduler:
             return
         task.run.abandon(set(task.run.task_states))
         self._end_if_finished(task.run)
-
-    def _repair_owner(self, task: Task, fault: Fault) -> None:
-        """Remove the damaged part of a fragment of this run from which rows would be copied."""
-        for rows in task.run.task_states[task.stage].awaited:
-            part = self._part_of(rows, task.stage)
-            if part is not None and part.info.name == fault.part:
-                if error := self._part_repair.remove_damaged(rows.owner, task.stage, fault):
-                    self._fail(rows.owner.partition, task.stage, error)
-                rows.owner.abandon(set(rows.owner.task_states))
-                self._end_if_finished(rows.owner)
-                return
 
     def _fail(self, partition: int, stage: str, error: VaneError) -> None:
         given_up = self._state.fail(partition, stage, error)

@@ -13,7 +13,13 @@ import pyarrow as pa
 
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.failures import Retry
-from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
+from vane_dagster.engine.fragment_state import (
+    FragmentState,
+    StageTaskState,
+    TaskKind,
+    input_id,
+)
+from vane_dagster.engine.row_lookups import written_groups
 from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.fingerprint.bundle import pickled
@@ -38,13 +44,16 @@ from vane_dagster.worker.protocol import (
     Faults,
     Gather,
     Join,
+    KnownRows,
     Op,
     PartRows,
     Project,
     Quarantined,
     Reject,
     Restore,
+    ReuseAndCall,
     RowKeying,
+    RowLookup,
     Rows,
     SampledRows,
     SourceFiles,
@@ -113,8 +122,7 @@ class WorkBuilder:
         op: Op = Gather()
         if run.is_arranged(spec := task_state.spec):
             id, keying = self._pipeline.keys(upstream)[0].column, self._keying(run, spec)
-            known = run.known.get(spec.name)
-            op = Arrange(id, spec.row_order, shares, keying, known)
+            op = Arrange(id, spec.row_order, shares, keying, self._known(run, task_state))
         return self._work(run, task_state, worker, op, (rows,), schema=schema), tables
 
     def whole(
@@ -136,9 +144,27 @@ class WorkBuilder:
             given, held = self._input(run, task_state, upstream, len(tables))
             rows.append(given)
             tables += held
-        return self._part(
-            run, task_state, worker, self.op(run, task_state.spec), tuple(rows)
-        ), tables
+        op, spec = self.op(run, task_state.spec), task_state.spec
+        keying = self._keying(run, spec)
+        if keying and spec.runs_udf and isinstance(op, CallUdf):
+            known = self._known(run, task_state)
+            own = spec.own_columns(self._pipeline)
+            op = ReuseAndCall(
+                Arrange(op.ids[0], keying=keying, known=known), Restore(op, own, known)
+            )
+        return self._part(run, task_state, worker, op, tuple(rows)), tables
+
+    def _known(self, run: FragmentState, task_state: StageTaskState) -> KnownRows | None:
+        """Where a map's rows are looked up: in earlier results, and in parts of this run."""
+        stage = task_state.spec.name
+        known = run.known.get(stage)
+        if isinstance(known, RowLookup):
+            plan = self._plan.partitions[run.partition].stages[stage]
+            parts = list(self._parts[run.partition, stage].values())
+            own = written_groups(parts, len(plan.parts), input_id(self._pipeline, stage))
+            known = replace(known, groups=(*own, *known.groups))
+        task_state.known = known
+        return known
 
     def slice(
         self, run: FragmentState, task_state: StageTaskState, worker: str, start: int, stop: int
@@ -162,17 +188,12 @@ class WorkBuilder:
 
     def _slice(
         self, run: FragmentState, task_state: StageTaskState, start: int, stop: int
-    ) -> TableRows | SampledRows:
+    ) -> TableRows:
         """Rows of a map's input, without the column that arranged rows have in addition."""
         if not run.is_arranged(spec := task_state.spec):
             return TableRows(0, start, stop)
         columns = tuple(self._upstream_schema(run, spec, spec.upstream[0]).names)
-        if task_state.places is None:
-            return TableRows(0, start, stop, columns)
-        places = task_state.places[start:stop]
-        first = int(places.min())
-        rows = TableRows(0, first, int(places.max()) + 1, columns)
-        return SampledRows(rows, tuple((places - first).tolist()))
+        return TableRows(0, start, stop, columns)
 
     def reject(
         self,
@@ -224,8 +245,7 @@ class WorkBuilder:
         call = self.op(run, spec)
         assert spec.runs_udf
         assert isinstance(call, CallUdf)
-        own, known = spec.own_columns(self._pipeline), run.known.get(spec.name)
-        op = Restore(call, own, known, task_state.equal)
+        op = Restore(call, spec.own_columns(self._pipeline), task_state.known)
         if (former := run.row_retries.get(spec.name)) and (made := former.info.made):
             tally = replace(tally, packages=tuple(sorted({*made.packages, *tally.packages})))
         rows, tables = (*rows, TableRows(len(tables))), [*tables, task_state.given]
@@ -332,7 +352,8 @@ class WorkBuilder:
     ) -> Work:
         """Work with a result to keep; its schema is that of the stage unless another is given."""
         stage = task_state.spec.name
-        opens_files = isinstance(op, (CallUdf, Arrange)) and self._plan.source.names_files
+        names_files = self._plan.source.names_files
+        opens_files = names_files and isinstance(op, (CallUdf, Arrange, ReuseAndCall))
         return Work(
             location=self.location(run, stage),
             op=op,

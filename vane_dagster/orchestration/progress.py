@@ -207,7 +207,6 @@ class _StageSummary:
     quarantined: int = 0
     given: int = 0
     copied: int = 0
-    deduplicated: int = 0
 
     def __str__(self) -> str:
         stored = f"{count(self.stored_rows, 'row')} in {count(self.stored_fragments, 'fragment')}"
@@ -223,9 +222,8 @@ class _StageSummary:
             lines.append(f"{count(self.rows, 'row')} in {duration(self.seconds)}{speed}")
         if self.committed:
             lines.append(f"fragments: {self.computed:,} computed, {self.reused:,} reused")
-        if self.copied or self.deduplicated:
-            known = f"{self.copied:,} copied, {self.deduplicated:,} deduplicated"
-            lines.append(f"input rows: {self.given:,} computed, {known}")
+        if self.copied:
+            lines.append(f"input rows: {self.given:,} computed, {self.copied:,} copied")
         if self.quarantined:
             lines.append(f"{count(self.quarantined, 'row')} quarantined")
         return "; ".join(lines)
@@ -303,7 +301,6 @@ class RunSummary:
         stage.reused += max(0, len(parts) - stats.computed)
         stage.given += stats.rows_in
         stage.copied += stats.copied
-        stage.deduplicated += stats.deduplicated
         stage.quarantined += sum(part.quarantined for part in parts)
 
     def text(self, finished: bool = True) -> str:

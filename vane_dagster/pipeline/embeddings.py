@@ -53,7 +53,7 @@ class EmbedRows(ModelStageRows):
         max_batches_per_actor: int | None = None,
         reuse: ReuseMode | None = None,
         reuse_partitions: int = 1,
-        deduplicate: bool | None = None,
+        per_row: bool | None = None,
         **asset: Any,
     ) -> Stage:
         """Add a stage that embeds a text column.
@@ -97,7 +97,7 @@ class EmbedRows(ModelStageRows):
             max_batches_per_actor: See `map_batches`.
             reuse: See `map_batches`.
             reuse_partitions: See `map_batches`.
-            deduplicate: See `map_batches`. Default: True.
+            per_row: See `map_batches`.
             **asset: Arguments of `dg.AssetSpec`; see `project`.
 
         Returns:
@@ -143,6 +143,6 @@ class EmbedRows(ModelStageRows):
             max_batches_per_actor=max_batches_per_actor,
             reuse=reuse,
             reuse_partitions=reuse_partitions,
-            deduplicate=deduplicate,
+            per_row=per_row,
             **asset,
         )

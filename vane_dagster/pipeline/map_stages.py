@@ -139,7 +139,7 @@ class MapRows:
         max_rss: int | None = None,
         reuse: ReuseMode | None = None,
         reuse_partitions: int = 1,
-        deduplicate: bool | None = None,
+        per_row: bool | None = None,
         **asset: Any,
     ) -> Stage:
         """Add a stage that applies a function, or a class constructed once per worker, to batches.
@@ -236,9 +236,8 @@ class MapRows:
                 cannot mix up rows without the id; else "fragments".
             reuse_partitions: With "rows", the number of preceding partitions in which rows are
                 looked up, besides the row's own. 0: its own alone.
-            deduplicate: Whether rows with equal `columns` are computed once, and a stored result
-                serves any number of rows. Default: True for models that give equal answers, as
-                `embed`, `classify` and `prompt` at ``temperature`` 0; False for functions.
+            per_row: With "rows", whether each row has a result of its own, as from a function that
+                samples. Default: rows with equal `columns` share a result.
             **asset: Arguments of `dg.AssetSpec`; see `project`.
 
         Returns:
@@ -304,7 +303,7 @@ class MapRows:
             max_rss=max_rss,
             reuse=reuse,
             reuse_partitions=reuse_partitions,
-            deduplicate=deduplicate,
+            per_row=per_row,
             **asset,
         )
 
@@ -636,7 +635,7 @@ class MapRows:
         max_rss: int | None = None,
         reuse: ReuseMode | None = None,
         reuse_partitions: int = 1,
-        deduplicate: bool | None = None,
+        per_row: bool | None = None,
         **asset: Any,
     ) -> Stage:
         """Add a stage that calls a UDF; the options are those of `map_batches`.
@@ -717,7 +716,7 @@ class MapRows:
                 for name, listed in mapping(location, "column_lineage", column_lineage).items()
             },
             include=parse_include(location, include_columns),
-        ).with_reuse(self.pipeline, reuse, reuse_partitions, deduplicate)
+        ).with_reuse(self.pipeline, reuse, reuse_partitions, per_row)
         if not spec.infers:
             spec.check_schema(location)
         return self.pipeline._add(spec)

@@ -120,11 +120,6 @@ class ModelStageSpec(MapBatchesSpec):
         return bool(self.model_task.functions) or built_in_name(self.provider) is None
 
     @property
-    def is_deterministic(self) -> bool:
-        """As the model task says."""
-        return bool(self.model_task.is_deterministic)
-
-    @property
     def _reads_by_name(self) -> bool:
         """False with functions, which get a row as a dict."""
         return not self.model_task.functions
@@ -288,7 +283,7 @@ class ModelStageRows:
         max_batches_per_actor: int | None = None,
         reuse: ReuseMode | None = None,
         reuse_partitions: int = 1,
-        deduplicate: bool | None = None,
+        per_row: bool | None = None,
         **asset: Any,
     ) -> Stage:
         """Add a stage for a model task; `own` are the fields that only its kind of spec has.
@@ -367,9 +362,7 @@ class ModelStageRows:
             ),
             **own,
         )
-        return self.pipeline._add(
-            spec.with_reuse(self.pipeline, reuse, reuse_partitions, deduplicate)
-        )
+        return self.pipeline._add(spec.with_reuse(self.pipeline, reuse, reuse_partitions, per_row))
 
     def _check_columns(
         self, location: str, model_task: ModelTask, include: IncludeColumns, failures: Failures

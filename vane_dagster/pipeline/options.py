@@ -174,13 +174,12 @@ class Reuse:
         mode: "rows": a row is computed if its key columns or the row definition changed;
             "fragments": a fragment, if its key changed; "none": each run computes everything.
         partitions: The number of preceding partitions in which rows are looked up.
-        deterministic: Whether equal key columns have equal results, so that duplicates are computed
-            once.
+        per_row: Whether the id counts too, so that equal rows have results of their own.
     """
 
     mode: ReuseMode = "fragments"
     partitions: int = 1
-    deterministic: bool = False
+    per_row: bool = False
 
 
 class RowOrder(Protocol):
@@ -251,9 +250,8 @@ def parse_reuse(
     location: str,
     reuse: ReuseMode | None,
     reuse_partitions: int,
-    deduplicate: bool | None,
+    per_row: bool | None,
     obstacle: str | None,
-    is_deterministic: bool,
 ) -> Reuse:
     """Validate the arguments of a `Reuse`.
 
@@ -261,9 +259,8 @@ def parse_reuse(
         location: The stage, for messages.
         reuse: "rows", "fragments" or "none"; None for "rows" if there is no obstacle.
         reuse_partitions: The number of preceding partitions in which rows are looked up.
-        deduplicate: Whether duplicates are computed once; None for `is_deterministic`.
+        per_row: Whether equal rows have results of their own; None for False.
         obstacle: Why rows of the stage cannot be reused one by one, and the fix; None if they can.
-        is_deterministic: Whether the stage by itself has equal results for equal rows.
 
     Raises:
         DefinitionError: If an argument is invalid.
@@ -275,22 +272,18 @@ def parse_reuse(
             f"{location}: reuse_partitions is {reuse_partitions!r}; expected a whole number from 0 "
             "up"
         )
-    if deduplicate is not None and not isinstance(deduplicate, bool):
-        raise DefinitionError(f"{location}: deduplicate is {deduplicate!r}; expected a bool")
+    if per_row is not None and not isinstance(per_row, bool):
+        raise DefinitionError(f"{location}: per_row is {per_row!r}; expected a bool")
     mode: ReuseMode = reuse or ("fragments" if obstacle else "rows")
     if mode == "rows" and obstacle:
         raise DefinitionError(f'{location}: reuse="rows": {obstacle}')
-    for given, option in (
-        (reuse_partitions > 1, f"reuse_partitions={reuse_partitions}"),
-        (deduplicate, "deduplicate=True"),
-    ):
-        if given and mode != "rows":
-            why = "" if reuse or not obstacle else f", because {obstacle}"
-            raise DefinitionError(
-                f'{location}: {option} is for reuse="rows", and the stage has reuse="{mode}"{why}'
-            )
-    deterministic = is_deterministic if deduplicate is None else bool(deduplicate)
-    return Reuse(mode, reuse_partitions, deterministic)
+    if reuse_partitions > 1 and mode != "rows":
+        why = "" if reuse or not obstacle else f", because {obstacle}"
+        raise DefinitionError(
+            f'{location}: reuse_partitions={reuse_partitions} is for reuse="rows", and the stage '
+            f'has reuse="{mode}"{why}'
+        )
+    return Reuse(mode, reuse_partitions, bool(per_row))
 
 
 def _name(location: str, kind: Any) -> str:

@@ -73,7 +73,7 @@ class PromptRows(ModelStageRows):
         max_batches_per_actor: int | None = None,
         reuse: ReuseMode | None = None,
         reuse_partitions: int = 1,
-        deduplicate: bool | None = None,
+        per_row: bool | None = None,
         **asset: Any,
     ) -> Stage:
         """Add a stage that sends a prompt for each row to a language model.
@@ -150,8 +150,8 @@ class PromptRows(ModelStageRows):
             max_batches_per_actor: See `map_batches`.
             reuse: See `map_batches`.
             reuse_partitions: See `map_batches`.
-            deduplicate: See `map_batches`. Default: True at ``temperature`` 0 without
-                `preprocess` and `postprocess`.
+            per_row: See `map_batches`. Default: True unless ``temperature`` is 0, so that ten equal
+                prompts get ten answers.
             **asset: Arguments of `dg.AssetSpec`; see `project`.
 
         Returns:
@@ -212,7 +212,7 @@ class PromptRows(ModelStageRows):
             max_batches_per_actor=max_batches_per_actor,
             reuse=reuse,
             reuse_partitions=reuse_partitions,
-            deduplicate=deduplicate,
+            per_row=not model_task.is_greedy if per_row is None else per_row,
             **asset,
         )
 

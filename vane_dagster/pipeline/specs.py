@@ -527,11 +527,6 @@ class MapBatchesSpec(StageKind):
         return True
 
     @property
-    def is_deterministic(self) -> bool:
-        """Whether equal rows have equal results, as far as the declaration tells."""
-        return False
-
-    @property
     def _reads_by_name(self) -> bool:
         """Whether the order of the columns that the code gets cannot be observed."""
         return isinstance(self.contract, RowCall) and self.contract.inputs is not None
@@ -541,15 +536,14 @@ class MapBatchesSpec(StageKind):
         pipeline: Pipeline,
         reuse: ReuseMode | None,
         reuse_partitions: int,
-        deduplicate: bool | None,
+        per_row: bool | None,
     ) -> MapBatchesSpec:
         """Return the stage with its `Reuse`; the arguments are those of `map_batches`.
 
         Raises:
             DefinitionError: If an argument is invalid, or rows cannot be reused.
         """
-        obstacle = self._obstacle_to_row_reuse(pipeline)
-        given = (reuse, reuse_partitions, deduplicate, obstacle, self.is_deterministic)
+        given = (reuse, reuse_partitions, per_row, self._obstacle_to_row_reuse(pipeline))
         return replace(self, reuse=parse_reuse(pipeline._location(self.name), *given))
 
     def _obstacle_to_row_reuse(self, pipeline: Pipeline) -> str | None:
@@ -618,12 +612,15 @@ class MapBatchesSpec(StageKind):
     def key_columns(self, pipeline: Pipeline) -> tuple[str, ...]:
         """Return the input columns whose values are the row key, in the order in which they count.
 
+        The id comes first if each row has a result of its own.
+
         Empty unless rows are reused.
         """
         if self.reuse.mode != "rows" or self.columns is None:
             return ()
         listed = dict.fromkeys(self.columns)
-        return tuple(sorted(listed) if self._reads_by_name else listed)
+        own = [pipeline.keys(self.upstream[0])[0].column] if self.reuse.per_row else []
+        return (*own, *(sorted(listed) if self._reads_by_name else listed))
 
     def own_columns(self, pipeline: Pipeline) -> tuple[str, ...]:
         """Return the output columns that the code makes; they are what a copy of a row copies."""
@@ -869,6 +866,7 @@ class MapBatchesSpec(StageKind):
             component("option", "schema", schema),
             component("option", "columns", self.columns),
             component("option", "cardinality", self.cardinality),
+            component("option", "per_row", self.reuse.per_row),
             component("option", "id", self.children),
             # The other two differ only in error handling.
             component("option", "on_error", self.failures.on_error == "null"),

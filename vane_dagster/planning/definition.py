@@ -84,6 +84,8 @@ def row_definition(pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema) 
         return ""
     made = [spec.schema.field(name) for name in spec.own_columns(pipeline)]
     read = [inputs.field(name) for name in spec.key_columns(pipeline)]
+    if spec.reuse.per_row:
+        read[0] = read[0].with_name("")  # the code does not see it
     try:
         row_keys(empty_table(pa.schema(read)).columns)
     except (TypeError, pa.ArrowNotImplementedError):

@@ -37,10 +37,6 @@ class ModelTask(Protocol):
         """The preferred order of rows (`RowOrder`); None if the order does not matter."""
 
     @property
-    def is_deterministic(self) -> bool:
-        """Whether equal rows have equal results, as far as the declaration tells."""
-
-    @property
     def sums(self) -> Mapping[str, Sequence[str]]:
         """Fields of its added struct columns that are summed for each part."""
 

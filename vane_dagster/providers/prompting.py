@@ -108,11 +108,10 @@ class PromptTask:
         return {name: None if name in self.own else v for name, v in self.sampling.items()}
 
     @property
-    def is_deterministic(self) -> bool:
-        """True for one answer at temperature 0, unless functions may sample or add something."""
-        temperature, count = self.sampling.get("temperature"), self.sampling.get("n", 1)
-        is_greedy = type(temperature) in (int, float) and temperature == 0
-        return is_greedy and count == 1 and not self.functions
+    def is_greedy(self) -> bool:
+        """Whether the temperature is 0, so that equal prompts may share an answer."""
+        temperature = self.sampling.get("temperature")
+        return type(temperature) in (int, float) and temperature == 0
 
     @property
     def usage(self) -> str:

@@ -24,7 +24,6 @@ class TextTask:
     output: str
 
     order = None
-    is_deterministic = True
     classes = ()
     functions = ()
     preloaded = ()

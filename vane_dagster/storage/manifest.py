@@ -67,9 +67,8 @@ class PartInfo:
         measures: Statistics of its columns for checks, by column and measure.
         sample: Some rows as texts, of a part just written.
         row_records: Name of the file beside it with its row records; empty without any.
-        copied: Input rows with an outcome that an earlier part had.
-        deduplicated: Input rows with the outcome of an equal row that the run has computed.
-        inherited: Sums among `measures` that are those of copied and deduplicated rows.
+        copied: Input rows with the outcome of an equal row, of the same part or an earlier one.
+        inherited: Sums among `measures` that are those of copied rows.
         unread: Of the quarantined and nulled rows, those that the source could not read.
     """
 
@@ -89,7 +88,6 @@ class PartInfo:
     sample: Sequence[Mapping[str, str]] = field(default=(), compare=False)
     row_records: str = ""
     copied: int = 0
-    deduplicated: int = 0
     inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     unread: int = 0
 
@@ -495,7 +493,6 @@ _PART_CODEC = Codec(
         "faults": "faults",
         "row_records": "row_records",
         "copied": "copied",
-        "deduplicated": "deduplicated",
         "made": "made",
         "measures": "measures",
         "inherited": "inherited",

@@ -35,6 +35,8 @@ from vane_dagster.storage.manifest import PartInfo, PartProvenance
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults
 from vane_dagster.storage.row_records import write_records
+from vane_dagster.types.schema import empty_table
+from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker import operators, row_reuse, unread_rows
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.frameworks import device, set_threads, share_gpus, unused_gpu
@@ -50,6 +52,7 @@ from vane_dagster.worker.protocol import (
     CallUdf,
     Computed,
     Fault,
+    FaultKind,
     Gather,
     Join,
     LoadReport,
@@ -57,6 +60,7 @@ from vane_dagster.worker.protocol import (
     Project,
     Reject,
     Restore,
+    ReuseAndCall,
     Tally,
     Work,
     WorkerStatus,
@@ -225,8 +229,6 @@ class Host:
             computed = self._do(work, tables)
             if computed.cancelled:
                 return None, WorkReport(cancelled=True)
-            if computed.unresolved is not None:
-                return None, WorkReport(unresolved=computed.unresolved)
             if work.new_ids and (wrong := repeated_or_null(computed.rows.column(work.id))):
                 raise IntegrityError(
                     f"{work.location}: made {wrong} in {work.id!r}, which has to be unique and not "
@@ -250,28 +252,27 @@ class Host:
         finally:
             self.busy -= 1
             check_descriptors()
-        calls_model = isinstance(work.op, CallUdf)
-        self.served += computed.batches if calls_model else 1
-        if calls_model and (rows := computed.tally.rows_in):
+        calls_model = _calls_model(work)
+        made = computed.called or computed
+        self.served += made.batches if calls_model else 1
+        if calls_model and (rows := made.tally.rows_in):
             self._row_seconds = (time.perf_counter() - started) / rows
         report = WorkReport(
-            tally=computed.tally,
-            rows_out=table.num_rows,
+            tally=made.tally,
+            rows_out=made.rows.num_rows,
             shares=computed.shares,
             found_elsewhere=computed.found_elsewhere,
-            new_keys=computed.new_keys,
-            taken=computed.taken,
             bytes_out=table.nbytes if work.keep else 0,
             seconds=time.perf_counter() - started,
-            call_seconds=computed.call_seconds,
-            batches=computed.batches,
-            retries=computed.retries,
-            fits=computed.fits,
-            faults=computed.faults,
+            call_seconds=made.call_seconds,
+            batches=made.batches,
+            retries=made.retries,
+            fits=made.fits,
+            faults=made.faults,
             part=part,
             output=self._printed.drain(),
             recycle_reason=recycle_reason(self._lifecycle, self.served),
-            unused_gpu=unused_gpu() if calls_model and computed.tally.rows_in else "",
+            unused_gpu=unused_gpu() if calls_model and made.tally.rows_in else "",
         )
         return (table if work.keep else None), report
 
@@ -281,17 +282,9 @@ class Host:
             return unread_rows.computed(*operators.project(op, work.inputs[0], tables, work), work)
         inputs = [operators.resolve(rows, tables, work) for rows in work.inputs]
         if isinstance(op, CallUdf):
-            revoked = functools.partial(self._revoked.__contains__, work.lease)
-            turn = self.model.turn(op.is_async)
-            with known_files(inputs[0], work), turn as caller:
-                if op.is_async:
-                    computed = caller.call(op, inputs[0], work, revoked)
-                else:
-                    computed = self._thread.run(caller.call, op, inputs[0], work, revoked)
-            if work.keying is None or computed.cancelled:
-                return computed
-            records = row_reuse.keyed_records(inputs[0], computed, op, work)
-            return replace(computed, row_records=records)
+            return self._call(op, inputs[0], work)
+        if isinstance(op, ReuseAndCall):
+            return self._reuse_and_call(op, inputs[0], work)
         if isinstance(op, Join):
             return unread_rows.computed(*operators.join(op, inputs, work), work)
         if isinstance(op, Reject):
@@ -309,6 +302,28 @@ class Host:
             table, unread = unread_rows.split_unread(table)
             return unread_rows.computed(table, table.num_rows, unread, work)
         return Computed(table.cast(work.schema), work.tally, faults)
+
+    def _call(self, op: CallUdf, rows: pa.Table, work: Work) -> Computed:
+        revoked = functools.partial(self._revoked.__contains__, work.lease)
+        with known_files(rows, work), self.model.turn(op.is_async) as caller:
+            if op.is_async:
+                return caller.call(op, rows, work, revoked)
+            computed: Computed = self._thread.run(caller.call, op, rows, work, revoked)
+            return computed
+
+    def _reuse_and_call(self, op: ReuseAndCall, rows: pa.Table, work: Work) -> Computed:
+        arranged = row_reuse.arrange(rows, op.arrange, work.source_files)
+        called = Computed(empty_table(work.schema), Tally())
+        if count := arranged.shares[-1]:
+            wanted = unsliced(arranged.rows.select(rows.column_names).slice(0, count))
+            called = self._call(op.restore.call, wanted, work)
+        if called.cancelled:
+            return called
+        work = replace(work, tally=called.tally)
+        restored = row_reuse.restore(
+            [called.rows], arranged.rows, op.restore, work, called.fault_records
+        )
+        return replace(restored, called=called)
 
     def _write(
         self, computed: Computed, work: Work, target: PartTarget, started: float
@@ -333,9 +348,12 @@ class Host:
             made=made,
             row_records=records_name,
             copied=computed.copied,
-            deduplicated=computed.deduplicated,
             inherited=computed.inherited,
         )
+
+
+def _calls_model(work: Work) -> bool:
+    return isinstance(work.op, (CallUdf, ReuseAndCall))
 
 
 def _check_size(model: ModelSpec | None, lifecycle: WorkerLifecycle) -> None:
@@ -383,5 +401,5 @@ def work_fault(work: Work, error: BaseException) -> Fault:
     if isinstance(error, VaneError):
         return Fault(fault_kind(error), str(error))
     message = f"{where}: {described(error)}"
-    return Fault("UdfError" if isinstance(work.op, CallUdf) else "ComputeError", message,
-                 user_frames(error))  # fmt: skip
+    kind: FaultKind = "UdfError" if _calls_model(work) else "ComputeError"
+    return Fault(kind, message, user_frames(error))

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypedDict, Union
+from typing import Literal, TypedDict, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -54,10 +54,6 @@ IDLE_SECONDS = 600.0
 
 Places = npt.NDArray[np.int64]
 """Positions of rows in a table."""
-Bits = npt.NDArray[np.uint8]
-"""Eight bits in each element, the lowest first."""
-KeyBits = npt.NDArray[np.uint64]
-"""64 bits of row keys."""
 
 
 @dataclass(frozen=True)
@@ -300,10 +296,10 @@ class RowKeying:
 
 @dataclass(frozen=True)
 class RecordGroup:
-    """The parts of one partition, in which rows are looked up.
+    """Parts of one partition, in which rows are looked up.
 
     Attributes:
-        parts: The parts that have row records, in the order of the fragments.
+        parts: The parts that have row records.
         id: The parts' column with the id of the stage's input.
         is_own: Whether it is the partition that is computed, so that failures are inherited.
     """
@@ -313,20 +309,6 @@ class RecordGroup:
     is_own: bool
 
 
-def has_bits(bits: Bits, places: Places) -> npt.NDArray[np.bool_]:
-    """Return which of some bits are set. None beyond the end is.
-
-    Args:
-        bits: The bits.
-        places: The bits to return.
-    """
-    found = np.zeros(len(places), np.bool_)
-    within = places >> 3 < len(bits)
-    inside = places[within]
-    found[within] = (bits[inside >> 3] >> (inside & 7).astype(np.uint8)) & 1 == 1
-    return found
-
-
 @dataclass(frozen=True)
 class RowLookup:
     """Where the outcomes of rows may be found.
@@ -334,18 +316,12 @@ class RowLookup:
     Attributes:
         groups: Where they are looked up, in this order.
         floor: Records of an earlier epoch are not found.
-        deduplicates: Whether rows with equal keys have the same output, so that one of them is
-            computed and any record with the key serves. If not, a record serves one row.
         inherits_failures: Whether rows that failed before are not computed again.
-        taken: A bit for each record of the groups, one after the other: those that serve rows of
-            other fragments.
     """
 
     groups: tuple[RecordGroup, ...] = ()
     floor: int = 0
-    deduplicates: bool = False
     inherits_failures: bool = False
-    taken: Bits | None = None
 
     def sources(self) -> list[tuple[RecordedPart, str]]:
         """Return all parts, each with its column of the input's ids."""
@@ -367,8 +343,6 @@ class RowRetry:
     id: str
     run_id: str
     at: float
-
-    deduplicates: ClassVar[bool] = False
 
     def sources(self) -> list[tuple[RecordedPart, str]]:
         """Return the part, with its column of the input's ids."""
@@ -400,23 +374,6 @@ class Arrange:
 
 
 @dataclass(frozen=True)
-class EqualRows:
-    """Arranged rows that equal rows of another fragment of the run, which has computed them.
-
-    Attributes:
-        part: The part of that fragment.
-        id: The part's column with the id of the stage's input.
-        is_own: Whether it is of the partition that is computed, so that failures are inherited.
-        places: The positions of the arranged rows.
-    """
-
-    part: RecordedPart
-    id: str
-    is_own: bool
-    places: Places
-
-
-@dataclass(frozen=True)
 class Restore:
     """The rows that were computed and the known ones, in the order of the stage's input.
 
@@ -426,13 +383,24 @@ class Restore:
         call: The call that computed them.
         own: The output columns that the code makes, and that a copy of a row takes.
         known: Where known rows are copied from.
-        equal: Rows that other fragments have computed.
     """
 
     call: CallUdf
     own: tuple[str, ...]
     known: KnownRows | None = None
-    equal: tuple[EqualRows, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReuseAndCall:
+    """All of a keyed fragment in one call: known rows are copied, and the others computed.
+
+    Attributes:
+        arrange: How its rows are looked up.
+        restore: How they are computed, and put together.
+    """
+
+    arrange: Arrange
+    restore: Restore
 
 
 @dataclass(frozen=True)
@@ -482,7 +450,7 @@ class Gather:
     """A concatenation of inputs of the same schema."""
 
 
-Op = Union[Project, CallUdf, Join, Gather, Arrange, Restore, Reject]
+Op = Union[Project, CallUdf, Join, Gather, Arrange, Restore, ReuseAndCall, Reject]
 
 
 @dataclass(frozen=True)
@@ -616,9 +584,7 @@ class Computed:
         cancelled: Whether only some of the batches were computed, because the lease ended.
         shares: See `WorkReport`.
         found_elsewhere: See `WorkReport`.
-        new_keys: See `WorkReport`.
-        taken: See `WorkReport`.
-        unresolved: See `WorkReport`.
+        called: What the user's code computed, if other rows may have been copied.
         call_seconds: See `WorkReport`.
         batches: See `WorkReport`.
         retries: See `WorkReport`.
@@ -626,7 +592,6 @@ class Computed:
         faults: See `WorkReport`.
         row_records: Row records of the input rows; None if they have no keys.
         copied: See `PartInfo`.
-        deduplicated: See `PartInfo`.
         inherited: See `PartInfo`.
     """
 
@@ -636,9 +601,7 @@ class Computed:
     cancelled: bool = False
     shares: tuple[int, ...] = ()
     found_elsewhere: int = 0
-    new_keys: KeyBits | None = None
-    taken: Places | None = None
-    unresolved: Places | None = None
+    called: Computed | None = None
     call_seconds: float = 0.0
     batches: int = 0
     retries: int = 0
@@ -646,7 +609,6 @@ class Computed:
     faults: tuple[str, ...] = ()
     row_records: pa.Table | None = None
     copied: int = 0
-    deduplicated: int = 0
     inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
@@ -655,16 +617,11 @@ class WorkReport:
     """The report of a task to the driver: a few numbers, never rows.
 
     Attributes:
-        tally: Counts of the input rows by outcome.
-        rows_out: Output rows.
+        tally: Counts of the input rows by outcome, without those that were copied.
+        rows_out: Output rows, without those that were copied.
         shares: The row at which each worker's share ends, if rows were arranged. What follows the
             last share is not computed.
         found_elsewhere: Rows that were found in other partitions, if rows were looked up.
-        new_keys: 64 bits of the key of each row to compute, if equal rows are computed once; 0 for
-            rows that the source could not read.
-        taken: The records that were found, if each serves one row; numbered as in `RowLookup`.
-        unresolved: The positions of arranged rows that have to be computed after all, before the
-            part can be written; None if there are none.
         bytes_out: Bytes of the rows that are passed on in memory.
         seconds: Seconds that the worker took.
         call_seconds: Seconds of these in the user's code.
@@ -686,9 +643,6 @@ class WorkReport:
     rows_out: int = 0
     shares: tuple[int, ...] = ()
     found_elsewhere: int = 0
-    new_keys: KeyBits | None = None
-    taken: Places | None = None
-    unresolved: Places | None = None
     bytes_out: int = 0
     seconds: float = 0.0
     call_seconds: float = 0.0

@@ -1,8 +1,9 @@
 """Row indexes: the row records of a group of parts, searchable by row key in bounded memory.
 
-An index is a folder of memory-mapped arrays with one entry a record, sorted by row key. The
-processes of a node share it: it is built by whichever needs it first, and named by a digest of the
-record files' URLs, the floor and the format.
+An index is a folder of memory-mapped arrays with one entry for each row key, sorted by it. Of
+several records with a key, it has the first that did not fail, else the first. The processes of a
+node share it: it is built by whichever needs it first, and named by a digest of the record files'
+URLs, the floor and the format.
 """
 
 from __future__ import annotations
@@ -11,22 +12,18 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from vane_dagster._private_folder import worker_folder
 from vane_dagster.storage.part_file import read_part
-from vane_dagster.storage.row_keys import row_keys
 from vane_dagster.storage.row_records import (
     EPOCH,
-    ID,
     KEY_HIGH,
     KEY_LOW,
     OUTCOME,
@@ -38,9 +35,9 @@ from vane_dagster.worker.node_files import check_room, partial_folder, shared_en
 KIND = "row_indexes"
 """The kind of the worker's private folder."""
 
-_FORMAT = 2
+_FORMAT = 3
 """Increment if the files of an index change."""
-_ARRAYS = ("high", "low", "ids", "places")
+_ARRAYS = ("high", "low", "places")
 _STARTS = "starts.json"
 _RECORD_BYTES = 8 * len(_ARRAYS)
 _IN_MEMORY = 1_000_000
@@ -50,46 +47,12 @@ _FAILED = np.uint64(1 << 63)
 """The bit of a place that sorts failed records behind the others of their key."""
 _UNUSED_SECONDS = 3600.0
 """A run searches an index within minutes; others may have as many as there are partitions."""
-_OPEN = 8
+_OPEN = 32
 """Indexes that a process keeps open."""
 _opened: OrderedDict[Path, RowIndex] = OrderedDict()
 
 Numbers = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Found:
-    """The stored records that were found for rows; arrays of one entry a row.
-
-    Attributes:
-        part: The position of the part in the group; -1 if nothing was found.
-        record: The position of the record in the part's row records; -1 if nothing was found.
-        position: The position of the record in those of all parts; -1 if nothing was found.
-    """
-
-    part: npt.NDArray[np.int32]
-    record: npt.NDArray[np.int64]
-    position: npt.NDArray[np.int64]
-
-
-def id_hashes(ids: pa.Array | pa.ChunkedArray) -> Numbers:
-    """Return 64-bit hashes of ids. Ids of different types have different ones."""
-    if pa.types.is_integer(ids.type) and not ids.null_count:
-        seed = hashlib.blake2b(str(ids.type).encode(), digest_size=8).digest()
-        return _mixed(ids.to_numpy().astype(np.uint64) ^ np.frombuffer(seed, np.uint64))
-    keys = row_keys([ids])
-    return np.frombuffer(keys.buffers()[1], np.uint64)[1::2]
-
-
-def _mixed(values: Numbers) -> Numbers:
-    """Scramble the bits of numbers, one to one. The finalizer of SplitMix64."""
-    values ^= values >> np.uint64(30)
-    values *= np.uint64(0xBF58476D1CE4E5B9)
-    values ^= values >> np.uint64(27)
-    values *= np.uint64(0x94D049BB133111EB)
-    values ^= values >> np.uint64(31)
-    return values
 
 
 def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = None) -> RowIndex:
@@ -145,44 +108,42 @@ class RowIndex:
 
     def __init__(self, folder: Path) -> None:
         self._starts = np.array(json.loads((folder / _STARTS).read_bytes()), np.int64)
-        self._high, self._low, self._ids, self._places = (_mapped(folder / n) for n in _ARRAYS)
-        if len({len(self._high), len(self._low), len(self._ids), len(self._places)}) > 1:
+        self._high, self._low, self._places = (_mapped(folder / n) for n in _ARRAYS)
+        if len({len(self._high), len(self._low), len(self._places)}) > 1:
             raise ValueError(f"the arrays of the row index {str(folder)!r} differ in length")
 
     def __len__(self) -> int:
         return len(self._high)
 
     def find(
-        self,
-        high: Numbers,
-        low: Numbers,
-        ids: Numbers,
-        *,
-        failed: bool,
-        taken: Callable[[Positions], npt.NDArray[np.bool_]] | None = None,
-    ) -> Found:
+        self, high: Numbers, low: Numbers, *, failed: bool
+    ) -> tuple[npt.NDArray[np.int32], Positions]:
         """Find stored records of rows.
-
-        Of several records with a row's key the first is found that did not fail, else the first.
 
         Args:
             high: The high halves of the rows' keys.
             low: The low halves.
-            ids: The hashes of the rows' ids; see `id_hashes`.
             failed: Whether records with `Outcome.FAILED` may be found.
-            taken: Says which records, by position, serve other rows already. Then a record serves
-                at most one of these rows: first those with its id, then others in order. None if
-                each serves any number of rows.
+
+        Returns:
+            For each row, the position of the part in the group, and that of the record in the
+            part's row records; -1 if nothing was found.
         """
         order = np.argsort(high)
-        found = np.empty(len(high), np.int64)
-        found[order] = self._first(high[order], low[order])
-        if taken is not None:
-            self._assign_once(found, high, low, ids, failed, taken)
-        return self._records(found, failed)
+        entries = np.empty(len(high), np.int64)
+        entries[order] = self._entries(high[order], low[order])
+        rows = np.flatnonzero(entries >= 0)
+        if not failed:
+            rows = rows[self._places[entries[rows]] < _FAILED]
+        part = np.full(len(high), -1, np.int32)
+        record = np.full(len(high), -1, np.int64)
+        position = (self._places[entries[rows]] & ~_FAILED).astype(np.int64)
+        part[rows] = np.searchsorted(self._starts, position, "right") - 1
+        record[rows] = position - self._starts[part[rows]]
+        return part, record
 
-    def _first(self, high: Numbers, low: Numbers) -> npt.NDArray[np.int64]:
-        """Return the first entry of each key; -1 without one. The keys must be sorted by `high`."""
+    def _entries(self, high: Numbers, low: Numbers) -> Positions:
+        """Return the entry of each key; -1 without one. The keys must be sorted by `high`."""
         entry = np.searchsorted(self._high, high)
         found = np.full(len(high), -1, np.int64)
         left = np.flatnonzero(entry < len(self))
@@ -195,62 +156,6 @@ class RowIndex:
             entry[left] += 1
             left = left[entry[left] < len(self)]
         return found
-
-    def _assign_once(
-        self,
-        found: Positions,
-        high: Numbers,
-        low: Numbers,
-        ids: Numbers,
-        failed: bool,
-        taken: Callable[[Positions], npt.NDArray[np.bool_]],
-    ) -> None:
-        """Let entries that serve no row yet each serve one, in `found`."""
-        rows = np.flatnonzero(found >= 0)
-        rows = rows[np.argsort(found[rows], kind="stable")]
-        first, starts, counts = np.unique(found[rows], return_index=True, return_counts=True)
-        following = np.minimum(first + 1, len(self) - 1)
-        again = (self._high[following] == self._high[first]) & (following > first)
-        again &= self._low[following] == self._low[first]
-        for key in np.flatnonzero(again | (counts > 1) | taken(self._positions(first))).tolist():
-            of_key = rows[starts[key] : starts[key] + counts[key]]
-            end = self._end(int(first[key]), high[of_key[0]], low[of_key[0]], failed)
-            entries = np.arange(first[key], end)
-            entries = entries[~taken(self._positions(entries))]
-            found[of_key] = self._assigned(entries, ids[of_key])
-
-    def _end(self, first: int, high: np.uint64, low: np.uint64, failed: bool) -> int:
-        """Return the end of the entries of a key, without failed ones unless they may be found."""
-        end = int(np.searchsorted(self._high, high, "right"))
-        end = first + int(np.searchsorted(self._low[first:end], low, "right"))
-        return end if failed else first + int(np.searchsorted(self._places[first:end], _FAILED))
-
-    def _assigned(self, entries: Positions, ids: Numbers) -> Positions:
-        """Return the one of these entries that serves each row of one key; -1 for surplus rows."""
-        stored = self._ids[entries]
-        of_id: defaultdict[int, list[int]] = defaultdict(list)
-        for number in np.flatnonzero(np.isin(stored, ids))[::-1].tolist():
-            of_id[int(stored[number])].append(int(entries[number]))
-        assigned = [of_id[one].pop() if of_id[one] else -1 for one in ids.tolist()]
-        used = set(assigned)
-        others = (entry for entry in entries.tolist() if entry not in used)
-        return np.array([next(others, -1) if one < 0 else one for one in assigned], np.int64)
-
-    def _positions(self, entries: Positions) -> Positions:
-        """Return the positions of the records of entries."""
-        return (self._places[entries] & ~_FAILED).astype(np.int64)
-
-    def _records(self, found: Positions, failed: bool) -> Found:
-        part = np.full(len(found), -1, np.int32)
-        record = np.full(len(found), -1, np.int64)
-        position = np.full(len(found), -1, np.int64)
-        rows = np.flatnonzero(found >= 0)
-        if not failed:
-            rows = rows[self._places[found[rows]] < _FAILED]
-        position[rows] = self._positions(found[rows])
-        part[rows] = np.searchsorted(self._starts, position[rows], "right") - 1
-        record[rows] = position[rows] - self._starts[part[rows]]
-        return Found(part, record, position)
 
 
 def _mapped(path: Path) -> Numbers:
@@ -294,17 +199,17 @@ def _build(parts: Sequence[RecordedPart], floor: int, partial: Path) -> None:
 
 
 def _entries(parts: Sequence[RecordedPart], floor: int, starts: list[int]) -> Iterator[Numbers]:
-    """Yield the entries of each part, (records, 4); append its first position to `starts`."""
+    """Yield the entries of each part, (records, 3); append its first position to `starts`."""
     position = 0
     for part in parts:
-        table = read_part(part.folder, part.records, (KEY_HIGH, KEY_LOW, ID, OUTCOME, EPOCH))
+        table = read_part(part.folder, part.records, (KEY_HIGH, KEY_LOW, OUTCOME, EPOCH))
         starts.append(position)
         outcome = table[OUTCOME].to_numpy()
         kept = np.flatnonzero((outcome != Outcome.PASSING) & (table[EPOCH].to_numpy() >= floor))
         places = (kept + position).astype(np.uint64)
         places[outcome[kept] == Outcome.FAILED] |= _FAILED
         halves = (table[KEY_HIGH].to_numpy()[kept], table[KEY_LOW].to_numpy()[kept])
-        yield np.stack([*halves, id_hashes(table[ID])[kept], places], axis=1)
+        yield np.stack([*halves, places], axis=1)
         position += table.num_rows
 
 
@@ -318,13 +223,16 @@ def _scatter(entries: Numbers, files: Sequence[Any]) -> None:
 
 
 def _write_sorted(entries: Numbers, files: Sequence[Any]) -> None:
-    """Append the columns of entries to files, sorted by key and place."""
+    """Append the columns of entries to files, sorted by key, the first of each key."""
     order = np.argsort(entries[:, 0])  # much faster than lexsort
     high = entries[order, 0]
     same = np.zeros(len(high) + 1, np.bool_)
     same[1:-1] = high[1:] == high[:-1]
     tied = np.flatnonzero(same[1:] | same[:-1])
-    among = entries[order[tied]]
-    order[tied] = order[tied][np.lexsort((among[:, 3], among[:, 1], among[:, 0]))]
+    if len(tied):
+        among = entries[order[tied]]
+        order[tied] = order[tied][np.lexsort((among[:, 2], among[:, 1], among[:, 0]))]
+        again = same[:-1] & (entries[order, 1] == np.roll(entries[order, 1], 1))
+        order = order[~again]
     for number, file in enumerate(files):
         file.write(np.ascontiguousarray(entries[:, number][order]))

@@ -10,16 +10,13 @@ Between the two, the rows travel in one table, with these fields in its last col
   `COMPUTED`, or `DUPLICATE`;
 - ``record``: its position in the part's row records; of a duplicate, the place of the row that it
   equals; -1 for rows of `RowRetry`, which are found by their ids.
-
-Rows that another fragment of the run computes too are found by the driver, from the keys that
-`arrange` reports. `restore` then copies them from the part of that fragment.
 """
 
 from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -53,9 +50,7 @@ from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.output_ids import numbered
 from vane_dagster.worker.protocol import (
     Arrange,
-    CallUdf,
     Computed,
-    EqualRows,
     Places,
     Restore,
     RowKeying,
@@ -64,9 +59,8 @@ from vane_dagster.worker.protocol import (
     SourceFiles,
     Tally,
     Work,
-    has_bits,
 )
-from vane_dagster.worker.row_index import id_hashes, open_index
+from vane_dagster.worker.row_index import open_index
 from vane_dagster.worker.stored_rows import stored_rows
 
 COMPUTED, DUPLICATE = -1, -2
@@ -89,9 +83,7 @@ def arrange(rows: pa.Table, op: Arrange, files: SourceFiles | None = None) -> Co
 
     Returns:
         The rows with an additional last column under an unused name, see above; the row at which
-        each share ends; the number of rows that were found in other partitions; and what other
-        fragments must not compute or copy again: the keys of the rows to compute, if equal rows
-        are computed once, else the records that were found.
+        each share ends; and the number of rows that were found in other partitions.
     """
     known = _KnownPlaces(rows.num_rows)
     fields: dict[str, _Numbers] = {}
@@ -104,7 +96,7 @@ def arrange(rows: pa.Table, op: Arrange, files: SourceFiles | None = None) -> Co
         again = pc.is_in(ids, value_set=failed.combine_chunks().cast(ids.type))
         known.part[~_numpy(again)] = 0
     elif isinstance(op.known, RowLookup):
-        known.look_up(op.known, rows, op.id, fields[KEY_HIGH], fields[KEY_LOW])
+        known.look_up(op.known, rows, fields[KEY_HIGH], fields[KEY_LOW])
     places, ends = _ordered(rows, op, np.flatnonzero(known.part == COMPUTED))
     places = np.concatenate([places, np.flatnonzero(known.part != COMPUTED)])
     fields = {name: values[places] for name, values in fields.items()}
@@ -117,8 +109,6 @@ def arrange(rows: pa.Table, op: Arrange, files: SourceFiles | None = None) -> Co
         Tally(ends[-1]),
         shares=ends,
         found_elsewhere=known.elsewhere,
-        new_keys=None if known.new_keys is None else known.new_keys[places[: ends[-1]]],
-        taken=None if known.taken is None else np.concatenate(known.taken),
     )
 
 
@@ -183,49 +173,33 @@ class _KnownPlaces:
     def __init__(self, rows: int) -> None:
         self.part = np.full(rows, COMPUTED, np.int32)
         self.record = np.full(rows, -1, np.int64)
-        self.new_keys: _Numbers | None = None
-        self.taken: list[Places] | None = None
         self.elsewhere = 0
 
-    def look_up(
-        self, lookup: RowLookup, rows: pa.Table, id: str, high: _Numbers, low: _Numbers
-    ) -> None:
+    def look_up(self, lookup: RowLookup, rows: pa.Table, high: _Numbers, low: _Numbers) -> None:
         """Find rows that equal another one, and rows that have records."""
         wanted = np.arange(rows.num_rows)
         if ROW_ERROR in rows.column_names:  # rows that the source could not read
             wanted = np.flatnonzero(_numpy(pc.is_null(rows.column(ROW_ERROR))))
-        if lookup.deduplicates:
-            wanted = self._without_duplicates(wanted, high, low)
-        hashes = np.zeros(rows.num_rows, np.uint64)
-        if not lookup.deduplicates and lookup.groups:
-            hashes = id_hashes(rows.column(id).combine_chunks())
-            self.taken = [np.zeros(0, np.int64)]
-        first = before = 0
+        wanted = self._without_duplicates(wanted, high, low)
+        first = 0
         for group in lookup.groups:
             if group.parts and len(wanted):
-                found = open_index(group.parts, lookup.floor).find(
-                    high[wanted],
-                    low[wanted],
-                    hashes[wanted],
-                    failed=lookup.inherits_failures and group.is_own,
-                    taken=None if lookup.deduplicates else _is_taken(lookup, before),
-                )
-                is_found = found.part >= 0
+                failed = lookup.inherits_failures and group.is_own
+                index = open_index(group.parts, lookup.floor)
+                part, record = index.find(high[wanted], low[wanted], failed=failed)
+                is_found = part >= 0
                 hits = wanted[is_found]
-                self.part[hits] = first + found.part[is_found]
-                self.record[hits] = found.record[is_found]
+                self.part[hits] = first + part[is_found]
+                self.record[hits] = record[is_found]
                 self.elsewhere += 0 if group.is_own else len(hits)
-                if self.taken is not None:
-                    self.taken.append(before + found.position[is_found])
                 wanted = wanted[~is_found]
             first += len(group.parts)
-            before += sum(part.rows for part in group.parts)
-        if lookup.deduplicates:
-            self.new_keys = np.zeros(rows.num_rows, np.uint64)
-            self.new_keys[wanted] = np.maximum(low[wanted], np.uint64(1))
 
     def _without_duplicates(self, wanted: Places, high: _Numbers, low: _Numbers) -> Places:
         """Return the first row with each key; the others are duplicates of it."""
+        bits = np.sort(low[wanted])
+        if (bits[1:] != bits[:-1]).all():
+            return wanted
         order = wanted[np.lexsort((low[wanted], high[wanted]))]  # stable: the first place first
         is_same = np.zeros(len(order), bool)
         is_same[1:] = (high[order[1:]] == high[order[:-1]]) & (low[order[1:]] == low[order[:-1]])
@@ -236,29 +210,10 @@ class _KnownPlaces:
         return np.sort(firsts)
 
 
-def _is_taken(lookup: RowLookup, before: int) -> Callable[[Places], npt.NDArray[np.bool_]]:
-    """Return the function that says which records of a group serve rows of other fragments.
-
-    Args:
-        lookup: Where rows are looked up.
-        before: The number of records in the groups before.
-    """
-
-    def is_taken(positions: Places) -> npt.NDArray[np.bool_]:
-        if lookup.taken is None:
-            return np.zeros(len(positions), np.bool_)
-        return has_bits(lookup.taken, before + positions)
-
-    return is_taken
-
-
 def restore(
     pieces: Sequence[pa.Table], given: pa.Table, op: Restore, work: Work, faults: pa.Table | None
 ) -> Computed:
     """Combine computed rows, copies and duplicates, in the order of the input.
-
-    If rows that another fragment should have computed are not among its results, because it failed
-    there, for example, only the positions of these rows are returned.
 
     Args:
         pieces: What was computed.
@@ -271,25 +226,6 @@ def restore(
         DamagedPartError: If a part or its records are damaged or gone.
     """
     return _Restored(given, op, work).computed(pieces, faults)
-
-
-def keyed_records(given: pa.Table, computed: Computed, op: CallUdf, work: Work) -> pa.Table:
-    """Return the row records of rows that were all computed by one call.
-
-    Args:
-        given: The rows.
-        computed: The result.
-        op: The call.
-        work: The task, with the columns of the keys.
-    """
-    assert work.keying is not None
-    high, low = _keys(given, work.keying, work.source_files)
-    ids = given.column(op.ids[0]).combine_chunks()
-    outcomes = np.full(given.num_rows, Outcome.FILTERED, np.uint8)
-    outcomes[_positions(computed.rows.column(op.parent or op.ids[0]), ids)] = Outcome.OUTPUT
-    _mark_failed(outcomes, computed.fault_records, ids)
-    keys = {KEY_HIGH: high, KEY_LOW: low}
-    return _records(ids, keys, outcomes, _Origins(work, given.num_rows))
 
 
 @dataclass
@@ -329,9 +265,6 @@ class _Restored:
 
     def computed(self, pieces: Sequence[pa.Table], faults: pa.Table | None) -> Computed:
         call, work = self._call, self._work
-        unresolved = np.concatenate([np.empty(0, np.int64), *map(self._find, self._op.equal)])
-        if len(unresolved):
-            return Computed(empty_table(work.schema), Tally(), unresolved=unresolved)
         made, known = _Pieces(), _Pieces()
         if pieces:
             rows = pa.concat_tables(pieces)
@@ -344,9 +277,7 @@ class _Restored:
             self._copy_unrecorded(self._op.known, known)
         else:
             self._copy(known)
-        copied = int(np.count_nonzero(self._info["part"] >= 0))
-        deduplicated = sum(len(equal.places) for equal in self._op.equal)
-        deduplicated += self._duplicate(made, known)
+        self._duplicate(made, known)
         inherited = self._sums(known)
         for table, owners in zip(known.tables, known.owners):
             made.add(table, owners)
@@ -359,22 +290,9 @@ class _Restored:
             self._tally(),
             concat_faults(self._faults) if self._faults else None,
             row_records=self._row_records(),
-            copied=copied,
-            deduplicated=deduplicated,
+            copied=int(np.count_nonzero(self._info["part"] != COMPUTED)),
             inherited=inherited,
         )
-
-    def _find(self, equal: EqualRows) -> Places:
-        """Set the records of rows that another fragment has computed; return those without one."""
-        assert isinstance(self._op.known, RowLookup)
-        high, low = (self._info[name][equal.places] for name in (KEY_HIGH, KEY_LOW))
-        found = open_index([equal.part], self._op.known.floor).find(
-            high, low, np.zeros_like(low), failed=equal.is_own
-        )
-        self._info["record"] = self._info["record"].copy()
-        self._info["record"][equal.places] = found.record
-        missing: Places = equal.places[found.part < 0]
-        return missing
 
     def _sources(self) -> Iterator[tuple[RecordedPart, str, Places]]:
         """Yield the parts with known rows, each with its column of the input's ids and the rows."""
@@ -384,8 +302,6 @@ class _Restored:
         sources = self._op.known.sources() if self._op.known else []
         for number, owners in zip(numbers.tolist(), np.split(places, starts[1:])):
             yield (*sources[number], owners)
-        for equal in self._op.equal:
-            yield equal.part, equal.id, equal.places
 
     def _copy(self, known: _Pieces) -> None:
         """Take the outcomes of known rows from their parts."""
@@ -463,11 +379,11 @@ class _Restored:
             own[ERROR_COLUMN] = pa.array(texts, pa.string())
             known.add(self._output(own, owners), owners)
 
-    def _duplicate(self, made: _Pieces, known: _Pieces) -> int:
-        """Give each duplicate the outcome of the row that it equals; return their number."""
+    def _duplicate(self, made: _Pieces, known: _Pieces) -> None:
+        """Give each duplicate the outcome of the row that it equals."""
         owners = np.flatnonzero(self._info["part"] == DUPLICATE)
         if not len(owners):
-            return 0
+            return
         position = np.empty(len(self._ids), np.int64)
         position[self._info["place"]] = np.arange(len(self._ids))
         equals = position[self._info["record"][owners]]
@@ -485,7 +401,6 @@ class _Restored:
         repeated = np.repeat(owners, counts)
         known.add(self._output({n: taken.column(n) for n in names}, repeated), repeated)
         self._duplicate_faults(owners, equals)
-        return len(owners)
 
     def _duplicate_faults(self, owners: Places, equals: Places) -> None:
         failed = self._outcomes[owners] >= Outcome.FAILED

@@ -208,17 +208,19 @@ def test_parts_without_row_keys_are_used_by_fragment_and_get_keys_when_computed(
     assert world.run(DAYS[:1]) == 1
 
 
-def test_equal_rows_of_a_stage_that_deduplicates_are_computed_once(tmp_path, notes):
-    world = Snapshots(tmp_path, fragment_rows=64, deduplicate=True)
+def test_equal_rows_are_computed_once(tmp_path, notes):
+    world = Snapshots(tmp_path, fragment_rows=64)
     world.write(DAYS[0], ["same"] * 20 + ["bad", "bad"])
     assert world.run(DAYS[:1]) == 2
     assert world.rows(DAYS[0]) == ["SAME"] * 20
     (stats,) = [each.stats for each in committed(world.events, "upper")]
-    assert (stats.deduplicated, stats.rows_in) == (20, 2)
+    assert (stats.copied, stats.rows_in, stats.rows_out) == (20, 2, 1)
+    world.write(DAYS[1], ["same"] * 8)
+    assert world.run(DAYS[1:2]) == 0
 
 
-def test_a_stored_row_of_another_stage_serves_one_row(tmp_path, notes):
-    world = Snapshots(tmp_path)
+def test_rows_with_results_of_their_own_are_found_by_their_ids(tmp_path, notes):
+    world = Snapshots(tmp_path, per_row=True)
     world.write(DAYS[0], ["same"] * 5)
     assert world.run(DAYS[:1]) == 5
     world.write(DAYS[1], ["same"] * 8)

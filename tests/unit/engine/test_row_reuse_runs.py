@@ -56,7 +56,7 @@ class World:
         self.extra = False
         self.retry = False
         self.files = {"a": self.new_rows(8)}
-        self.stored: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
+        self.stored: dict[str, Counter[Any]] = {stage: Counter() for stage in STAGES}
 
     def new_rows(self, count: int) -> list[tuple[str, str]]:
         self.ids += count
@@ -138,7 +138,7 @@ class World:
             "version": "1",
         }
         clean.map("upper", upper, fn_kwargs={"suffix": self.suffix}, **given_)
-        clean.map("length", length, deduplicate=True, **given_)
+        clean.map("length", length, per_row=True, **given_)
         clean.flat_map("words", words, id="word_id", **given_)
         clean.filter("is_long", is_long, include_columns=False, **given_)
         return docs
@@ -167,22 +167,22 @@ class World:
             assert self.found(stage) == made, stage
             stored = self.stored[stage]
             if self.retry:
-                del stored["bad"]
-            allowed = wanted - stored
-            if stage == "length":  # equal rows are computed once, unless the error may pass
-                allowed = Counter(
-                    {t: 1 if t != "lost" else n for t, n in wanted.items() if not stored[t]}
-                )
+                stored = Counter(key for key in stored if "bad" not in key)
+            allowed = Counter(text for text in wanted if not stored[text])
+            if stage == "length":  # each row has its own result
+                allowed = Counter(text for id, text in self.rows if not stored[id, text])
             calls = Counter(text for name, _, text in lines if name == stage)
             # A worker that fails at several fragments in a row is replaced, and its call repeated.
-            for text in calls:
-                most = 99 if text in ("bad", "lost") and allowed[text] else allowed[text]
-                assert calls[text] <= most, f"{stage} was called {calls}, expected {allowed}"
-            # Each stored row serves one row, or any number where equal rows are the same.
-            passing = {text: n for text, n in allowed.items() if text not in ("bad", "lost")}
-            assert {t: n for t, n in calls.items() if t not in ("bad", "lost")} == passing, stage
-            del (lasting := Counter(wanted))["lost"]
-            self.stored[stage] = lasting
+            for text in {*calls, *allowed}:
+                lasts = text not in ("bad", "lost")
+                fewest = most = allowed[text]
+                if stage != "length" and allowed[text]:
+                    fewest, most = 1, wanted[text]
+                if not lasts and allowed[text]:
+                    fewest, most = 0, 99
+                assert fewest <= calls[text] <= most, (stage, calls, allowed)
+            lasting = [(id, text) for id, text in self.rows if text != "lost"]
+            self.stored[stage] = Counter(lasting if stage == "length" else [t for _, t in lasting])
         self.retry = False
 
     def found(self, stage: str) -> list[Any]:

@@ -308,7 +308,7 @@ def test_the_summary_of_copied_rows_has_no_rate():
     (line,) = summary.text().splitlines()[1:]
     assert line == (
         "  embedding: partitions: 1 committed; fragments: 1 computed, 0 reused; "
-        "input rows: 0 computed, 100 copied, 0 deduplicated"
+        "input rows: 0 computed, 100 copied"
     )
 
 

@@ -22,7 +22,7 @@ TYPES = {
     "include_columns": "bool | Sequence[str]",
     "reuse": "ReuseMode | None",
     "reuse_partitions": "int",
-    "deduplicate": "bool | None",
+    "per_row": "bool | None",
 }
 
 

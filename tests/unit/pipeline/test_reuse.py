@@ -217,33 +217,33 @@ def test_a_users_own_provider_may_open_files_too():
     assert declare("a prompt", provider=Reversed).spec.reuse.mode == "rows"
 
 
-DETERMINISTIC = [
+PER_ROW = [
     ("named columns", {}, False),
-    ("named columns", {"deduplicate": True}, True),
-    ("vectors", {}, True),
-    ("vectors", {"deduplicate": False}, False),
-    ("labels", {}, True),
-    ("labels", {"sampling_params": {"temperature": 0.5}}, False),
-    ("a classifier's labels", {}, True),
-    ("a prompt", {}, False),
-    ("a prompt", {"sampling_params": {"temperature": 0}}, True),
-    ("a prompt", {"sampling_params": {"temperature": 0.0}}, True),
-    ("a prompt", {"sampling_params": {"temperature": 0.1}}, False),
-    ("a prompt", {"sampling_params": {"temperature": "{n}"}}, False),
-    ("a prompt", {"sampling_params": {"temperature": 0}, "deduplicate": False}, False),
-    ("a prompt", {"deduplicate": True}, True),
+    ("named columns", {"per_row": True}, True),
+    ("batches", {"per_row": True}, True),
+    ("vectors", {}, False),
+    ("vectors", {"per_row": True}, True),
+    ("labels", {}, False),
+    ("labels", {"sampling_params": {"temperature": 0.5}}, True),
+    ("a classifier's labels", {}, False),
+    ("a prompt", {}, True),
+    ("a prompt", {"sampling_params": {"temperature": 0}}, False),
+    ("a prompt", {"sampling_params": {"temperature": 0.0}}, False),
+    ("a prompt", {"sampling_params": {"temperature": 0.1}}, True),
+    ("a prompt", {"sampling_params": {"temperature": "{n}"}}, True),
+    ("a prompt", {"sampling_params": {"temperature": 0}, "per_row": True}, True),
+    ("a prompt", {"per_row": False}, False),
     ("a prompt by functions of columns", {"sampling_params": {"temperature": 0}}, False),
 ]
 
 
-@pytest.mark.parametrize(("name", "given", "expected"), DETERMINISTIC)
-def test_stages_with_equal_results_for_equal_rows_compute_duplicates_once(name, given, expected):
-    assert declare(name, **given).spec.reuse.deterministic is expected
-
-
-def test_several_answers_are_not_deterministic():
-    spec = declare("a prompt", provider=Reversed, sampling_params={"temperature": 0, "n": 2}).spec
-    assert not spec.reuse.deterministic
+@pytest.mark.parametrize(("name", "given", "expected"), PER_ROW)
+def test_rows_of_a_prompt_that_samples_have_results_of_their_own(name, given, expected):
+    stage = declare(name, **given)
+    assert stage.spec.reuse.per_row is expected
+    if stage.spec.reuse.mode == "rows":
+        assert (stage.spec.key_columns(stage.pipeline)[0] == "id") is expected
+        assert "id" not in stage.spec.columns_given(stage.pipeline)
 
 
 def test_preceding_partitions():
@@ -259,10 +259,8 @@ def test_preceding_partitions():
         ("vectors", {"reuse": True}, "reuse is True"),
         ("vectors", {"reuse_partitions": -1}, "reuse_partitions is -1; expected a whole number"),
         ("vectors", {"reuse_partitions": True}, "reuse_partitions is True"),
-        ("vectors", {"deduplicate": "yes"}, "deduplicate is 'yes'; expected a bool"),
-        ("vectors", {"deduplicate": True, "reuse": "none"}, "deduplicate=True is for reuse="),
+        ("vectors", {"per_row": "yes"}, "per_row is 'yes'; expected a bool"),
         ("vectors", {"reuse_partitions": 2, "reuse": "fragments"}, "reuse_partitions=2 is for"),
-        ("batches", {"deduplicate": True}, "name them in columns="),
         ("batches", {"reuse_partitions": 2}, "name them in columns="),
     ],
 )
@@ -294,10 +292,10 @@ def test_key_columns_count_in_the_order_that_code_can_observe():
     assert counted("named columns", columns=["n", "a"]) == ("n", "a")
     assert counted("a row of named columns", columns=["n", "a"]) == ("n", "a")
     assert counted("Spark's", inputs=["n", "a"]) == ("n", "a")
-    assert counted("a prompt by functions of columns", columns=["n", "a"]) == ("n", "a")
+    assert counted("a prompt by functions of columns", columns=["n", "a"]) == ("id", "n", "a")
     assert documents().map("out", joined).spec.key_columns(documents()) == ("body", "title")
     stage = documents().prompt("out", "{text} {n}", **MODEL)
-    assert stage.spec.key_columns(stage.pipeline) == ("n", "text")
+    assert stage.spec.key_columns(stage.pipeline) == ("id", "n", "text")
     assert counted("named columns", reuse="fragments") == ()
 
 

@@ -112,7 +112,7 @@ SAME: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     "batch size and workers": ((B,), {}, {"batch_size": 3, "concurrency": 2, "num_cpus": 1}),
     "retries": ((B,), {}, {"max_retries": 0, "timeout_s": 5}),
     "variables": ((B,), {}, {"env_vars": ["TOKEN"]}),
-    "reuse of other partitions": ((B,), {}, {"reuse_partitions": 4, "deduplicate": True}),
+    "reuse of other partitions": ((B,), {}, {"reuse_partitions": 4}),
     "a column that is not read": ((B,), {}, {"given": INPUT.append(pa.field("new", pa.bool_()))}),
     "the order of the input": ((B,), {}, {"given": pa.schema(list(INPUT)[::-1])}),
     "metadata of the input": (
@@ -331,7 +331,6 @@ def test_the_stage_definition_does_not_depend_on_reuse(project):
         {"reuse": "fragments"},
         {"reuse": "none"},
         {"reuse_partitions": 3},
-        {"deduplicate": True},
     ]
     stages = [declared(project, "map_batches", **each) for each in given]
     assert len({stage_definition(*stage) for stage in stages}) == 1
@@ -348,6 +347,6 @@ def test_row_definitions_are_frozen(project):
 
 FROZEN = {
     "batches": "464ba324fb19f27e5ce635820749205bd4a34c3b",
-    "prompt": "9da027bd98590e381d67d6802c89db199fef7aa4",
+    "prompt": "00d26e2fd7f019b71a102b6f23b8004ae5abc8cd",
     "vectors": "62a8c0b7d7711f3345d6247b13f8ecaff3a99146",
 }

@@ -18,10 +18,10 @@ from vane_dagster.errors import DamagedPartError, StoreError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.row_records import Outcome, RecordedPart, records_schema, write_records
 from vane_dagster.worker import node_files, row_index
-from vane_dagster.worker.row_index import Found, id_hashes, open_index
+from vane_dagster.worker.row_index import open_index
 
 Record = tuple[int, int, int, int, int]  # high, low, id, outcome, epoch
-Row = tuple[int, int, int]  # high, low, id
+Row = tuple[int, int]  # high, low
 FLOOR = 2
 
 
@@ -35,35 +35,24 @@ def recorded(folder: Path, records: Sequence[Record], key: str = "a") -> Recorde
     return RecordedPart(location, f"{key}.parquet", write_records(location, key, table))
 
 
-def found(index: row_index.RowIndex, rows: Sequence[Row], failed: bool, each_once: bool) -> Found:
+def found(
+    index: row_index.RowIndex, rows: Sequence[Row], failed: bool = False
+) -> list[tuple[int, int]]:
     high, low = (np.array([row[n] for row in rows], np.uint64) for n in (0, 1))
-    ids = id_hashes(pa.array([row[2] for row in rows], pa.int64()))
-    taken = (lambda positions: np.zeros(len(positions), bool)) if each_once else None
-    return index.find(high, low, ids, failed=failed, taken=taken)
+    part, record = index.find(high, low, failed=failed)
+    return list(zip(part.tolist(), record.tolist()))
 
 
 def expected(
-    parts: Sequence[Sequence[Record]], rows: Sequence[Row], failed: bool, each_once: bool
+    parts: Sequence[Sequence[Record]], rows: Sequence[Row], failed: bool
 ) -> list[tuple[int, int]]:
-    of_key: dict[tuple[int, int], list[tuple[bool, int, int, int]]] = {}
+    of_key: dict[tuple[int, int], list[tuple[bool, int, int]]] = {}
     for part, records in enumerate(parts):
-        for number, (high, low, id_, outcome, epoch) in enumerate(records):
+        for number, (high, low, _, outcome, epoch) in enumerate(records):
             hidden = outcome == Outcome.PASSING or (outcome == Outcome.FAILED and not failed)
             if epoch >= FLOOR and not hidden:
-                entry = (outcome == Outcome.FAILED, part, number, id_)
-                of_key.setdefault((high, low), []).append(entry)
-    for entries in of_key.values():
-        entries.sort()
-    result = [(-1, -1)] * len(rows)
-    for same_id in (True, False) if each_once else (False,):
-        for n, (high, low, id_) in enumerate(rows):
-            entries = of_key.get((high, low), [])
-            fitting = [e for e in entries if e[3] == id_ or not same_id]
-            if result[n][0] < 0 and fitting:
-                result[n] = (fitting[0][1], fitting[0][2])
-                if each_once:
-                    entries.remove(fitting[0])
-    return result
+                of_key.setdefault((high, low), []).append((outcome == Outcome.FAILED, part, number))
+    return [min(of_key[row])[1:] if row in of_key else (-1, -1) for row in rows]
 
 
 NUMBERS = st.sampled_from([0, 1, 1 << 58, (1 << 64) - 1])
@@ -76,26 +65,17 @@ RECORDS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(RECORDS, max_size=4),
-    st.lists(st.tuples(NUMBERS, NUMBERS, IDS), max_size=9),
-    st.booleans(),
+    st.lists(st.tuples(NUMBERS, NUMBERS), max_size=9),
     st.booleans(),
     st.sampled_from([0, 1_000_000]),
 )
-def test_rows_find_what_a_plain_search_finds(parts, rows, failed, each_once, in_memory):
+def test_rows_find_what_a_plain_search_finds(parts, rows, failed, in_memory):
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_index, "_IN_MEMORY", in_memory)
         folder = Path(name)
         group = [recorded(folder, records, f"p{n}") for n, records in enumerate(parts)]
-        result = found(open_index(group, FLOOR, folder), rows, failed, each_once)
-        assert [*zip(result.part, result.record)] == expected(parts, rows, failed, each_once)
-
-
-def test_ids_of_different_types_never_match():
-    kinds = (pa.int32(), pa.int64(), pa.uint64(), pa.string(), pa.large_string())
-    hashes = [id_hashes(pa.array([7]).cast(kind))[0] for kind in kinds]
-    assert len(set(hashes)) == len(kinds)
-    chunked = pa.chunked_array([[1], [2, 3]])
-    assert id_hashes(chunked).tolist() == id_hashes(pa.array([1, 2, 3])).tolist()
+        result = found(open_index(group, FLOOR, folder), rows, failed)
+        assert result == expected(parts, rows, failed)
 
 
 def test_an_index_is_built_once_and_by_records_and_floor(tmp_path):
@@ -106,7 +86,7 @@ def test_an_index_is_built_once_and_by_records_and_floor(tmp_path):
     Path(tmp_path, parts[0].records).unlink()
     assert open_index(parts, 1, indexes) is first
     row_index._opened.clear()
-    assert found(open_index(parts, 1, indexes), [(1, 1, 1)], False, True).part.tolist() == [0]
+    assert found(open_index(parts, 1, indexes), [(1, 1)]) == [(0, 0)]
     with pytest.raises(DamagedPartError, match=parts[0].records):
         open_index(parts, 2, indexes)
     assert (
@@ -127,7 +107,7 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     part = recorded(tmp_path, [(1, 1, 1, 0, 5)])
     usage = namedtuple("usage", "total used free")(10, 4, 6)
     monkeypatch.setattr(node_files.shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(StoreError, match=r"A row index needs 32 bytes .* 6 are free\. Make room"):
+    with pytest.raises(StoreError, match=r"A row index needs 24 bytes .* 6 are free\. Make room"):
         open_index([part], 1, tmp_path)
 
 
@@ -143,7 +123,7 @@ def test_an_index_that_nobody_used_for_a_day_is_deleted(tmp_path):
         len([path for path in tmp_path.iterdir() if path.is_dir() and path.name != ".partial"]) == 1
     )
     assert not used.exists()
-    assert found(old, [(1, 1, 1)], False, False).record.tolist() == [0]
+    assert found(old, [(1, 1)]) == [(0, 0)]
 
 
 def test_many_indexes_are_not_searched_for_old_ones_each_time(tmp_path, monkeypatch):
@@ -169,4 +149,4 @@ def test_an_incomplete_index_is_built_again(tmp_path, file, left):
     else:
         stored.write_bytes(stored.read_bytes()[:left])
     again = open_index([part], 1, tmp_path)
-    assert found(again, [(2, 1, 1)], False, False).record.tolist() == [2]
+    assert found(again, [(2, 1)]) == [(0, 2)]

@@ -33,7 +33,7 @@ from vane_dagster.worker.protocol import (
 )
 from vane_dagster.worker.retry import Policy, RowFault
 from vane_dagster.worker.row_errors import fault_table, null_row
-from vane_dagster.worker.row_reuse import arrange, keyed_records, restore
+from vane_dagster.worker.row_reuse import arrange, restore
 
 INPUT = pa.schema([("id", pa.string()), ("text", pa.string()), ("page", pa.int64())])
 
@@ -169,23 +169,20 @@ TABLES = st.lists(TEXTS, max_size=8).map(
 KINDS = st.sampled_from([(False, False), (True, False), (False, True)])
 
 
-@given(before=TABLES, now=TABLES, kind=KINDS, dedupe=st.booleans())
+@given(before=TABLES, now=TABLES, kind=KINDS)
 def test_known_rows_have_the_outcome_that_they_would_be_computed_with(
-    tmp_path_factory, before, now, kind, dedupe
+    tmp_path_factory, before, now, kind
 ):
     stage = Stage(tmp_path_factory.mktemp("parts"), *kind)
-    part = stage.write(stage.run(before, RowLookup(deduplicates=dedupe)))
+    part = stage.write(stage.run(before, RowLookup()))
     expected = plain(stage.run(now))
     stage.model.calls.clear()
-    reused = stage.run(now, stage.lookup(part, deduplicates=dedupe), "again")
+    reused = stage.run(now, stage.lookup(part), "again")
     assert plain(reused) == expected
-    stored = Counter(t for t in before["text"].to_pylist() if t != "bad passing")
-    wanted = Counter(now["text"].to_pylist())
-    missing = wanted - stored
-    if dedupe:
-        missing = Counter(dict.fromkeys(wanted.keys() - stored.keys(), 1))
-    assert Counter(stage.model.calls) == missing
-    assert reused.copied + reused.deduplicated + missing.total() == now.num_rows
+    stored = {text for text in before["text"].to_pylist() if text != "bad passing"}
+    missing = {*now["text"].to_pylist()} - stored
+    assert Counter(stage.model.calls) == Counter(missing)
+    assert reused.copied + len(missing) == now.num_rows
 
 
 def test_records_say_where_a_row_was_first_computed(tmp_path):
@@ -201,18 +198,6 @@ def test_records_say_where_a_row_was_first_computed(tmp_path):
         ("4", "second", "Model", "code", 1), ("5", "first", "Model", "code", 1),
     ]  # fmt: skip
     assert (third.copied, third.tally.rows_in) == (2, 2)
-
-
-def test_one_call_records_the_same_as_slices(tmp_path):
-    stage = Stage(tmp_path)
-    table = rows(("1", "a"), ("2", "none"), ("3", "bad"), ("4", "bad passing"))
-    work = stage.work()
-    made, faults = stage.compute(table, work)
-    whole = keyed_records(table, Computed(made, Tally(), faults), stage.call, work)
-    sliced = stage.run(table).row_records
-    assert sliced is not None
-    assert whole.drop_columns("at") == sliced.drop_columns("at")
-    assert whole["outcome"].to_pylist() == [0, 1, 2, 3]
 
 
 def test_failures_are_inherited_in_their_own_partition_alone(tmp_path):
