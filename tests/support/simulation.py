@@ -166,6 +166,7 @@ class Workers(InProcess):
         self.calls: Counter[tuple[str, str]] = Counter()
         """The calls with results that the driver got, by stage and value."""
         self.lost_something = False
+        self._last_parts: dict[Worker, tuple[str, str]] = {}
         self._made: dict[str, set[str]] = defaultdict(set)  # by fragment of a stage
         self._written: dict[str, set[str]] = defaultdict(set)  # by stage and partition
         self._found: dict[str, frozenset[str]] = {}  # by fragment of a stage
@@ -175,7 +176,8 @@ class Workers(InProcess):
     def run(self, worker: Worker, work: Work, tables: Sequence[pa.Table]) -> int:
         place = work.location.partition(", fragment ")[0]
         if isinstance(work.op, (Arrange, ReuseAndCall)):
-            self._found[work.location] = frozenset(self._written[place])
+            is_looked_up = isinstance(work.op, Arrange)
+            self._found[work.location] = frozenset(self._written[place] if is_looked_up else ())
             self._made[work.location] = set()
 
         def answer(ticket: int) -> CallResult:
@@ -204,6 +206,7 @@ class Workers(InProcess):
                 assert part not in self._existing, f"{work.stage} was computed again: {part}"
                 if not self.lost_something:  # else its fragment may have started over meanwhile
                     self._existing.add(part)
+                    self._last_parts[worker] = part
             return CallResult(ticket, report, table)
 
         return self._call(answer)
@@ -214,6 +217,8 @@ class Workers(InProcess):
         return CallResult(ticket, None, lost="it is gone", worker_lost=True)
 
     def replace(self, worker: Worker) -> Worker:
+        self.lost_something = True
+        self._existing.discard(self._last_parts.pop(worker, ("", "")))  # it may be computed again
         self._hosts.pop(worker, None)
         return Worker(f"{worker.name}'", worker.pool)
 

@@ -25,7 +25,7 @@ from vane_dagster.worker.protocol import RecordGroup, RowLookup, WorkReport
 
 _MIN_FOUND = 0.05
 """Share of rows found in other partitions below which partitions no longer wait for each other."""
-_BLOCK = 4
+_BLOCK = 8
 
 
 @dataclass
@@ -232,7 +232,7 @@ def written_groups(parts: Sequence[Part], found: int, id: str) -> Iterator[Recor
     """Divide the parts of a partition into groups that most later fragments look in too.
 
     Each group has an index on each node. The parts that the run has found are one group. Those that
-    it has written, in this order, are in blocks of 1, 4, 16 and so on, each of which starts at a
+    it has written, in this order, are in blocks of 1, 8, 64 and so on, each of which starts at a
     multiple of its size. So a fragment looks in few indexes, and a part is in few.
 
     Args:

@@ -130,6 +130,9 @@ class WorkBuilder:
     ) -> tuple[Work, list[Any]]:
         """Build work that computes and writes a fragment's part in one call.
 
+        Its rows are not looked up in other parts of its partition, because that takes as long as
+        computing them: only fast functions run whole fragments.
+
         Args:
             run: The fragment.
             task_state: The stage.
@@ -147,7 +150,7 @@ class WorkBuilder:
         op, spec = self.op(run, task_state.spec), task_state.spec
         keying = self._keying(run, spec)
         if keying and spec.runs_udf and isinstance(op, CallUdf):
-            known = self._known(run, task_state)
+            known = run.known.get(spec.name)
             own = spec.own_columns(self._pipeline)
             op = ReuseAndCall(
                 Arrange(op.ids[0], keying=keying, known=known), Restore(op, own, known)

@@ -53,6 +53,8 @@ _opened: OrderedDict[Path, RowIndex] = OrderedDict()
 
 Numbers = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.int64]
+_Entries = tuple[Numbers, Numbers, Numbers]
+"""The columns of `_ARRAYS`."""
 
 
 def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = None) -> RowIndex:
@@ -121,7 +123,7 @@ class RowIndex:
         """Find stored records of rows.
 
         Args:
-            high: The high halves of the rows' keys.
+            high: The high halves of the rows' keys, sorted.
             low: The low halves.
             failed: Whether records with `Outcome.FAILED` may be found.
 
@@ -129,9 +131,7 @@ class RowIndex:
             For each row, the position of the part in the group, and that of the record in the
             part's row records; -1 if nothing was found.
         """
-        order = np.argsort(high)
-        entries = np.empty(len(high), np.int64)
-        entries[order] = self._entries(high[order], low[order])
+        entries = self._entries(high, low)
         rows = np.flatnonzero(entries >= 0)
         if not failed:
             rows = rows[self._places[entries[rows]] < _FAILED]
@@ -143,7 +143,7 @@ class RowIndex:
         return part, record
 
     def _entries(self, high: Numbers, low: Numbers) -> Positions:
-        """Return the entry of each key; -1 without one. The keys must be sorted by `high`."""
+        """Return the entry of each key; -1 without one."""
         entry = np.searchsorted(self._high, high)
         found = np.full(len(high), -1, np.int64)
         left = np.flatnonzero(entry < len(self))
@@ -172,34 +172,34 @@ def _build(parts: Sequence[RecordedPart], floor: int, partial: Path) -> None:
     buckets = [partial / str(number) for number in range(1 << _BUCKET_BITS)]
     with contextlib.ExitStack() as stack:
         files: list[Any] = []
-        waiting: list[Numbers] = []
+        waiting: list[_Entries] = []
         waiting_rows = 0
         for entries in _entries(parts, floor, starts):
             waiting.append(entries)
-            waiting_rows += len(entries)
+            waiting_rows += len(entries[0])
             if waiting_rows > _IN_MEMORY:
                 # These records twice, as buckets and sorted.
                 check_room(partial, 2 * waiting_rows * _RECORD_BYTES, "A row index")
                 if not files:
                     files += [stack.enter_context(open(path, "wb")) for path in buckets]
-                _scatter(np.concatenate(waiting), files)
+                _scatter(waiting, files)
                 waiting, waiting_rows = [], 0
         if files and waiting:
-            _scatter(np.concatenate(waiting), files)
+            _scatter(waiting, files)
     check_room(partial, waiting_rows * _RECORD_BYTES, "A row index")
     with contextlib.ExitStack() as stack:
         arrays = [stack.enter_context(open(new / name, "wb")) for name in _ARRAYS]
         if files:
             for path in buckets:
-                _write_sorted(np.fromfile(path, np.uint64).reshape(-1, len(_ARRAYS)), arrays)
+                _write_sorted([*np.fromfile(path, np.uint64).reshape(-1, len(_ARRAYS)).T], arrays)
                 path.unlink()
         elif waiting:
-            _write_sorted(np.concatenate(waiting), arrays)
+            _write_sorted([np.concatenate(column) for column in zip(*waiting)], arrays)
     (new / _STARTS).write_text(json.dumps(starts))
 
 
-def _entries(parts: Sequence[RecordedPart], floor: int, starts: list[int]) -> Iterator[Numbers]:
-    """Yield the entries of each part, (records, 3); append its first position to `starts`."""
+def _entries(parts: Sequence[RecordedPart], floor: int, starts: list[int]) -> Iterator[_Entries]:
+    """Yield the entries of each part; append its first position to `starts`."""
     position = 0
     for part in parts:
         table = read_part(part.folder, part.records, (KEY_HIGH, KEY_LOW, OUTCOME, EPOCH))
@@ -208,13 +208,13 @@ def _entries(parts: Sequence[RecordedPart], floor: int, starts: list[int]) -> It
         kept = np.flatnonzero((outcome != Outcome.PASSING) & (table[EPOCH].to_numpy() >= floor))
         places = (kept + position).astype(np.uint64)
         places[outcome[kept] == Outcome.FAILED] |= _FAILED
-        halves = (table[KEY_HIGH].to_numpy()[kept], table[KEY_LOW].to_numpy()[kept])
-        yield np.stack([*halves, places], axis=1)
+        yield table[KEY_HIGH].to_numpy()[kept], table[KEY_LOW].to_numpy()[kept], places
         position += table.num_rows
 
 
-def _scatter(entries: Numbers, files: Sequence[Any]) -> None:
+def _scatter(waiting: Sequence[_Entries], files: Sequence[Any]) -> None:
     """Append entries to the files of their buckets."""
+    entries = np.stack([np.concatenate(column) for column in zip(*waiting)], axis=1)
     bucket = (entries[:, 0] >> np.uint64(64 - _BUCKET_BITS)).astype(np.uint8)
     sorted_entries = entries[np.argsort(bucket, kind="stable")]
     ends = np.cumsum(np.bincount(bucket, minlength=len(files)))
@@ -222,17 +222,17 @@ def _scatter(entries: Numbers, files: Sequence[Any]) -> None:
         file.write(own)
 
 
-def _write_sorted(entries: Numbers, files: Sequence[Any]) -> None:
+def _write_sorted(columns: Sequence[Numbers], files: Sequence[Any]) -> None:
     """Append the columns of entries to files, sorted by key, the first of each key."""
-    order = np.argsort(entries[:, 0])  # much faster than lexsort
-    high = entries[order, 0]
-    same = np.zeros(len(high) + 1, np.bool_)
-    same[1:-1] = high[1:] == high[:-1]
-    tied = np.flatnonzero(same[1:] | same[:-1])
-    if len(tied):
-        among = entries[order[tied]]
-        order[tied] = order[tied][np.lexsort((among[:, 2], among[:, 1], among[:, 0]))]
-        again = same[:-1] & (entries[order, 1] == np.roll(entries[order, 1], 1))
-        order = order[~again]
-    for number, file in enumerate(files):
-        file.write(np.ascontiguousarray(entries[:, number][order]))
+    high, low, places = columns
+    order = np.argsort(high)  # much faster than lexsort
+    found = high[order]
+    same = np.zeros(len(found) + 1, np.bool_)
+    same[1:-1] = found[1:] == found[:-1]
+    if same.any():
+        tied = np.flatnonzero(same[1:] | same[:-1])
+        among = order[tied]
+        order[tied] = among[np.lexsort((places[among], low[among], high[among]))]
+        order = order[~(same[:-1] & (low[order] == np.roll(low[order], 1)))]
+    for column, file in zip(columns, files):
+        file.write(column[order])

@@ -180,7 +180,7 @@ class _KnownPlaces:
         wanted = np.arange(rows.num_rows)
         if ROW_ERROR in rows.column_names:  # rows that the source could not read
             wanted = np.flatnonzero(_numpy(pc.is_null(rows.column(ROW_ERROR))))
-        wanted = self._without_duplicates(wanted, high, low)
+        wanted = self._sorted_without_duplicates(wanted, high, low)
         first = 0
         for group in lookup.groups:
             if group.parts and len(wanted):
@@ -195,19 +195,19 @@ class _KnownPlaces:
                 wanted = wanted[~is_found]
             first += len(group.parts)
 
-    def _without_duplicates(self, wanted: Places, high: _Numbers, low: _Numbers) -> Places:
-        """Return the first row with each key; the others are duplicates of it."""
-        bits = np.sort(low[wanted])
-        if (bits[1:] != bits[:-1]).all():
-            return wanted
+    def _sorted_without_duplicates(self, wanted: Places, high: _Numbers, low: _Numbers) -> Places:
+        """Return the first row with each key, sorted by key; the others are duplicates of it."""
+        order = wanted[np.argsort(high[wanted])]
+        if (high[order[1:]] != high[order[:-1]]).all():
+            return order
         order = wanted[np.lexsort((low[wanted], high[wanted]))]  # stable: the first place first
         is_same = np.zeros(len(order), bool)
         is_same[1:] = (high[order[1:]] == high[order[:-1]]) & (low[order[1:]] == low[order[:-1]])
-        firsts = order[~is_same]
+        firsts: Places = order[~is_same]
         equals = firsts[np.cumsum(~is_same) - 1]
         self.part[order[is_same]] = DUPLICATE
         self.record[order[is_same]] = equals[is_same]
-        return np.sort(firsts)
+        return firsts
 
 
 def restore(

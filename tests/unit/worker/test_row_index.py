@@ -38,9 +38,11 @@ def recorded(folder: Path, records: Sequence[Record], key: str = "a") -> Recorde
 def found(
     index: row_index.RowIndex, rows: Sequence[Row], failed: bool = False
 ) -> list[tuple[int, int]]:
-    high, low = (np.array([row[n] for row in rows], np.uint64) for n in (0, 1))
+    order = sorted(range(len(rows)), key=lambda n: rows[n][0])
+    high, low = (np.array([rows[place][n] for place in order], np.uint64) for n in (0, 1))
     part, record = index.find(high, low, failed=failed)
-    return list(zip(part.tolist(), record.tolist()))
+    places = dict(zip(order, zip(part.tolist(), record.tolist())))
+    return [places[n] for n in range(len(rows))]
 
 
 def expected(
