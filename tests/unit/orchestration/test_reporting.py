@@ -57,9 +57,10 @@ def test_the_last_progress_is_complete_whatever_was_given_up():
     assert events[0].done == events[0].total == {"a": 40}
 
 
-def test_a_part_without_a_former_one_counts_whole():
+def test_rows_that_the_code_made_are_counted_and_those_of_copies_are_not():
     counted, stats = counts(Clock(), [])
     run = fragment(0)
-    counted.add_part(run, run.task_states["a"], PartInfo("key", "digest", 1000, 1))
+    counted.add(run, "a", "whole", WorkReport(tally=Tally(rows_in=40), rows_out=39))
+    counted.add_part(run, run.task_states["a"], PartInfo("key", "digest", 1000, 1, copied=961))
 
-    assert stats[0, "a"].rows_out == 1000
+    assert (stats[0, "a"].rows_in, stats[0, "a"].rows_out, stats[0, "a"].copied) == (40, 39, 961)
