@@ -28,7 +28,7 @@ NO_FOLDER = ({"model": "/none/here"}, "model is '/none/here', and there is no '/
 PROMPT = {
     None: "column 'text' is null; a prompt needs it",
     " ": "the prompt is empty",
-    LONG: "of which 8 are for the answer (max_tokens)",
+    LONG: r"PromptTooLong: .* tokens; the model takes \d+, of which 8 are for the answer",
 }
 GREEDY = {"temperature": 0, "max_tokens": 8}
 
@@ -76,7 +76,7 @@ def transformers_classifier(backend: Any, model: Path) -> Offered:
     sampling = ({"sampling_params": {"temperature": 0}}, "unknown argument 'sampling_params'")
     return Offered(
         backend, "classify", arguments, functools.partial(scores, model),
-        {**NULL, LONG: "tokens; the model takes 96"}, broken, [sampling],
+        {**NULL, LONG: "PromptTooLong: .* tokens; the model takes 96"}, broken, [sampling],
         {"revision": "a", "dtype": "float16"},
     )  # fmt: skip
 
@@ -116,8 +116,14 @@ def vllm(backend: Any, model: Path) -> Offered:
         "lora": {"a": "/a"}, "chat_template": "{{ messages }}",
         "chat_template_kwargs": {"thinking": False}, **VLLM_KEYED,
     }  # fmt: skip
-    adapter = ({"sampling_params": {"adapter": "x"}}, "provider_options['lora'] has none")
-    refused = ({"sampling_params": {"temperature": -1}}, "are refused by vLLM: temperature")
+    adapter = (
+        {"sampling_params": {"adapter": "x"}},
+        "sampling_params has the adapter 'x'; provider_options['lora'] has none",
+    )
+    refused = (
+        {"sampling_params": {"temperature": -1}},
+        "sampling_params are refused by vLLM: temperature",
+    )
     return Offered(
         backend, "prompt", arguments, functools.partial(greedy, model), PROMPT,
         [beams("vllm"), adapter, refused, NO_FOLDER], [SPELLED], keyed, vllm_options(),
@@ -131,7 +137,7 @@ def vllm_embeddings(backend: Any, model: Path) -> Offered:
         "provider": "vllm", "model": str(model), "dimensions": 64, "normalize": True,
         "env_vars": ENV, "provider_options": {"engine_kwargs": {**engine, **matryoshka}},
     }  # fmt: skip
-    bad = {**NULL, LONG: "tokens; the model takes 192", "": "empty"}
+    bad = {**NULL, LONG: "PromptTooLong: .* tokens; the model takes 192", "": "empty"}
     return Offered(
         backend, "embed", arguments, functools.partial(vectors, model), bad, [NO_FOLDER],
         [SPELLED], VLLM_KEYED, vllm_options(),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from support.llm_server import Server
-from support.prompts import Person, Reversed
+from support.prompts import Parity, Person, Reversed
 
 # F403: all tests of the contract run here, over each provider.
 from support.provider_contract import *  # noqa: F403
@@ -49,13 +50,19 @@ def endpoint_arguments(provider: str, url: str, **options: Any) -> Arguments:
 BAD = {
     None: NULL_PROMPT,
     " ": EMPTY,
-    "refused": "BadRequestError: ",
+    "refused": "BadRequestError: .*content policy",
     "too long": "PromptTooLong: ",
 }
-WRONG_KEY = (
-    {"provider_options": {"api_key_env": "OTHER_KEY"}, "env_vars": ["OTHER_KEY"]},
-    "Incorrect API key provided",
-)
+WRONG_KEYS = [
+    (
+        {"provider_options": {"api_key_env": "OTHER_KEY"}, "env_vars": ["OTHER_KEY"]},
+        "Incorrect API key provided",
+    ),
+    (
+        {"provider_options": {"api_key_env": "UNSET_KEY"}, "env_vars": ["UNSET_KEY"]},
+        "needs a key in the environment variable 'UNSET_KEY', which is not set",
+    ),
+]
 NO_BODY = [
     ({"provider_options": {"extra_body": "x"}}, "has an extra_body of type str; expected a dict"),
     ({"sampling_params": {"extra_headers": {"K": SECRET}}}, "sampling_params has 'extra_headers'"),
@@ -69,7 +76,7 @@ def openai(api: str, other: str) -> Maker:
         wrong = ({"provider_options": {"api": "x"}}, "has api='x'; expected 'chat' or 'completion")
         arguments = endpoint_arguments("openai", url, api=api)
         return Offered(
-            backend, "prompt", arguments, echoes, BAD, [WRONG_KEY], [*NO_BODY, wrong],
+            backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [*NO_BODY, wrong],
             {"api": other, **BODY}, server=server,
         )  # fmt: skip
 
@@ -82,7 +89,7 @@ def openai_embeddings(backend: Any, server: Server, url: str) -> Offered:
     refused = [each for each in NO_BODY if "sampling_params" not in each[0]]
     keyed = {"api": "completions", **BODY}
     return Offered(
-        backend, "embed", arguments, lengths, bad, [WRONG_KEY], refused, keyed, server=server
+        backend, "embed", arguments, lengths, bad, WRONG_KEYS, refused, keyed, server=server
     )
 
 
@@ -90,7 +97,7 @@ def anthropic(backend: Any, server: Server, url: str) -> Offered:
     seed = ({"sampling_params": {"seed": 1}}, "has 'seed', which Anthropic's API does not take")
     arguments = endpoint_arguments("anthropic", url.removesuffix("/v1"))
     return Offered(
-        backend, "prompt", arguments, echoes, BAD, [WRONG_KEY], [*NO_BODY, seed], BODY,
+        backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [*NO_BODY, seed], BODY,
         server=server,
     )  # fmt: skip
 
@@ -114,6 +121,16 @@ def own_embeddings(backend: Any, server: Server, url: str) -> Offered:
     )  # fmt: skip
 
 
+def own_labels(backend: Any, server: Server, url: str) -> Offered:
+    labels = {"even": "", "uneven": ""}
+    arguments = {"provider": Parity, "model": "m", "labels": labels, "output_column": "kind"}
+    return Offered(
+        backend, "classify", arguments,
+        lambda texts: [(("even", "uneven")[len(text) % 2], 0.5) for text in texts],
+        {None: NULL_TEXT, "an odd one": "the label is 'odd'; expected one of 'even', 'uneven'"},
+    )  # fmt: skip
+
+
 ENDPOINTS: dict[str, Maker] = {
     "openai chat": openai("chat", "completions"),
     "openai completions": openai("completions", "chat"),
@@ -121,7 +138,8 @@ ENDPOINTS: dict[str, Maker] = {
     "anthropic": anthropic,
 }
 PROMPTS = [name for name in ENDPOINTS if name != "openai embeddings"]
-MAKERS = {**ENDPOINTS, "own prompt": own_prompt, "own embeddings": own_embeddings}
+OWN_CLASSES = {"own prompt": own_prompt, "own embeddings": own_embeddings, "own labels": own_labels}
+MAKERS = {**ENDPOINTS, **OWN_CLASSES}
 TRANSIENT = ["busy", "broken", "overloaded", "cut", "page a", "login b", "half c", "null d",
              "error e"]  # fmt: skip
 """Texts for which the endpoint fails once; see `llm_server`."""
@@ -152,10 +170,12 @@ def size(offered: Offered) -> int:
 def test_transient_errors_are_retried_for_their_rows_alone(offered, server, tmp_path):
     good = ["fine", *TRANSIENT, "also fine"]
     limit = {"on_error": "quarantine", "max_error_rate": 0.5}
-    rows, _ = offered.compute(tmp_path, [*good, "refused"], batch_size=size(offered), **limit)
+    texts = [*good, "refused", "too long"]
+    rows, _ = offered.compute(tmp_path, texts, batch_size=size(offered), **limit)
     offered.agree(rows, good)
-    assert [each["error"] for each in quarantined(tmp_path)] == ["BadRequestError"]
-    assert server.requests == {text: 2 if text in TRANSIENT else 1 for text in (*good, "refused")}
+    errors = [each["error"] for each in quarantined(tmp_path)]
+    assert errors == ["BadRequestError", "PromptTooLong"]
+    assert server.requests == {text: 2 if text in TRANSIENT else 1 for text in texts}
 
 
 @pytest.mark.parametrize("offered", ENDPOINTS, indirect=True)
@@ -180,6 +200,11 @@ def test_answers_are_validated_and_become_columns(offered, server, tmp_path):
     rows, _ = offered.compute(
         tmp_path, list(server.answers), on_error="null", max_error_rate=0.5, **given
     )
+    kind = pa.struct(
+        [("name", pa.string()), ("age", pa.int64()), ("mood", pa.string()),
+         ("tags", pa.list_(pa.string()))]
+    )  # fmt: skip
+    assert rows.schema.field("response").type == kind
     assert rows["response"].to_pylist() == [
         {"name": "Ada", "age": 36, "mood": "good", "tags": ["x"]},
         None,
@@ -192,5 +217,7 @@ def test_answers_are_validated_and_become_columns(offered, server, tmp_path):
     assert "age: Value error, nobody is that young" in errors[1]
     assert '"age": -1' in errors[1], "the answer is kept"
     assert "The answer is no JSON" in errors[2]
+    is_sent = offered.arguments["provider_options"].get("api") != "completions"
+    assert ("'title': 'Person'" in str(server.bodies[0])) == is_sent
     asked = [body for body in server.bodies if "Answer again" in str(body)]
     assert any("age: Field required" in str(body) for body in asked)
