@@ -27,6 +27,7 @@ from vane_dagster.worker.protocol import (
     Project,
     TableRows,
     Work,
+    WorkerStatus,
     WorkReport,
 )
 
@@ -193,9 +194,10 @@ def test_a_released_lease_stops_its_work(backend: TableBackend, tmp_path: Path) 
     pool = held_pool(tmp_path)
     first, *_ = held_row(backend, tmp_path, pool)
     first.release()
-    (tmp_path / "go").touch()
     second = backend.lease("run-2", [pool])
     (worker,) = second.workers()
+    assert isinstance(answer(second, second.status(worker)).report, WorkerStatus)
+    (tmp_path / "go").touch()  # after that answer, the worker knows that the lease has ended
     load(second, worker)
     table, _ = run(second, worker, CALL, second.put(ROWS))
     assert second.fetch(table).equals(ROWS)

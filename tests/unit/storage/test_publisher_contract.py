@@ -25,11 +25,16 @@ from vane_dagster.storage.store import Store
 KEYS = ["p", "q"]
 
 
+def named(param: tuple[str, int | None]) -> str:
+    format, target = param
+    return f"{format} merged" if target else format
+
+
 def row(number: int, **columns: str) -> pa.Table:
     return pa.table({"id": [number], **{name: [value] for name, value in columns.items()}})
 
 
-@pytest.fixture(params=product(["parquet", "delta", "iceberg", "lance"], [None, 3000]), ids=str)
+@pytest.fixture(params=product(["parquet", "delta", "iceberg", "lance"], [None, 3000]), ids=named)
 def published(request: pytest.FixtureRequest, tmp_path: Path) -> Published:
     """An empty target of each format in turn, with files as they are and merged ones."""
     format, target = request.param
