@@ -200,14 +200,6 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
 
     message = failure(materialize(asked(sampling_params={"beams": 4}), ray_compute, raises=False))
     assert "sampling_params has 'beams', which provider 'vllm' does not take" in message
-    message = failure(
-        materialize(asked(sampling_params={"adapter": "x"}), ray_compute, raises=False)
-    )
-    assert "sampling_params has the adapter 'x'; provider_options['lora'] has none" in message
-    message = failure(
-        materialize(asked(sampling_params={"temperature": -1}), ray_compute, raises=False)
-    )
-    assert "sampling_params are refused by vLLM: temperature" in message
     assert engine(worker()) == first
 
     first[0].send_signal(signal.SIGKILL)  # idle: found out before the next run's first row

@@ -13,6 +13,7 @@ from unittest import mock
 import pyarrow as pa
 
 import vane_dagster as vd
+from vane_dagster.compute.admission import check_can_fit
 from vane_dagster.compute.api import CallResult, Capacity, Worker
 from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.engine.check_runner import CheckRunner
@@ -35,6 +36,7 @@ class InProcess:
         self._order = order
         self._hosts: dict[Worker, Host] = {}
         self._pools: dict[str, PoolSpec] = {}
+        self._workers: list[Worker] = []
         self._tickets = itertools.count()
         self._calls: list[tuple[int, Callable[[], CallResult]]] = []
         self.id = "lease"
@@ -54,7 +56,14 @@ class InProcess:
         return NoClaims()
 
     def lease(self, run_id: str, pools: Sequence[PoolSpec], *_: Any) -> InProcess:
+        for pool in pools:
+            check_can_fit(self.capacity(), pool)
         self._pools = {pool.identity: pool for pool in pools}
+        self._workers = [
+            Worker(f"{pool.identity}-{n}", pool.identity)
+            for pool in pools
+            for n in range(min(2, pool.workers[1]))
+        ]
         return self
 
     def close(self) -> None:
@@ -63,11 +72,7 @@ class InProcess:
     # Lease
 
     def workers(self) -> list[Worker]:
-        return [
-            Worker(f"{name}-{n}", name)
-            for name, pool in self._pools.items()
-            for n in range(min(2, pool.workers[1]))
-        ]
+        return list(self._workers)
 
     def sharers(self) -> Mapping[str, Any]:
         return {}
@@ -94,6 +99,11 @@ class InProcess:
 
         return self._call(answer)
 
+    def put(self, rows: pa.Table) -> pa.Table:
+        return rows
+
+    fetch = put
+
     def _call(self, answer: Callable[[int], CallResult]) -> int:
         ticket = next(self._tickets)
         self._calls.append((ticket, lambda: answer(ticket)))
@@ -101,7 +111,9 @@ class InProcess:
 
     def replace(self, worker: Worker) -> Worker:
         del self._hosts[worker]
-        return Worker(f"{worker.name}'", worker.pool)
+        fresh = Worker(f"{worker.name}'", worker.pool)
+        self._workers = [fresh if each == worker else each for each in self._workers]
+        return fresh
 
     def wait(self, timeout: float) -> list[CallResult]:
         if not self._calls:

@@ -60,7 +60,8 @@ class Server:
         prompt = body["prompt"]
         if failed := await self._failed(body, prompt):
             return failed
-        text = self._answer([{"role": "user", "content": prompt}], prompt)
+        questions = prompt.split("\n\n")[::2]  # in between are answers
+        text = self._answer([{"role": "user", "content": each} for each in questions], prompt)
         choice = {"index": 0, "finish_reason": "length", "text": text, "logprobs": None}
         return JSONResponse(_completion(body, "text_completion", choice, prompt, text))
 
@@ -107,20 +108,24 @@ class Server:
             }
         )
 
-    async def _failed(self, body, prompt):
+    async def _failed(self, body, *prompts):
         """Count a request, and return the response that a word in it asks for."""
-        from starlette.responses import Response
-
         self.bodies.append(body)
-        self.requests[prompt] += 1
+        self.requests.update(prompts)
         self.times.append(time.monotonic())
-        first = self.requests[prompt] == 1
+        first = {prompt: self.requests[prompt] == 1 for prompt in prompts}
         self.now += 1
         self.most = max(self.most, self.now)
         try:
             await asyncio.sleep(self.seconds)
         finally:
             self.now -= 1
+        failures = (self._failure(prompt, first[prompt]) for prompt in prompts)
+        return next(filter(None, failures), None)
+
+    def _failure(self, prompt, first):
+        from starlette.responses import Response
+
         if "busy" in prompt and first:
             return _error("slow down", 429, {"Retry-After": "0"})
         if "broken" in prompt and first:
@@ -129,7 +134,7 @@ class Server:
             return _error("Overloaded", 529, {"Retry-After": "0"})
         if "cut" in prompt and first:
             return Response(b'{"id": "x", "cho', headers={"content-length": "500"})
-        if (found := _MALFORMED.get(prompt.split()[0])) and first:
+        if (found := _MALFORMED.get(prompt.partition(" ")[0])) and first:
             return Response(found[0], headers={"content-type": found[1]})
         if prompt in self.responses:
             return Response(self.responses[prompt], headers={"content-type": "application/json"})
@@ -150,7 +155,8 @@ class Server:
         if failed := _unauthorized(request):
             return failed
         body = json.loads(await request.body())
-        self.bodies.append(body)
+        if failed := await self._failed(body, *body["input"]):
+            return failed
         if self.vectors:
             return Response(self.vectors, headers={"content-type": "application/json"})
         size = body.get("dimensions", 4)

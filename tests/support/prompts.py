@@ -34,6 +34,16 @@ class Reversed:
         return [[len(text), 0.0, 1.0, os.getpid()][: dimensions or 4] for text in texts]
 
 
+class Parity:
+    """A classifier of a user's own, which invents a label."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    async def classify(self, texts: list[str], labels: list[str]) -> list[tuple[str, float]]:
+        return [("odd" if "odd" in text else labels[len(text) % 2], 0.5) for text in texts]
+
+
 class Person(pydantic.BaseModel):
     name: str
     age: int

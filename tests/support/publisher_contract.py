@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -21,14 +22,18 @@ class Published:
     Attributes:
         store: The pipeline's store.
         publisher: Returns the publisher of a partition.
-        read: Reads the ids of all partitions as other tools do.
+        read: Reads the ids of all partitions as other tools do, now or at a version.
         add: Adds a row by another writer.
+        remove: Removes a row by another writer.
+        versions: Returns the versions of a table, the oldest first; none for files.
     """
 
     store: Store
     publisher: Callable[[str], Publisher]
-    read: Callable[[], Sequence[int]]
+    read: Callable[[Any], Sequence[int]]
     add: Callable[[int], None]
+    remove: Callable[[int], None]
+    versions: Callable[[], Sequence[Any]]
 
     def manifest(self, key: str, rows: dict[str, list[int]], plan: str) -> Manifest:
         """Stage rows by fragment key."""
@@ -50,11 +55,26 @@ class Published:
 
     @property
     def ids(self) -> list[int]:
-        return sorted(self.read())
+        return sorted(self.read(None))
 
     def files(self, key: str) -> Sequence[str]:
         name = self.store.latest("docs", "s", [key])[key]
         return self.store.read("docs", "s", key, name).published_files
+
+    def race(self, patch: pytest.MonkeyPatch, step: str, act: Callable[[], object]) -> list[str]:
+        """Let something happen before the next call of a step; return a list that then has it."""
+        owner, raced = type(self.publisher("p")), list[str]()
+        name = step if hasattr(owner, step) else "publish"
+        real = getattr(owner, name)
+
+        def call(*args: Any, **given: Any) -> Any:
+            if not raced:
+                raced.append(name)
+                act()
+            return real(*args, **given)
+
+        patch.setattr(owner, name, call)
+        return raced
 
     def clean(self, key: str) -> bool:
         """Whether nothing is staged or announced."""
@@ -65,11 +85,23 @@ class Published:
 
 def test_a_partition_is_replaced_and_nothing_else(published):
     published.publish("p", {"a": [1], "b": [2, 3]})
+    first = published.files("p")
     published.publish("q", {"c": [4]})
     published.add(99)
     assert published.ids == [1, 2, 3, 4, 99]
+    before = [*published.versions()]
     published.publish("p", {"a": [1], "d": [5]}, "2")
     assert published.ids == [1, 4, 5, 99]
+    if before:
+        assert [*published.versions()][:-1] == before, "it is one commit"
+        assert sorted(published.read(before[-1])) == [1, 2, 3, 4, 99], "time travel"
+    published.publish("p", {}, "3")
+    assert published.ids == [4, 99]
+    assert published.publisher("p").holds(published.files("p"))
+    published.publish("p", {"a": [1], "b": [2, 3]}, "4")
+    assert published.ids == [1, 2, 3, 4, 99], "the rows that it had before"
+    if before:
+        assert not {*first} & {*published.files("p")}, "no file is added again"
     assert published.clean("p")
     assert published.clean("q")
     assert published.publisher("q").holds(published.files("q"))
@@ -95,6 +127,39 @@ def test_nothing_of_a_killed_run_is_left_behind(published, killed_in, monkeypatc
         assert not isinstance(published.commit("p", made), ManifestName)
     published.publish("p", {"d": [4]}, "3")
     assert published.ids == [4]
+
+
+@pytest.mark.parametrize("step", ["_create", "_replace"])
+def test_partitions_that_are_published_at_once_are_both_kept(published, step, monkeypatch):
+    """The other run commits between this one's look at the table and its transaction."""
+    with monkeypatch.context() as patch:
+        raced = published.race(patch, step, lambda: published.publish("q", {"b": [2]}))
+        published.publish("p", {"a": [1]})
+    assert raced
+    assert published.ids == [1, 2]
+    before = len(published.versions())
+    assert before <= 3, "that of the table, and one for each partition"
+    with monkeypatch.context() as patch:
+        raced = published.race(patch, "_replace", lambda: published.publish("q", {"d": [4]}, "2"))
+        published.publish("p", {"c": [3]}, "2")
+    assert raced
+    assert published.ids == [3, 4]
+    assert len(published.versions()) in (0, before + 2)
+
+
+def test_a_change_by_others_right_before_a_transaction_is_respected(published, monkeypatch):
+    published.publish("p", {"a": [1, 2, 3]})
+    published.add(99)
+
+    def change() -> None:
+        published.remove(3)
+        published.add(98)
+
+    with monkeypatch.context() as patch:
+        raced = published.race(patch, "_replace", change)
+        published.publish("p", {"b": [1, 3]}, "2")
+    assert raced
+    assert published.ids == [1, 3, 98, 99]
 
 
 __all__ = [name for name in dir() if name.startswith("test_")]

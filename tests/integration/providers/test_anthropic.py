@@ -5,30 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-import vane_dagster as vd
-from support.data import read_stage
 from support.llm_server import Server, serving
-from support.prompts import TEXTS, Person, docs
-from support.results import failure, metadata
-from support.warm_workers import workers_that_imported
 from vane_dagster.errors import StageError
 from vane_dagster.providers.anthropic import AnthropicProvider
-from vane_dagster.providers.base import Answer, PromptTooLong, Request, SamplingRefused
+from vane_dagster.providers.base import Answer, Request, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.http import MalformedResponse
-from vane_dagster.storage.transient_errors import is_transient
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _workers() -> Iterator[None]:
-    with workers_that_imported("anthropic.resources.messages"):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +37,6 @@ def submit(url: str, *messages: Any, options: Any = None, **request: Any) -> Ans
                 await client.close()  # a worker keeps its connections until it ends
 
     return asyncio.run(answered())
-
-
-def asked(above: Any, url: str, messages: str = "{text}", **kwargs: Any) -> vd.Stage:
-    options = {"base_url": url, "api_key_env": "LLM_KEY", **kwargs.pop("provider_options", {})}
-    given = {"provider": "anthropic", "model": "m", "env_vars": ["LLM_KEY"], **kwargs}
-    return above.prompt("asked", messages, provider_options=options, **given)
-
-
-def read(tmp_path: Path) -> pa.Table:
-    return read_stage(tmp_path / "store", "docs", "asked")
 
 
 # Requests and answers
@@ -154,23 +130,6 @@ def test_a_message_of_another_role_is_an_error_of_its_row(server, endpoint):
         submit(endpoint[1], {"role": "tool", "content": "x"})
 
 
-@pytest.mark.parametrize(
-    ("word", "transient"),
-    [("busy", True), ("broken", True), ("overloaded", True), ("cut", True), ("refused", False)],
-)
-def test_errors_that_pass_are_transient(word, transient, server, endpoint):
-    with pytest.raises(Exception) as raised:  # noqa: PT011 - of the client's classes
-        submit(endpoint[1], word)
-    assert is_transient(raised.value) == transient
-
-
-@pytest.mark.parametrize("word", ["page", "login", "half", "null", "error"])
-def test_responses_in_another_form_are_transient(word, server, endpoint):
-    with pytest.raises(ConnectionError, match="is not of anthropic's API: ") as raised:
-        submit(endpoint[1], word)
-    assert is_transient(raised.value)
-
-
 def response(*content: Any, reason: Any = "end_turn", **fields: Any) -> bytes:
     """Return the body of a response with content blocks."""
     usage = {"input_tokens": 5, "output_tokens": 2}
@@ -242,68 +201,7 @@ def test_an_empty_answer_that_the_model_ended_is_an_answer(server, endpoint):
     assert submit(endpoint[1], "q").text == ""
 
 
-def test_a_prompt_that_is_too_long(server, endpoint):
-    with pytest.raises(PromptTooLong):
-        submit(endpoint[1], "too long")
-
-
-@pytest.mark.parametrize(
-    ("key", "reason"), [("sk-other", "Incorrect API key"), ("", "'LLM_KEY' is not set")]
-)
-def test_a_wrong_or_missing_key_is_no_rows_error(key, reason, server, endpoint, monkeypatch):
-    monkeypatch.setenv("LLM_KEY", key)
-    with pytest.raises(StageError, match=reason):
+def test_a_missing_key_is_no_rows_error(server, endpoint, monkeypatch):
+    monkeypatch.delenv("LLM_KEY")
+    with pytest.raises(StageError, match="'LLM_KEY' is not set"):
         submit(endpoint[1], "a")
-
-
-# Stages
-
-
-def test_rows_that_the_endpoint_is_too_busy_for_are_asked_again_alone(
-    tmp_path, local, server, endpoint, materialize
-):
-    texts = ["fine", "busy", "broken", "overloaded", "cut", "refused", "also fine"]
-    pipeline = docs(tmp_path, texts)
-    asked(pipeline, endpoint[1], on_error="quarantine", max_error_rate=0.5, system="Be brief.",
-          prices={"prompt": 1e6, "cached": 0.0})  # fmt: skip
-
-    facts = metadata(materialize(pipeline, local), "asked")
-
-    good = [text for text in texts if text != "refused"]
-    assert read(tmp_path)["response"].to_pylist() == [f"echo: {text}" for text in good]
-    repeated = {"busy": 2, "broken": 2, "overloaded": 2, "cut": 2}
-    assert server.requests == {text: repeated.get(text, 1) for text in texts}
-    assert facts["prompt_tokens"] == 7 + 3 * 6
-    assert facts["cost"] == 7 + 2 * 6
-    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store"))
-    assert aside["error"].to_pylist() == ["BadRequestError"]
-
-
-def test_answers_are_validated(tmp_path, local, server, endpoint, materialize):
-    server.answers = {
-        "good": ['{"name": "Ada", "age": 36}'],
-        "young": ['{"name": "Tim", "age": -1}'],
-        "better": ['{"name": "Eve"}', '{"name": "Eve", "age": 5}'],
-    }
-    pipeline = docs(tmp_path, [*server.answers])
-    asked(pipeline, endpoint[1], return_format=Person, explain_errors=1, on_error="null",
-          max_error_rate=0.5)  # fmt: skip
-
-    materialize(pipeline, local)
-
-    found = read(tmp_path)
-    ages = [person and person["age"] for person in found["response"].to_pylist()]
-    assert ages == [36, None, 5]
-    assert "nobody is that young" in found["error"][1].as_py()
-
-
-def test_a_wrong_key_fails_a_stage_at_once(
-    tmp_path, local, server, endpoint, materialize, monkeypatch
-):
-    monkeypatch.setenv("LLM_KEY", "sk-another-key-altogether")
-    pipeline = docs(tmp_path, TEXTS)
-    asked(pipeline, endpoint[1], on_error="quarantine")
-    message = failure(materialize(pipeline, local, raises=False))
-    assert "Incorrect API key" in message
-    assert "sk-another" not in message
-    assert not server.requests

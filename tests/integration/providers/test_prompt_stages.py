@@ -16,7 +16,7 @@ import vane_dagster as vd
 from support.damage import stored_parts
 from support.data import read_stage
 from support.llm_server import KEY
-from support.prompts import TEXTS, Person, Reversed, asked, docs
+from support.prompts import TEXTS, Reversed, asked, docs
 from support.results import failure, metadata
 from support.warm_workers import workers_that_imported
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
@@ -84,40 +84,7 @@ def test_a_field_that_the_source_does_not_have(tmp_path, local, materialize):
     assert "has no column 'title'" in failure(materialize(pipeline, local, raises=False))
 
 
-def test_null_and_empty_prompts_are_errors_of_their_rows(tmp_path, local, materialize):
-    pipeline = docs(tmp_path, ["a", None, " ", "d"])
-    pipeline.prompt(
-        "asked", "text", provider=Reversed, model="m", on_error="quarantine", max_error_rate=0.5
-    )
-
-    materialize(pipeline, local)
-
-    assert read(tmp_path)["id"].to_pylist() == [0, 3]
-    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store")).sort_by("id")
-    assert aside["message"].to_pylist() == [
-        "column 'text' is null; a prompt needs it",
-        "the prompt is empty",
-    ]
-
-
 # Providers
-
-
-def test_a_provider_of_a_users_own_is_keyed_by_its_code_and_what_changes_answers(
-    tmp_path, local, materialize
-):
-    def computed(**kwargs: Any) -> int:
-        pipeline = docs(tmp_path)
-        pipeline.prompt("asked", "{text}", **{"provider": Reversed, "model": "m", **kwargs})
-        return metadata(materialize(pipeline, local), "asked")["fragments_computed"]
-
-    assert computed() == 1
-    assert computed(provider_options={"address": "elsewhere"}, concurrency=2, batch_size=2) == 0
-    assert computed(provider_options={"suffix": "!"}) == 1
-    assert computed(model="n") == 1
-    assert computed(sampling_params={"temperature": 0}) == 1
-    assert computed(system="Be brief.") == 1
-    assert computed(return_format=["xof a", "god a"], on_error="null", max_error_rate=1) == 1
 
 
 def test_an_installed_package_registers_a_provider(tmp_path, local, monkeypatch, materialize):
@@ -168,18 +135,6 @@ def test_an_endpoint_answers(tmp_path, local, server, endpoint, materialize):
     (body, *_) = server.bodies
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (body["temperature"], body["top_k"], body["model"]) == (0, 5, "m")
-
-
-@pytest.mark.parametrize("api", ["chat", "completions"])
-def test_responses_in_another_form_are_retried(api, tmp_path, local, server, endpoint, materialize):
-    texts = ["page a", "login b", "half c", "null d", "error e"]
-    pipeline = docs(tmp_path, texts)
-    asked(pipeline, endpoint[1], provider_options={"api": api})
-
-    materialize(pipeline, local)
-
-    assert read(tmp_path)["response"].to_pylist() == [f"echo: {text}" for text in texts]
-    assert set(server.requests.values()) == {2}
 
 
 def test_completions_take_one_text_and_fields_of_the_servers_own(
@@ -431,66 +386,12 @@ def test_a_budget_is_used_up_by_answers_that_do_not_fit(
     assert len(server.bodies) < 200
 
 
-def test_rows_that_an_endpoint_is_too_busy_for_are_asked_again_alone(
-    tmp_path, local, server, endpoint, materialize
-):
-    texts = ["fine", "busy", "broken", "cut", "also fine"]
-    pipeline = docs(tmp_path, texts)
-    asked(pipeline, endpoint[1])
-
-    materialize(pipeline, local)
-
-    assert read(tmp_path)["response"].to_pylist() == [f"echo: {text}" for text in texts]
-    assert server.requests == {"fine": 1, "busy": 2, "broken": 2, "cut": 2, "also fine": 1}
-
-
-def test_rows_that_an_endpoint_refuses_are_set_aside(
-    tmp_path, local, server, endpoint, materialize
-):
-    texts = ["fine", "refused", "too long", "also fine"]
-    pipeline = docs(tmp_path, texts)
-    asked(pipeline, endpoint[1], on_error="quarantine", max_error_rate=0.5)
-
-    materialize(pipeline, local)
-
-    assert read(tmp_path)["id"].to_pylist() == [0, 3]
-    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store")).sort_by("id")
-    assert aside["error"].to_pylist() == ["BadRequestError", "PromptTooLong"]
-    assert max(server.requests.values()) == 1
-
-
-@pytest.mark.parametrize("key", ["sk-another-key-altogether", None])
-def test_a_wrong_or_missing_key_fails_at_once(
-    key, tmp_path, local, server, endpoint, materialize, monkeypatch
-):
-    monkeypatch.setenv("LLM_KEY", key) if key else monkeypatch.delenv("LLM_KEY")
-    pipeline = docs(tmp_path, ["a"] * 50)
-    asked(pipeline, endpoint[1], on_error="quarantine")
-
-    message = failure(materialize(pipeline, local, raises=False))
-
-    reason = "Incorrect API key" if key else "the environment variable 'LLM_KEY', which is not set"
-    assert reason in message
-    assert "sk-another" not in message
-    assert not server.requests
-
-
 def test_an_endpoint_that_is_not_there_is_named(tmp_path, local, monkeypatch, materialize):
     monkeypatch.setenv("LLM_KEY", KEY)
     pipeline = docs(tmp_path)
     asked(pipeline, "http://127.0.0.1:9/v1", max_retries=1)
     message = failure(materialize(pipeline, local, raises=False))
     assert "APIConnectionError at http://127.0.0.1:9/v1/chat/completions: " in message
-
-
-def test_requests_in_flight_are_bounded(tmp_path, local, server, endpoint, materialize):
-    server.seconds = 0.02
-    pipeline = docs(tmp_path, [f"text {i}" for i in range(40)])
-    asked(pipeline, endpoint[1], provider_options={"max_connections": 3}, batch_size=40)
-
-    materialize(pipeline, local)
-
-    assert server.most == 3
 
 
 def test_a_limit_by_the_minute_of_an_endpoint(tmp_path, local, server, endpoint, materialize):
@@ -504,49 +405,6 @@ def test_a_limit_by_the_minute_of_an_endpoint(tmp_path, local, server, endpoint,
 
 
 # Structured answers
-
-
-def test_answers_are_validated_and_become_columns(tmp_path, local, server, endpoint, materialize):
-    good = '```json\n{"name": "Ada", "age": 36, "tags": ["x"]}\n```'
-    server.answers = {
-        "good": [good],
-        "young": ['{"name": "Tim", "age": -1}'],
-        "cut": ['{"name": "T'],
-        "better": ['{"name": "Eve"}', '{"name": "Eve", "age": 5}'],
-    }
-    pipeline = docs(tmp_path, [*server.answers])
-    asked(
-        pipeline,
-        endpoint[1],
-        return_format=Person,
-        explain_errors=1,
-        on_error="null",
-        max_error_rate=0.5,
-    )
-
-    materialize(pipeline, local)
-
-    rows = read(tmp_path)
-    kind = pa.struct(
-        [("name", pa.string()), ("age", pa.int64()), ("mood", pa.string()),
-         ("tags", pa.list_(pa.string()))]
-    )  # fmt: skip
-    assert rows.schema.field("response").type == kind
-    assert rows["response"].to_pylist() == [
-        {"name": "Ada", "age": 36, "mood": "good", "tags": ["x"]},
-        None,
-        None,
-        {"name": "Eve", "age": 5, "mood": "good", "tags": []},
-    ]
-    usage = rows["response_usage"].to_pylist()
-    assert [used and used["requests"] for used in usage] == [1, None, None, 2]
-    errors = rows["error"].to_pylist()
-    assert "age: Value error, nobody is that young" in errors[1]
-    assert '"age": -1' in errors[1]  # the answer is kept
-    assert "The answer is no JSON" in errors[2]
-    texts = [m["content"] for body in server.bodies for m in body["messages"] if "again" in str(m)]
-    assert any("age: Field required" in text for text in texts)
-    assert server.bodies[0]["response_format"]["json_schema"]["schema"]["title"] == "Person"
 
 
 def test_one_of_some_choices(tmp_path, local, server, endpoint, materialize):
@@ -628,21 +486,15 @@ def test_vectors_have_the_size_that_the_first_run_finds(tmp_path, local, materia
     assert read(tmp_path)["id"].to_pylist() == [0, 1, 3]
 
 
-def test_a_column_is_embedded_by_an_endpoint(tmp_path, local, server, endpoint, materialize):
-    pipeline = docs(tmp_path, ["a", "bcd", None, "ef"])
-    options = {"base_url": endpoint[1], "api_key_env": "LLM_KEY"}
-    pipeline.embed(
-        "asked", "text", provider="openai", model="e", dimensions=3, normalize=False,
-        provider_options=options, env_vars=["LLM_KEY"], include_columns=["text"],
-        on_error="quarantine", max_error_rate=0.5,
-    )  # fmt: skip
+def test_a_prompt_and_an_embedding_of_one_model_share_its_worker(tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    shared = {"provider": Reversed, "model": "m", "concurrency": 1, "max_concurrency": 8}
+    pipeline.embed("asked", "text", dimensions=4, normalize=False, **shared)
+    pipeline.prompt("said", "{text}", **shared)
 
-    materialize(pipeline, local)
+    result = materialize(pipeline, local)
 
-    rows = read(tmp_path)
-    assert rows.schema.field("embedding").type == pa.list_(pa.float32(), 3)
-    assert rows["embedding"].to_pylist() == [[1.0] * 3, [3.0] * 3, [2.0] * 3]
-    assert rows["text"].to_pylist() == ["a", "bcd", "ef"]
-    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store"))
-    assert aside["message"].to_pylist() == ["column 'text' is null; expected a text"]
-    assert server.bodies[0]["dimensions"] == 3
+    loads = {stage: metadata(result, stage)["model_loads"] for stage in ("asked", "said")}
+    assert sum(loads.values()) == 1, loads
+    pids = {vector[3] for vector in read(tmp_path)["embedding"].to_pylist()}
+    assert len(pids) == 1

@@ -268,18 +268,6 @@ def test_a_table_that_never_had_rows_has_its_columns(tmp_path, local, materializ
     assert table.num_rows == 0
 
 
-def test_rows_go_back_to_what_they_were(tmp_path, local, materialize):
-    """The same files may not be added to the table that had been taken from it."""
-    write_source(tmp_path / "src", rows(range(20)))
-    files = []
-    for where in (None, "id < 5", None):
-        materialize(docs(tmp_path, where=where, format="delta"), local)
-        files.append(set(DeltaTable(tmp_path / "out").file_uris()))
-    assert read(tmp_path, "delta") == list(range(20))
-    assert not files[0] & files[2]
-    assert len(DeltaTable(tmp_path / "out", version=1).to_pandas()) == 20, "time travel"
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_increments_add_their_rows(tmp_path, local, materialize, format):
     write_source(tmp_path / "src", rows(range(40)))
@@ -535,47 +523,6 @@ def first_time(monkeypatch: Any, owner: Any, name: str, before: Any) -> None:
         return real(*args, **given)
 
     monkeypatch.setattr(owner, name, raced)
-
-
-def test_two_partitions_committed_at_once_both_land(tmp_path, local, materialize, monkeypatch):
-    """The other run commits between this one's look at the table and its transaction."""
-    given = {"keys": ["a", "b"], "format": "delta"}
-    for key, first in (("a", 0), ("b", 100)):
-        write_source(tmp_path / "src" / key, rows(range(first, first + 10)))
-
-    def other() -> None:
-        assert materialize(docs(tmp_path, **given), local, partition="b").success
-
-    first_time(monkeypatch, DeltaTable, "create_write_transaction", other)
-    materialize(docs(tmp_path, **given), local, partition="a")
-    assert read(tmp_path, "delta") == [*range(10), *range(100, 110)]
-
-
-def test_two_runs_that_create_the_table_at_once(tmp_path, local, materialize, monkeypatch):
-    given = {"keys": ["a", "b"], "format": "delta"}
-    for key, first in (("a", 0), ("b", 100)):
-        write_source(tmp_path / "src" / key, rows(range(first, first + 10)))
-
-    def other() -> None:
-        assert materialize(docs(tmp_path, **given), local, partition="b").success
-
-    first_time(monkeypatch, DeltaTable, "create", other)
-    materialize(docs(tmp_path, **given), local, partition="a")
-    assert read(tmp_path, "delta") == [*range(10), *range(100, 110)]
-
-
-def test_a_conflict_is_tried_again(tmp_path, local, materialize, monkeypatch):
-    """Somebody else changes the same partition right before the transaction."""
-    write_source(tmp_path / "src", rows(range(20)))
-    materialize(docs(tmp_path, format="delta"), local)
-    first_time(
-        monkeypatch,
-        DeltaTable,
-        "create_write_transaction",
-        lambda: DeltaTable(tmp_path / "out").delete("id = 3"),
-    )
-    materialize(docs(tmp_path, where="id < 15", format="delta"), local)
-    assert read(tmp_path, "delta") == list(range(15))
 
 
 def test_a_conflict_that_does_not_end_is_told(tmp_path, local, materialize, monkeypatch):

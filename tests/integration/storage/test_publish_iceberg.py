@@ -109,30 +109,6 @@ def test_a_published_table_is_read_as_a_source(tmp_path, local, materialize):
     assert step.url.endswith("src/b/a.parquet")
 
 
-def test_a_partition_is_replaced_as_a_whole(tmp_path, local, materialize):
-    keys = ["a", "b"]
-    for key, first in (("a", 0), ("b", 100)):
-        write_source(tmp_path / "src" / key, rows(range(first, first + 40)))
-        materialize(published(tmp_path, keys=keys), local, partition=key)
-    before = table_in(tmp_path).current_snapshot()
-    shrunk = published(tmp_path, keys=keys, where="id % 2 = 0")
-    materialize(shrunk, local, partition="a")
-    assert read(tmp_path) == [*range(0, 40, 2), *range(100, 140)]
-    assert metadata(materialize(shrunk, local, partition="a"), "out")["fragments_computed"] == 0
-    table = table_in(tmp_path)
-    assert len(table.snapshots()) == 3
-    assert before is not None
-    assert table.scan(snapshot_id=before.snapshot_id).to_arrow().num_rows == 80, "time travel"
-
-    materialize(published(tmp_path, keys=keys), local, partition="a")
-    assert read(tmp_path) == [*range(40), *range(100, 140)]
-    materialize(published(tmp_path, keys=keys, where="id < 0"), local, partition="a")
-    assert read(tmp_path) == list(range(100, 140))
-    again = materialize(published(tmp_path, keys=keys, where="id < 0"), local, partition="a")
-    assert metadata(again, "out")["fragments_computed"] == 0
-    assert not staged(tmp_path)
-
-
 def test_a_table_that_never_had_rows_has_its_columns(tmp_path, local, materialize):
     write_source(tmp_path / "src", rows(range(20)))
     materialize(published(tmp_path, where="id < 0"), local)
@@ -351,38 +327,6 @@ def test_a_process_that_is_killed_while_it_publishes(tmp_path, local, materializ
 # Two writers
 
 
-def first_time(monkeypatch: Any, owner: Any, name: str, before: Any) -> None:
-    """Has something happen once, right before a method is called for the first time."""
-    real = getattr(owner, name)
-
-    def raced(*args: Any, **given: Any) -> Any:
-        monkeypatch.undo()
-        before()
-        return real(*args, **given)
-
-    monkeypatch.setattr(owner, name, raced)
-
-
-@pytest.mark.parametrize("exists", [True, False])
-def test_two_partitions_committed_at_once_both_land(
-    tmp_path, local, materialize, monkeypatch, exists
-):
-    given = {"keys": ["a", "b"]}
-    for key, first in (("a", 0), ("b", 100)):
-        write_source(tmp_path / "src" / key, rows(range(first, first + 10)))
-    if exists:
-        materialize(published(tmp_path, **given, where="id < 5"), local, partition="a")
-    before = len(table_in(tmp_path).snapshots()) if exists else 0
-
-    def other() -> None:
-        assert materialize(published(tmp_path, **given), local, partition="b").success
-
-    first_time(monkeypatch, Table, "_do_commit", other)
-    materialize(published(tmp_path, **given), local, partition="a")
-    assert read(tmp_path) == [*range(10), *range(100, 110)]
-    assert len(table_in(tmp_path).snapshots()) == before + 2
-
-
 def test_many_partitions_of_one_run(tmp_path, local, materialize):
     keys = [f"k{n}" for n in range(6)]
     for n, key in enumerate(keys):
@@ -391,15 +335,6 @@ def test_many_partitions_of_one_run(tmp_path, local, materialize):
     tags = {f"dagster/asset_partition_range_{end}": key for end, key in ends.items()}
     materialize(published(tmp_path, keys=keys), local, tags=tags)
     assert read(tmp_path) == list(range(60))
-
-
-def test_a_conflict_is_tried_again(tmp_path, local, materialize, monkeypatch):
-    """Somebody else changes the same partition right before the transaction."""
-    write_source(tmp_path / "src", rows(range(20)))
-    materialize(published(tmp_path), local)
-    first_time(monkeypatch, Table, "_do_commit", lambda: table_in(tmp_path).delete("id = 3"))
-    materialize(published(tmp_path, where="id < 15"), local)
-    assert read(tmp_path) == list(range(15))
 
 
 def test_a_conflict_that_does_not_end(tmp_path, local, materialize, monkeypatch):

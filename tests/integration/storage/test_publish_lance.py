@@ -114,24 +114,6 @@ def test_a_table_holds_all_partitions_and_one_commit_each(tmp_path, local, mater
     assert opened(tmp_path).version == 3
 
 
-@pytest.mark.parametrize("target", [None, 3000])
-def test_a_partition_is_replaced_as_a_whole(tmp_path, local, materialize, target):
-    given = {"keys": ["a", "b"], "target_file_bytes": target}
-    for key, first in (("a", 0), ("b", 100)):
-        write_source(tmp_path / "src" / key, rows(range(first, first + 40)))
-        materialize(published(tmp_path, **given), local, partition=key)
-
-    materialize(published(tmp_path, where="id % 2 = 0", **given), local, partition="a")
-
-    assert ids(tmp_path) == [*range(0, 40, 2), *range(100, 140)]
-    assert opened(tmp_path).version == 4
-    former = lance.dataset(str(tmp_path / "out"), version=3)
-    assert former.count_rows() == 80, "time travel"
-    materialize(published(tmp_path, where="id < 0", **given), local, partition="a")
-    assert ids(tmp_path) == list(range(100, 140))
-    assert not staged(tmp_path)
-
-
 def test_files_of_unchanged_rows_stay(tmp_path, local, materialize):
     write_source(tmp_path / "src", rows(range(40)))
     materialize(published(tmp_path), local)
@@ -165,16 +147,6 @@ def test_chunks_of_a_document_that_shrank_are_gone(tmp_path, local, materialize)
     write_source(tmp_path / "src", {"id": [1, 2], "text": ["a b", "d e"]})
     materialize(pipeline(), local)
     assert sorted(opened(tmp_path).to_table()["word"].to_pylist()) == ["a", "b", "d", "e"]
-
-
-def test_rows_go_back_to_what_they_were(tmp_path, local, materialize):
-    write_source(tmp_path / "src", rows(range(20)))
-    seen = []
-    for where in (None, "id < 5", None):
-        materialize(published(tmp_path, where=where), local)
-        seen.append(files(tmp_path))
-    assert ids(tmp_path) == list(range(20))
-    assert not seen[0] & seen[2], "a file that was taken from the table is not added again"
 
 
 def test_a_table_that_was_compacted_or_changed_by_others(tmp_path, local, materialize):
@@ -373,22 +345,6 @@ def first_time(monkeypatch: Any, owner: Any, name: str, before: Any) -> None:
     monkeypatch.setattr(owner, name, raced)
 
 
-@pytest.mark.parametrize("step", ["_create", "_replace"])
-def test_two_partitions_committed_at_once_both_land(
-    tmp_path, local, materialize, monkeypatch, step
-):
-    for key, first in (("a", 0), ("b", 100)):
-        write_source(tmp_path / "src" / key, rows(range(first, first + 10)))
-
-    def other() -> None:
-        assert materialize(published(tmp_path, keys=["a", "b"]), local, partition="b").success
-
-    first_time(monkeypatch, LancePublisher, step, other)
-    materialize(published(tmp_path, keys=["a", "b"]), local, partition="a")
-    assert ids(tmp_path) == [*range(10), *range(100, 110)]
-    assert opened(tmp_path).version == 3
-
-
 def test_one_partition_published_twice_at_once_is_in_the_table_once(
     tmp_path, local, materialize, monkeypatch
 ):
@@ -401,14 +357,6 @@ def test_one_partition_published_twice_at_once_is_in_the_table_once(
     first_time(monkeypatch, LancePublisher, "_replace", other)
     materialize(published(tmp_path, where="id < 5"), local)
     assert ids(tmp_path) == list(range(5))
-
-
-def test_a_change_by_others_is_kept_and_tried_again(tmp_path, local, materialize, monkeypatch):
-    write_source(tmp_path / "src", rows(range(20)))
-    materialize(published(tmp_path), local)
-    first_time(monkeypatch, LancePublisher, "_replace", lambda: opened(tmp_path).delete("id = 3"))
-    materialize(published(tmp_path, where="id < 15"), local)
-    assert ids(tmp_path) == list(range(15))
 
 
 def test_a_conflict_that_does_not_end(tmp_path, local, materialize, monkeypatch):

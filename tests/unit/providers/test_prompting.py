@@ -170,18 +170,6 @@ def test_what_an_endpoint_cannot_be_sent_is_refused_at_declaration(
     assert "planted" not in str(raised.value)
 
 
-def test_options_of_one_endpoint_are_refused_at_declaration(tmp_path):
-    pipeline = docs(tmp_path)
-    with pytest.raises(vd.DefinitionError, match="api='completion'; expected 'chat' or 'completi"):
-        pipeline.prompt(
-            "asked", "{text}", provider="openai", model="m", provider_options={"api": "completion"}
-        )
-    with pytest.raises(vd.DefinitionError, match="has 'seed', which Anthropic's API does not take"):
-        pipeline.prompt(
-            "asked", "{text}", provider="anthropic", model="m", sampling_params={"seed": 1}
-        )
-
-
 def test_what_an_endpoint_can_be_sent_is_accepted(tmp_path):
     sampling = {
         "temperature": "{text}",

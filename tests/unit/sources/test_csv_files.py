@@ -7,7 +7,6 @@ import gzip
 import itertools
 import lzma
 import math
-from dataclasses import replace
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -440,14 +439,6 @@ def test_a_span_without_a_detail_is_read_as_the_file_is_now(tmp_path):
     assert source.find([span], field, 7) == (span, 7)
     spans = [s for f in split(source, FragmentRule(4)).fragments for s in f.spans]
     assert source.find(spans, field, 9) == (spans[-1], 9)
-
-
-def test_a_part_of_a_fragment_is_read(tmp_path):
-    write(tmp_path, a__csv=b"id\n" + b"".join(b"%d\n" % n for n in range(10)))
-    source = vd.csv(str(tmp_path))
-    table = split(source, FragmentRule(6))
-    part = replace(table.fragments[1], start=7, stop=9)
-    assert source.read(part, table.schema, CONTEXT)["id"].to_pylist() == [7, 8]
 
 
 def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -23,38 +25,62 @@ from vane_dagster.storage.store import Store
 KEYS = ["p", "q"]
 
 
+def named(param: tuple[str, int | None]) -> str:
+    format, target = param
+    return f"{format} merged" if target else format
+
+
 def row(number: int, **columns: str) -> pa.Table:
     return pa.table({"id": [number], **{name: [value] for name, value in columns.items()}})
 
 
-@pytest.fixture(params=["parquet", "delta", "iceberg", "lance"])
+@pytest.fixture(params=product(["parquet", "delta", "iceberg", "lance"], [None, 3000]), ids=named)
 def published(request: pytest.FixtureRequest, tmp_path: Path) -> Published:
-    """An empty target of each format in turn."""
-    out, given = str(tmp_path / "out"), {}
-    if request.param == "iceberg":
-        given = {"catalog": catalog_in(tmp_path / "catalog"), "table": "db.t"}
-    if request.param != "parquet":
+    """An empty target of each format in turn, with files as they are and merged ones."""
+    format, target = request.param
+    out, given = str(tmp_path / "out"), {"format": format, "target_file_bytes": target}
+    if format == "iceberg":
+        given |= {"catalog": catalog_in(tmp_path / "catalog"), "table": "db.t"}
+    if format != "parquet":
         given["partition_column"] = "key"
-    spec = docs(tmp_path, columns=["id"], keys=KEYS, format=request.param, **given)["out"].spec
+    spec = docs(tmp_path, columns=["id"], keys=KEYS, **given)["out"].spec
 
-    def read() -> list[int]:
-        if request.param == "parquet":
+    def iceberg() -> Any:
+        return opened(given["catalog"]).load_table("db.t")
+
+    def read(version: Any) -> list[int]:
+        if format == "parquet":
             files = [p for p in Path(out).rglob("*.parquet") if "_vane" not in str(p)]
             return [n for file in files for n in pq.ParquetFile(file).read()["id"].to_pylist()]
-        if request.param == "delta":
-            return DeltaTable(out).to_pyarrow_table()["id"].to_pylist()
-        if request.param == "lance":
-            return lance.dataset(out).to_table()["id"].to_pylist()
-        return opened(given["catalog"]).load_table("db.t").scan().to_arrow()["id"].to_pylist()
+        if format == "delta":
+            return DeltaTable(out, version).to_pyarrow_table()["id"].to_pylist()
+        if format == "lance":
+            return lance.dataset(out, version).to_table()["id"].to_pylist()
+        return iceberg().scan(snapshot_id=version).to_arrow()["id"].to_pylist()
 
     def add(number: int) -> None:
-        if request.param == "parquet":
+        if format == "parquet":
             pq.write_table(row(number), f"{out}/p/{uuid.uuid4()}.parquet")
-        elif request.param == "delta":
+        elif format == "delta":
             write_deltalake(out, row(number, key="other"), mode="append")
-        elif request.param == "lance":
+        elif format == "lance":
             lance.write_dataset(row(number, key="other"), out, mode="append")
         else:
-            opened(given["catalog"]).load_table("db.t").append(row(number, key="other"))
+            iceberg().append(row(number, key="other"))
 
-    return Published(Store(Location(str(tmp_path / "store"))), spec.publisher, read, add)
+    def remove(number: int) -> None:
+        tables = {"delta": DeltaTable, "lance": lance.dataset, "iceberg": lambda _: iceberg()}
+        if format in tables:
+            tables[format](out).delete(f"id = {number}")
+
+    def versions() -> list[Any]:
+        if format == "delta":
+            return [commit["version"] for commit in DeltaTable(out).history()][::-1]
+        if format == "lance":
+            return [each["version"] for each in lance.dataset(out).versions()]
+        if format == "iceberg":
+            return [snapshot.snapshot_id for snapshot in iceberg().snapshots()]
+        return []
+
+    store = Store(Location(str(tmp_path / "store")))
+    return Published(store, spec.publisher, read, add, remove, versions)

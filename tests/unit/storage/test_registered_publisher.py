@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.engine.committer import Commit, Committer
+from support.manifests import manifest, part
+from support.store_contract import commit
 from vane_dagster.orchestration.metadata import stage_metadata
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.storage import gc
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
-    FragmentRecord,
     Manifest,
     ManifestName,
-    PartInfo,
     Published,
 )
-from vane_dagster.storage.part_file import PartTarget, read_part, write_part
+from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.publish import registry
 from vane_dagster.storage.publish.base import STAGING, Publisher, Target, staged_parts
 from vane_dagster.storage.reader import places
 from vane_dagster.storage.store import Store
-
-SCHEMA = pa.schema([("id", pa.int64())])
 
 
 class JsonLines(Publisher):
@@ -59,9 +58,9 @@ class JsonLines(Publisher):
 
     def publish(self, manifest: Manifest) -> Published:
         assert manifest.published is not None
-        for part, name in zip(manifest.parts, manifest.published.files):
+        for info, name in zip(manifest.parts, manifest.published.files):
             if name not in self.target.names():
-                rows = read_part(self.staging, part.name).to_pylist()
+                rows = read_part(self.staging, info.name).to_pylist()
                 key = self._declared.options["root_key"]
                 lines = (json.dumps({key: row} if key else row) for row in rows)
                 self.target.write(name, "\n".join(lines).encode())
@@ -89,39 +88,15 @@ def declare(tmp_path, **written) -> vd.Stage:
     return docs.project("clean", ["id"]).write("out", f"{tmp_path}/out", format="jsonl", **written)
 
 
-def manifest(parts: Sequence[PartInfo], plan: str = "0") -> Manifest:
-    return Manifest(
-        pipeline="docs", stage="out", partition=None, generation=0, plan=plan * 32,
-        definition="d", schema=SCHEMA, parts=list(parts), files=[], upstream={}, run_id="run",
-        fragments=[FragmentRecord("file:///f", 0, part.rows, "f", 10) for part in parts],
-        committed_at=1.5, kind="write", keys=("id",), reads=("clean",),
-    )  # fmt: skip
-
-
-def commit(store: Store, publisher: Publisher, made: Manifest) -> ManifestName | vd.VaneError:
-    outcomes = []
-    committer = Committer(store, lambda file: None)
-    committer.put(
-        Commit(
-            manifest=made,
-            folder=publisher.staging,
-            publish=publisher,
-            unique=None,
-            upstream={},
-            waits_for=(),
-            above={},
-            evaluate_checks=lambda made: (),
-            figures=lambda made: {},
-            done=lambda made, outcome: outcomes.append(outcome),
-        )
-    )
-    committer.close()
-    return outcomes[0]
-
-
-def stage_part(publisher: Publisher, ids: list[int], key: str) -> PartInfo:
-    target = PartTarget(publisher.staging, key * 40, "id", compression=publisher.compression)
-    return write_part(pa.table({"id": ids}, SCHEMA), target)
+def publish(store: Store, publisher: Publisher, rows: dict[str, list[int]], plan: str = "0") -> Any:
+    """Publish rows by fragment key."""
+    parts = [
+        part(publisher.staging, ids, key=key * 40, compression=publisher.compression)
+        for key, ids in rows.items()
+    ]
+    made = manifest(parts, None, "out", plan)
+    made = replace(made, kind="write", keys=("id",), reads=("clean",))
+    return commit(store, made, publish=publisher, folder=publisher.staging)
 
 
 def published(tmp_path) -> list[dict[str, int]]:
@@ -132,13 +107,11 @@ def published(tmp_path) -> list[dict[str, int]]:
 def test_a_commit_publishes_and_replaces_a_partition(tmp_path, store):
     spec = declare(tmp_path).spec
     publisher = spec.publisher(None)
-    first = manifest([stage_part(publisher, [1, 2], "a"), stage_part(publisher, [3], "b")])
-    assert isinstance(commit(store, publisher, first), ManifestName)
+    assert isinstance(publish(store, publisher, {"a": [1, 2], "b": [3]}), ManifestName)
     assert published(tmp_path) == [{"id": 1}, {"id": 2}, {"id": 3}]
     assert publisher.staging.names() == {}
 
-    second = manifest([stage_part(publisher, [4], "c")], plan="1")
-    name = commit(store, publisher, second)
+    name = publish(store, publisher, {"c": [4]}, "1")
     assert published(tmp_path) == [{"id": 4}]
     in_force = store.read("docs", "out", None, name)
     assert in_force.published.format == "jsonl"
@@ -148,7 +121,7 @@ def test_a_commit_publishes_and_replaces_a_partition(tmp_path, store):
 
 def test_a_reader_names_the_stage_to_read_instead(tmp_path, store):
     publisher = declare(tmp_path).spec.publisher(None)
-    name = commit(store, publisher, manifest([stage_part(publisher, [1], "a")]))
+    name = publish(store, publisher, {"a": [1]})
     with pytest.raises(vd.StoreError, match=r"is published as 'jsonl'.*upstream stage 'clean'"):
         places(store, store.read("docs", "out", None, name))
 
@@ -166,8 +139,7 @@ def test_a_formats_own_options_are_validated_and_part_of_the_definition(tmp_path
 def test_what_a_killed_run_has_staged_is_collected(tmp_path, store):
     publisher = declare(tmp_path).spec.publisher(None)
     store.keep_target("docs", "out", str(tmp_path / "out" / "None"), "jsonl")
-    part = stage_part(publisher, [1], "a")
-    url = publisher.staging.file_url(part.name)
+    url = publisher.staging.file_url(part(publisher.staging).name)
     later = gc.GcPolicy(now=4e9, keep=10, grace=10)
     assert [list(found.condemned) for found in gc.collect(store, later)] == [[url]]
     assert store.target("docs", "out") == (str(tmp_path / "out" / "None"), "jsonl")

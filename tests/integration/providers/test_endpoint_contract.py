@@ -1,0 +1,223 @@
+"""The contract of providers, over endpoints and classes of users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from support.llm_server import Server
+from support.prompts import Parity, Person, Reversed
+
+# F403: all tests of the contract run here, over each provider.
+from support.provider_contract import *  # noqa: F403
+from support.provider_contract import SECRET, Arguments, Offered, quarantined
+from support.warm_workers import start_forked, workers_that_imported
+from vane_dagster.compute.local_backend import LocalBackend
+
+Maker = Callable[[Any, Server, str], Offered]
+
+EMPTY = "the prompt is empty"
+NULL_PROMPT = "column 'text' is null; a prompt needs it"
+NULL_TEXT = "column 'text' is null; expected a text"
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[LocalBackend]:
+    """Workers that stay warm from test to test."""
+    clients = "openai.resources.chat", "openai.resources.embeddings", "anthropic.resources.messages"
+    with workers_that_imported(*clients):
+        made = LocalBackend(2, start=start_forked)
+        yield made
+        made.close()
+
+
+def echoes(texts: Sequence[str]) -> list[str]:
+    return [f"echo: {text}" for text in texts]
+
+
+def lengths(texts: Sequence[str]) -> list[list[float]]:
+    return [[float(len(text))] * 3 for text in texts]
+
+
+def endpoint_arguments(provider: str, url: str, **options: Any) -> Arguments:
+    given = {"base_url": url, "api_key_env": "LLM_KEY", **options}
+    return {"provider": provider, "model": "m", "env_vars": ["LLM_KEY"], "provider_options": given}
+
+
+BAD = {
+    None: NULL_PROMPT,
+    " ": EMPTY,
+    "refused": "BadRequestError: .*content policy",
+    "too long": "PromptTooLong: ",
+}
+WRONG_KEYS = [
+    (
+        {"provider_options": {"api_key_env": "OTHER_KEY"}, "env_vars": ["OTHER_KEY"]},
+        "Incorrect API key provided",
+    ),
+    (
+        {"provider_options": {"api_key_env": "UNSET_KEY"}, "env_vars": ["UNSET_KEY"]},
+        "needs a key in the environment variable 'UNSET_KEY', which is not set",
+    ),
+]
+NO_BODY = [
+    ({"provider_options": {"extra_body": "x"}}, "has an extra_body of type str; expected a dict"),
+    ({"sampling_params": {"extra_headers": {"K": SECRET}}}, "sampling_params has 'extra_headers'"),
+    ({"sampling_params": {"top_k": b"x"}}, "has 'top_k', which cannot be sent: a bytes"),
+]
+BODY = {"extra_body": {"a": 1}}
+
+
+def openai(api: str, other: str) -> Maker:
+    def make(backend: Any, server: Server, url: str) -> Offered:
+        wrong = ({"provider_options": {"api": "x"}}, "has api='x'; expected 'chat' or 'completion")
+        arguments = endpoint_arguments("openai", url, api=api)
+        return Offered(
+            backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [*NO_BODY, wrong],
+            {"api": other, **BODY}, server=server,
+        )  # fmt: skip
+
+    return make
+
+
+def openai_embeddings(backend: Any, server: Server, url: str) -> Offered:
+    arguments = {"dimensions": 3, "normalize": False, **endpoint_arguments("openai", url)}
+    bad = {None: NULL_TEXT, **{text: BAD[text] for text in ("refused", "too long")}}
+    refused = [each for each in NO_BODY if "sampling_params" not in each[0]]
+    keyed = {"api": "completions", **BODY}
+    return Offered(
+        backend, "embed", arguments, lengths, bad, WRONG_KEYS, refused, keyed, server=server
+    )
+
+
+def anthropic(backend: Any, server: Server, url: str) -> Offered:
+    seed = ({"sampling_params": {"seed": 1}}, "has 'seed', which Anthropic's API does not take")
+    arguments = endpoint_arguments("anthropic", url.removesuffix("/v1"))
+    return Offered(
+        backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [*NO_BODY, seed], BODY,
+        server=server,
+    )  # fmt: skip
+
+
+OWN = {"provider": Reversed, "model": "m"}
+
+
+def own_prompt(backend: Any, server: Server, url: str) -> Offered:
+    bad = {None: NULL_PROMPT, " ": EMPTY, "poison": "ValueError: no answer to this"}
+    return Offered(
+        backend, "prompt", OWN, lambda texts: [text[::-1] for text in texts], bad,
+        keyed={"suffix": "!"},
+    )  # fmt: skip
+
+
+def own_embeddings(backend: Any, server: Server, url: str) -> Offered:
+    arguments = {"dimensions": 3, "normalize": False, **OWN}
+    return Offered(
+        backend, "embed", arguments, lambda texts: [[len(text), 0, 1] for text in texts],
+        {None: NULL_TEXT}, keyed={"suffix": "!"},
+    )  # fmt: skip
+
+
+def own_labels(backend: Any, server: Server, url: str) -> Offered:
+    labels = {"even": "", "uneven": ""}
+    arguments = {"provider": Parity, "model": "m", "labels": labels, "output_column": "kind"}
+    return Offered(
+        backend, "classify", arguments,
+        lambda texts: [(("even", "uneven")[len(text) % 2], 0.5) for text in texts],
+        {None: NULL_TEXT, "an odd one": "the label is 'odd'; expected one of 'even', 'uneven'"},
+    )  # fmt: skip
+
+
+ENDPOINTS: dict[str, Maker] = {
+    "openai chat": openai("chat", "completions"),
+    "openai completions": openai("completions", "chat"),
+    "openai embeddings": openai_embeddings,
+    "anthropic": anthropic,
+}
+PROMPTS = [name for name in ENDPOINTS if name != "openai embeddings"]
+OWN_CLASSES = {"own prompt": own_prompt, "own embeddings": own_embeddings, "own labels": own_labels}
+MAKERS = {**ENDPOINTS, **OWN_CLASSES}
+TRANSIENT = ["busy", "broken", "overloaded", "cut", "page a", "login b", "half c", "null d",
+             "error e"]  # fmt: skip
+"""Texts for which the endpoint fails once; see `llm_server`."""
+
+
+@pytest.fixture(params=MAKERS)
+def offered(
+    request: pytest.FixtureRequest,
+    backend: LocalBackend,
+    server: Server,
+    endpoint: tuple[Server, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Offered:
+    """Each provider in turn."""
+    monkeypatch.setenv("OTHER_KEY", SECRET)
+    return MAKERS[request.param](backend, server, endpoint[1])
+
+
+# Only of endpoints
+
+
+def size(offered: Offered) -> int:
+    """Rows of a request's batch; an embedding endpoint gets a batch as one request."""
+    return 1 if offered.method == "embed" else 64
+
+
+@pytest.mark.parametrize("offered", ENDPOINTS, indirect=True)
+def test_transient_errors_are_retried_for_their_rows_alone(offered, server, tmp_path):
+    good = ["fine", *TRANSIENT, "also fine"]
+    limit = {"on_error": "quarantine", "max_error_rate": 0.5}
+    texts = [*good, "refused", "too long"]
+    rows, _ = offered.compute(tmp_path, texts, batch_size=size(offered), **limit)
+    offered.agree(rows, good)
+    errors = [each["error"] for each in quarantined(tmp_path)]
+    assert errors == ["BadRequestError", "PromptTooLong"]
+    assert server.requests == {text: 2 if text in TRANSIENT else 1 for text in texts}
+
+
+@pytest.mark.parametrize("offered", ENDPOINTS, indirect=True)
+def test_requests_in_flight_are_bounded(offered, server, tmp_path):
+    server.seconds = 0.02
+    texts = [f"text {number}" for number in range(40)]
+    options = {"max_connections": 3}
+    rows, _ = offered.compute(tmp_path, texts, provider_options=options, batch_size=size(offered))
+    offered.agree(rows, texts)
+    assert server.most == 3
+
+
+@pytest.mark.parametrize("offered", PROMPTS, indirect=True)
+def test_answers_are_validated_and_become_columns(offered, server, tmp_path):
+    server.answers = {
+        "good": ['```json\n{"name": "Ada", "age": 36, "tags": ["x"]}\n```'],
+        "young": ['{"name": "Tim", "age": -1}'],
+        "unfinished": ['{"name": "T'],
+        "better": ['{"name": "Eve"}', '{"name": "Eve", "age": 5}'],
+    }
+    given = {"return_format": Person, "explain_errors": 1}
+    rows, _ = offered.compute(
+        tmp_path, list(server.answers), on_error="null", max_error_rate=0.5, **given
+    )
+    kind = pa.struct(
+        [("name", pa.string()), ("age", pa.int64()), ("mood", pa.string()),
+         ("tags", pa.list_(pa.string()))]
+    )  # fmt: skip
+    assert rows.schema.field("response").type == kind
+    assert rows["response"].to_pylist() == [
+        {"name": "Ada", "age": 36, "mood": "good", "tags": ["x"]},
+        None,
+        None,
+        {"name": "Eve", "age": 5, "mood": "good", "tags": []},
+    ]
+    usage = rows["response_usage"].to_pylist()
+    assert [used and used["requests"] for used in usage] == [1, None, None, 2]
+    errors = rows["error"].to_pylist()
+    assert "age: Value error, nobody is that young" in errors[1]
+    assert '"age": -1' in errors[1], "the answer is kept"
+    assert "The answer is no JSON" in errors[2]
+    is_sent = offered.arguments["provider_options"].get("api") != "completions"
+    assert ("'title': 'Person'" in str(server.bodies[0])) == is_sent
+    asked = [body for body in server.bodies if "Answer again" in str(body)]
+    assert any("age: Field required" in str(body) for body in asked)

