@@ -30,16 +30,6 @@ def test_the_example_for_a_laptop_runs(tmp_path):
     assert done.stdout.splitlines()[-1] == str(rows)
 
 
-def test_the_example_of_reuse_prints_what_the_page_says(tmp_path):
-    page = "docs/reuse.md"
-    (tmp_path / "reuse_example.py").write_text(code(page, "An example"))
-    done = forked.run(["reuse_example.py"], os.environ, tmp_path, 120)
-    assert done.returncode == 0, done.stderr
-    printed = (ROOT / page).read_text().partition("prints\n\n```\n")[2].partition("```")[0]
-    assert len(printed.splitlines()) == 6
-    assert done.stdout.endswith(printed)
-
-
 def test_the_first_example_of_the_readme_prints_what_it_says(tmp_path):
     page = "README.md"
     (tmp_path / "reviews.py").write_text(code(page, "A first example"))

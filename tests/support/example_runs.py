@@ -55,6 +55,9 @@ PRINTED = {
     r"returns/source +id 51.*returns/risks +id 51; map_batches of priced.*returns/joined",
     "reproducible": r"priced computed: \d.*reproducible passed: 20 rows were computed again.*"
     r"reproducible failed: \d+ of 20 rows .* ids \d+.*id \d+: euros is stored as \d+\.\d+, now",
+    "row_reuse": r"first run \['blue', 'green', 'red'\]\s+one row changed \['pink'\]\s+reordered, "
+    r"a new id, a new row \['gold'\]\s+the same after trim \[\]\s+a row twice \[\]\s+"
+    r"back again \['green'\]",
     "sentence_transformer": r"The parcel arrived two days late\. +is most like: Delivery took far",
     "sklearn_function": r"iris-000 is a setosa \(9\d%\).*iris-120 is a virginica",
     "summarise_vllm": r"\d+ tokens read, [1-9]\d?% of them from the engine's cache.*2026-03-03 2: ",

@@ -176,8 +176,7 @@ class Workers(InProcess):
     def run(self, worker: Worker, work: Work, tables: Sequence[pa.Table]) -> int:
         place = work.location.partition(", fragment ")[0]
         if isinstance(work.op, (Arrange, ReuseAndCall)):
-            is_looked_up = isinstance(work.op, Arrange)
-            self._found[work.location] = frozenset(self._written[place] if is_looked_up else ())
+            self._found[work.location] = frozenset(self._written[place])
             self._made[work.location] = set()
 
         def answer(ticket: int) -> CallResult:

@@ -15,6 +15,7 @@ _DRIVER_SECONDS = 0.005
 _FIRST_UNITS = 4
 _SMALL_SECONDS = 0.2
 _WHOLE_SECONDS = 1.0
+_COSTLY_SECONDS = 10e-6
 
 
 class SliceSizer:
@@ -51,6 +52,10 @@ class SliceSizer:
         """
         if row_seconds:
             self._row_seconds.setdefault(stage, row_seconds)
+
+    def is_costly(self, stage: str) -> bool:
+        """Whether a row takes much longer to compute than to look up; True until that is known."""
+        return self._row_seconds.get(stage, 1.0) >= _COSTLY_SECONDS
 
     def may_run_whole(self, stage: str) -> bool:
         """Whether one worker may process a whole fragment alone.

@@ -103,7 +103,12 @@ class WorkBuilder:
         self._packed: bytes | None = None
 
     def load(
-        self, run: FragmentState, task_state: StageTaskState, worker: str, shares: int
+        self,
+        run: FragmentState,
+        task_state: StageTaskState,
+        worker: str,
+        shares: int,
+        is_costly: bool = True,
     ) -> tuple[Work, list[Any]]:
         """Build work that loads a map's input into shared memory, for its slices.
 
@@ -112,6 +117,7 @@ class WorkBuilder:
             task_state: The stage.
             worker: Name of the worker.
             shares: Number of workers that share the input.
+            is_costly: Whether a row takes much longer to compute than to look up.
 
         Returns:
             The work, and the tables that it needs.
@@ -122,21 +128,21 @@ class WorkBuilder:
         op: Op = Gather()
         if run.is_arranged(spec := task_state.spec):
             id, keying = self._pipeline.keys(upstream)[0].column, self._keying(run, spec)
-            op = Arrange(id, spec.row_order, shares, keying, self._known(run, task_state))
+            op = Arrange(
+                id, spec.row_order, shares, keying, self._known(run, task_state, is_costly)
+            )
         return self._work(run, task_state, worker, op, (rows,), schema=schema), tables
 
     def whole(
-        self, run: FragmentState, task_state: StageTaskState, worker: str
+        self, run: FragmentState, task_state: StageTaskState, worker: str, is_costly: bool = True
     ) -> tuple[Work, list[Any]]:
         """Build work that computes and writes a fragment's part in one call.
-
-        Its rows are not looked up in other parts of its partition, because that takes as long as
-        computing them: only fast functions run whole fragments.
 
         Args:
             run: The fragment.
             task_state: The stage.
             worker: Name of the worker.
+            is_costly: Whether a row takes much longer to compute than to look up.
 
         Returns:
             The work, and the tables that it needs.
@@ -150,18 +156,23 @@ class WorkBuilder:
         op, spec = self.op(run, task_state.spec), task_state.spec
         keying = self._keying(run, spec)
         if keying and spec.runs_udf and isinstance(op, CallUdf):
-            known = run.known.get(spec.name)
+            known = self._known(run, task_state, is_costly)
             own = spec.own_columns(self._pipeline)
             op = ReuseAndCall(
                 Arrange(op.ids[0], keying=keying, known=known), Restore(op, own, known)
             )
         return self._part(run, task_state, worker, op, tuple(rows)), tables
 
-    def _known(self, run: FragmentState, task_state: StageTaskState) -> KnownRows | None:
-        """Where a map's rows are looked up: in earlier results, and in parts of this run."""
+    def _known(
+        self, run: FragmentState, task_state: StageTaskState, is_costly: bool
+    ) -> KnownRows | None:
+        """Where a map's rows are looked up: in earlier results, and in parts of this run.
+
+        The latter takes half a microsecond a row, which fast functions do not repay.
+        """
         stage = task_state.spec.name
         known = run.known.get(stage)
-        if isinstance(known, RowLookup):
+        if isinstance(known, RowLookup) and is_costly:
             plan = self._plan.partitions[run.partition].stages[stage]
             parts = list(self._parts[run.partition, stage].values())
             own = written_groups(parts, len(plan.parts), input_id(self._pipeline, stage))
@@ -610,14 +621,16 @@ class TaskBuilder:
             work, tables = self._work_builder.slice(run, task_state, worker.name, start, stop)
             return work, tables, start, stop - start
         worker_queue.pop()
+        place = run, task_state, worker.name
+        is_costly = self._slice_sizer.is_costly(task.stage)
         if task.kind == "load":
-            return (
-                *self._work_builder.load(run, task_state, worker.name, self._workers(task.stage)),
-                0,
-                0,
-            )
-        make = self._work_builder.gather if task.kind == "gather" else self._work_builder.whole
-        return *make(run, task_state, worker.name), 0, 0
+            shares = self._workers(task.stage)
+            work, tables = self._work_builder.load(*place, shares, is_costly)
+        elif task.kind == "gather":
+            work, tables = self._work_builder.gather(*place)
+        else:
+            work, tables = self._work_builder.whole(*place, is_costly)
+        return work, tables, 0, 0
 
     def _build_retry(
         self, run: FragmentState, task_state: StageTaskState, worker: str, retry: Retry
