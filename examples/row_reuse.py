@@ -1,6 +1,7 @@
 """Which rows a function is called for after a table was edited, reordered or extended."""
 
-import tempfile
+import os
+import shutil
 from pathlib import Path
 
 import dagster as dg
@@ -9,7 +10,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 
-ROOT = Path(tempfile.mkdtemp())
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "reuse").absolute()
 CALLS = ROOT / "calls.txt"
 
 
@@ -36,6 +37,8 @@ def run(rows: dict[int, str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    shutil.rmtree(ROOT, ignore_errors=True)
+    ROOT.mkdir(parents=True)
     print("first run", run({1: "red", 2: "green", 3: "blue"}))
     print("one row changed", run({1: "red", 2: "pink", 3: "blue"}))
     print("reordered, a new id, a new row", run({3: "blue", 9: "red", 2: "pink", 4: "gold"}))

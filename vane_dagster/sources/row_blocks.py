@@ -1,8 +1,8 @@
-"""Division of rows into blocks by their content, and digests of the rows.
+"""Division of rows into blocks of a size, and digests of the rows.
 
-A block ends after a row whose hash is below a threshold, so the ends depend on the rows around them
-alone (content-defined chunking). Appended, inserted, changed or deleted rows change the blocks in
-which they are, and leave the blocks before and after them as they were.
+Where blocks end depends on the number and size of the rows before. A changed or appended row
+changes its own block. An inserted or deleted one also changes those after it; their rows are found
+by row keys.
 
 A digest covers the values and types of rows. It is independent of how Arrow divides and encodes
 them in memory, and of versions of libraries. Both are part of stored keys: neither may change.
@@ -23,13 +23,7 @@ from vane_dagster.sources.base import FragmentRule
 
 LISTED = FragmentRule(65_536)
 """The blocks of which the identity of a table consists."""
-_MEAN_SHARE = 2
-_MIN_SHARE = 8
-_HALF = 8
-_VOID = np.uint64(0x9E3779B97F4A7C15)
-
 _Counts = npt.NDArray[np.int64]
-_Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -54,10 +48,8 @@ def blocks(chunks: Iterable[pa.Table], rule: FragmentRule) -> Iterator[RowBlock]
 
     Args:
         chunks: The rows in order, with plain types. The chunks have no influence on the blocks.
-        rule: The size of a full block, which ends with the row that reaches it. On average, a
-            block has about half of it.
+        rule: The size of a block, which ends with the row that reaches it.
     """
-    least_rows, least_bytes = rule.rows // _MIN_SHARE, rule.bytes // _MIN_SHARE
     held: list[pa.Table] = []
     first = rows = size = 0
     for chunk in chunks:
@@ -65,20 +57,12 @@ def blocks(chunks: Iterable[pa.Table], rule: FragmentRule) -> Iterator[RowBlock]
         for column in chunk.columns:
             sizes += _sizes(_combined(column))
         total = np.cumsum(sizes)
-        # In proportion to its rows and bytes, so that large rows end blocks sooner.
-        share = np.maximum(1 / rule.rows, sizes / rule.bytes) * _MEAN_SHARE
-        ends = np.flatnonzero(_hashes(chunk) / 2.0**64 < share)
         start, before = 0, 0
         while start < len(chunk):
-            full = min(
+            last = min(
                 start + rule.rows - rows - 1,
                 int(np.searchsorted(total, before + rule.bytes - size)),
             )
-            enough = min(
-                start + max(0, least_rows - rows - 1),
-                int(np.searchsorted(total, before + least_bytes - size)),
-            )
-            last = min([full, *ends[np.searchsorted(ends, max(start, enough)) :][:1].tolist()])
             is_end, stop = last < len(chunk), min(last + 1, len(chunk))
             held.append(chunk.slice(start, stop - start))
             rows, size = rows + stop - start, size + int(total[stop - 1]) - before
@@ -182,61 +166,6 @@ def _sizes(array: pa.Array) -> _Counts:
     else:
         return np.full(count, max(1, kind.bit_width // 8), np.int64)
     return np.where(_is_valid(array), inner, 0) if array.null_count else inner
-
-
-def _hashes(table: pa.Table) -> _Hashes:
-    """Return a hash of each row, of its columns of plain values.
-
-    It is only used to find ends of blocks: rows that differ in other columns may have equal ones.
-    """
-    found = np.full(len(table), _VOID)
-    for column in table.columns:
-        values = _values(_combined(column))
-        if values is not None:
-            found = _mixed(found ^ values)
-    return found
-
-
-def _values(array: pa.Array) -> _Hashes | None:
-    """Return a number for each value of an array; None for nested types."""
-    kind, count = array.type, len(array)
-    if isinstance(kind, pa.BaseExtensionType) or not count:
-        return None
-    if pa.types.is_boolean(kind):
-        values = array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64)
-    elif _is_bytes(kind):
-        values = _ends_of_texts(array)
-    elif pa.types.is_primitive(kind) and kind.bit_width <= 64:
-        width = kind.bit_width // 8
-        found = np.frombuffer(array.buffers()[1], f"<u{width}", count, array.offset * width)
-        values = found.astype(np.uint64)
-    else:
-        return None
-    return np.where(_is_valid(array), values, _VOID) if array.null_count else values
-
-
-def _ends_of_texts(array: pa.Array) -> _Hashes:
-    """Return a hash of the length, the first and the last bytes of each text."""
-    offsets = _offsets(array)
-    lengths = np.diff(offsets)
-    values = lengths.astype(np.uint64)
-    buffer = array.buffers()[2]
-    if buffer is None or not lengths.any():
-        return values
-    data = np.frombuffer(buffer, np.uint8)
-    for index in range(_HALF):
-        for place in (offsets[:-1] + index, offsets[1:] - 1 - index):
-            inside = lengths > index
-            found = np.where(inside, data[np.where(inside, place, 0)], 0).astype(np.uint64)
-            values = values * np.uint64(0x100000001B3) + found
-    return values
-
-
-def _mixed(values: _Hashes) -> _Hashes:
-    """Return well distributed hashes of numbers: the finalizer of SplitMix64."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def _is_valid(array: pa.Array) -> npt.NDArray[np.bool_]:

@@ -57,8 +57,8 @@ def test_a_changed_row_recomputes_its_own_block(tmp_path, compute, materialize):
 
 
 def test_a_collection_keeps_what_the_manifest_in_force_was_made_from(tmp_path, local, materialize):
-    materialize(docs(rows()), local)
     materialize(docs(rows(ROWS)), local)
+    materialize(docs(rows(ROWS, ROWS + 1)), local)
     store = Store(Location(str(tmp_path / "store")))
     before = store.root.child("~tables", "rows").names()
     reports = list(collect(store, GcPolicy(time.time() + 30 * 86_400, 86_400, 86_400)))
@@ -68,10 +68,10 @@ def test_a_collection_keeps_what_the_manifest_in_force_was_made_from(tmp_path, l
     assert len(store.root.child("~tables", "rows").names()) == len(before) - 1
     assert vd.trace("docs/loud", 4_999, store=str(tmp_path / "store")).steps[0].row == 4_999
     # A stage that is added later reads the same rows.
-    pipeline = docs(rows(ROWS))
+    pipeline = docs(rows(ROWS, ROWS + 1))
     pipeline.map_batches("second", shout, schema={"loud": "VARCHAR"})
     result = materialize(pipeline, local, select=["second"])
-    assert metadata(result, "second")["dagster/row_count"] == ROWS + 1
+    assert metadata(result, "second")["dagster/row_count"] == ROWS + 2
 
 
 def test_partitions_preview_and_observations(tmp_path, local, materialize):
