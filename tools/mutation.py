@@ -32,7 +32,7 @@ GROUPS = {
         "engine/scheduler.py engine/fragment_state.py engine/fragment_queue.py",
         "engine/test_scheduler.py engine/test_tasks.py engine/test_failures.py "
         "engine/test_memory_budget.py engine/test_accounting.py engine/test_slicing.py "
-        "compute/test_work_claims.py test_simulation.py engine/test_row_sharing.py",
+        "compute/test_work_claims.py test_simulation.py",
     ),
     "row reuse": (
         "worker/row_reuse.py worker/row_index.py engine/row_lookups.py",

@@ -11,7 +11,7 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
@@ -157,6 +157,7 @@ def test_nested_columns_are_compressed(tmp_path):
 
 
 @settings(max_examples=30)
+@example([[0, 20], [5, 6], [20]])  # a range that is within another, between two that overlap
 @given(st.lists(st.lists(st.integers(0, 30), max_size=4, unique=True), max_size=6))
 def test_ids_in_two_fragments_are_always_found(tmp_path_factory, fragments):
     folder = Location(str(tmp_path_factory.getbasetemp() / "ids"))
