@@ -313,7 +313,8 @@ class WaveScheduler:
         self._budget.record_table(run, task.stage, task.kind, report.bytes_out)
         is_measured = self._counts.add(run, task.stage, task.kind, report)
         if is_measured and (task.kind != "gather" or self._slice_sizer.is_learning([task.stage])):
-            self._slice_sizer.learn(task.stage, report.seconds, report.tally.rows_in)
+            computed = 0 if task.kind == "gather" else report.tally.rows_in  # else copies alone
+            self._slice_sizer.learn(task.stage, report.seconds, computed)
             if error := self._checker.fault_limit_error(run, task.stage, report):
                 self._fail(run.partition, task.stage, error)
                 return

@@ -32,6 +32,15 @@ def sizer(row_seconds: float | None = None, **pool: Any) -> SliceSizer:
     return made
 
 
+def test_a_stage_is_costly_until_it_is_known_to_take_no_longer_than_a_lookup():
+    assert sizer().is_costly("model")
+    assert sizer(1e-3).is_costly("model")
+    assert not sizer(1e-6).is_costly("model")
+    copied = sizer()
+    copied.learn("model", 0.1, 0)
+    assert copied.is_costly("model")
+
+
 def test_before_the_first_measurement_slices_are_a_few_batches():
     assert sizer().slice_rows(spec(batch_size=10), 1000, 4, last=False) == 40
     assert sizer().slice_rows(spec(batch_size=10), 100, 4, last=False) == 20, "half a share each"
