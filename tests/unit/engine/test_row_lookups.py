@@ -16,9 +16,9 @@ def groups(parts: int, found: int = 0) -> list[list[str]]:
     """The keys of the parts of each group, after a number of parts were written."""
     folder = Location("memory://parts")
     infos = [PartInfo(f"{n}", "digest", 1, 1, row_records=f"{n}.rows") for n in range(parts)]
-    made = written_groups([Part(folder, info) for info in infos], found, "id")
-    assert all(group.is_own and group.id == "id" for group in (every := list(made)))
-    return [[part.records.partition(".")[0] for part in group.parts] for group in every]
+    made = list(written_groups([Part(folder, info) for info in infos], found, "id"))
+    assert all(group.is_own and group.id == "id" for group in made)
+    return [[part.records.partition(".")[0] for part in group.parts] for group in made]
 
 
 @pytest.mark.parametrize("parts", [0, 1, 7, 8, 9, 63, 64, 100, 577])
