@@ -7,7 +7,7 @@ computed again.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.fragment_state import FragmentState
@@ -225,6 +225,8 @@ class PartRepair:
     def remove_copied(self, partition: int, stage: str, fault: Fault) -> VaneError | None:
         """Remove a damaged part from which rows would be copied, if it is among the results.
 
+        If its row records are damaged, it stays without them.
+
         Args:
             partition: Index of the partition.
             stage: The stage.
@@ -233,7 +235,11 @@ class PartRepair:
         Returns:
             The error if the part cannot be recomputed in this run.
         """
-        for index, part in self._state.parts[partition, stage].items():
+        parts = self._state.parts[partition, stage]
+        for index, part in parts.items():
+            if fault.part == part.info.row_records:
+                parts[index] = replace(part, info=replace(part.info, row_records=""))
+                return None
             if fault.part in part.info.files:
                 return self._remove((partition, index), stage, part, stage, fault)
         return None

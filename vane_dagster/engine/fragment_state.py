@@ -14,7 +14,6 @@ from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.worker.protocol import (
     KnownRows,
-    RowLookup,
     RowRetry,
     Tally,
 )
@@ -164,23 +163,30 @@ class FragmentState:
         return known is None or not known.sources()
 
     def forget(self, stage: str, part: str) -> bool:
-        """Compute all rows of a stage from now on, if a part with some of them cannot be read.
+        """Look for a stage's rows in no part from now on that cannot be read.
 
         Args:
             stage: The stage.
             part: The file that cannot be read.
 
         Returns:
-            Whether it has some of them.
+            Whether rows were looked for there.
         """
         known, looked_up = self.known.get(stage), self.task_states[stage].known
-        if not isinstance(known, RowLookup) or looked_up is None:
+        if known is None or looked_up is None:
             return False
         parts = [each for each, _ in looked_up.sources()]
-        has_rows = any(part in (each.part, each.records, each.faults) for each in parts)
-        if has_rows:
-            self.known[stage] = replace(known, groups=())
-        return has_rows
+        if not any(part in each.files for each in parts):
+            return False
+        if isinstance(known, RowRetry):
+            del self.known[stage]
+        else:
+            groups = [
+                replace(group, parts=tuple(p for p in group.parts if part not in p.files))
+                for group in known.groups
+            ]
+            self.known[stage] = replace(known, groups=tuple(groups))
+        return True
 
     @property
     def finished(self) -> bool:
@@ -326,7 +332,8 @@ def fragment_state(
     run = FragmentState(
         order, partition, index, planned.fragments[index], task_states, row_retries=row_retries
     )
-    run.known = {name: _retry(state, name, part) for name, part in row_retries.items()}
+    unrecorded = {name: part for name, part in row_retries.items() if not part.info.row_records}
+    run.known = {name: _retry(state, name, part) for name, part in unrecorded.items()}
     run.bytes_read = bytes_read(state.parts, partition, index, specs)
     return run
 

@@ -283,7 +283,7 @@ def parse_reuse(
             f'{location}: reuse_partitions={reuse_partitions} is for reuse="rows", and the stage '
             f'has reuse="{mode}"{why}'
         )
-    return Reuse(mode, reuse_partitions, bool(per_row))
+    return Reuse(mode, reuse_partitions, bool(per_row) and mode == "rows")
 
 
 def _name(location: str, kind: Any) -> str:

@@ -598,6 +598,10 @@ class MapBatchesSpec(StageKind):
             found |= {inputs[name] for name in self.contract.files}
         return tuple(name for name in self.key_columns(pipeline) if name in found)
 
+    def _columns_seen(self, pipeline: Pipeline) -> tuple[str, ...] | None:
+        """The columns that the code can observe, which may be less than it is given."""
+        return self.columns if self._reads_by_name else self.columns_given(pipeline)
+
     def columns_given(self, pipeline: Pipeline) -> tuple[str, ...] | None:
         """Return the input columns that the code gets; None for all.
 
@@ -864,7 +868,7 @@ class MapBatchesSpec(StageKind):
         return [
             *self._called(pipeline),
             component("option", "schema", schema),
-            component("option", "columns", self.columns),
+            component("option", "columns", self._columns_seen(pipeline)),
             component("option", "cardinality", self.cardinality),
             component("option", "per_row", self.reuse.per_row),
             component("option", "id", self.children),

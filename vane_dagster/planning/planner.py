@@ -303,6 +303,8 @@ class _Planner:
             where = (store, self.pipeline, stage, key, own.keys, in_force, condemned)
             parts, leaving = stored_parts(*where, self.warnings.append)
             parts = {**self._former_parts(key, plan, own.keys), **parts}
+            if self._is_forced(stage) and self.run_id is not None:
+                parts = {i: part for i, part in parts.items() if _is_of(part, self.run_id)}
             keys[stage] = own.keys
             publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
@@ -367,3 +369,7 @@ class _Planner:
             if stage not in self._condemned_parts:
                 self._condemned_parts[stage] = self.store.condemned(self.pipeline.name, stage)
             return self._condemned_parts[stage]
+
+
+def _is_of(part: Part, run_id: str) -> bool:
+    return part.info.made is not None and part.info.made.run_id == run_id

@@ -55,6 +55,11 @@ class RecordedPart:
     faults: str = ""
     rows: int = 0
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of its files."""
+        return tuple(filter(None, (self.part, self.records, self.faults)))
+
     @classmethod
     def of(cls, folder: Location, part: PartInfo) -> RecordedPart:
         """Describe a part of a folder."""

@@ -330,7 +330,9 @@ class RowLookup:
 
 @dataclass(frozen=True)
 class RowRetry:
-    """An earlier part for the same input. Only the rows that failed in it are computed again.
+    """An earlier part for the same input, without row records.
+
+    Only the rows that failed in it are computed again.
 
     Attributes:
         part: The part.

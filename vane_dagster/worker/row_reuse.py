@@ -273,7 +273,7 @@ class _Restored:
         if faults is not None:
             self._faults.append(faults)
             _mark_failed(self._outcomes, faults, self._ids)
-        if isinstance(self._op.known, RowRetry) and not self._op.known.part.records:
+        if isinstance(self._op.known, RowRetry):
             self._copy_unrecorded(self._op.known, known)
         else:
             self._copy(known)
@@ -310,10 +310,6 @@ class _Restored:
         for part, id, owners in self._sources():
             stored = stored_rows(part, id, self._op.own, len(owners))
             places = self._info["record"][owners]
-            if isinstance(self._op.known, RowRetry):  # the same rows, in another order perhaps
-                ids = self._ids.take(pa.array(owners))
-                ids_then = stored.records.column(ID).combine_chunks().cast(ids.type)
-                places = _numpy(pc.index_in(ids, value_set=ids_then)).astype(np.int64)
             records, values, count = stored.take(places)
             self._outcomes[owners] = _numpy(records.column(OUTCOME))
             self._inherit_faults(part, owners, records.column(ID).combine_chunks(), known)

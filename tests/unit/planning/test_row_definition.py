@@ -324,16 +324,15 @@ def test_an_inferred_schema_counts_once_it_is_known(project):
     assert found_inferred not in ("", found(project, "map_batches"))
 
 
-def test_the_stage_definition_does_not_depend_on_reuse(project):
-    """Parts of existing stores stay valid."""
-    given: list[dict[str, Any]] = [
-        {},
-        {"reuse": "fragments"},
-        {"reuse": "none"},
-        {"reuse_partitions": 3},
-    ]
-    stages = [declared(project, "map_batches", **each) for each in given]
-    assert len({stage_definition(*stage) for stage in stages}) == 1
+def test_the_stage_definition_depends_on_reuse_as_far_as_the_code_can_observe_it(project):
+    """With "rows", code gets the id only if it names it."""
+
+    def definition(**given: Any) -> str:
+        return stage_definition(*declared(project, "map_batches", **given))
+
+    assert definition() == definition(reuse="rows") == definition(reuse_partitions=3)
+    assert definition(reuse="fragments") == definition(reuse="none") != definition()
+    assert definition(per_row=True) != definition()
 
 
 def test_row_definitions_are_frozen(project):
