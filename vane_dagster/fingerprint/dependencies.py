@@ -153,6 +153,10 @@ class DependencyWalk:
                     active.add(each.module.name)
                 elif id(unit) not in counting and not active.isdisjoint(each.runs):
                     nodes = unit.nodes[:-1] if unit.is_import else unit.nodes
+                    # What fails in a file under `try` decides what else of it runs.
+                    if any(ref.guarded for ref in unit.scan.imports):
+                        for name in sorted(each.runs):
+                            self._follow_import(name)
                 if nodes:
                     if nodes is not unit.nodes:
                         counted = [as_statement(node) for node in nodes]

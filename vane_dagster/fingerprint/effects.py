@@ -171,8 +171,9 @@ class Effects:
             is_inside: Whether it is in code that a statement calls, where less counts.
         """
         changing = any(root in _CHANGING for root, _ in act.roots)
-        if not (changing or act.kind in ("bare call", "store")):
+        if not (changing or act.kind in ("bare call", "store", "decorating call")):
             return False
+        is_inside |= act.kind == "decorating call"
         known = _INERT | _VALUES if is_inside and act.kind != "store" else _INERT
         parts = act.parts[:1] if is_inside and not changing else act.parts
         nodes = (node for part in parts for node in ast.walk(part))
