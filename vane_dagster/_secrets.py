@@ -187,7 +187,7 @@ def revealed(value: Any) -> Any:
 def is_wrapped(value: Any) -> bool:
     """Return whether a value is a pydantic `SecretStr` or `SecretBytes`."""
     kinds = (kind.__module__.partition(".")[0] for kind in type(value).__mro__)
-    return callable(getattr(value, "get_secret_value", None)) and "pydantic" in kinds
+    return "pydantic" in kinds and callable(getattr(value, "get_secret_value", None))
 
 
 def _marks(name: str, named: re.Pattern[str]) -> bool:

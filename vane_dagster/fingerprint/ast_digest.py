@@ -68,19 +68,10 @@ def inner_statements(node: ast.AST) -> Iterator[ast.AST]:
 
 def _effective(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
-        if isinstance(statement, ast.If):
-            test = statement.test
-            if _is_type_checking(test):
-                yield from _effective(statement.orelse)
-                continue
-            if (
-                isinstance(test, ast.UnaryOp)
-                and isinstance(test.op, ast.Not)
-                and _is_type_checking(test.operand)
-            ):
-                yield from _effective(statement.body)
-                continue
-        yield statement
+        if isinstance(statement, ast.If) and _is_type_checking(statement.test):
+            yield from _effective(statement.orelse)
+        else:
+            yield statement
 
 
 def _is_type_checking(node: ast.expr) -> bool:

@@ -30,24 +30,18 @@ def _star_exports(
     finder: Finder, module: Module, star: SymbolSource, name: str, seen: set[str]
 ) -> bool | None:
     """Return whether a star import binds a name; None if unknown."""
-    for ref in star.scan.imports:
+    found: list[bool | None] = []
+    for ref in (ref for ref in star.scan.imports if ref.name == "*"):
         wholes = [item for item in finder.targets(module, ref) if item.role != "passing"]
         if any(item.name.rpartition(".")[2] == name for item in wholes[1:]):
             return True  # a submodule
-        for target in wholes:
-            found = target.module
-            if found is None or not found.is_source:
-                return None
-            if found.name in seen:
-                continue
-            seen.add(found.name)
-            source = finder.source(str(found.path))
+        target = wholes[0].module if wholes else None
+        if target is None or not target.is_source:
+            found.append(None)
+        elif target.name not in seen:
+            seen.add(target.name)
+            source = finder.source(str(target.path))
             if name in source.units:
                 return True
-            inner = [_star_exports(finder, found, unit, name, seen) for unit in source.stars]
-            if any(inner):
-                return True
-            if None in inner:
-                return None
-            return False
-    return None
+            found += [_star_exports(finder, target, unit, name, seen) for unit in source.stars]
+    return True if any(found) else None if None in found else False

@@ -11,12 +11,9 @@ from typing import Any
 
 _PARSE_RETRIES = 3
 
-# Functions that import the module named by a string, and the form of the string. A common function
-# name counts only if it is imported from the listed module.
+# Functions that import the module named by a string, and the form of the string. Of others than
+# those in `_BY_LAST_NAME`, only the ones of the listed modules count.
 _IMPORTERS = {
-    "importlib.import_module": "module",
-    "importlib.__import__": "module",
-    "importlib.util.spec_from_file_location": "file",
     "importlib.machinery.SourceFileLoader": "file",
     "imp.load_source": "file",
     "runpy.run_module": "module",
@@ -24,10 +21,7 @@ _IMPORTERS = {
     "pkgutil.resolve_name": "object",
     "pydoc.locate": "object",
     "pydoc.safeimport": "module",
-    "builtins.__import__": "module",
     "zope.dottedname.resolve.resolve": "object",
-    "django.utils.module_loading.import_string": "object",
-    "werkzeug.utils.import_string": "object",
     "tornado.util.import_object": "object",
     "traitlets.import_item": "object",
     "hydra.utils.get_class": "object",
@@ -39,6 +33,7 @@ _IMPORTERS = {
 _BY_LAST_NAME = {
     "import_module": "module",
     "__import__": "module",
+    "module_from_spec": "file",
     "spec_from_file_location": "file",
     "import_string": "object",
 }
@@ -213,6 +208,9 @@ def _mark_call(
     if style is not None:
         first = node.args[0] if node.args else _keyword(node)
         text = _text(first, texts)
+        if text is not None and text.startswith("."):
+            named = [item.value for item in node.keywords if item.arg == "package"]
+            text = "".join(_text(item, texts) or "" for item in (*node.args[1:2], *named)) + text
         node.__dict__["imports"] = None if text is None else _statements(node, text, style)
         return
     called = {path.removeprefix("builtins.") for path in paths(node.func)}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan, as_statement
 from vane_dagster.fingerprint.bindings import binding_units
-from vane_dagster.fingerprint.effects import EVERY, Effects, executed
+from vane_dagster.fingerprint.effects import EVERY, Effects, Executed, executed
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
@@ -46,7 +46,7 @@ class DependencyWalk:
         self._whole: set[str] = set()
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
         self._computed_imports: list[CodeIdentityError] | None = None
-        self._own_units: frozenset[int] = frozenset()
+        self._own_units: set[int] = set()
 
     def digest(self) -> str:
         """Hash everything reached so far, in an order that is independent of the walk."""
@@ -139,7 +139,8 @@ class DependencyWalk:
         """
         effects = Effects(self.finder, self._is_reached)
         counting: dict[int, SymbolSource] = {}
-        self._computed_imports, self._own_units = [], frozenset(self._walked)
+        self._computed_imports, self._own_units = [], set(self._walked)
+        active: set[str] = set()  # modules with statements that do something
         size = -1
         while size != len(self._walked) + len(counting):
             size = len(self._walked) + len(counting)
@@ -147,28 +148,52 @@ class DependencyWalk:
             statements = executed(self.finder, [*own, *sorted(self.modules)])
             for each in statements:
                 unit = each.unit
-                if id(unit) not in counting and (nodes := effects.counting(each)):
-                    counted = [as_statement(node) for node in nodes]
-                    counting[id(unit)] = SymbolSource(unit.path, counted, unit.position)
-                    self.modules.add(each.module.name)
-                    self._read_unit(each.module, counting[id(unit)])
+                nodes = () if id(unit) in counting else effects.counting(each)
+                if nodes:
+                    active.add(each.module.name)
+                elif id(unit) not in counting and not active.isdisjoint(each.runs):
+                    nodes = unit.nodes[:-1] if unit.is_import else unit.nodes
+                    # What fails in a file under `try` decides what else of it runs.
+                    if any(ref.guarded for ref in unit.scan.imports):
+                        for name in sorted(each.runs):
+                            self._follow_import(name)
+                if nodes:
+                    if nodes is not unit.nodes:
+                        counted = [as_statement(node) for node in nodes]
+                        unit = SymbolSource(unit.path, counted, unit.position)
+                    counting[id(each.unit)] = unit
+                    self._own_units.discard(id(unit))
+                    self._read_unit(each.module, unit)
                     self._drain()
-                    self._reach_named_modules()
+            self._reach_named_modules()
         self.imported = {each.module.name for each in statements}
-        rebound = {name for name in self._seen if self._is_rebound(*name)}
-        changed = {each.module.name for each in statements if id(each.unit) in counting}
-        changed |= {module for module, _ in rebound}
-        parts = []
-        for each in statements:
-            found = counting.get(id(each.unit))
-            if found is None and each.module.name in changed:
-                names = {(each.module.name, name) for name in each.unit.touched}
-                ordered = rebound if each.unit.is_definition else self._seen
-                found = each.unit if not names.isdisjoint(ordered) else None
-            if found is not None:
-                parts.append(combine("statement", self.label(each.module), found.digest))
-        if parts:
+        if parts := self._ordered(statements, counting):
             self._facts["top-level statements"] = combine("effects", *parts)
+
+    def _ordered(
+        self, statements: Sequence[Executed], counting: Mapping[int, SymbolSource]
+    ) -> list[str]:
+        """Return the digests of statements whose order counts, those between them sorted.
+
+        The order of statements that do something, or that bind a name again, counts, and which of
+        them come before a statement that gives a reached name its value.
+        """
+        rebound = {name for name in self._seen if self._is_rebound(*name)}
+        changed = {module for module, _ in rebound}
+        parts: list[str] = []
+        between: list[str] = []
+        for each in statements:
+            names = {(each.module.name, name) for name in each.unit.touched}
+            is_ordered = id(each.unit) in counting or not names.isdisjoint(rebound)
+            is_near = (counting or each.module.name in changed) and not each.unit.is_definition
+            if is_ordered or (is_near and not names.isdisjoint(self._seen)):
+                unit = counting.get(id(each.unit), each.unit)
+                is_later, label = str(each.is_later), self.label(each.module)
+                between.append(combine("statement", label, is_later, unit.digest))
+            if is_ordered:
+                parts += [*sorted(between[:-1]), between[-1]]
+                between.clear()
+        return [*parts, *sorted(between)] if parts else []
 
     def _reach_named_modules(self) -> None:
         """Collect the modules, and those below them, that literals beside computed imports name.
@@ -186,12 +211,13 @@ class DependencyWalk:
             for node in ast.walk(statement)
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
-        found = [text for text in texts if all(part.isidentifier() for part in text.split("."))]
-        modules = [module for module in map(self.finder.find, sorted(found)) if module is not None]
+        # `plugins.` and `plugins.upper:Upper` name modules too.
+        found = [text.partition(":")[0].strip(".") for text in sorted(texts)]
+        found = [text for text in found if all(part.isidentifier() for part in text.split("."))]
+        modules = [module for module in map(self.finder.find, found) if module is not None]
         own = [module for module in modules if module.kind == "own"]
         if not own:
             raise self._computed_imports[0]
-        self._computed_imports.clear()
         for module in own:
             for name in (module.name, *self.finder.below(module.name)):
                 self.modules.add(name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,7 @@ from vane_dagster.fingerprint.ast_digest import Scan
 from vane_dagster.fingerprint.bindings import binding_units
 from vane_dagster.fingerprint.code_strings import Imported, paths
 from vane_dagster.fingerprint.decorators import is_lazy
-from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
+from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module, absolute
 from vane_dagster.fingerprint.symbols import SymbolSource
 
 EVERY = "*"
@@ -57,10 +58,19 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True)
 class Executed:
-    """A top-level statement that an import executes."""
+    """A top-level statement that an import executes.
+
+    Attributes:
+        module: The module.
+        unit: The statement.
+        runs: The own modules that it is the first to import, directly or through others.
+        is_later: Whether only functions import the module.
+    """
 
     module: Module
     unit: SymbolSource
+    runs: frozenset[str]
+    is_later: bool
 
 
 def executed(finder: Finder, roots: Iterable[str]) -> list[Executed]:
@@ -73,14 +83,15 @@ def executed(finder: Finder, roots: Iterable[str]) -> list[Executed]:
         roots: The names of the modules that are imported first.
     """
     found: list[Executed] = []
-    seen: set[str] = set()
-    later = [name for root in roots for name, _ in finder.chain(root)]
+    seen: dict[str, None] = {}
+    waiting = [name for root in roots for name, _ in finder.chain(root)]
+    first = len(waiting)
 
-    def run(name: str) -> None:
+    def run(name: str, is_later: bool) -> None:
         module = finder.find(name)
         if name in seen or module is None or module.kind != "own" or not module.is_source:
             return
-        seen.add(name)
+        seen[name] = None
         try:
             units = finder.source(str(module.path)).statements
         except CodeIdentityError:  # importing it fails
@@ -93,14 +104,15 @@ def executed(finder: Finder, roots: Iterable[str]) -> list[Executed]:
                 if target.module is not None
             ]
             if isinstance(unit.nodes[-1], ast_digest.Definition):
-                later.extend(names)
-            else:
-                for each in names:
-                    run(each)
-            found.append(Executed(module, unit))
+                waiting.extend(names)
+                names = []
+            before = len(seen)
+            for each in names:
+                run(each, is_later)
+            found.append(Executed(module, unit, frozenset(list(seen)[before:]), is_later))
 
-    for name in later:  # which grows
-        run(name)
+    for index, name in enumerate(waiting):  # which grows
+        run(name, index >= first)
     return found
 
 
@@ -115,6 +127,8 @@ class Effects:
     def __init__(self, finder: Finder, is_used: Callable[[Name], bool]) -> None:
         self._finder, self._is_used = finder, is_used
         self._made: dict[Name, frozenset[str]] = {}
+        self._uses_library = functools.cache(self._find_uses)
+        self._step = functools.cache(self._find_step)
 
     def counting(self, statement: Executed) -> Sequence[ast.AST]:
         """Return what of a statement does something to what is used, or to a library."""
@@ -135,66 +149,79 @@ class Effects:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         if any(not isinstance(target, ast.Name) for target in targets):
             return False
-        direct = {path for path in _paths(call) if isinstance(path, Imported)}
-        root = ast_digest.root_name(call)
-        made = self._origins((module.name, root)) if root and not direct else frozenset()
-        tops = {path.partition(".")[0] for path in direct} or made
+        tops = self._origins_of(module.name, call)
         return bool(tops) and tops <= _INERT
 
     def _matters(self, module: Module, act: _Act) -> bool:
-        if self._effect(module, act) == "library":
-            return True
-        is_bare = act.kind in ("bare call", "store")
-        walked = [node for part in act.parts for node in ast.walk(part)]
-        may_change = act.kind in ("bare call", "store", "decorating call") or act.root in _CHANGING
-        if may_change and any(map(self._is_library, walked)):
+        if self._effect(module, act) == "library" or self._changes(module, act):
             return True
         if any(map(self._is_used, self._reached(module, act.parts))):
             return True
         # What a decorator does is known by its own code, and not by the function that it gets.
         parts = act.parts[:1] if act.kind == "decorator" else act.parts
+        is_bare = act.kind in ("bare call", "store")
         return any(self._uses_library(name, is_bare) for name in self._reached(module, parts))
+
+    def _changes(self, module: Module, act: _Act, is_inside: bool = False) -> bool:
+        """Return whether an act may change a library that it names.
+
+        Args:
+            module: The module of the code.
+            act: The act.
+            is_inside: Whether it is in code that a statement calls, where less counts.
+        """
+        changing = any(root in _CHANGING for root, _ in act.roots)
+        if not (changing or act.kind in ("bare call", "store", "decorating call")):
+            return False
+        is_inside |= act.kind == "decorating call"
+        known = _INERT | _VALUES if is_inside and act.kind != "store" else _INERT
+        parts = act.parts[:1] if is_inside and not changing else act.parts
+        nodes = (node for part in parts for node in ast.walk(part))
+        return any(not self._libraries(module, node) <= known for node in nodes)
 
     def _reached(self, module: Module, parts: Sequence[ast.AST]) -> Iterator[Name]:
         """Yield the names that code names, directly or through others."""
-        nodes = [node for part in parts for node in ast.walk(part)]
+        nodes = [*_without_reads(parts)]
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
         names = names.union(*(node.__dict__.get("reads", ()) for node in nodes))
         return self._closure(self._named(module, names, ast_digest.scan(parts)))
 
-    def _is_library(self, node: ast.AST, known: frozenset[str] = _INERT) -> bool:
-        """Return whether a node names a library, except for some."""
-        if not isinstance(node, ast.Name):
-            return False
-        return any(
-            isinstance(path, Imported)
-            and path.partition(".")[0] not in known
-            and not self._is_own(path)
-            for path in paths(node)
-        )
+    def _libraries(self, module: Module, node: ast.AST) -> frozenset[str]:
+        """Return the libraries that a name stands for, directly or through own modules."""
+        found: set[str] = set()
+        for path in paths(node) if isinstance(node, (ast.Attribute, ast.Name)) else ():
+            if isinstance(path, Imported) and self._is_own(path):
+                base, _, name = (absolute(module, path) or "").rpartition(".")
+                origins = self._origins((base, name)) if base else ()
+                found.update(each for each in origins if not self._is_own(each))
+            elif isinstance(path, Imported):
+                found.add(path.partition(".")[0])
+        return frozenset(found)
 
-    def _uses_library(self, name: Name, is_bare: bool) -> bool:
+    def _find_uses(self, name: Name, is_bare: bool) -> bool:
         """Return whether the code of a name uses a library, which it may change.
 
         Args:
             name: The name.
-            is_bare: Whether the result is not used. Otherwise calls of some libraries do not count.
+            is_bare: Whether the result is not used. Otherwise only stores and bare calls count of
+                some libraries.
         """
         module = self._finder.find(name[0])
         known = _INERT if is_bare else _INERT | _VALUES | _TABLES
         return module is not None and any(
-            self._is_library(node, known)
+            any(not self._libraries(module, node) <= known for node in _without_reads(unit.nodes))
+            or any(self._changes(module, act, is_inside=True) for act in _acts_of(unit, deep=True))
             for unit in self._units(module, name[1])
-            if not isinstance(unit.nodes[-1], (ast.Import, ast.ImportFrom))
-            for node in _without_reads(unit.nodes)
+            if not unit.is_import
         )
 
     def _effect(self, module: Module, act: _Act) -> Effect:
         """Return what an act may change."""
-        root = act.root
-        if root is None:  # a method of a literal, or a call of a computed function
-            return "nothing" if isinstance(act.target, ast.Attribute) else "own"
-        direct = {path for path in act.paths if isinstance(path, Imported)}
+        found = {self._effect_on(module, act, *root) for root in act.roots}
+        return "library" if "library" in found else "own" if "own" in found else "nothing"
+
+    def _effect_on(self, module: Module, act: _Act, root: str, stands: frozenset[str]) -> Effect:
+        direct = {path for path in stands if isinstance(path, Imported)}
         made = self._origins((module.name, root)) if not direct else frozenset()
         tops = {path.partition(".")[0] for path in direct} or made
         if tops and tops <= _INERT:
@@ -202,38 +229,23 @@ class Effects:
         if any(map(self._is_own, direct or made)):
             return "own"
         if tops:
-            if made:  # an object, or another name of a library
-                return "own" if tops <= _VALUES | _TABLES else "library"
-            if all(path.startswith(_READS) for path in direct) or act.kind in ("base", "decorator"):
+            is_read = act.kind != "store" and all(path.startswith(_READS) for path in direct)
+            if direct and (is_read or act.kind in ("base", "decorator")):
                 return "nothing"
             known = _VALUES if act.kind == "decorating call" else _VALUES | _TABLES
-            if not tops <= known or act.kind not in ("call", "decorating call"):
-                return "library"
-            return "own" if self._gets_code(module, act) else "nothing"
+            # `made`: an object, or another name of a library.
+            is_quiet = bool(made) or act.kind in ("call", "decorating call")
+            return "own" if is_quiet and tops <= known else "library"
         if module.is_source and root in self._finder.source(str(module.path)).bound:
             is_lazy_class = any(is_lazy(unit.nodes[-1]) for unit in self._units(module, root))
             is_construction = isinstance(act.target, ast.Name) and act.kind == "call"
             return "nothing" if is_lazy_class and is_construction else "own"
         has_stars = module.is_source and self._finder.source(str(module.path)).stars
-        if has_stars or root in _DYNAMIC or (root == "open" and act.kind != "call"):
+        is_opened = root == "open" and act.kind != "call"
+        if has_stars or is_opened or root in _DYNAMIC or root not in _BUILTINS:
             return "library"
-        if root in _BUILTINS:
-            is_quiet = isinstance(act.target, ast.Name) and root not in _CALLING
-            return "nothing" if is_quiet else "own"
-        return "library"
-
-    def _gets_code(self, module: Module, act: _Act) -> bool:
-        """Return whether a call may get a function or an object of the user's."""
-        given = [node for part in act.parts[1:] for node in ast.walk(part)]
-        names = [node for node in given if isinstance(node, ast.Name)]
-        return any(isinstance(node, ast.Lambda) for node in given) or any(
-            any(self._is_own(path) for path in paths(name) if isinstance(path, Imported))
-            or any(
-                name.id in unit.bound and _may_be_code(unit.nodes[-1])
-                for unit in self._units(module, name.id)
-            )
-            for name in names
-        )
+        is_quiet = isinstance(act.target, ast.Name) and root not in _CALLING
+        return "nothing" if is_quiet else "own"
 
     def _origins(self, name: Name) -> frozenset[str]:
         """Return the libraries whose calls have made what a name stands for; none if unknown."""
@@ -248,9 +260,11 @@ class Effects:
         for unit in self._units(module, name[1]) if module is not None else ():
             assert module is not None
             node = unit.nodes[-1]
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
+            if unit.is_import:
                 targets = [each for each in self._imports(module, unit.scan) if each.attribute]
                 inner = [self._origins((each.name, str(each.attribute))) for each in targets]
+                tops = {ref.module.partition(".")[0] for ref in unit.scan.imports if not ref.level}
+                inner += [frozenset({top}) for top in tops if not self._is_own(top)]
             elif name[1] not in unit.bound:  # changed in place
                 continue
             elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
@@ -266,11 +280,8 @@ class Effects:
         return frozenset(found)
 
     def _origins_of(self, module: str, value: ast.expr) -> frozenset[str]:
-        direct = [path for path in _paths(value) if isinstance(path, Imported)]
-        if direct:
-            return frozenset(path.partition(".")[0] for path in direct)
-        root = ast_digest.root_name(value)
-        return self._origins((module, root)) if root else frozenset()
+        direct = {path.partition(".")[0] for path in _paths(value) if isinstance(path, Imported)}
+        return frozenset(direct) or self._origins((module, ast_digest.root_name(value) or ""))
 
     def _is_own(self, path: str) -> bool:
         if path.startswith("."):
@@ -283,35 +294,49 @@ class Effects:
         waiting, seen = list(start), set()
         while waiting:
             name = waiting.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            module = self._finder.find(name[0])
-            if module is None or module.kind != "own":
-                continue
-            if not module.is_source:
-                yield name
-                continue
-            source = self._finder.source(str(module.path))
-            if name[1] == EVERY:
-                yield name
-                waiting += [(module.name, each) for each in source.units]
-                continue
-            units = self._units(module, name[1])
-            imports = [isinstance(unit.nodes[-1], (ast.Import, ast.ImportFrom)) for unit in units]
-            if not all(imports) or (not units and name[1] not in _BUILTINS):
-                yield name
-            for unit in units:
-                waiting += self._named(module, unit.names, unit.scan)
+            if name not in seen:
+                seen.add(name)
+                is_import, names = self._step(name)
+                if not is_import:
+                    yield name
+                waiting += names
 
-    def _named(self, module: Module, names: Iterable[str], scan: Scan) -> list[Name]:
-        """Return the names of own modules that code names."""
+    def _find_step(self, name: Name) -> tuple[bool, Sequence[Name]]:
+        """Return whether a name only stands for others, and the names that its code names."""
+        module = self._finder.find(name[0])
+        if module is None or module.kind != "own":
+            return True, ()
+        if not module.is_source:
+            return False, ()
+        source = self._finder.source(str(module.path))
+        if name[1] == EVERY:
+            names = [(module.name, each) for each in source.units]
+            return False, [*names, *self._named(module, (), source.whole.scan, True)]
+        units = self._units(module, name[1])
+        found: list[Name] = []
+        for unit in units:
+            is_run = isinstance(unit.nodes[-1], ast_digest.Definition)
+            found += self._named(module, unit.names, unit.scan, is_run)
+        is_known = bool(units) or name[1] in _BUILTINS
+        return is_known and all(unit.is_import for unit in units), found
+
+    def _named(
+        self, module: Module, names: Iterable[str], scan: Scan, is_run: bool = False
+    ) -> list[Name]:
+        """Return the names of own modules that code names.
+
+        Args:
+            module: The module of the code.
+            names: The names that it reads.
+            scan: The code's imports and dotted names.
+            is_run: Whether the code is a function, whose imports count as uses of modules.
+        """
         found = [(module.name, name) for name in names]
         refs = list(scan.imports)
         if module.is_source:
             source = self._finder.source(str(module.path))
             refs += [ref for name in sorted(names) for ref in source.import_refs(name)]
-        targets = [*self._imports(module, scan)]
+        targets = [*self._imports(module, scan, is_run)]
         targets += self._finder.attribute_targets(module, scan, refs)
         for target in targets:
             if target.module is None or target.role != "whole":
@@ -322,9 +347,9 @@ class Effects:
                 found.append((target.name, EVERY))
         return found
 
-    def _imports(self, module: Module, scan: Scan) -> Iterator[ImportTarget]:
+    def _imports(self, module: Module, scan: Scan, is_run: bool = False) -> Iterator[ImportTarget]:
         for ref in scan.imports:
-            if ref.name is None and ref.bound:
+            if ref.name is None and ref.bound and not is_run:
                 continue  # `import a.b`: the names that are used of it are dotted names
             yield from self._finder.targets(module, ref)
 
@@ -354,14 +379,15 @@ class _Act:
     parts: tuple[ast.AST, ...]
 
     @cached_property
-    def root(self) -> str | None:
-        """The name that the target begins with: ``a`` for ``a.b(c)``."""
-        return ast_digest.root_name(self.target)
+    def roots(self) -> tuple[tuple[str, frozenset[str]], ...]:
+        """The names that the target begins with, and what they stand for, see `_paths`.
 
-    @cached_property
-    def paths(self) -> frozenset[str]:
-        """What the target stands for; names bound by imports as `Imported`."""
-        return _paths(self.target)
+        It is ``a`` for ``a.b(c)``; all names of a target such as ``(a if b else c).d``.
+        """
+        if (root := ast_digest.root_name(self.target)) is not None:
+            return ((root, _paths(self.target)),)
+        names = [node for node in ast.walk(self.target) if isinstance(node, ast.Name)]
+        return tuple((name.id, paths(name)) for name in names)
 
 
 def _paths(node: ast.AST) -> frozenset[str]:
@@ -372,7 +398,7 @@ def _paths(node: ast.AST) -> frozenset[str]:
         if isinstance(inner.value, (ast.Call, ast.Subscript)):
             return _paths(inner.value)
         inner = inner.value
-    return frozenset(paths(node)) if isinstance(node, ast.expr) else frozenset()
+    return paths(node)
 
 
 _found: WeakKeyDictionary[SymbolSource, dict[bool, tuple[_Act, ...]]] = WeakKeyDictionary()
@@ -386,7 +412,7 @@ def _acts_of(unit: SymbolSource, deep: bool = False) -> tuple[_Act, ...]:
     return known[deep]
 
 
-def _acts(nodes: Iterable[ast.AST], deep: bool = False) -> Iterator[_Act]:
+def _acts(nodes: Iterable[ast.AST], deep: bool) -> Iterator[_Act]:
     """Yield what statements do when they are executed.
 
     Args:
@@ -400,7 +426,9 @@ def _acts(nodes: Iterable[ast.AST], deep: bool = False) -> Iterator[_Act]:
         if isinstance(node, ast.Expr):
             value = node.value.value if isinstance(node.value, ast.Await) else node.value
             kinds[id(value)] = "bare call"
-        elif isinstance(node, ast.Assign) and all(_is_blank(each) for each in node.targets):
+        elif isinstance(node, ast.Assign) and all(
+            getattr(each, "id", "") == "_" for each in node.targets
+        ):
             kinds[id(node.value)] = "bare call"
         elif isinstance(node, ast.withitem):
             kinds[id(node.context_expr)] = "bare call"
@@ -436,20 +464,8 @@ def _without_reads(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.Attribute) and any(p.startswith(_READS) for p in paths(node)):
+        is_loaded = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+        if is_loaded and any(path.startswith(_READS) for path in paths(node)):
             continue
         yield node
         waiting += ast.iter_child_nodes(node)
-
-
-def _is_blank(target: ast.expr) -> bool:
-    return isinstance(target, ast.Name) and target.id == "_"
-
-
-def _may_be_code(statement: ast.stmt) -> bool:
-    """Return whether what a statement binds may be called, or have methods of the user's."""
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return False
-    return isinstance(statement, ast_digest.Definition) or any(
-        isinstance(node, (ast.Call, ast.Lambda)) for node in ast.walk(statement)
-    )

@@ -216,7 +216,7 @@ def _is_bare(text: str | os.PathLike[str]) -> bool:
     """Return whether a string is a bare word, which names a file or folder only by chance."""
     if not isinstance(text, str) or text.startswith(("~", "file:")):
         return False
-    return not ("/" in text or os.sep in text or os.path.splitext(text)[1])
+    return not ("/" in text or os.sep in text or ("." in text and text.strip(".")))
 
 
 def walk_files(root: str) -> Iterator[tuple[str, str | None]]:

@@ -234,7 +234,7 @@ class Finder:
             importer: The module with the import.
             ref: The imported name.
         """
-        base = _absolute(importer, ref)
+        base = absolute(importer, "." * ref.level + ref.module)
         if base is None:
             yield ImportTarget("missing", "." * ref.level + ref.module, line=ref.line)
             return
@@ -340,20 +340,25 @@ def _find_spec(name: str, search: Iterable[str] | None) -> importlib.machinery.M
     return None
 
 
-def _absolute(importer: Module, ref: ImportRef) -> str | None:
-    if not ref.level:
-        return ref.module
+def absolute(importer: Module, path: str) -> str | None:
+    """Return a module's path without leading dots; None if they lead out of the package.
+
+    Args:
+        importer: The module with the import.
+        path: The path, which may begin with dots.
+    """
+    name = path.lstrip(".")
+    level = len(path) - len(name)
     parts = importer.package.split(".") if importer.package else []
-    if ref.level > len(parts):
-        return None
-    kept = parts[: len(parts) - ref.level + 1]
-    return ".".join([*kept, ref.module] if ref.module else kept)
+    if not level or level > len(parts):
+        return None if level else path
+    return ".".join([*parts[: len(parts) - level + 1], *filter(None, [name])])
 
 
 def _stands_for(importer: Module, ref: ImportRef) -> str | None:
     if ref.name is None:
         return ref.refers if not ref.level else None
-    base = _absolute(importer, ref)
+    base = absolute(importer, "." * ref.level + ref.module)
     return None if base is None else f"{base}.{ref.name}"
 
 

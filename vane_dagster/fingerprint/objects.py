@@ -21,6 +21,7 @@ from vane_dagster.fingerprint.decorators import OPTIONS, SET_ON_CLASSES
 from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
 from vane_dagster.fingerprint.hashing import combine
+from vane_dagster.fingerprint.module_attributes import module_attribute
 from vane_dagster.fingerprint.modules import Finder, Module, path_kind
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, code_digest
 from vane_dagster.fingerprint.values import ValueEncoder
@@ -101,6 +102,10 @@ class ObjectEncoder:
     def _fresh(self, obj: Any, path: str) -> str:
         if isinstance(obj, types.FunctionType):
             return self._function(obj, path)
+        if not isinstance(obj, type) and hasattr(obj, "__wrapped__") and _lookup(obj) is not obj:
+            state = {name: item for name, item in vars(obj).items() if not _is_special(name)}
+            parts = (type(obj), obj.__wrapped__, state)
+            return combine("wrapped", self.digest(parts, path))
         name = getattr(obj, "__module__", None) or "builtins"
         module = self._dependency_walk.finder.find(name)
         if isinstance(obj, type) and name in _MAKERS and _lookup(obj) is not obj:
@@ -111,9 +116,6 @@ class ObjectEncoder:
             return self._class(obj, module, path)
         if module.is_source and _lookup(obj) is obj:
             return self._by_name(obj, module)
-        if hasattr(obj, "__wrapped__"):
-            inner = self.digest(obj.__wrapped__, f"{path}.__wrapped__")
-            return combine("wrapped", type(obj).__qualname__, inner)
         raise CodeIdentityError(
             f"{path} is a {type(obj).__qualname__} whose code cannot be found. Define it at the "
             f"top level of a module, or give the stage `version=`."
@@ -337,7 +339,7 @@ def _defaults(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _lookup(obj: Any) -> Any:
-    found: Any = sys.modules.get(obj.__module__)
+    found: Any = sys.modules.get(getattr(obj, "__module__", ""))
     for part in getattr(obj, "__qualname__", "").split("."):
         found = getattr(found, part, None)
     return found
@@ -417,10 +419,13 @@ def _members(cls: type, text: Collection[str] | None) -> Iterator[tuple[str, Any
     for name, member in sorted(members.items()):
         if isinstance(member, _SLOTS) or name in skipped:
             continue
-        is_special = name.startswith("__") and name.endswith("__")
-        if is_special and name not in body and not _is_written(member):
+        if _is_special(name) and name not in body and not _is_written(member):
             continue
         yield name, member
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
 
 
 def _is_written(member: Any) -> bool:
@@ -508,6 +513,11 @@ def value_digest(value: Any, path: str = "value", files: LocalFiles | None = Non
     """
     dependency_walk = DependencyWalk(Finder(), None, files)
     token = ObjectEncoder(dependency_walk, files).digest(value, path)
+    if dependency_walk.modules:
+        # The stage's own file may change what code among its arguments uses.
+        for name, loaded in list(sys.modules.items()):
+            if files is not None and module_attribute(loaded, "__file__") in files.code:
+                dependency_walk.modules.add(name)
     return combine("value", token, dependency_walk.digest())
 
 

@@ -41,6 +41,9 @@ class SymbolSource:
             return frozenset(
                 ast_digest.global_names(ast_digest.compile_nodes(self.nodes, self.path))
             )
+        except RecursionError:  # a chain of very many operators
+            nodes = [node for statement in self.nodes for node in ast.walk(statement)]
+            return frozenset(node.id for node in nodes if isinstance(node, ast.Name))
         except SyntaxError as error:
             raise syntax_problem(self.path, error) from error
 
@@ -61,11 +64,11 @@ class SymbolSource:
 
     @property
     def is_definition(self) -> bool:
-        """Whether it is an import or a plain function, which makes its position irrelevant."""
+        """Whether it imports a module or is a plain function: its position is irrelevant."""
         node = self.nodes[-1]
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return not (node.decorator_list or node.args.defaults or node.args.kw_defaults)
-        return isinstance(node, (ast.Import, ast.ImportFrom))
+        return isinstance(node, ast.Import)
 
 
 class SourceFile:
@@ -80,10 +83,10 @@ class SourceFile:
             raise syntax_problem(path, error) from error
         self.whole = SymbolSource(path, self.tree.body)
         self.units: dict[str, list[SymbolSource]] = {}
-        self.stars: list[SymbolSource] = []
         self.statements: list[SymbolSource] = []  # those executed by an import
         self._count = 0
         self._collect(self.tree.body, (), True)
+        self.stars = self.units.pop("*", [])  # statements with `from module import *`
         if ast.get_docstring(self.tree, clean=False) is not None:
             self.units.setdefault("__doc__", []).insert(0, SymbolSource(path, self.tree.body[:1]))
 
@@ -109,34 +112,18 @@ class SourceFile:
                 self._collect(statement.body, (*conditions, test), inside)
                 self._collect(statement.orelse, (*conditions, otherwise), executed)
             elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-                self._collect_import(statement, conditions, executed)
+                for alias in statement.names:
+                    single: ast.stmt = ast.Import([alias])
+                    if isinstance(statement, ast.ImportFrom):
+                        single = ast.ImportFrom(statement.module, [alias], statement.level)
+                    ast.copy_location(single, statement)
+                    self._bind(self._unit((*conditions, single), executed))
             else:
                 self._bind(self._unit((*conditions, statement), executed))
 
     def _bind(self, unit: SymbolSource) -> None:
         for name in sorted(unit.touched):
             self.units.setdefault(name, []).append(unit)
-
-    def _collect_import(
-        self,
-        statement: ast.Import | ast.ImportFrom,
-        conditions: tuple[ast.stmt, ...],
-        executed: bool,
-    ) -> None:
-        for alias in statement.names:
-            single: ast.stmt
-            if isinstance(statement, ast.Import):
-                single = ast.Import([alias])
-            else:
-                single = ast.ImportFrom(statement.module, [alias], statement.level)
-            unit = self._unit((*conditions, ast.copy_location(single, statement)), executed)
-            if alias.name == "*":
-                self.stars.append(unit)
-            else:
-                bound = alias.asname or alias.name
-                if isinstance(statement, ast.Import) and not alias.asname:
-                    bound = bound.partition(".")[0]
-                self.units.setdefault(bound, []).append(unit)
 
     @cached_property
     def bound(self) -> frozenset[str]:

@@ -144,6 +144,17 @@ class ValueEncoder:
         kind = type(value)
         if kind in _SCALARS:
             return self._scalar(value, kind, path)
+        try:
+            return self._object(value, path)
+        except CodeIdentityError:
+            raise
+        except Exception as error:
+            raise CodeIdentityError(
+                f"{path} has no stable identity: reading it raised {type(error).__name__}. Pass "
+                f"flat, plain values, or give the stage `version=`."
+            ) from error
+
+    def _object(self, value: Any, path: str) -> str:
         origin = typing.get_origin(value)
         # `list[int]`, which is a type in Python 3.10; `Generic` is its own origin.
         if origin is not None and origin is not value:
@@ -161,11 +172,6 @@ class ValueEncoder:
         self._open.add(id(value))
         try:
             return self._compound(value, path)
-        except RecursionError:
-            raise CodeIdentityError(
-                f"{path} is nested too deeply to have an identity. Pass flatter values, or give "
-                f"the stage `version=`."
-            ) from None
         finally:
             self._open.discard(id(value))
 
@@ -197,7 +203,7 @@ class ValueEncoder:
             return self._with_content("str", text, text, path)
         if kind is bytes:
             plain = bytes(value)
-            if b"/" not in plain or len(plain) > 1024:
+            if len(plain) > 1024:
                 return combine("bytes", plain)
             return self._with_content("bytes", plain, os.fsdecode(plain), path)
         if kind is float:
@@ -216,9 +222,12 @@ class ValueEncoder:
         return combine(tag, text) if content is None else combine(tag, text, content)
 
     def _kind(self, value: Any, base: type, path: str) -> str:
-        """Return a type's name, or the code digest of a subclass."""
+        """Return a type's name; of a subclass, the digest of its code and the attributes."""
         kind = type(value)
-        return base.__name__ if kind is base else self._code(kind, path)
+        if kind is base:
+            return base.__name__
+        state = self._attributes(getattr(value, "__dict__", {}), path)
+        return combine("subclass", self._code(kind, path), *state)
 
     def _standard(self, value: Any, path: str) -> str | None:
         if isinstance(value, LocalFile):
@@ -232,7 +241,7 @@ class ValueEncoder:
         if isinstance(value, pathlib.PurePath):
             if type(value).__module__.startswith("pathlib"):
                 return self._with_content("path", value.as_posix(), value, path)
-            kind, text = self._code(type(value), path), str(value)
+            kind, text = self._kind(value, pathlib.Path, path), str(value)
             named = text if "://" in text else pathlib.PurePath(text)
             return self._with_content(kind, text, named, path)
         if isinstance(value, (datetime.datetime, datetime.time)):
@@ -413,7 +422,10 @@ class ArrayEncoder:
             plain = value.view(np.ndarray)
             head = (self._dtype(np, value.dtype, path), repr(value.shape))
             return combine(same, *head, self._buffer(np, plain, path))
-        return combine("ufunc", value.__name__) if isinstance(value, np.ufunc) else None
+        # Of a function of `np.frompyfunc`, the Python function is not known.
+        if isinstance(value, np.ufunc) and not value.__name__.endswith(" (vectorized)"):
+            return combine("ufunc", value.__name__)
+        return None
 
     def _dtype(self, np: Any, dtype: Any, path: str) -> str:
         if dtype.names is not None:
@@ -425,7 +437,8 @@ class ArrayEncoder:
         if dtype.subdtype is not None:
             base, shape = dtype.subdtype
             return combine("dtype", "of", self._dtype(np, base, path), repr(shape))
-        return combine("dtype", dtype.str, repr(dtype) if dtype.kind == "T" else "")
+        added = [self._digest(dict(dtype.metadata), path)] if dtype.metadata else []
+        return combine("dtype", dtype.str, repr(dtype) if dtype.kind == "T" else "", *added)
 
     def _buffer(self, np: Any, value: Any, path: str) -> str:
         """Hash an array's elements, ignoring the memory between them."""
@@ -493,8 +506,8 @@ class ArrayEncoder:
         if value is pd.NA or value is pd.NaT:
             return combine("pandas", repr(value))
         if isinstance(value, (pd.Timestamp, pd.Timedelta)):
-            zone = str(getattr(value, "tz", None))
-            return combine(type(value).__name__, str(value.value), str(value), zone)
+            details = [str(getattr(value, each, None)) for each in ("unit", "tz", "fold")]
+            return combine(type(value).__name__, str(value.value), str(value), *details)
         if isinstance(value, pd.Interval):
             return combine("interval", value.closed, *self._each((value.left, value.right), path))
         if isinstance(value, pd.Period):

@@ -17,6 +17,8 @@ from support.edits import Project
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest, hashing
 from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.files import LocalFiles
+from vane_dagster.fingerprint.objects import value_digest
 
 
 @pytest.mark.parametrize(
@@ -335,6 +337,31 @@ def test_factory_that_rebinds_a_variable_of_its_own(project: Project) -> None:
         project.edit("defs.py", old, new)
         assert not {project.digest("Model"), project.digest("udf")} & set(before)
         project.edit("defs.py", new, old)
+
+
+@pytest.mark.parametrize("given", ["clean", "Model", "partial(clean, 1)", "Model()"])
+def test_code_among_arguments_counts_with_what_the_file_of_the_stage_changes(
+    project: Project, given: str
+) -> None:
+    project.write(
+        core="from dataclasses import dataclass\nREG = {}\ndef clean(x): return REG['f'](x)\n"
+        "@dataclass\nclass Model:\n    k: int = 1\n    def run(self, x): return clean(x)\n",
+        plug="from core import REG\nREG['f'] = lambda x: x * 2\n",
+        defs="from functools import partial\nimport plug\nfrom core import Model, clean\n"
+        f"GIVEN = {given}\n",
+    )
+    files = LocalFiles(code=[str(project.root / "defs.py")])
+    before = value_digest(project.load("GIVEN"), files=files)
+    project.edit("plug.py", "x * 2", "x * 3")
+    assert value_digest(project.load("GIVEN"), files=files) != before
+
+
+@pytest.mark.parametrize("text", ["+".join(["1"] * 1500), "'a'" + ".strip()" * 500])
+def test_a_chain_of_very_many_operators(project: Project, text: str) -> None:
+    project.write(defs=f"def udf(x): return K\n\nN = 1\nK = N and {text}\n")
+    before = project.digest()
+    project.edit("defs.py", "N = 1", "N = 2")
+    assert project.digest() != before
 
 
 def test_unstable_closure_names_its_path(project: Project) -> None:

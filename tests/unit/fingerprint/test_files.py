@@ -55,6 +55,9 @@ def test_a_word_is_a_path_by_its_suffix_its_form_or_what_lies_there(tmp_path, mo
     monkeypatch.chdir(write(tmp_path, tests__a="1", model__x__y="1", **{"weights.xyz": "1"}))
     assert counts("weights.xyz", tmp_path / "weights.xyz")
     assert counts("new.pt", tmp_path / "new.pt"), "from when it exists"
+    assert counts(b"weights.xyz", tmp_path / "weights.xyz")
+    assert counts(".env", tmp_path / ".env")
+    assert not counts("..", tmp_path / "weights.xyz")
     assert counts("./tests", tmp_path / "tests/a")
     assert counts("tests/", tmp_path / "tests/a")
     assert counts(Path("tests"), tmp_path / "tests/a")

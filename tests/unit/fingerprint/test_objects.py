@@ -1,0 +1,80 @@
+"""Objects with attributes beside what they are equal by, and objects that cannot be read."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from support.values import function
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint.objects import value_digest
+
+
+class Stamp(datetime.datetime):
+    """A subclass of a plain value, which may have attributes."""
+
+
+class Scaled:
+    """A function object, as `functools.update_wrapper` makes it."""
+
+    def __init__(self, function: Any, factor: int) -> None:
+        functools.update_wrapper(self, function)
+        self.factor = factor
+
+    def __call__(self) -> None:
+        """Do nothing."""
+
+
+def test_what_a_value_holds_beside_its_text_counts() -> None:
+    stamps = [Stamp(2020, 1, 1), Stamp(2020, 1, 1)]
+    stamps[1].source = "b"  # type: ignore[attr-defined]  # what is tested
+    time = pd.Timestamp("2020-01-01")
+    values = [
+        *stamps,
+        *(time.as_unit(unit) for unit in ("s", "ns")),
+        *(np.zeros(1, np.dtype("i4", metadata={"k": n})) for n in (1, 2)),
+        *(Scaled(function, factor) for factor in (1, 2)),
+        *(functools.cache(functools.partial(function, n)) for n in (1, 2)),
+    ]
+    assert len({value_digest(value) for value in values}) == len(values)
+
+
+class Raising:
+    """An object that raises for each attribute that it lacks."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("hidden")
+
+
+class Anything:
+    """An object that has each attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        return Anything()
+
+    def __call__(self) -> None:
+        """Do nothing."""
+
+
+class Lying:
+    """An object that reports another class."""
+
+    @property
+    def __class__(self) -> Any:
+        return dict
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Raising(), Anything(), Lying(), np.frompyfunc(abs, 1, 1)],
+    ids=lambda each: type(each).__mro__[0].__name__,
+)
+def test_an_object_that_cannot_be_read_is_refused(value: Any) -> None:
+    with pytest.raises(CodeIdentityError, match=r"^kwargs.*has no stable identity") as info:
+        value_digest(value, "kwargs")
+    assert "hidden" not in str(info.value)
