@@ -227,6 +227,53 @@ def test_rows_with_results_of_their_own_are_found_by_their_ids(tmp_path, notes):
     assert world.run(DAYS[1:2]) == 3
 
 
+def test_damaged_row_records_cost_the_rows_of_their_part_once(tmp_path, notes):
+    world = Snapshots(tmp_path, fragment_rows=10)
+    texts = [f"text {n}" for n in range(ROWS)]
+    world.write(DAYS[0], texts)
+    assert world.run(DAYS[:1]) == ROWS
+    folder = tmp_path / "store/docs/upper/parts" / DAYS[0]
+    manifest = world.store.in_force("docs", "upper", DAYS[0])
+    (folder / manifest.parts[4].row_records).unlink()
+    calls = []
+    for n in range(3):  # each changes the first of five fragments
+        texts[n] += "!"
+        world.write(DAYS[0], texts)
+        calls.append(world.run(DAYS[:1]))
+    # A changed file has other fragments, and the rows of the last one are known to no record.
+    assert calls == [11, 1, 1]
+    assert world.rows(DAYS[0]) == [text.upper() for text in texts]
+
+
+@pytest.mark.parametrize("suffix", [".rows.parquet", ".faults.parquet", "part"])
+def test_rows_that_are_retried_need_no_file_that_is_gone(tmp_path, notes, suffix):
+    world = Snapshots(tmp_path)
+    world.write(DAYS[0], ["same", "same", "bad", "bad"])
+    assert world.run(DAYS[:1]) == 2
+    manifest = world.store.in_force("docs", "upper", DAYS[0])
+    (file,) = [f for f in manifest.parts[0].files if f.endswith(suffix) or suffix == "part"][-1:]
+    (tmp_path / "store/docs/upper/parts" / DAYS[0] / file).unlink()
+    assert world.run(DAYS[:1], retry_quarantined=True) <= 3
+    assert world.rows(DAYS[0]) == ["SAME", "SAME"]
+
+
+def test_equal_rows_that_are_retried_share_a_result(tmp_path, notes):
+    world = Snapshots(tmp_path, fragment_rows=64)
+    world.write(DAYS[0], ["same"] * 3 + ["bad"] * 5)
+    assert world.run(DAYS[:1]) == 2
+    assert world.run(DAYS[:1], retry_quarantined=True) == 1
+
+
+def test_a_forced_run_takes_no_parts_of_another_one(tmp_path, notes):
+    world = Snapshots(tmp_path)
+    world.write(DAYS[0], ["one", "two"])
+    assert world.run(DAYS[:1], force=True, run_id="monday") == 2
+    (name,) = (tmp_path / "store/docs/upper/manifests" / DAYS[0]).iterdir()
+    name.unlink()  # as if it had been killed right before its commit
+    assert world.run(DAYS[:1], force=True, run_id="tuesday") == 2
+    assert world.run(DAYS[:1], force=True, run_id="tuesday") == 0, "its own are taken"
+
+
 def test_partitions_in_reverse_order_do_not_wait_forever(tmp_path, notes, monkeypatch):
     monkeypatch.setattr(fragment_queue, "_MAX_HELD", 3)
     world = Snapshots(tmp_path)
