@@ -8,6 +8,7 @@ that was killed anywhere can be resumed.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from support.simulation import PARTITIONS, Disturbance, Node, World
 from vane_dagster.storage import transient_errors
-from vane_dagster.worker import stored_rows
+from vane_dagster.worker import row_index, stored_rows
 
 KINDS = ("project", "map", "map", "map", "flat_map", "filter", "join", "write")
 
@@ -157,8 +158,11 @@ class Simulation(RuleBasedStateMachine):
 
 
 @pytest.fixture(autouse=True)
-def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_time_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(transient_errors, "_INITIAL_STORAGE_BACKOFF", 0.0)
+    for module in (row_index, stored_rows):
+        (folder := tmp_path / module.KIND).mkdir()
+        monkeypatch.setattr(module, "worker_folder", lambda kind, folder=folder: folder)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # killed
