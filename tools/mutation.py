@@ -37,7 +37,8 @@ GROUPS = {
     "row reuse": (
         "worker/row_reuse.py worker/row_index.py engine/row_lookups.py",
         "worker/test_row_order.py worker/test_row_index.py worker/test_row_reuse.py "
-        "engine/test_reused_files.py engine/test_reused_partitions.py test_simulation.py",
+        "engine/test_reused_files.py engine/test_reused_partitions.py engine/test_row_lookups.py "
+        "test_simulation.py",
     ),
     "identity": (
         "fingerprint/code.py fingerprint/dependencies.py fingerprint/effects.py "

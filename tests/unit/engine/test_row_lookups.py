@@ -1,15 +1,19 @@
-"""The groups of parts in which the fragments of a run look."""
+"""The groups of parts in which the fragments of a run look, and which partitions wait."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from vane_dagster.engine.row_lookups import written_groups
+from vane_dagster.engine.row_lookups import RowLookups, written_groups
+from vane_dagster.pipeline.options import Reuse
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.worker.protocol import RecordGroup, RowLookup, WorkReport
 
 
 def groups(parts: int, found: int = 0) -> list[list[str]]:
@@ -36,3 +40,69 @@ def test_a_part_is_in_few_groups_while_a_run_writes():
 def test_parts_that_were_found_are_one_group():
     assert groups(5, found=3) == [["0", "1", "2"], ["3"], ["4"]]
     assert groups(2, found=3) == [["0", "1"]]
+
+
+class Days:
+    """Partitions of a run with one fragment each, each of which looks in the one before."""
+
+    def __init__(self, count: int, forced: bool = False) -> None:
+        keys = [f"day{n:02}" for n in range(count)]
+        spec: Any = SimpleNamespace(name="m", runs_udf=True, reuse=Reuse("rows"))
+        planned = [
+            SimpleNamespace(
+                key=key, fragments=[0], stages={"m": SimpleNamespace(done=None, row_definition="d")}
+            )
+            for key in keys
+        ]
+        self.parts: dict[Any, dict[int, str]] = {(n, "m"): {} for n in range(count)}
+        state: Any = SimpleNamespace(
+            plan=SimpleNamespace(partitions=planned, forced=forced),
+            pipeline={"m": SimpleNamespace(spec=spec)},
+            partition_order=SimpleNamespace(before=lambda key: keys[: keys.index(key)][::-1]),
+            parts=self.parts,
+            failed={},
+            damaged={},
+        )
+        self.state, self.lookups = state, RowLookups(state)
+
+    def waiting(self) -> list[int]:
+        return [n for (n, _) in self.parts if self.lookups.must_wait(n, ["m"])]
+
+    def write(self, day: int, rows: int, found: int) -> None:
+        """Load and write a partition; so many of its rows are found in the one before."""
+        looked_in = RowLookup((RecordGroup((), "id", is_own=False),))
+        run: Any = SimpleNamespace(partition=day, known={"m": looked_in})
+        self.lookups.record(run, "m", WorkReport(rows_out=rows, found_elsewhere=found))
+        self.parts[day, "m"][0] = "part"
+
+
+def test_a_partition_waits_for_the_one_before():
+    days = Days(4)
+    assert days.waiting() == [1, 2, 3]
+    days.write(0, 100, 0)
+    assert days.waiting() == [], "the first has found nothing elsewhere"
+    assert Days(4, forced=True).waiting() == []
+
+
+@pytest.mark.parametrize(("found", "waiting"), [(5, [3]), (4, [])])
+def test_partitions_wait_as_long_as_a_twentieth_of_the_rows_is_found(found, waiting):
+    days = Days(4)
+    days.parts[0, "m"][0] = "part"
+    days.write(1, 100, found)
+    assert days.waiting() == waiting
+
+
+def test_partitions_in_progress_do_not_count():
+    days = Days(4)
+    days.parts[0, "m"][0] = "part"
+    days.write(1, 100, 50)
+    days.write(2, 1_000, 0)
+    del days.parts[2, "m"][0]
+    assert days.waiting() == [3]
+
+
+def test_nobody_waits_for_a_partition_that_failed_or_is_planned_again():
+    for name, place in (("failed", (0, "m")), ("damaged", (0, 0))):
+        days = Days(2)
+        getattr(days.state, name)[place] = "error"
+        assert days.waiting() == []
