@@ -322,6 +322,9 @@ class DependencyWalk:
         self._facts[f"module {module.label}"] = unit.digest
         self._walked[id(unit)] = (module, unit)
         self._follow(module, unit.scan, ())
+        for name in self.finder.below(module.name) if module.kind == "own" else ():
+            self.modules.add(name)
+            self._follow_import(name)
 
     def _follow_import(self, name: str) -> None:
         ref = ImportRef(name, 0, None, "", name, True, 0)

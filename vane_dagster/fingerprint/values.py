@@ -351,7 +351,7 @@ class ValueEncoder:
 
 
 def _state(value: Any) -> dict[str, Any]:
-    """Return an object's attributes, including slots, without cached properties."""
+    """Return an object's attributes, including slots."""
     found: dict[str, Any] = {}
     for kind in reversed(type(value).__mro__):
         slots = vars(kind).get("__slots__", ())
@@ -360,14 +360,7 @@ def _state(value: Any) -> dict[str, Any]:
             stored = f"_{kind.__name__.lstrip('_')}{name}" if private else name
             if name not in _NO_STATE and hasattr(value, stored):
                 found[stored] = getattr(value, stored)
-    found |= getattr(value, "__dict__", {})
-    cached = {
-        name
-        for kind in type(value).__mro__
-        for name, item in vars(kind).items()
-        if isinstance(item, functools.cached_property)
-    }
-    return {name: item for name, item in found.items() if name not in cached}
+    return found | getattr(value, "__dict__", {})
 
 
 class ArrayEncoder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 from typing import Any
@@ -78,3 +79,24 @@ def test_an_object_that_cannot_be_read_is_refused(value: Any) -> None:
     with pytest.raises(CodeIdentityError, match=r"^kwargs.*has no stable identity") as info:
         value_digest(value, "kwargs")
     assert "hidden" not in str(info.value)
+
+
+@dataclasses.dataclass
+class Cached:
+    """An object with a property that is computed once."""
+
+    language: str = "en"
+
+    @functools.cached_property
+    def words(self) -> set[str]:
+        return {"the"}
+
+
+def test_what_a_cached_property_holds_counts():
+    """A worker gets it with the object."""
+    found = set()
+    for word in ("foo", "bar"):
+        cached = Cached()
+        cached.words.add(word)
+        found.add(value_digest(cached))
+    assert len(found) == 2
