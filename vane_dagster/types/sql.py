@@ -374,13 +374,20 @@ def _unstable(node: Mapping[str, Any]) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def _functions() -> dict[str, frozenset[str]]:
-    """Map DuckDB's function names to their kinds, with "unstable" for non-deterministic ones."""
-    found: dict[str, set[str]] = {name: {"unstable"} for name in _UNDECLARED}
-    query = "SELECT DISTINCT lower(function_name), function_type, stability FROM duckdb_functions()"
-    for name, kind, stability in _asked(query):
-        unstable = stability not in (None, "CONSISTENT") and name != "error"  # no value
-        found.setdefault(name, set()).update({kind, "unstable"} if unstable else {kind})
-    return {name: frozenset(kinds) for name, kinds in found.items()}
+    """Map DuckDB's function names to their kinds, with "unstable" for non-deterministic ones.
+
+    Functions of times such as `+` are "consistent within a query" for times with a zone alone,
+    because the zone of the session counts.
+    """
+    query = (
+        "SELECT lower(function_name), list(DISTINCT function_type), "
+        "bool_and(stability <> 'CONSISTENT') FROM duckdb_functions() GROUP BY 1"
+    )
+    found = {}
+    for name, kinds, is_unstable in _asked(query):
+        is_unstable = (is_unstable and name != "error") or name in _UNDECLARED  # it has no value
+        found[name] = frozenset([*kinds, *(["unstable"] if is_unstable else [])])
+    return found
 
 
 @functools.lru_cache(maxsize=256)
