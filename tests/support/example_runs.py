@@ -256,6 +256,8 @@ def runs_twice(name: str, environment: dict[str, str]) -> str:
     """
     printed, computed = run(name, environment)
     assert re.search(PRINTED[name], printed, re.DOTALL), printed
+    if name == "row_reuse":  # it runs its pipeline six times, in a new folder
+        return printed
     assert computed, printed
     assert set(computed) == {1}, printed
     if name in WROTE:

@@ -455,7 +455,10 @@ class World:
         given = disturbance or Disturbance()
         numbers = iter(given.order * 10_000)
         workers = Workers(
-            lambda count: next(numbers), given.losses, given.kill_answer, self.parts()
+            lambda count: next(numbers),
+            given.losses,
+            given.kill_answer,
+            set() if options.get("force") else self.parts(),  # those of another forced run, too
         )
         before = {each: self.in_force(*each) for each in self.places(partitions)}
         Storage.begin(given.fails, given.kill_operation)

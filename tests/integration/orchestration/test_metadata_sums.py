@@ -17,9 +17,6 @@ from support.counted_runs import (
     FILES,
     KEYS,
     ROWS,
-    Clock,
-    counts,
-    fragment,
     source,  # noqa: F401  # fixtures
 )
 from support.damage import stored_parts
@@ -28,7 +25,6 @@ from support.server_runs import SCHEMA, ask, echo
 from vane_dagster import testing
 from vane_dagster.events import WorkerReady
 from vane_dagster.orchestration.reporting import RunReport
-from vane_dagster.storage.manifest import PartInfo
 
 PARTITIONS = dg.StaticPartitionsDefinition(KEYS)
 
@@ -286,13 +282,3 @@ def test_fragments_of_a_second_pass_are_counted_once(run, source):
         assert done.sum("fragments_reused", stage) == 0
     assert done.sum("batches") == done.notes["call"]
     assert done.sum("model_loads") == done.notes["load"]
-
-
-def test_rows_that_are_taken_from_a_former_part_do_not_count_as_computed():
-    counted, stats = counts(Clock(), [])
-    run = fragment(0)
-    run.computes_all_rows = lambda stage: False
-    run.task_states["a"].pieces = {0: (None, 1), 1: (None, 2)}
-    counted.add_part(run, run.task_states["a"], PartInfo("key", "digest", 1000, 1, copied=997))
-
-    assert (stats[0, "a"].computed, stats[0, "a"].rows_out, stats[0, "a"].copied) == (1, 3, 997)
