@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.provider_contract import *  # noqa: F403
+from support.provider_contract import *  # noqa: F403  # the contract's tests
 from support.provider_contract import Offered
 from support.tiny_answers import greedy, scores, vectors
 from support.tiny_transformers import text_classifier

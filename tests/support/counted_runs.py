@@ -61,5 +61,4 @@ def fragment(partition: int, tally: Tally | None = None) -> SimpleNamespace:
     return SimpleNamespace(
         partition=partition, index=0,
         task_states={"a": task_state},
-        computes_all_rows=lambda stage: True,
     )  # fmt: skip

@@ -134,7 +134,7 @@ class FragmentState:
         suspects: Stages that it runs in slices, because a worker died there.
         losses: Number of workers that a row has ended, by stage and row.
         row_retries: Former parts for which only the failed rows are computed, by stage.
-        known: Where the outcomes of rows may be found, besides the parts of this run, by stage.
+        known: Where rows are looked up, by stage, apart from the parts that this run has written.
         claimed: The run's claims on it, by stage.
     """
 
@@ -157,13 +157,13 @@ class FragmentState:
         """Whether a map's input is arranged before its rows are assigned to workers."""
         return spec.row_order is not None or spec.name in self.known
 
-    def computes_all_rows(self, stage: str) -> bool:
+    def expects_new_rows(self, stage: str) -> bool:
         """Whether a map has no earlier results, so that all of its rows are likely to be new."""
         known = self.known.get(stage)
         return known is None or not known.sources()
 
     def forget(self, stage: str, part: str) -> bool:
-        """Look for a stage's rows in no part from now on that cannot be read.
+        """Stop looking for a stage's rows in a part that cannot be read.
 
         Args:
             stage: The stage.

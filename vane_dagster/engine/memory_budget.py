@@ -155,5 +155,5 @@ def _source(run: FragmentState) -> int:
 
 
 def _stages(run: FragmentState) -> _Stages:
-    """The stages of a fragment, each with whether all of its rows are computed."""
-    return frozenset((name, run.computes_all_rows(name)) for name in run.task_states)
+    """The stages of a fragment, each with whether its rows are likely to be new."""
+    return frozenset((name, run.expects_new_rows(name)) for name in run.task_states)

@@ -26,6 +26,7 @@ from vane_dagster.worker.protocol import RecordGroup, RowLookup, WorkReport
 _MIN_FOUND = 0.05
 """Share of rows found in other partitions below which partitions no longer wait for each other."""
 _BLOCK = 8
+"""Groups of a run's parts that are replaced by one; see `written_groups`."""
 
 
 @dataclass
@@ -43,9 +44,9 @@ class _Counts:
 class RowLookups:
     """Finds the parts with the rows that a stage may copy, when a fragment is about to begin.
 
-    These are the parts in force of the same partition, and of the partitions before it, as many as
-    the stage says; of a new partition also those of partitions that exist no longer. Parts of the
-    same partition that this run has written come first; see `written_groups`.
+    These are the parts in force of the same partition and of the preceding ones, as many as the
+    stage says. For a new partition, they include those of partitions that no longer exist. The
+    parts of the same partition that this run has written come first; see `written_groups`.
 
     A partition of this run waits until those before it are computed. If these waits turn out to be
     in vain, because hardly any row was found in another partition, they end.
@@ -240,11 +241,9 @@ def written_groups(parts: Sequence[Part], found: int, id: str) -> Iterator[Recor
         found: How many of them were found.
         id: The parts' column with the id of the stage's input.
     """
-    start = min(found, len(parts))
-    if start:
-        yield _group(parts[:start], id, True)
-    written = parts[start:]
-    start = 0
+    if found:
+        yield _group(parts[:found], id, True)
+    written, start = parts[found:], 0
     while start < len(written):
         size = 1
         while start % (_BLOCK * size) == 0 and start + _BLOCK * size <= len(written):

@@ -200,7 +200,7 @@ class WaveScheduler:
 
     def _should_run_whole(self, run: FragmentState, stage: str) -> bool:
         rows, workers = run.fragment.stop - run.fragment.start, self._workers(stage)
-        if stage in run.suspects or not run.computes_all_rows(stage):
+        if stage in run.suspects or not run.expects_new_rows(stage):
             return False
         return self._slice_sizer.should_run_whole(stage, rows, self._fragments.left, workers)
 

@@ -219,9 +219,7 @@ class DependencyWalk:
         if not own:
             raise self._computed_imports[0]
         for module in own:
-            for name in (module.name, *self.finder.below(module.name)):
-                self.modules.add(name)
-                self._follow_import(name)
+            self._follow_import(module.name)
         self._drain()
 
     def _files_named(self) -> dict[str, str]:
@@ -305,7 +303,11 @@ class DependencyWalk:
                 self._waiting.append((module, name, True))
 
     def _reach(self, module: Module, attribute: str | None) -> None:
-        """Collect a name of a module; all of it if it is used as an object or lacks the name."""
+        """Collect a name of a module.
+
+        If the module is used as an object, or lacks the name, collect all of it, and all modules
+        below it.
+        """
         if attribute and self._binds(module, attribute):
             self._passing(module, None)
             self._waiting.append((module, attribute, True))
@@ -313,6 +315,9 @@ class DependencyWalk:
         if module.name in self._whole:
             return
         self._whole.add(module.name)
+        if module.kind == "own":
+            for name in self.finder.below(module.name):
+                self._follow_import(name)
         if module.path is None:
             return
         if not module.is_source:
@@ -322,9 +327,6 @@ class DependencyWalk:
         self._facts[f"module {module.label}"] = unit.digest
         self._walked[id(unit)] = (module, unit)
         self._follow(module, unit.scan, ())
-        for name in self.finder.below(module.name) if module.kind == "own" else ():
-            self.modules.add(name)
-            self._follow_import(name)
 
     def _follow_import(self, name: str) -> None:
         ref = ImportRef(name, 0, None, "", name, True, 0)

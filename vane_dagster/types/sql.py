@@ -383,10 +383,10 @@ def _functions() -> dict[str, frozenset[str]]:
         "SELECT lower(function_name), list(DISTINCT function_type), "
         "bool_and(stability <> 'CONSISTENT') FROM duckdb_functions() GROUP BY 1"
     )
-    found = {}
+    found = {name: frozenset({"unstable"}) for name in _UNDECLARED}
     for name, kinds, is_unstable in _asked(query):
-        is_unstable = (is_unstable and name != "error") or name in _UNDECLARED  # it has no value
-        found[name] = frozenset([*kinds, *(["unstable"] if is_unstable else [])])
+        unstable = {"unstable"} if is_unstable and name != "error" else set()  # it has no value
+        found[name] = found.get(name, frozenset()) | unstable | {*kinds}
     return found
 
 

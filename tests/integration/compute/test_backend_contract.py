@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 # F403: all tests of the contract run here, over each backend.
-from support.backend_contract import *  # noqa: F403
+from support.backend_contract import *  # noqa: F403  # the contract's tests
 from support.in_process import InProcess
 from vane_dagster.compute.local_backend import LocalBackend
 from vane_dagster.compute.ray_backend import RayBackend

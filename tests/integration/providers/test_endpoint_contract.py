@@ -12,7 +12,7 @@ from support.llm_server import Server
 from support.prompts import Parity, Person, Reversed
 
 # F403: all tests of the contract run here, over each provider.
-from support.provider_contract import *  # noqa: F403
+from support.provider_contract import *  # noqa: F403  # the contract's tests
 from support.provider_contract import SECRET, Arguments, Offered, quarantined
 from support.warm_workers import start_forked, workers_that_imported
 from vane_dagster.compute.local_backend import LocalBackend

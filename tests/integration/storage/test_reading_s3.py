@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 # F403: all tests of the contract run here, on S3.
-from support.reader_contract import *  # noqa: F403
+from support.reader_contract import *  # noqa: F403  # the contract's tests
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 

@@ -17,7 +17,7 @@ from support.data import write_source
 from support.results import metadata
 
 # F403: all tests of the contract run here, on S3.
-from support.store_contract import *  # noqa: F403
+from support.store_contract import *  # noqa: F403  # the contract's tests
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.sources import file_source
 from vane_dagster.storage.filesystem import Location

@@ -22,7 +22,7 @@ import vane_dagster as vd
 
 # F403: all tests of the contract run here, over each source.
 from support.iceberg_tables import catalog_in, opened
-from support.source_contract import *  # noqa: F403
+from support.source_contract import *  # noqa: F403  # the contract's tests
 from support.source_contract import Kept
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store

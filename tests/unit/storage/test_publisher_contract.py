@@ -17,7 +17,7 @@ from support.iceberg_tables import catalog_in, opened
 from support.published import docs
 
 # F403: all tests of the contract run here, over each format.
-from support.publisher_contract import *  # noqa: F403
+from support.publisher_contract import *  # noqa: F403  # the contract's tests
 from support.publisher_contract import Published
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store

@@ -20,7 +20,7 @@ import pytest
 import vane_dagster as vd
 
 # F403: all tests of the contract run here, on local disk.
-from support.reader_contract import *  # noqa: F403
+from support.reader_contract import *  # noqa: F403  # the contract's tests
 from support.stored import (
     FORMS,
     KEYS,

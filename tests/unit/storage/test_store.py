@@ -18,7 +18,7 @@ import vane_dagster as vd
 from support.manifests import manifest, part
 
 # F403: all tests of the contract run here, on local disk.
-from support.store_contract import *  # noqa: F403
+from support.store_contract import *  # noqa: F403  # the contract's tests
 from vane_dagster.engine.committer import check_unique
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
