@@ -15,9 +15,9 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.paths import REPOSITORY
+from support.pytriton_programs import pytriton, pytriton_client, tritonserver  # noqa: F401
 from support.results import Run, failure
 from support.snippets import imported
-from support.triton import pytriton, pytriton_client, tritonserver  # noqa: F401
 from support.vllm_stages import until
 
 ROWS = 40

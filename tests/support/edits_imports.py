@@ -1452,7 +1452,6 @@ _COARSE = {
     "import: a module that no called function imports",
     "import: a route of an object that another module has, for another route's code",
     "import: a subclass's dict that its base has",
-    "import: a subclass, for who reads no __subclasses__",
     "import: a thread pool",
     "import: an unread alias, in the file itself",
     "import: an unread dict, in the file itself",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan, as_statement
 from vane_dagster.fingerprint.bindings import binding_units
-from vane_dagster.fingerprint.effects import EVERY, Effects, Executed, executed
+from vane_dagster.fingerprint.effects import EVERY, Effects, Executed, executed, has_class_hooks
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
@@ -146,6 +146,7 @@ class DependencyWalk:
             size = len(self._walked) + len(counting)
             own = [] if self._own is None else [self._own.name]
             statements = executed(self.finder, [*own, *sorted(self.modules)])
+            effects.has_class_hooks = has_class_hooks(self.finder, statements)
             for each in statements:
                 unit = each.unit
                 nodes = () if id(unit) in counting else effects.counting(each)

@@ -1,10 +1,10 @@
 """Top-level statements of imported files that do something to what a stage uses or to a library.
 
 A statement does something if it calls, stores into an object, applies a decorator of the user's,
-or derives a class from one of the user's. Imports, definitions and constants do nothing, nor do
-declarations of dagster and vane_dagster, logging and warnings. It counts if what it names, directly
-or through others, is what the stage uses, or changes a library by a bare call or a store. Nothing
-is run, and nothing is known of what a call does.
+or derives a class from one of the user's where a file has a hook for that. Imports, definitions and
+constants do nothing, nor do declarations of dagster and vane_dagster, logging and warnings. It
+counts if what it names, directly or through others, is what the stage uses, or changes a library by
+a bare call or a store. Nothing is run, and nothing is known of what a call does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,6 +50,11 @@ _CALLING = frozenset({
 })  # fmt: skip
 """Builtins that call or change what they get."""
 _DYNAMIC = frozenset({"__import__", "compile", "eval", "exec", "globals", "locals", "vars"})
+_CLASS_HOOKS = re.compile(
+    rb"__init_subclass__|__subclasses__|__mro_entries__"
+    rb"|\bmetaclass\s*=\s*(?!(?:abc\.)?ABCMeta\b)|\bclass\s+\w+\s*\([^)]*\btype\s*[,)]"
+)
+"""Text of files in which deriving a class runs code, or can be noticed later."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 Effect = Literal["nothing", "own", "library"]
@@ -116,16 +122,26 @@ def executed(finder: Finder, roots: Iterable[str]) -> list[Executed]:
     return found
 
 
+def has_class_hooks(finder: Finder, statements: Iterable[Executed]) -> bool:
+    """Return whether a file of the statements has a metaclass or another hook of subclasses."""
+    paths = {str(each.module.path) for each in statements}
+    return any(_CLASS_HOOKS.search(finder.source(path).text) for path in paths)
+
+
 class Effects:
     """Tells which statements count.
 
     Args:
         finder: Locates modules.
         is_used: Whether the stage uses a name of a module.
+
+    Attributes:
+        has_class_hooks: Whether deriving a class may do something.
     """
 
     def __init__(self, finder: Finder, is_used: Callable[[Name], bool]) -> None:
         self._finder, self._is_used = finder, is_used
+        self.has_class_hooks = True
         self._made: dict[Name, frozenset[str]] = {}
         self._uses_library = functools.cache(self._find_uses)
         self._step = functools.cache(self._find_step)
@@ -153,6 +169,8 @@ class Effects:
         return bool(tops) and tops <= _INERT
 
     def _matters(self, module: Module, act: _Act) -> bool:
+        if act.kind == "base" and not self.has_class_hooks:
+            return False
         if self._effect(module, act) == "library" or self._changes(module, act):
             return True
         if any(map(self._is_used, self._reached(module, act.parts))):

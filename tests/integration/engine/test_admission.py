@@ -96,8 +96,10 @@ def joined_from(monkeypatch: pytest.MonkeyPatch) -> list[set[type]]:
     found: list[set[type]] = []
     whole = WorkBuilder.whole
 
-    def watched(self: WorkBuilder, run: Any, task_state: Any, worker: str) -> Any:
-        work, tables = whole(self, run, task_state, worker)
+    def watched(
+        self: WorkBuilder, run: Any, task_state: Any, worker: str, is_costly: bool = True
+    ) -> Any:
+        work, tables = whole(self, run, task_state, worker, is_costly)
         if task_state.spec.name == "joined":
             found.append({type(rows) for rows in work.inputs})
         return work, tables
