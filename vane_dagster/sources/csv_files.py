@@ -6,7 +6,7 @@ import csv as python_csv
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar
@@ -28,6 +28,8 @@ from vane_dagster.sources.text_stream import (
     BlockReader,
     RowTooLongError,
     TextStream,
+    is_utf_8,
+    whole_lines,
     with_compressed,
 )
 from vane_dagster.sources.text_types import KINDS, TextTypes, joined
@@ -89,7 +91,7 @@ class CsvSource(IngestedSource):
         yield pa.schema(texts).empty_table(), kinds
         if tail.is_blank:
             return
-        last = ""
+        last, rows = "", 0
         try:
             reader = arrow_csv.open_csv(
                 pa.PythonFile(BlockReader(tail), mode="r"),
@@ -118,13 +120,15 @@ class CsvSource(IngestedSource):
                 found = {name: kind for name, (kind, _) in typed.items()}
                 yield pa.table({name: column for name, (_, column) in typed.items()}), found
                 kinds = {name: joined(kinds[name], found[name]) for name in names}
+                rows += batch.num_rows
                 if batch.num_rows and batch.num_columns:
                     last = batch.column(-1)[-1].as_py() or ""
         except pa.ArrowInvalid as error:
-            raise self._explained(error, stream) from error
+            raise self._explained(error, delimiter, stream) from error
         if self.quote and self._is_open(last, tail.bytes):
             raise stream.refused(
-                "a quote is not closed. Close it, or declare another quote, or quote=None"
+                "a quote is not closed. Close it, or declare another quote, or quote=None",
+                line=self._line(rows, delimiter, stream),
             )
 
     def _header(self, head: bytes, stream: TextStream) -> tuple[list[str], str, int]:
@@ -176,15 +180,38 @@ class CsvSource(IngestedSource):
                 end = line.end()
                 yield line[0].decode("utf-8", "replace")
 
+        try:
+            return next(self._records(lines(), delimiter), []), end
+        except python_csv.Error:  # a field of more than 128 KiB
+            return [], len(text)
+
+    def _records(self, lines: Iterable[str], delimiter: str) -> Any:
+        """Return Python's own reader of some lines."""
         quoting: dict[str, Any] = {"quotechar": self.quote}
         if not self.quote:
             quoting = {"quoting": python_csv.QUOTE_NONE}
         escape = self.escape if self.escape != self.quote else None
+        return python_csv.reader(lines, delimiter=delimiter, escapechar=escape, **quoting)
+
+    def _line(self, row: int, delimiter: str, stream: TextStream) -> int | None:
+        """Return the number of the line at which a row begins; None if Python cannot tell."""
+        blocks = whole_lines(stream.blocks(), stream)
+        lines = (
+            line.decode("utf-8", "replace")
+            for block in blocks
+            for line in block.splitlines(keepends=True)
+        )
+        records = self._records(itertools.islice(lines, self.skip_rows, None), delimiter)
+        wanted, before = row + self.header, self.skip_rows
         try:
-            reader = python_csv.reader(lines(), delimiter=delimiter, escapechar=escape, **quoting)
-            return next(reader, []), end
-        except python_csv.Error:  # a field of more than 128 KiB
-            return [], len(text)
+            for record in records:
+                wanted -= bool(record)
+                if not wanted:
+                    return before + 1
+                before = self.skip_rows + records.line_num
+        except python_csv.Error:
+            pass
+        return None
 
     def _is_open(self, last: str, tail: bytes) -> bool:
         """Return whether the last field of a file is in quotes that are not closed.
@@ -195,9 +222,11 @@ class CsvSource(IngestedSource):
         """
         quote = str(self.quote)
         written = f"{quote}{last.replace(quote, quote * 2)}".encode()
-        return tail.endswith(written[-len(tail) :]) and not last.endswith(quote)
+        is_closed = not last.strip("\r\n") and tail.endswith(written * 2)  # `"\n"\n`
+        is_at_end = tail.endswith(written[-len(tail) :]) and not last.endswith(quote)
+        return is_at_end and not is_closed
 
-    def _explained(self, error: Exception, stream: TextStream) -> Exception:
+    def _explained(self, error: Exception, delimiter: str, stream: TextStream) -> Exception:
         """Return what is wrong by the message of Arrow's reader, without the data in it."""
         text = str(error)
         if "straddling" in text or "block size" in text:
@@ -207,12 +236,14 @@ class CsvSource(IngestedSource):
             return stream.refused(
                 f"the row has {found} fields, expected {expected}. Fix the row, or check "
                 "delimiter=, quote= and skip_rows=",
-                row,
+                line=self._line(row, delimiter, stream),
             )
         if "UTF8" in text:
-            return stream.refused(
-                'it is not valid UTF-8. Set encoding= to the encoding of the file, as "latin-1"'
-            )
+            line = 1
+            for block in whole_lines(stream.blocks(), stream):
+                if not is_utf_8(block):
+                    return stream.not_utf_8(block, line)
+                line += block.count(b"\n")
         return stream.refused("it cannot be parsed as CSV. Check delimiter=, quote= and escape=")
 
 

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -462,7 +462,7 @@ class IngestedSource(FileSource):
             return kinds
         if _PATH in (name.lower() for name in kinds.names):
             raise SourceError(
-                f"{location}: the files have a column {_PATH!r} of their own; leave "
+                f"{location}: the files have a column {_PATH!r} of their own. Leave "
                 "include_paths=True out, or rename the column"
             )
         return kinds.append(pa.field(_PATH, pa.string()))
@@ -472,7 +472,7 @@ class IngestedSource(FileSource):
     ) -> None:
         """Refuse a declared column that no file has."""
         known = {name for _, rows in files for name in rows.types}
-        declared = self.columns or self.types or pa.schema([])
+        declared = self.types or (self.columns if self.is_text else None) or pa.schema([])
         unknown = [name for name in declared.names if name not in known]
         if unknown and any(rows.rows for _, rows in files):
             raise SourceError(
@@ -501,10 +501,11 @@ class IngestedSource(FileSource):
 
     def _rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
         wanted = [name for name in schema.names if not (self.include_paths and name == _PATH)]
-        pieces = [self._piece(place, wanted, span, context) for place in self._places(span)]
+        places = self._places(span, context)
+        pieces = [self._piece(place, wanted, span, context) for place in places]
         columns: list[pa.ChunkedArray] = []
         errors: dict[int, str] = {}
-        count = span.stop - span.start
+        count = sum(piece.num_rows for piece in pieces)
         for column in schema:
             if column.name not in wanted:
                 columns.append(pa.chunked_array([pa.repeat(path_of(span.url), count)]))
@@ -547,12 +548,15 @@ class IngestedSource(FileSource):
         def cast(part: pa.Array) -> pa.Array:
             if is_text:
                 return forms.cast(part, column.type)
+            kinds = part.type, column.type
+            if any(map(pa.types.is_boolean, kinds)) and not pa.types.is_string(column.type):
+                raise pa.ArrowInvalid("a number is neither true nor false")
             rows = pa.table([part], names=[column.name])
             return conform(rows, pa.schema([column])).column(0).combine_chunks()
 
         try:
             return cast_each(values, column.type, cast)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        except pa.ArrowInvalid as error:
             raise SourceError(
                 f"{context.location}: {span.url!r}: column {column.name!r} has more than "
                 f"{MOST_MISFITS:,} values that are no {type_name(column.type)}. Declare a type "
@@ -566,8 +570,13 @@ class IngestedSource(FileSource):
             f"column has, for example types={{{column.name!r}: 'VARCHAR'}}"
         )
 
-    def _places(self, span: FileSpan) -> Iterable[ParquetRows]:
-        return (place for place in loaded_places(span.detail) if isinstance(place, ParquetRows))
+    def _places(self, span: FileSpan, context: ReadContext) -> list[ParquetRows]:
+        """Return the pieces of a span; those of the file as it is now, if it has no detail."""
+        detail = span.detail
+        if not detail:
+            file = self._current(FileRecord(span.url, 0, ""), context.location)
+            detail = self._ingest(file, context.location).detail(span.start, span.stop)
+        return [place for place in loaded_places(detail) if isinstance(place, ParquetRows)]
 
     def _piece(
         self, place: ParquetRows, wanted: Sequence[str], span: FileSpan, context: ReadContext

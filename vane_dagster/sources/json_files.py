@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json as python_json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ from vane_dagster.sources.ingested_files import (
     shared_options,
 )
 from vane_dagster.sources.schemas import wider_type
-from vane_dagster.sources.text_stream import TextStream, whole_lines, with_compressed
+from vane_dagster.sources.text_stream import TextStream, is_utf_8, whole_lines, with_compressed
 from vane_dagster.sources.text_types import is_readable
 from vane_dagster.types.schema import SchemaLike, read_schema, schema_record
 
@@ -56,6 +57,16 @@ class JsonSource(IngestedSource):
     def label(self) -> str:
         return "JSON lines"
 
+    @property
+    def reading(self) -> str:
+        return f"{super().reading}{sorted(self._texts)}"
+
+    @property
+    def _texts(self) -> frozenset[str]:
+        """The columns that are declared as text, whatever their values are."""
+        declared = self.columns or self.types or ()
+        return frozenset(each.name for each in declared if pa.types.is_string(each.type))
+
     def convert(self, stream: TextStream) -> Iterator[Converted]:
         line = 1
         for block in whole_lines(stream.blocks(), stream):
@@ -87,10 +98,8 @@ class JsonSource(IngestedSource):
             line: The number of the first one.
             stream: The file, for messages.
         """
-        try:
-            pa.array([block], pa.large_binary()).cast(pa.large_string())
-        except pa.ArrowInvalid as error:
-            raise stream.not_utf_8(block, line) from error
+        if not is_utf_8(block):
+            raise stream.not_utf_8(block, line)
         schema = None
         for _ in range(2):
             try:
@@ -103,9 +112,12 @@ class JsonSource(IngestedSource):
                 break
             plain = pa.schema([pa.field(f.name, _as_text(f.type)) for f in found.schema])
             if plain == found.schema:
-                return _by_line(block, line, stream) if _is_inexact(found) else found
+                others = [f.name for f in plain if not pa.types.is_string(f.type)]
+                if _is_inexact(found) or not self._texts.isdisjoint(others):
+                    break
+                return found
             schema = plain  # texts that look like times
-        return _by_line(block, line, stream)
+        return _by_line(block, line, stream, self._texts)
 
 
 @known_keywords("vd.json")
@@ -160,7 +172,7 @@ def json(
 
 
 def _is_declared(kind: pa.DataType) -> bool:
-    if pa.types.is_nested(kind):
+    if pa.types.is_nested(kind) and not pa.types.is_map(kind):
         return all(_is_declared(kind.field(index).type) for index in range(kind.num_fields))
     return is_readable(kind)
 
@@ -198,8 +210,18 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_inexact(rows: pa.Table) -> bool:
-    """Return whether a whole number may have been rounded, or Parquet lacks a type."""
-    return any(_has_inexact(column.combine_chunks()) for column in rows.columns)
+    """Return whether Arrow's reader may have changed a value, or has made an invalid array."""
+    kinds = rows.schema.types
+    return any(map(_has_null_lists, kinds)) or any(
+        _has_inexact(chunk) for column in rows.columns for chunk in column.chunks
+    )
+
+
+def _has_null_lists(kind: pa.DataType) -> bool:
+    """Return whether a type has lists of nulls alone, whose arrays Arrow's reader truncates."""
+    if pa.types.is_list(kind):
+        return pa.types.is_null(kind.value_type) or _has_null_lists(kind.value_type)
+    return pa.types.is_struct(kind) and any(_has_null_lists(each.type) for each in kind)
 
 
 def _has_inexact(values: pa.Array) -> bool:
@@ -213,13 +235,14 @@ def _has_inexact(values: pa.Array) -> bool:
     return False
 
 
-def _by_line(block: bytes, first: int, stream: TextStream) -> pa.Table:
+def _by_line(block: bytes, first: int, stream: TextStream, texts: Collection[str]) -> pa.Table:
     """Parse lines one by one.
 
     Args:
         block: The lines.
         first: The number of the first one.
         stream: The file, for messages.
+        texts: Columns of text.
 
     Raises:
         SourceError: If one is no object.
@@ -229,9 +252,9 @@ def _by_line(block: bytes, first: int, stream: TextStream) -> pa.Table:
         if not line.strip():
             continue
         try:
-            value = python_json.loads(line, object_pairs_hook=_object)
-        except _RepeatedError:
-            raise stream.refused("an object has a key twice. Remove one", line=number) from None
+            value = python_json.loads(line, object_pairs_hook=_object, parse_float=_float)
+        except _RefusedError as error:
+            raise stream.refused(str(error), line=number) from None
         except (ValueError, RecursionError):
             raise stream.refused(_MALFORMED, line=number) from None
         if not isinstance(value, dict):
@@ -240,7 +263,9 @@ def _by_line(block: bytes, first: int, stream: TextStream) -> pa.Table:
         rows.append(value)
     keys = dict.fromkeys(key for row in rows for key in row)
     try:
-        return pa.table({key: _column([row.get(key) for row in rows]) for key in keys})
+        return pa.table(
+            {key: _column([row.get(key) for row in rows], key in texts) for key in keys}
+        )
     except UnicodeEncodeError:
         raise SourceError(
             f"{stream.location}: {stream.url!r} has text with a surrogate that is no character, "
@@ -248,9 +273,9 @@ def _by_line(block: bytes, first: int, stream: TextStream) -> pa.Table:
         ) from None
 
 
-def _column(values: Sequence[Any]) -> pa.Array:
+def _column(values: Sequence[Any], is_text: bool) -> pa.Array:
     """Return a column; values without a common type as texts, as they stand in JSON."""
-    if _is_exact(values):
+    if not is_text and _is_exact(values):
         try:
             found = pa.array(values, from_pandas=False)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -276,12 +301,18 @@ def _is_exact(values: Sequence[Any]) -> bool:
     return len(kinds) <= 1
 
 
-class _RepeatedError(Exception):
-    """An object has a key twice."""
+class _RefusedError(Exception):
+    """A value that JSON allows is not read."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise _RepeatedError
+        raise _RefusedError("an object has a key twice. Remove one")
     return found
+
+
+def _float(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise _RefusedError("a number is too large for a double. Write it as a string")
+    return number

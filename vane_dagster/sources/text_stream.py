@@ -209,6 +209,15 @@ class BlockReader(io.RawIOBase):
         return self._held[start : self._at]
 
 
+def is_utf_8(text: bytes) -> bool:
+    """Return whether bytes are valid UTF-8."""
+    try:
+        pa.array([text], pa.large_binary()).cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
 def whole_lines(blocks: Iterable[bytes], stream: TextStream) -> Iterator[bytes]:
     """Join and cut blocks so that each ends after a newline, except for the last.
 

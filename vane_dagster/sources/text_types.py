@@ -77,17 +77,24 @@ class TextTypes:
         """
         if known == "text":
             return known, values
-        for kind in sorted(_TRIED, key=lambda kind: kind != known):  # the likeliest first
-            if (found := self._canonical(values, kind)) is not None:
-                is_long = kind == "integer" and not _is_small(found)
-                return ("long" if is_long else kind), found
+        tried = sorted(_TRIED, key=lambda kind: kind != known)  # the likeliest first
+        if not (self.date_format or self.timestamp_format):  # by which `20240131` may be a date
+            for kind in tried:
+                if (found := self._canonical(values, kind)) is not None:
+                    return _sized(kind, found), found
         plain = _trimmed(values).drop_null()
         if not len(plain):
             return "null", values
-        fitting = (kind for kind in _TRIED if self._fits(plain, kind))
-        kind = next(fitting, "text")
-        is_long = kind == "integer" and not _is_small(plain.cast(pa.int64()))
-        return ("long" if is_long else kind), values
+        tried.sort(key=lambda kind: self._format(KINDS[kind]) is None)
+        kind = next((kind for kind in tried if self._fits(plain, kind)), "text")
+        return _sized(kind, plain), values
+
+    def _format(self, kind: pa.DataType) -> str | None:
+        """Return the declared format of a type; None for ISO."""
+        if pa.types.is_date(kind):
+            return self.date_format
+        form = self.timestamp_format if pa.types.is_timestamp(kind) else None
+        return form if form is not None and ("%z" in form) == bool(kind.tz) else None
 
     def _canonical(self, values: pa.Array, kind: str) -> pa.Array | None:
         """Return values of a kind if their texts are those that Arrow makes of them."""
@@ -97,10 +104,10 @@ class TextTypes:
             if kind == "integer":
                 is_whole = pc.all(pc.match_substring_regex(values, _INTEGER)).as_py()
                 return values.cast(pa.int64()) if is_whole else None
-            if kind == "double":
+            if kind == "double" and self.decimal_separator == ".":
                 found = values.cast(pa.float64())
                 return found if found.cast(pa.string()).equals(values) else None
-            if kind == "date" and not self.date_format:
+            if kind == "date":
                 return values.cast(pa.date32())
         except pa.ArrowInvalid:
             pass
@@ -115,10 +122,8 @@ class TextTypes:
         return values if pa.types.is_string(kind) else self._cast(_trimmed(values), kind)
 
     def _cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
-        if pa.types.is_date(kind) and self.date_format:
-            return _parsed(values, self.date_format, kind)
-        if pa.types.is_timestamp(kind) and self.timestamp_format:
-            return _parsed(values, self.timestamp_format, kind)
+        if form := self._format(kind):
+            return _parsed(values, form, kind)
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             values = self._with_points(values)
         found = values.cast(kind)
@@ -183,9 +188,12 @@ def cast_each(
     first = 0
 
     def add(part: pa.Array, start: int) -> None:
+        if part.null_count == len(part):
+            found.append(pa.nulls(len(part), kind))
+            return
         try:
             found.append(cast(part))
-        except (pa.ArrowInvalid, ValueError):
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
             if len(part) > 1:
                 middle = len(part) // 2
                 add(part.slice(0, middle), start)
@@ -204,11 +212,13 @@ def cast_each(
 
 def is_readable(kind: pa.DataType) -> bool:
     """Return whether text can be cast to a type."""
+    if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
+        return False
     try:
         pa.array([], pa.string()).cast(kind)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         return False
-    return not pa.types.is_nested(kind)
+    return True
 
 
 def _trimmed(values: pa.Array) -> pa.Array:
@@ -237,10 +247,13 @@ def _is_exact(values: pa.Array) -> bool:
     return all(map(_prints, texts.to_pylist(), numbers.to_pylist()))
 
 
-def _is_small(values: pa.Array) -> bool:
-    """Return whether a double holds each of some whole numbers."""
-    limits = pc.min_max(values).as_py()
-    return limits["min"] >= -_LARGEST and limits["max"] <= _LARGEST
+def _sized(kind: str, values: pa.Array) -> str:
+    """Return the kind of values, by their size if they are whole numbers."""
+    if kind != "integer":
+        return kind
+    limits = pc.min_max(values.cast(pa.int64())).as_py()
+    is_small = limits["min"] >= -_LARGEST and limits["max"] <= _LARGEST
+    return "integer" if is_small else "long"
 
 
 def _prints(text: str, number: float) -> bool:
@@ -256,16 +269,8 @@ def _prints(text: str, number: float) -> bool:
 def _parsed(values: pa.Array, form: str, kind: pa.DataType) -> pa.Array:
     """Convert texts by a format of `strptime`."""
     if "%f" in form or "%z" in form:  # which Arrow's own lacks
-        times = [None if text is None else _time(text, form, kind) for text in values.to_pylist()]
-        return pa.array(times, kind)
-    found = pc.strptime(values, form, "s")
-    if pa.types.is_timestamp(kind) and kind.tz:
-        raise pa.ArrowInvalid("the format has no time zone")
-    return found.cast(kind)
-
-
-def _time(text: str, form: str, kind: pa.DataType) -> datetime:
-    time = datetime.strptime(text, form)
-    if (time.tzinfo is not None) != bool(pa.types.is_timestamp(kind) and kind.tz):
-        raise pa.ArrowInvalid("the type has a time zone if the format has one")
-    return time
+        texts = values.to_pylist()
+        return pa.array(
+            [None if text is None else datetime.strptime(text, form) for text in texts], kind
+        )
+    return pc.strptime(values, form, "s").cast(kind)
