@@ -120,9 +120,9 @@ class IngestedFile:
             yield start, stop, int(high - low)
 
     def detail(self, start: int, stop: int) -> str:
-        """Return the detail of a span of its rows."""
+        """Return the detail of a span of its rows: the first one, and where they are."""
         places = (place for piece in self.pieces for place in piece.places)
-        return dumped_places(list(clipped(places, start, stop)))
+        return f"{start} {dumped_places(list(clipped(places, start, stop)))}"
 
 
 @dataclass(frozen=True)
@@ -576,7 +576,9 @@ class IngestedSource(FileSource):
         if not detail:
             file = self._current(FileRecord(span.url, 0, ""), context.location)
             detail = self._ingest(file, context.location).detail(span.start, span.stop)
-        return [place for place in loaded_places(detail) if isinstance(place, ParquetRows)]
+        first, _, text = detail.partition(" ")
+        places = clipped(loaded_places(text), span.start - int(first), span.stop - int(first))
+        return [place for place in places if isinstance(place, ParquetRows)]
 
     def _piece(
         self, place: ParquetRows, wanted: Sequence[str], span: FileSpan, context: ReadContext
