@@ -78,17 +78,21 @@ class JsonSource(IngestedSource):
                 )
             if block.strip():
                 rows = self._parsed(block, line, stream)
-                yield rows, {column.name: _record(column.type) for column in rows.schema}
+                yield rows, {name: _shown(rows.column(name)) for name in rows.column_names}
             line += block.count(b"\n")
         if line == 1:
             yield pa.table({}), {}
 
     def joined(self, one: Any, other: Any) -> Any:
-        return one if one == other else _record(self.common_type([one, other]))
+        return one if one == other else _record(self._common([one, other]))
 
     def common_type(self, found: Sequence[Any]) -> pa.DataType | None:
-        kinds = [_kind(each) for each in dict.fromkeys(found)]
-        return None if None in kinds else reduce(_wider, kinds)
+        column = self._common(found)
+        return None if column is None else column.type
+
+    def _common(self, found: Sequence[Any]) -> pa.Field | None:
+        columns = [_column_of(each) for each in dict.fromkeys(found)]
+        return reduce(_wider, columns)
 
     def _parsed(self, block: bytes, line: int, stream: TextStream) -> pa.Table:
         """Parse whole lines.
@@ -177,25 +181,41 @@ def _is_declared(kind: pa.DataType) -> bool:
     return is_readable(kind)
 
 
-def _record(kind: pa.DataType | None) -> str | None:
-    return None if kind is None else schema_record(pa.schema([("", kind)]))
+_LONG = "long"
+"""The name of a column of whole numbers, in facts, if a double does not hold each of them."""
 
 
-def _kind(record: str | None) -> pa.DataType | None:
-    return None if record is None else read_schema(record).field(0).type
+def _shown(values: pa.ChunkedArray) -> str | None:
+    """Return what values show of the type of their column, as JSON."""
+    is_long = pa.types.is_integer(values.type) and not _is_small(values)
+    return _record(pa.field(_LONG if is_long else "", values.type))
 
 
-def _wider(one: pa.DataType | None, other: pa.DataType) -> pa.DataType | None:
-    """Return the common type of two columns; None if it has none."""
-    if one is None:
+def _is_small(values: pa.ChunkedArray) -> bool:
+    limits = pc.min_max(values).as_py()
+    return limits["min"] is None or (limits["min"] >= -_LARGEST and limits["max"] <= _LARGEST)
+
+
+def _record(column: pa.Field | None) -> str | None:
+    return None if column is None else schema_record(pa.schema([column]))
+
+
+def _column_of(record: str | None) -> pa.Field | None:
+    return None if record is None else read_schema(record).field(0)
+
+
+def _wider(one: pa.Field | None, other: pa.Field | None) -> pa.Field | None:
+    """Return a column that holds the values of two; None if there is no such type."""
+    if one is None or other is None:
         return None
-    numbers = {pa.int64(), pa.float64()}
-    if {one, other} == numbers:
-        return pa.float64()
-    found = wider_type(one, other)
-    if found is None and not (pa.types.is_nested(one) or pa.types.is_nested(other)):
-        return pa.string()
-    return found
+    is_long = _LONG in (one.name, other.name)
+    kinds = one.type, other.type
+    if set(kinds) == {pa.int64(), pa.float64()}:
+        return pa.field("", pa.string() if is_long else pa.float64())
+    found = wider_type(*kinds)
+    if found is None and not any(map(pa.types.is_nested, kinds)):
+        found = pa.string()
+    return None if found is None else pa.field(_LONG if is_long else "", found)
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:
