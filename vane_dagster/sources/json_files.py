@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -18,17 +17,16 @@ from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SourceError
 from vane_dagster.sources.ingested_files import (
     Converted,
-    IngestedSource,
     SmallFiles,
     declared_types,
     shared_options,
 )
-from vane_dagster.sources.schemas import wider_type
 from vane_dagster.sources.text_stream import TextStream, is_utf_8, whole_lines, with_compressed
-from vane_dagster.sources.text_types import is_readable
-from vane_dagster.types.schema import SchemaLike, read_schema, schema_record
+from vane_dagster.sources.text_types import LARGEST
+from vane_dagster.sources.typed_files import TypedSource, is_declared, shown_types
+from vane_dagster.types.schema import SchemaLike
 
-_LARGEST = 2.0**53
+_LARGEST = float(LARGEST)
 _LONGEST = 2**63
 _OBJECTS = "expected an object a line. Fix the file, or take it out of the source"
 _MALFORMED = (
@@ -45,12 +43,11 @@ _TYPES = {
 
 
 @dataclass(frozen=True)
-class JsonSource(IngestedSource):
+class JsonSource(TypedSource):
     """Files of JSON lines that match a URL pattern for each partition; see `json`."""
 
     kind: ClassVar[str] = "json"
     function: ClassVar[str] = "vd.json"
-    is_text: ClassVar[bool] = False
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".json", ".jsonl", ".ndjson")
 
     @property
@@ -78,21 +75,10 @@ class JsonSource(IngestedSource):
                 )
             if block.strip():
                 rows = self._parsed(block, line, stream)
-                yield rows, {name: _shown(rows.column(name)) for name in rows.column_names}
+                yield rows, shown_types(rows)
             line += block.count(b"\n")
         if line == 1:
             yield pa.table({}), {}
-
-    def joined(self, one: Any, other: Any) -> Any:
-        return one if one == other else _record(self._common([one, other]))
-
-    def common_type(self, found: Sequence[Any]) -> pa.DataType | None:
-        column = self._common(found)
-        return None if column is None else column.type
-
-    def _common(self, found: Sequence[Any]) -> pa.Field | None:
-        columns = [_column_of(each) for each in dict.fromkeys(found)]
-        return reduce(_wider, columns)
 
     def _parsed(self, block: bytes, line: int, stream: TextStream) -> pa.Table:
         """Parse whole lines.
@@ -164,7 +150,7 @@ def json(
         DefinitionError: If an argument is wrong.
         SchemaError: If a type is unknown.
     """
-    columns, pinned_types = declared_types("vd.json", schema, types, _is_declared)
+    columns, pinned_types = declared_types("vd.json", schema, types, is_declared)
     return JsonSource(
         **shared_options(
             "vd.json", url, asset, allow_empty, storage_options, encoding, small_files
@@ -173,49 +159,6 @@ def json(
         columns=columns,
         types=pinned_types,
     )
-
-
-def _is_declared(kind: pa.DataType) -> bool:
-    if pa.types.is_nested(kind) and not pa.types.is_map(kind):
-        return all(_is_declared(kind.field(index).type) for index in range(kind.num_fields))
-    return is_readable(kind)
-
-
-_LONG = "long"
-"""The name of a column of whole numbers, in facts, if a double does not hold each of them."""
-
-
-def _shown(values: pa.ChunkedArray) -> str | None:
-    """Return what values show of the type of their column, as JSON."""
-    is_long = pa.types.is_integer(values.type) and not _is_small(values)
-    return _record(pa.field(_LONG if is_long else "", values.type))
-
-
-def _is_small(values: pa.ChunkedArray) -> bool:
-    limits = pc.min_max(values).as_py()
-    return limits["min"] is None or (limits["min"] >= -_LARGEST and limits["max"] <= _LARGEST)
-
-
-def _record(column: pa.Field | None) -> str | None:
-    return None if column is None else schema_record(pa.schema([column]))
-
-
-def _column_of(record: str | None) -> pa.Field | None:
-    return None if record is None else read_schema(record).field(0)
-
-
-def _wider(one: pa.Field | None, other: pa.Field | None) -> pa.Field | None:
-    """Return a column that holds the values of two; None if there is no such type."""
-    if one is None or other is None:
-        return None
-    is_long = _LONG in (one.name, other.name)
-    kinds = one.type, other.type
-    if set(kinds) == {pa.int64(), pa.float64()}:
-        return pa.field("", pa.string() if is_long else pa.float64())
-    found = wider_type(*kinds)
-    if found is None and not any(map(pa.types.is_nested, kinds)):
-        found = pa.string()
-    return None if found is None else pa.field(_LONG if is_long else "", found)
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:

@@ -103,7 +103,7 @@ class TextStream:
             SourceError: If the file cannot be read, decompressed or decoded.
         """
         try:
-            with self._opened() as stream:
+            with self.opened() as stream:
                 for number, block in enumerate(self._decoded(self._checked(_read(stream)))):
                     yield block.removeprefix(codecs.BOM_UTF8) if number == 0 else block
         except SourceError:
@@ -151,7 +151,7 @@ class TextStream:
         )
 
     @contextmanager
-    def _opened(self) -> Iterator[Any]:
+    def opened(self) -> Iterator[Any]:
         """Open the file for reading of its decompressed bytes."""
         location = Location(self.url, self.storage_options)
         with ExitStack() as opened:

@@ -34,7 +34,8 @@ _TRIED = ("bool", "integer", "double", "date", "timestamp", "timestamptz")
 _INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
 _DOUBLE = r"^-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^(?i:-?(nan|inf|infinity))$"
 _WORDS = pa.array(["true", "True", "TRUE", "false", "False", "FALSE"])
-_LARGEST = 2**53
+LARGEST = 2**53
+"""The whole numbers up to it are those that a double holds."""
 _SURE_DIGITS = 15
 
 
@@ -252,7 +253,7 @@ def _sized(kind: str, values: pa.Array) -> str:
     if kind != "integer":
         return kind
     limits = pc.min_max(values.cast(pa.int64())).as_py()
-    is_small = limits["min"] >= -_LARGEST and limits["max"] <= _LARGEST
+    is_small = limits["min"] >= -LARGEST and limits["max"] <= LARGEST
     return "integer" if is_small else "long"
 
 
