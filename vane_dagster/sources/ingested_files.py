@@ -55,11 +55,14 @@ from vane_dagster.sources.text_types import MOST_MISFITS, TextTypes, cast_each, 
 from vane_dagster.storage.filesystem import IO_THREADS, Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.stored_tables import (
+    INGESTED,
     KEPT_TYPES,
     ParquetRows,
     Piece,
+    Place,
     StoredTable,
     clipped,
+    create_record,
     dumped_places,
     loaded_places,
     read_record,
@@ -80,7 +83,9 @@ Converted = tuple[pa.Table, Mapping[str, Any]]
 PIECE_BYTES = 32 << 20
 """Bytes in memory at which a piece is written."""
 _SMALL_BYTES = 1 << 20
-"""Files below this size are converted many at a time."""
+"""Files below this size are converted together, if there are many."""
+_SMALL_FILES = 256
+"""Small files that are converted together."""
 _VERSION = 1
 """Part of the identity of what is converted; another number converts all files again."""
 _PATH = "path"
@@ -123,6 +128,78 @@ class IngestedFile:
         """Return the detail of a span of its rows: the first one, and where they are."""
         places = (place for piece in self.pieces for place in piece.places)
         return f"{start} {dumped_places(list(clipped(places, start, stop)))}"
+
+
+class PieceWriter:
+    """Writes the rows of files into files of the store, of at most about `PIECE_BYTES`.
+
+    Rows of one schema share a file, also those of several small files. One file is written while
+    more rows are read. Used in a ``with`` statement, after which all is written.
+
+    Args:
+        root: The store's root.
+        name: What the names of the files begin with; it follows from the versions that are read.
+    """
+
+    def __init__(self, root: Location, name: str) -> None:
+        self._root, self._name = root, name
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._write: Future[None] | None = None
+        self._count = 0
+        self._key = ""
+        self._held: dict[pa.Schema, list[tuple[int, pa.Table]]] = {}
+        self._places: list[tuple[str, Piece | None]] = []  # in the order of the rows
+
+    def __enter__(self) -> PieceWriter:
+        return self
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        with self._thread:
+            if kind is None:
+                for schema in list(self._held):
+                    self._flush(schema)
+                if self._write is not None:
+                    self._write.result()
+
+    def begin(self, key: str) -> None:
+        """Note that the rows of a file follow, from the first one on."""
+        self._places = [("" if each == key else each, piece) for each, piece in self._places]
+        self._key = key
+
+    def write(self, rows: pa.Table) -> None:
+        """Write the next rows of the file."""
+        if not rows.num_rows:
+            return
+        held = self._held.setdefault(rows.schema, [])
+        held.append((len(self._places), rows))
+        self._places.append((self._key, None))
+        if sum(each.nbytes for _, each in held) >= PIECE_BYTES:
+            self._flush(rows.schema)
+
+    def pieces(self, key: str) -> tuple[Piece, ...]:
+        """Return the rows of a file, once all is written."""
+        found: list[Piece] = []
+        for piece in (piece for each, piece in self._places if each == key and piece):
+            if found and (places := _merged(found[-1].places, piece.places)):
+                before = found.pop()
+                piece = Piece(key, before.rows + piece.rows, before.bytes + piece.bytes, places)
+            found.append(piece)
+        return tuple(found)
+
+    def _flush(self, schema: pa.Schema) -> None:
+        held = self._held.pop(schema)
+        name = f"{self._name}-{self._count}.parquet"
+        self._count += 1
+        start = 0
+        for index, rows in held:
+            stop = start + rows.num_rows
+            key, place = self._places[index][0], ParquetRows(f"{INGESTED}/{name}", start, stop)
+            self._places[index] = (key, Piece(key, rows.num_rows, rows.nbytes, (place,)))
+            start = stop
+        if self._write is not None:
+            self._write.result()
+        merged = pa.concat_tables([rows for _, rows in held])
+        self._write = self._thread.submit(write_ingested, self._root, name, merged)
 
 
 @dataclass(frozen=True)
@@ -295,20 +372,16 @@ class IngestedSource(FileSource):
             key: IngestedFile(tuple(pieces.get(key, ())), types) for key, types in facts.items()
         }
 
-        def ingested(file: FileRecord) -> IngestedFile | SourceError:
-            try:
-                return known.get(file_identity(file)) or self._ingest(file, location)
-            except SourceError as error:
-                return error
-
-        found: dict[str, IngestedFile | SourceError] = {}
-        lots = (
-            [f for f in files if f.size < _SMALL_BYTES],
-            [f for f in files if f.size >= _SMALL_BYTES],
-        )
-        for lot, count in zip(lots, (IO_THREADS, os.cpu_count() or 1)):
+        found: dict[str, IngestedFile | SourceError] = {
+            file.url: known[key] for file in files if (key := file_identity(file)) in known
+        }
+        small, large = _lots([file for file in files if file.url not in found])
+        for lots, count in ((small, IO_THREADS), (large, os.cpu_count() or 1)):
             with ThreadPoolExecutor(max_workers=count) as threads:
-                found.update(zip([file.url for file in lot], threads.map(ingested, lot)))
+                for lot, made in zip(
+                    lots, threads.map(lambda lot: self._ingest(lot, location), lots)
+                ):
+                    found.update(zip([file.url for file in lot], made))
         if failed := [each for each in found.values() if isinstance(each, SourceError)]:
             raise _together(failed, location)
         converted = {
@@ -326,65 +399,68 @@ class IngestedSource(FileSource):
             write_record(self._root, *record, table)
         return [converted[file_identity(file)] for file in files]
 
-    def _ingest(self, file: FileRecord, location: str) -> IngestedFile:
-        """Convert a file."""
-        key = file_identity(file)
-        name = hashlib.blake2b(f"{key}{self.reading}".encode(), digest_size=20).hexdigest()
+    def _ingest(
+        self, files: Sequence[FileRecord], location: str
+    ) -> list[IngestedFile | SourceError]:
+        """Convert files: a large one into pieces of its own, small ones into common pieces."""
+        keys = [file_identity(file) for file in files]
+        name = hashlib.blake2b("".join([*keys, self.reading]).encode(), digest_size=20).hexdigest()
+        found: list[Mapping[str, Any] | SourceError] = []
+        with PieceWriter(self._root, name) as writer:
+            for file, key in zip(files, keys):
 
-        def ingest(stream: TextStream) -> IngestedFile:
-            types: dict[str, Any] = {}
-            held: list[pa.Table] = []
-            with ThreadPoolExecutor(max_workers=1) as thread:  # writes while more is read
-                writes: list[Future[Piece | None]] = []
+                def convert(stream: TextStream, key: str = key) -> Mapping[str, Any]:
+                    types: dict[str, Any] = {}
+                    writer.begin(key)
+                    for rows, shown in self.convert(stream):
+                        types = self._joined(types, shown)
+                        writer.write(rows)
+                    return types
 
-                def keep() -> None:
-                    if len(writes) > 1:
-                        writes[-2].result()
-                    writes.append(thread.submit(write, f"{name}-{len(writes)}.parquet", [*held]))
-                    held.clear()
-
-                for rows, found_types in self.convert(stream):
-                    types = self._joined(types, found_types)
-                    is_full = sum(each.nbytes for each in held) >= PIECE_BYTES
-                    if held and (is_full or rows.schema != held[0].schema):
-                        keep()
-                    held.append(rows)
-                if held:
-                    keep()
-                pieces = [made.result() for made in writes]
-            return IngestedFile(tuple(piece for piece in pieces if piece), types)
-
-        def write(file_name: str, held: Sequence[pa.Table]) -> Piece | None:
-            rows = pa.concat_tables(held)
-            if not rows.num_rows:
-                return None
-            place = write_ingested(self._root, file_name, rows)
-            return Piece(key, rows.num_rows, rows.nbytes, (place,))
-
-        def whole() -> IngestedFile:
-            stream = self._stream(file.url, location)
-            while True:
                 try:
-                    return ingest(stream)
+                    found.append(self._read_version(file, convert, location))
+                except SourceError as error:
+                    writer.begin(key)  # again, without its rows
+                    found.append(error)
+        return [
+            types if isinstance(types, SourceError) else IngestedFile(writer.pieces(key), types)
+            for key, types in zip(keys, found)
+        ]
+
+    def _read_version(
+        self, file: FileRecord, read: Callable[[TextStream], Any], location: str
+    ) -> Any:
+        """Read a file, and check that it is the listed version.
+
+        Args:
+            file: The file.
+            read: Reads it. It is called again after a transient error, or with a larger window.
+            location: The pipeline, for messages.
+        """
+
+        def whole() -> Any:
+            stream = self._stream(file.url, location)
+            while stream.window <= 8 * MAX_LINE:
+                try:
+                    return read(stream)
                 except RowTooLongError:
-                    if stream.window > MAX_LINE:
-                        raise stream.refused(
-                            f"a row has more than {MAX_LINE >> 20} MiB. Check the quotes and the "
-                            "newlines"
-                        ) from None
                     stream = replace(stream, window=8 * stream.window)
+            raise stream.refused(
+                f"a row has more than {MAX_LINE >> 20} MiB. Check the quotes and the newlines"
+            )
 
         before = self._current(file, location)
         if file.content is None and file_version(before) != file_version(file):
             raise _replaced(file, location)
+        failed: SourceError | None = None
         try:
             found = with_retries(_failpoints.failing("read", file.url, whole))
-        except SourceError:
-            if file_version(self._current(file, location)) != file_version(before):
-                raise _replaced(file, location) from None
-            raise
+        except SourceError as error:
+            failed = error
         if file_version(self._current(file, location)) != file_version(before):
             raise _replaced(file, location)
+        if failed is not None:
+            raise failed
         return found
 
     def _joined(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -423,8 +499,8 @@ class IngestedSource(FileSource):
                     with suppress(SourceError):  # it is the other partition's error
                         converted = self._ingested(others, location, key)
                         found.update(zip([file.url for file in others], converted))
-                kept = StoredTable(self._found_types(list(found.items()), location))
-                write_record(self._root, identity, KEPT_TYPES, kept)
+                types = StoredTable(self._found_types(list(found.items()), location))
+                kept = create_record(self._root, identity, types, KEPT_TYPES)
         return kept.schema
 
     def _found_types(self, files: Sequence[tuple[str, IngestedFile]], location: str) -> pa.Schema:
@@ -484,61 +560,73 @@ class IngestedSource(FileSource):
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Read rows from the store, and cast them. A value that does not fit is its row's error."""
-        spans = fragment.spans
-        if len(spans) == 1:
-            found = [self._rows(spans[0], schema, context)]
-        else:
-            with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-                found = list(threads.map(lambda span: self._rows(span, schema, context), spans))
-        if any(ROW_ERROR in table.column_names for table in found):
-            found = [
-                table
-                if ROW_ERROR in table.column_names
-                else table.append_column(ROW_ERROR, pa.nulls(len(table), ROW_ERROR_TYPE))
-                for table in found
-            ]
-        return pa.concat_tables(found)
-
-    def _rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
         wanted = [name for name in schema.names if not (self.include_paths and name == _PATH)]
-        places = self._places(span, context)
-        pieces = [self._piece(place, wanted, span, context) for place in places]
-        columns: list[pa.ChunkedArray] = []
+        pieces = self._pieces(fragment, wanted, context)
+        columns: dict[str, list[pa.Array]] = {name: [] for name in wanted}
         errors: dict[int, str] = {}
-        count = sum(piece.num_rows for piece in pieces)
-        for column in schema:
-            if column.name not in wanted:
-                columns.append(pa.chunked_array([pa.repeat(path_of(span.url), count)]))
-                continue
-            parts: list[pa.Array] = []
-            first = 0
-            for piece in pieces:
-                made, misfits = self._cast(piece, column, span, context)
-                parts += made.chunks
-                for position in misfits:
-                    errors.setdefault(first + position, column.name)
-                first += piece.num_rows
-            columns.append(pa.chunked_array(parts, column.type))
-        table = pa.table(columns, schema=schema)
+        edges = np.cumsum([0, *(rows.num_rows for _, _, rows in pieces)])
+        first = 0
+        for _, same in itertools.groupby(pieces, lambda piece: piece[2].schema):
+            rows = pa.concat_tables([rows for _, _, rows in same]).combine_chunks()
+            for name in wanted:
+                values, misfits = self._cast(rows, schema.field(name), fragment, context)
+                columns[name] += values.chunks
+                for place in misfits:
+                    errors.setdefault(first + place, name)
+            first += rows.num_rows
+        made = {
+            name: pa.chunked_array(columns[name], schema.field(name).type)
+            if name in columns
+            else pa.chunked_array([pa.repeat(path_of(url), len(rows)) for url, _, rows in pieces])
+            for name in schema.names
+        }
+        table = pa.table(made, schema=schema)
         if not errors:
             return table
-        messages = {
-            row: self._misfit(span, span.start + row + 1, schema.field(name))
-            for row, name in errors.items()
-        }
-        faults = [
-            {"error": "SourceError", "message": messages[row]} if row in messages else None
-            for row in range(count)
-        ]
+        faults: list[Any] = [None] * first
+        for place, name in errors.items():
+            index = int(np.searchsorted(edges, place, "right")) - 1
+            url, number, _ = pieces[index]
+            row = number + place - int(edges[index]) + 1
+            message = _misfit(url, row, schema.field(name))
+            faults[place] = {"error": "SourceError", "message": message}
         return table.append_column(ROW_ERROR, pa.array(faults, ROW_ERROR_TYPE))
 
+    def _pieces(
+        self, fragment: FragmentRecord, wanted: Sequence[str], context: ReadContext
+    ) -> list[tuple[str, int, pa.Table]]:
+        """Read the pieces of a fragment: of each the file, its first row there, and the rows."""
+        placed = [(span, self._places(span, context)) for span in fragment.spans]
+        ranges: dict[str, tuple[int, int]] = {}  # of each file in the store
+        for place in itertools.chain.from_iterable(places for _, places in placed):
+            low, high = ranges.get(place.name, (place.start, place.stop))
+            ranges[place.name] = min(low, place.start), max(high, place.stop)
+
+        def stored(name: str) -> pa.Table:
+            return self._stored(ParquetRows(name, *ranges[name]), wanted, fragment, context)
+
+        if len(ranges) == 1:
+            tables = {name: stored(name) for name in ranges}
+        else:
+            with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+                tables = dict(zip(ranges, threads.map(stored, ranges)))
+        found = []
+        for span, places in placed:
+            number = span.start
+            for place in places:
+                low, _ = ranges[place.name]
+                rows = tables[place.name].slice(place.start - low, place.stop - place.start)
+                found.append((span.url, number, rows))
+                number += rows.num_rows
+        return found
+
     def _cast(
-        self, piece: pa.Table, column: pa.Field, span: FileSpan, context: ReadContext
+        self, rows: pa.Table, column: pa.Field, fragment: FragmentRecord, context: ReadContext
     ) -> tuple[pa.ChunkedArray, Sequence[int]]:
-        """Cast a column of a piece; see `cast_each`."""
-        if column.name not in piece.column_names:
-            return pa.chunked_array([pa.nulls(piece.num_rows, column.type)]), ()
-        values = piece.column(column.name)
+        """Cast a column of rows in the store; see `cast_each`."""
+        if column.name not in rows.column_names:
+            return pa.chunked_array([pa.nulls(rows.num_rows, column.type)]), ()
+        values = rows.column(column.name)
         if values.type == column.type:
             return values, ()
         if self.is_text and not pa.types.is_string(values.type):
@@ -558,32 +646,32 @@ class IngestedSource(FileSource):
             return cast_each(values, column.type, cast)
         except pa.ArrowInvalid as error:
             raise SourceError(
-                f"{context.location}: {span.url!r}: column {column.name!r} has more than "
+                f"{context.location}: {fragment}: column {column.name!r} has more than "
                 f"{MOST_MISFITS:,} values that are no {type_name(column.type)}. Declare a type "
                 f"that all have, for example types={{{column.name!r}: 'VARCHAR'}}"
             ) from error
-
-    def _misfit(self, span: FileSpan, row: int, column: pa.Field) -> str:
-        return (
-            f"{span.url!r}, row {row}: column {column.name!r} has a value that is no "
-            f"{type_name(column.type)}. Fix the file, or declare a type that every value of the "
-            f"column has, for example types={{{column.name!r}: 'VARCHAR'}}"
-        )
 
     def _places(self, span: FileSpan, context: ReadContext) -> list[ParquetRows]:
         """Return the pieces of a span; those of the file as it is now, if it has no detail."""
         detail = span.detail
         if not detail:
             file = self._current(FileRecord(span.url, 0, ""), context.location)
-            detail = self._ingest(file, context.location).detail(span.start, span.stop)
+            (rows,) = self._ingest([file], context.location)
+            if isinstance(rows, SourceError):
+                raise rows
+            detail = rows.detail(span.start, span.stop)
         first, _, text = detail.partition(" ")
         places = clipped(loaded_places(text), span.start - int(first), span.stop - int(first))
         return [place for place in places if isinstance(place, ParquetRows)]
 
-    def _piece(
-        self, place: ParquetRows, wanted: Sequence[str], span: FileSpan, context: ReadContext
+    def _stored(
+        self,
+        place: ParquetRows,
+        wanted: Sequence[str],
+        fragment: FragmentRecord,
+        context: ReadContext,
     ) -> pa.Table:
-        """Read rows of a piece: the wanted columns that it has."""
+        """Read rows of a file in the store: the wanted columns that it has."""
         folder = tables(self._root)
 
         def read() -> pa.Table:
@@ -609,7 +697,7 @@ class IngestedSource(FileSource):
             return with_retries(_failpoints.failing("read", folder.file_url(place.name), read))
         except FileNotFoundError as error:
             raise SourceError(
-                f"{context.location}: the rows of {span.url!r} are no longer in the store, at "
+                f"{context.location}: the rows of {fragment} are no longer in the store, at "
                 f"{folder.file_url(place.name)!r}: they were collected or deleted. Run the "
                 "partition again"
             ) from error
@@ -707,6 +795,39 @@ def declared_types(
                     "read from such files; declare VARCHAR, and convert it in the pipeline"
                 )
     return parsed[0], parsed[1]
+
+
+def _misfit(url: str, row: int, column: pa.Field) -> str:
+    return (
+        f"{url!r}, row {row}: column {column.name!r} has a value that is no "
+        f"{type_name(column.type)}. Fix the file, or declare a type that every value of the "
+        f"column has, for example types={{{column.name!r}: 'VARCHAR'}}"
+    )
+
+
+def _merged(one: Sequence[Place], other: Sequence[Place]) -> tuple[Place, ...]:
+    """Return two places as one if the rows of the second follow in the same file."""
+    (first,), (second,) = one, other
+    if not (isinstance(first, ParquetRows) and isinstance(second, ParquetRows)):
+        return ()
+    if (first.name, first.stop) != (second.name, second.start):
+        return ()
+    return (replace(first, stop=second.stop),)
+
+
+def _lots(
+    files: Sequence[FileRecord],
+) -> tuple[list[list[FileRecord]], list[list[FileRecord]]]:
+    """Divide files: small ones into lots that are converted together, and large ones."""
+    small: list[list[FileRecord]] = []
+    size = 0
+    for file in (file for file in files if file.size < _SMALL_BYTES):
+        if not small or len(small[-1]) == _SMALL_FILES or size + file.size > PIECE_BYTES:
+            small.append([])
+            size = 0
+        small[-1].append(file)
+        size += file.size
+    return small, [[file] for file in files if file.size >= _SMALL_BYTES]
 
 
 def _types_text(schema: pa.Schema | None) -> list[str]:

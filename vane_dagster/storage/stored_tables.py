@@ -6,7 +6,7 @@ Below ``<root>/~tables``:
 |---|---|
 | ``rows/<digest>.parquet`` | rows, under the digest of their content |
 | ``made/<identity>-<attempt>/*.parquet`` | what one execution of a function has written |
-| ``files/<version>-<number>.parquet`` | the rows of a version of a file of another format |
+| ``files/<versions>-<number>.parquet`` | rows of versions of files of another format |
 | ``records/<identity>/<name>.json`` | where the rows of a table are |
 
 A table's identity is that of its content, or of the code that makes it. Each run that needs a table
@@ -187,23 +187,26 @@ def write_record(root: Location, identity: str, name: str, table: StoredTable) -
     _records(root, identity).write(name + _SUFFIX, _dumped(table))
 
 
-def create_record(root: Location, identity: str, table: StoredTable) -> StoredTable:
-    """Complete a table that code has made, unless another run has completed it.
+def create_record(
+    root: Location, identity: str, table: StoredTable, name: str = COMPLETE
+) -> StoredTable:
+    """Write a record once: of several runs that write it, the first one's is that of all.
 
     Args:
         root: The store's root.
         identity: The table's identity.
         table: The table, with all files written.
+        name: The record's name.
 
     Returns:
-        The complete table: this one, or that of the other run.
+        The recorded table: this one, or that of another run.
 
     Raises:
         StoreError: If the store refuses.
     """
     folder = _records(root, identity)
-    folder.create(COMPLETE + _SUFFIX, _dumped(table))
-    return _parsed(folder.read(COMPLETE + _SUFFIX), folder.file_url(COMPLETE + _SUFFIX))
+    folder.create(name + _SUFFIX, _dumped(table))
+    return _parsed(folder.read(name + _SUFFIX), folder.file_url(name + _SUFFIX))
 
 
 def read_record(root: Location, identity: str, name: str = COMPLETE) -> StoredTable | None:
@@ -269,12 +272,12 @@ def write_rows(root: Location, digest: str, rows: pa.Table) -> None:
     root.child(TABLES, ROWS).write(rows_name(digest), memoryview(sink.getvalue()))
 
 
-def write_ingested(root: Location, name: str, rows: pa.Table) -> ParquetRows:
-    """Write rows of a file of another format.
+def write_ingested(root: Location, name: str, rows: pa.Table) -> None:
+    """Write rows of files of another format.
 
     Args:
         root: The store's root.
-        name: The name of the new file, which follows from the version of the other one.
+        name: The name of the new file, which follows from the versions of the others.
         rows: The rows.
 
     Raises:
@@ -286,7 +289,6 @@ def write_ingested(root: Location, name: str, rows: pa.Table) -> ParquetRows:
         rows, sink, row_group_size=_GROUP_ROWS, use_dictionary=texts, write_page_checksum=True
     )
     root.child(TABLES, INGESTED).write(name, memoryview(sink.getvalue()))
-    return ParquetRows(f"{INGESTED}/{name}", 0, rows.num_rows)
 
 
 def rows_name(digest: str) -> str:
