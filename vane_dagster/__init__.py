@@ -44,35 +44,22 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.servers import Server as Server
     from vane_dagster.pipeline.servers import TritonServer as TritonServer
     from vane_dagster.pipeline.servers import VLLMServer as VLLMServer
-    from vane_dagster.sources.csv_files import CsvSource as CsvSource
+    from vane_dagster.sources.avro_files import avro as avro
     from vane_dagster.sources.csv_files import csv as csv
-    from vane_dagster.sources.delta import DeltaSource as DeltaSource
     from vane_dagster.sources.delta import delta as delta
     from vane_dagster.sources.file import File as File
-    from vane_dagster.sources.huggingface import HuggingFaceSource as HuggingFaceSource
-    from vane_dagster.sources.huggingface import HuggingFaceStream as HuggingFaceStream
     from vane_dagster.sources.huggingface import huggingface as huggingface
-    from vane_dagster.sources.iceberg import IcebergSource as IcebergSource
     from vane_dagster.sources.iceberg import iceberg as iceberg
-    from vane_dagster.sources.images import ImagesSource as ImagesSource
     from vane_dagster.sources.images import images as images
-    from vane_dagster.sources.json_files import JsonSource as JsonSource
     from vane_dagster.sources.json_files import json as json
-    from vane_dagster.sources.lance import LanceSource as LanceSource
     from vane_dagster.sources.lance import lance as lance
-    from vane_dagster.sources.parquet import ParquetSource as ParquetSource
     from vane_dagster.sources.parquet import parquet as parquet
-    from vane_dagster.sources.raw_files import FilesSource as FilesSource
     from vane_dagster.sources.raw_files import files as files
-    from vane_dagster.sources.ray_dataset import RayDatasetSource as RayDatasetSource
     from vane_dagster.sources.ray_dataset import ray_dataset as ray_dataset
     from vane_dagster.sources.row_ids import composite_id as composite_id
     from vane_dagster.sources.row_ids import row_id as row_id
-    from vane_dagster.sources.stored import StoredSource as StoredSource
     from vane_dagster.sources.stored import stored as stored
-    from vane_dagster.sources.table import TableSource as TableSource
     from vane_dagster.sources.table import table as table
-    from vane_dagster.sources.text_files import TextSource as TextSource
     from vane_dagster.sources.text_files import text as text
     from vane_dagster.tracing.steps import Step as Step
     from vane_dagster.tracing.steps import Trace as Trace
@@ -90,32 +77,19 @@ _HOME = {
     "Server": "pipeline.servers",
     "TritonServer": "pipeline.servers",
     "VLLMServer": "pipeline.servers",
-    "DeltaSource": "sources.delta",
     "delta": "sources.delta",
     "File": "sources.file",
-    "FilesSource": "sources.raw_files",
     "files": "sources.raw_files",
-    "ImagesSource": "sources.images",
     "images": "sources.images",
-    "IcebergSource": "sources.iceberg",
-    "LanceSource": "sources.lance",
-    "CsvSource": "sources.csv_files",
-    "JsonSource": "sources.json_files",
-    "TextSource": "sources.text_files",
+    "avro": "sources.avro_files",
     "csv": "sources.csv_files",
     "json": "sources.json_files",
     "text": "sources.text_files",
-    "ParquetSource": "sources.parquet",
-    "StoredSource": "sources.stored",
     "iceberg": "sources.iceberg",
     "lance": "sources.lance",
     "parquet": "sources.parquet",
     "stored": "sources.stored",
-    "HuggingFaceSource": "sources.huggingface",
-    "HuggingFaceStream": "sources.huggingface",
     "huggingface": "sources.huggingface",
-    "RayDatasetSource": "sources.ray_dataset",
-    "TableSource": "sources.table",
     "ray_dataset": "sources.ray_dataset",
     "table": "sources.table",
     "composite_id": "sources.row_ids",

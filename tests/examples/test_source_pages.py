@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import dagster as dg
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -145,6 +146,18 @@ def test_csv(tmp_path, local, materialize):
     assert materialize(module.orders, local, "2025-01-01").success
     found = read_stage(tmp_path / "store", "orders", "scored", "2025-01-01")
     assert found["priority"].to_pylist() == [1, 1]
+
+
+def test_avro(tmp_path, local, materialize):
+    fields = [{"name": name, "type": "long"} for name in ("call_id", "started", "ended")]
+    schema = fastavro.parse_schema({"type": "record", "name": "Call", "fields": fields})
+    (tmp_path / "calls").mkdir()
+    with open(tmp_path / "calls" / "a.avro", "wb") as file:
+        fastavro.writer(file, schema, [{"call_id": 1, "started": 500, "ended": 2000}])
+    module = example("Avro", tmp_path, {'"s3://lake/calls/': f'"{tmp_path}/calls/'})
+    assert materialize(module.calls, local).success
+    found = read_stage(tmp_path / "store", "calls", "timed")
+    assert found["seconds"].to_pylist() == [1.5]
 
 
 def test_delta_tables(tmp_path, local, materialize):

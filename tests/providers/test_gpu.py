@@ -16,6 +16,7 @@ from support.results import failure, metadata
 from support.tiny_answers import greedy
 from support.vllm_stages import TEXTS, answers, ask, docs
 from vane_dagster.compute.local_backend import visible_gpus
+from vane_dagster.sources import ParquetSource
 
 pytestmark = pytest.mark.skipif(not visible_gpus(), reason="no NVIDIA GPU on this machine")
 
@@ -47,7 +48,7 @@ def sees_gpu(batch):
 SCHEMA = {"id": "BIGINT", "out": "FLOAT[64]", "pid": "BIGINT"}
 
 
-def source(tmp_path, rows: int = 5_000) -> vd.ParquetSource:
+def source(tmp_path, rows: int = 5_000) -> ParquetSource:
     vectors = np.random.default_rng(0).standard_normal((rows, 64)).astype("f4")
     write_source(tmp_path / "src", {"id": range(rows), "vector": list(vectors)})
     return vd.parquet(str(tmp_path / "src"))

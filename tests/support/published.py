@@ -8,13 +8,14 @@ from typing import Any
 import dagster as dg
 
 import vane_dagster as vd
+from vane_dagster.sources import ParquetSource
 
 
 def docs(
     root: Path | str,
     where: str | None = None,
     columns: Any = ("n", "text"),
-    source: vd.ParquetSource | None = None,
+    source: ParquetSource | None = None,
     keys: list[str] | None = None,
     fragment_rows: int = 10,
     out: str | None = None,

@@ -10,6 +10,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
+from vane_dagster.sources import ParquetSource
 
 ROWS = 20_000
 
@@ -31,7 +32,7 @@ def destroy(file: Path, column: str) -> None:
 
 
 @pytest.fixture(params=["one large row group", "several row groups"])
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> vd.ParquetSource:
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> ParquetSource:
     """A source with a text column and a vector column that are no longer readable."""
     table = pa.table(
         {

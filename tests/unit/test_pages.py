@@ -107,39 +107,6 @@ def test_python_in_pages_is_valid(page):
             compile(textwrap.dedent(code), str(page), "exec")
 
 
-def imports_of(source: str) -> set[str]:
-    """The modules of `sources/` that one imports, directly or through others."""
-    pattern = re.compile(r"^\s*from vane_dagster\.sources\.(\w+) import", re.MULTILINE)
-    found: set[str] = set()
-    following = [source]
-    while following:
-        text = (PACKAGE / "sources" / f"{following.pop()}.py").read_text()
-        new = set(pattern.findall(text)) - found
-        found |= new
-        following += new
-    return found
-
-
-def test_files_of_sources_are_current():
-    page = (ROOT / "docs" / "sources.md").read_text().partition("\n## Parquet\n")[0]
-    shared = set(re.findall(r"`(\w+)\.py` \(", page))
-    rows = re.findall(r"^\| \[.*\| `(\w+)\.py` \| \d+ \|(.*)\|$", page, re.MULTILINE)
-    assert len(rows) == 13
-    for source, others in rows:
-        named = set(re.findall(r"`(\w+)\.py`", others))
-        assert named == imports_of(source) - shared, source
-
-
-def test_line_counts_of_sources_are_current():
-    """They are rounded, and may lag behind by a quarter."""
-    page = (ROOT / "docs" / "sources.md").read_text().partition("\n## Parquet\n")[0]
-    counts = re.findall(r"`(\w+\.py)`(?: \| | \(| )(\d+)", page)
-    assert len(counts) >= 30
-    found = {name: len((PACKAGE / "sources" / name).read_text().splitlines()) for name, _ in counts}
-    outdated = {name: found[name] for name, n in counts if abs(found[name] - int(n)) > int(n) / 4}
-    assert not outdated
-
-
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 

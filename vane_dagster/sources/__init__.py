@@ -8,6 +8,7 @@ your own code, subclass `Source` or `FileSource` and pass the object to `Pipelin
 through the store, or hold rows, and run in the driver alone. Workers get their readers.
 """
 
+from vane_dagster.sources.avro_files import AvroSource
 from vane_dagster.sources.base import (
     FragmentRule,
     Listed,
@@ -32,6 +33,7 @@ from vane_dagster.sources.text_files import TextSource
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 
 __all__ = [
+    "AvroSource",
     "CsvSource",
     "JsonSource",
     "TextSource",

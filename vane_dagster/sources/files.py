@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileR
             f"{url!r} has no ETag, modification time or size on its file system, so a changed file "
             "would not be noticed. Copy the files to a local disk or an object store"
         )
+    if isinstance(version, datetime):  # listings of some file systems have seconds
+        version = version.timestamp()
     changed = modified(info)
     return FileRecord(
         url,

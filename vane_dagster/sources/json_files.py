@@ -1,54 +1,49 @@
-"""`JsonSource`: files of JSON lines, read by DuckDB."""
+"""`JsonSource`: files of JSON lines, read by Arrow's reader, or line by line where it refuses."""
 
 from __future__ import annotations
 
-import itertools
 import json as python_json
+import math
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as arrow_json
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SourceError
-from vane_dagster.sources.base import FragmentRule, ReadContext
-from vane_dagster.sources.duckdb_stream import as_file
-from vane_dagster.sources.exact_types import InexactError, convert, raw_type
-from vane_dagster.sources.record_files import (
-    Blocks,
-    FileLayout,
-    ParseError,
-    RecordSource,
+from vane_dagster.sources.ingested_files import (
+    Converted,
     SmallFiles,
-    after_bom,
-    arrow_type,
-    begin,
     declared_types,
-    misfit,
-    parsed_options,
-    pinned,
-    sql_code,
-    unfit,
+    shared_options,
 )
-from vane_dagster.sources.record_scan import Cut, FilledLineFinder, RecordFinder, scan
-from vane_dagster.sources.text_stream import TextStream, with_compressed
-from vane_dagster.types.duckdb_connection import shared
-from vane_dagster.types.schema import SchemaLike, type_name
-from vane_dagster.types.sql import literal
-from vane_dagster.types.sql import quote as quoted_name
+from vane_dagster.sources.text_stream import TextStream, is_utf_8, whole_lines, with_compressed
+from vane_dagster.sources.text_types import LARGEST
+from vane_dagster.sources.typed_files import TypedSource, is_declared, shown_types
+from vane_dagster.types.schema import SchemaLike
 
-_OBJECT_LIMIT = 16_000_000
-"""Bytes of a record for which DuckDB's default buffers are large enough."""
-_SMALL = 1 << 20
-_RENAMED = re.compile(r"(.*)_\d+", re.DOTALL)
+_LARGEST = float(LARGEST)
+_LONGEST = 2**63
+_OBJECTS = "expected an object a line. Fix the file, or take it out of the source"
+_MALFORMED = (
+    "it is not valid JSON; expected an object a line. Fix the file, or convert JSON that spans "
+    "lines, for example with jq -c ."
+)
+_TYPES = {
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    list: "an array",
+}
 
 
 @dataclass(frozen=True)
-class JsonSource(RecordSource):
+class JsonSource(TypedSource):
     """Files of JSON lines that match a URL pattern for each partition; see `json`."""
 
     kind: ClassVar[str] = "json"
@@ -59,106 +54,60 @@ class JsonSource(RecordSource):
     def label(self) -> str:
         return "JSON lines"
 
-    def inspect(self, stream: TextStream, rule: FragmentRule | None) -> FileLayout:
-        head, is_all, rest = begin(stream)
-        start = after_bom(head)
-        first = head[start:].lstrip()
-        if first.startswith(b"["):
-            raise SourceError(
-                f"{stream.location}: {stream.url!r} is a JSON array, expected JSON lines: one "
-                "object a line. Convert it, for example with jq -c '.[]', or with DuckDB: COPY "
-                "(FROM 'data.json') TO 'data.jsonl' (FORMAT json)"
-            )
-        if not first and is_all:
-            return FileLayout(self.columns or pa.schema([]), (Cut(0, start, 0),), {})
-        found = scan(
-            itertools.chain([head[start:]], rest), FilledLineFinder(), rule, Cut(0, start, 0)
-        )
-        form = {"longest": found.longest} if found.longest > _OBJECT_LIMIT else {}
-        schema = self.columns
-        if schema is None:
-            end = len(head) if is_all else head.rfind(b"\n") + 1 or len(head)
-            schema = pinned(
-                self._sniffed(head[start:end], form, stream),
-                None,
-                self.types,
-                stream.url,
-                stream.location,
-            )
-        return FileLayout(schema, found.cuts, form)
+    @property
+    def reading(self) -> str:
+        return f"{super().reading}{sorted(self._texts)}"
 
-    def finder(self, form: Mapping[str, Any]) -> RecordFinder:
-        return FilledLineFinder()
+    @property
+    def _texts(self) -> frozenset[str]:
+        """The columns that are declared as text, whatever their values are."""
+        declared = self.columns or self.types or ()
+        return frozenset(each.name for each in declared if pa.types.is_string(each.type))
 
-    def parse(
-        self,
-        blocks: Blocks,
-        size: int,
-        form: Mapping[str, Any],
-        schema: pa.Schema,
-        context: ReadContext,
-    ) -> pa.Table:
-        try:
-            with as_file(context.connect(), blocks, size) as url:
-                rows = _rows(url, schema, form)
-                listed = ", ".join(quoted_name(name) for name in schema.names) or "1 AS one"
-                query = f"SELECT {listed} FROM {rows}"
-                table = context.connect().sql(query).to_arrow_table()
-            return convert(table, schema, context.connect) if len(schema) else table.select([])
-        except InexactError as error:
-            raise unfit(error) from error
-        except duckdb.Error as error:
-            if len(schema) > 1 and size < _SMALL:
-                for column in schema:  # DuckDB does not say which one it is
-                    self.parse(blocks, size, form, pa.schema([column]), context)
-            raise _explained(error, schema) from error
-
-    def _sniffed(self, head: bytes, form: Mapping[str, Any], stream: TextStream) -> pa.Schema:
-        """Return the columns that DuckDB finds in a head."""
-        arguments = f"format='newline_delimited', records=true, sample_size=-1{_limit(form)}"
-        try:
-            with as_file(shared(), lambda: iter([head]), len(head)) as url:
-                query = f"DESCRIBE FROM read_json({literal(url)}, {arguments})"
-                found = shared().cursor().execute(query).fetchall()
-        except duckdb.Error as error:
-            if refused := self._first_refused(head, stream):
-                raise refused from error
-            if not any(_objects(head)):
-                return pa.schema([])
-            self._check_keys(head, stream)
-            reason = _explained(error, None).reason
-            raise SourceError(f"{stream.location}: {stream.url!r}: {reason}") from error
-        names = {name.lower() for name, *_ in found}
-        if any((m := _RENAMED.fullmatch(name)) and m[1] in names for name in names):
-            self._check_keys(head, stream)
-        return pa.schema([(name, arrow_type(kind)) for name, kind, *_ in found])
-
-    def _first_refused(self, head: bytes, stream: TextStream) -> SourceError | None:
-        """Return the error for the first line that is no object, if there is one."""
-        for number, line in enumerate(head.split(b"\n"), start=1):
-            try:
-                value = python_json.loads(line) if line.strip() else None
-            except UnicodeDecodeError:
-                reason = _NOT_UTF_8
-            except ValueError:
-                reason = _MALFORMED
-            else:
-                if value is None or isinstance(value, dict):
-                    continue
-                reason = f"it is {_JSON_TYPES[type(value)]}; {_OBJECTS}"
-            return SourceError(f"{stream.location}: {stream.url!r}, line {number}: {reason}")
-        return None
-
-    def _check_keys(self, head: bytes, stream: TextStream) -> None:
-        """Refuse keys that SQL does not distinguish: DuckDB renames the second one, or fails."""
-        keys: dict[str, str] = {}
-        for path in itertools.chain.from_iterable(map(_paths, _objects(head))):
-            if (known := keys.setdefault(path.lower(), path)) != path:
-                raise SourceError(
-                    f"{stream.location}: {stream.url!r} has the keys {known!r} and {path!r}, which "
-                    "are the same name to SQL. Rename one in the file, or declare the one to read "
-                    "by schema="
+    def convert(self, stream: TextStream) -> Iterator[Converted]:
+        line = 1
+        for block in whole_lines(stream.blocks(), stream):
+            if line == 1 and block.lstrip().startswith(b"["):
+                raise stream.refused(
+                    "it is a JSON array, expected JSON lines: one object a line. Convert it, for "
+                    "example with jq -c '.[]', or with DuckDB: COPY (FROM 'data.json') TO "
+                    "'data.jsonl' (FORMAT json)"
                 )
+            if block.strip():
+                rows = self._parsed(block, line, stream)
+                yield rows, shown_types(rows)
+            line += block.count(b"\n")
+        if line == 1:
+            yield pa.table({}), {}
+
+    def _parsed(self, block: bytes, line: int, stream: TextStream) -> pa.Table:
+        """Parse whole lines.
+
+        Args:
+            block: The lines.
+            line: The number of the first one.
+            stream: The file, for messages.
+        """
+        if not is_utf_8(block):
+            raise stream.not_utf_8(block, line)
+        schema = None
+        for _ in range(2):
+            try:
+                found = arrow_json.read_json(
+                    pa.BufferReader(block),
+                    arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+                    arrow_json.ParseOptions(explicit_schema=schema),
+                )
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
+                break
+            plain = pa.schema([pa.field(f.name, _as_text(f.type)) for f in found.schema])
+            if plain == found.schema:
+                others = [f.name for f in plain if not pa.types.is_string(f.type)]
+                if _is_inexact(found) or not self._texts.isdisjoint(others):
+                    break
+                return found
+            schema = plain  # texts that look like times
+        return _by_line(block, line, stream, self._texts)
 
 
 @known_keywords("vd.json")
@@ -176,16 +125,19 @@ def json(
 ) -> JsonSource:
     """Declare files of JSON lines as a pipeline's source: an object a line, a row an object.
 
-    DuckDB finds the columns and their types in the head of each file (4 MiB). A key that a line
-    lacks is null. Keys that occur later alone are not read: declare the columns by `schema` to have
-    them. A later value that does not fit its column's type is an error with file and line.
+    The first run that needs a file converts it into Parquet in the store. A column has the type
+    that all of its values in the first run's files have: a string is text, also if it looks like a
+    date, and values of several types are text, as they stand in JSON. These types are kept for
+    later runs. A row of a later file with a value of another type is quarantined, and keys that
+    later files add are not read until `types` names them. A key that a line lacks is null.
 
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.json``, ``*.jsonl`` and ``*.ndjson``
             below it, also with ``.gz``, ``.bz2``, ``.xz`` or ``.zst``) or a glob, with
             ``{partition_key}`` or ``{partition_key.<dimension>}`` for a partitioned pipeline.
         schema: The columns of the source with their types; other keys are not read.
-        types: The types of some columns, in place of those that DuckDB finds.
+        types: The types of some columns, in place of those that their values have, such as DATE
+            for strings with ISO dates.
         encoding: The encoding of the files: any that Python knows.
         include_paths: Whether there is a column `path` with the file's path.
         small_files: "group" combines small files in a fragment, "separate" makes at least one
@@ -198,9 +150,9 @@ def json(
         DefinitionError: If an argument is wrong.
         SchemaError: If a type is unknown.
     """
-    columns, pinned_types = declared_types("vd.json", schema, types)
+    columns, pinned_types = declared_types("vd.json", schema, types, is_declared)
     return JsonSource(
-        **parsed_options(
+        **shared_options(
             "vd.json", url, asset, allow_empty, storage_options, encoding, small_files
         ),
         include_paths=include_paths,
@@ -209,65 +161,121 @@ def json(
     )
 
 
-_JSON_TYPES = {
-    str: "a string",
-    int: "a number",
-    float: "a number",
-    bool: "true or false",
-    list: "an array",
-}
-_NOT_UTF_8 = 'it is not valid UTF-8. Set encoding= to the encoding of the file, as "latin-1"'
-_OBJECTS = "expected an object a line. Fix the file, or take it out of the source"
-_MALFORMED = (
-    "it is not valid JSON; expected an object a line. Fix the file, or convert JSON that spans "
-    "lines, for example with jq -c ."
-)
+def _as_text(kind: pa.DataType) -> pa.DataType:
+    """Return a type with strings in place of the times that Arrow's reader finds in strings."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_as_text(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, _as_text(f.type)) for f in kind])
+    return kind
 
 
-def _objects(head: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the objects of valid JSON lines."""
-    for line in head.split(b"\n"):
-        if line.strip() and (value := python_json.loads(line)):
-            yield value
-
-
-def _paths(value: Any, parent: str = "") -> Iterator[str]:
-    """Yield the keys of an object and of those in it, as "a.b"; lists count for their elements."""
-    if isinstance(value, list):
-        for each in value:
-            yield from _paths(each, parent)
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield f"{parent}{key}"
-            yield from _paths(inner, f"{parent}{key}.")
-
-
-def _rows(url: str, schema: pa.Schema, form: Mapping[str, Any]) -> str:
-    """Return the call of `read_json` for some columns."""
-    fields = [(column.name, raw_type(column.type)) for column in schema]
-    fields = fields or [("", pa.string())]  # DuckDB reads no rows without columns
-    columns = ", ".join(f"{literal(name)}: {literal(sql_code(kind))}" for name, kind in fields)
-    return (
-        f"read_json({literal(url)}, format='newline_delimited', records=true, auto_detect=false, "
-        f"columns={{{columns}}}{_limit(form)})"
+def _is_inexact(rows: pa.Table) -> bool:
+    """Return whether Arrow's reader may have changed a value, or has made an invalid array."""
+    kinds = rows.schema.types
+    return any(map(_has_null_lists, kinds)) or any(
+        _has_inexact(chunk) for column in rows.columns for chunk in column.chunks
     )
 
 
-def _limit(form: Mapping[str, Any]) -> str:
-    return f", maximum_object_size={form['longest'] + 1}" if "longest" in form else ""
+def _has_null_lists(kind: pa.DataType) -> bool:
+    """Return whether a type has lists of nulls alone, whose arrays Arrow's reader truncates."""
+    if pa.types.is_list(kind):
+        return pa.types.is_null(kind.value_type) or _has_null_lists(kind.value_type)
+    return pa.types.is_struct(kind) and any(_has_null_lists(each.type) for each in kind)
 
 
-def _explained(error: duckdb.Error, schema: pa.Schema | None) -> ParseError:
-    """Return what is wrong by DuckDB's message, without the data in it."""
-    text = str(error)
-    if "invalid UTF-8" in text:
-        return ParseError(_NOT_UTF_8)
-    if "Malformed JSON" in text:
-        return ParseError(_MALFORMED)
-    if "duplicate key" in text:
-        return ParseError("an object has a key twice. Remove one")
-    if "Expected OBJECT" in text and "JSON transform" in text and schema is None:
-        return ParseError(f"it is no object; {_OBJECTS}")
-    if schema is not None and len(schema) == 1 and "JSON transform" in text:
-        return misfit(schema.field(0).name, type_name(schema.field(0).type))
-    return ParseError(f"{type(error).__name__} of DuckDB; {_OBJECTS}")
+def _has_inexact(values: pa.Array) -> bool:
+    kind = values.type
+    if pa.types.is_floating(kind):
+        return bool(pc.any(pc.greater_equal(pc.abs(values), _LARGEST)).as_py())
+    if pa.types.is_list(kind):
+        return _has_inexact(values.flatten())
+    if pa.types.is_struct(kind):
+        return not kind.num_fields or any(map(_has_inexact, values.flatten()))
+    return False
+
+
+def _by_line(block: bytes, first: int, stream: TextStream, texts: Collection[str]) -> pa.Table:
+    """Parse lines one by one.
+
+    Args:
+        block: The lines.
+        first: The number of the first one.
+        stream: The file, for messages.
+        texts: Columns of text.
+
+    Raises:
+        SourceError: If one is no object.
+    """
+    rows = []
+    for number, line in enumerate(block.split(b"\n"), start=first):
+        if not line.strip():
+            continue
+        try:
+            value = python_json.loads(line, object_pairs_hook=_object, parse_float=_float)
+        except _RefusedError as error:
+            raise stream.refused(str(error), line=number) from None
+        except (ValueError, RecursionError):
+            raise stream.refused(_MALFORMED, line=number) from None
+        if not isinstance(value, dict):
+            found = _TYPES.get(type(value), "null")
+            raise stream.refused(f"it is {found}; {_OBJECTS}", line=number)
+        rows.append(value)
+    keys = dict.fromkeys(key for row in rows for key in row)
+    try:
+        return pa.table(
+            {key: _column([row.get(key) for row in rows], key in texts) for key in keys}
+        )
+    except UnicodeEncodeError:
+        raise SourceError(
+            f"{stream.location}: {stream.url!r} has text with a surrogate that is no character, "
+            f"in a line from {first} on. Write it again as UTF-8"
+        ) from None
+
+
+def _column(values: Sequence[Any], is_text: bool) -> pa.Array:
+    """Return a column; values without a common type as texts, as they stand in JSON."""
+    if not is_text and _is_exact(values):
+        try:
+            found = pa.array(values, from_pandas=False)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            pass
+        else:
+            if not _has_inexact(found) or not pa.types.is_nested(found.type):
+                return found
+    texts = [
+        value if value is None or isinstance(value, str) else python_json.dumps(value)
+        for value in values
+    ]
+    return pa.array(texts, pa.string())
+
+
+def _is_exact(values: Sequence[Any]) -> bool:
+    """Return whether a column of the common type of values holds each of them."""
+    kinds = {type(value) for value in values if value is not None}
+    whole = [value for value in values if type(value) is int]
+    if kinds == {int}:
+        return all(-_LONGEST <= value < _LONGEST for value in whole)
+    if kinds == {int, float}:
+        return all(abs(value) <= _LARGEST for value in whole)
+    return len(kinds) <= 1
+
+
+class _RefusedError(Exception):
+    """A value that JSON allows is not read."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _RefusedError("an object has a key twice. Remove one")
+    return found
+
+
+def _float(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise _RefusedError("a number is too large for a double. Write it as a string")
+    return number

@@ -34,9 +34,9 @@ from vane_dagster.storage.stored_tables import (
     Piece,
     StoredTable,
     clipped,
-    complete_record,
     create_record,
     dumped_places,
+    read_record,
     recorded,
     table_url,
     write_record,
@@ -135,7 +135,7 @@ class MadeSource(Source):
             return SourceTable(pa.schema([]), ())
         (file,) = files
         with _one_at_a_time:  # each may use the whole cluster
-            table = complete_record(self.store_root, file.version)
+            table = read_record(self.store_root, file.version)
             if table is None:
                 made = self.make(partition, file.version, location)
                 table = create_record(self.store_root, file.version, made)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,51 +11,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster.sources.base import FragmentRule, ReadContext
-from vane_dagster.sources.record_files import (
-    Blocks,
-    FileLayout,
-    ParseError,
-    RecordSource,
+from vane_dagster.sources.ingested_files import (
+    Converted,
+    IngestedSource,
     SmallFiles,
-    after_bom,
-    begin,
-    parsed_options,
+    shared_options,
 )
-from vane_dagster.sources.record_scan import Cut, LineFinder, RecordFinder, scan
 from vane_dagster.sources.text_stream import TextStream, whole_lines, with_compressed
 
-_TEXT = pa.schema([("text", pa.string())])
+_TEXT = "text"
+_TYPES = {_TEXT: "VARCHAR"}
 
 
 @dataclass(frozen=True)
-class TextSource(RecordSource):
+class TextSource(IngestedSource):
     """Files of text that match a URL pattern for each partition; see `text`."""
 
     kind: ClassVar[str] = "text"
     function: ClassVar[str] = "vd.text"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".txt")
 
-    def inspect(self, stream: TextStream, rule: FragmentRule | None) -> FileLayout:
-        head, _, rest = begin(stream)
-        start = after_bom(head)
-        blocks = itertools.chain([head[start:]], rest)
-        found = scan(blocks, LineFinder(), rule, Cut(0, start, 0))
-        return FileLayout(_TEXT, found.cuts, {})
+    def convert(self, stream: TextStream) -> Iterator[Converted]:
+        yield pa.table({_TEXT: pa.array([], pa.string())}), _TYPES
+        line = 1
+        for block in whole_lines(stream.blocks(), stream):
+            yield pa.table({_TEXT: _lines(block, stream, line)}), _TYPES
+            line += block.count(b"\n")
 
-    def finder(self, form: Mapping[str, Any]) -> RecordFinder:
-        return LineFinder()
+    def joined(self, one: Any, other: Any) -> Any:
+        return one
 
-    def parse(
-        self,
-        blocks: Blocks,
-        size: int,
-        form: Mapping[str, Any],
-        schema: pa.Schema,
-        context: ReadContext,
-    ) -> pa.Table:
-        lines = pa.chunked_array([_lines(chunk) for chunk in whole_lines(blocks())], pa.string())
-        return pa.table({"text": lines}).select(schema.names)
+    def common_type(self, found: Sequence[Any]) -> pa.DataType:
+        return pa.string()
 
 
 @known_keywords("vd.text")
@@ -72,7 +58,8 @@ def text(
 ) -> TextSource:
     """Declare files of text as a pipeline's source: a row a line, in the column `text`.
 
-    Lines end in LF or CRLF, which are no part of the text. An empty line is a row.
+    Lines end in LF or CRLF, which are no part of the text. An empty line is a row. The first run
+    that needs a file converts it into Parquet in the store.
 
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.txt`` below it, also with ``.gz``,
@@ -90,23 +77,27 @@ def text(
         DefinitionError: If an argument is wrong.
     """
     return TextSource(
-        **parsed_options(
+        **shared_options(
             "vd.text", url, asset, allow_empty, storage_options, encoding, small_files
         ),
         include_paths=include_paths,
     )
 
 
-def _lines(chunk: bytes) -> pa.Array:
-    """Return the lines of a text, without their ends."""
-    ended = chunk[:-1] if chunk.endswith(b"\n") else chunk
+def _lines(block: bytes, stream: TextStream, first: int) -> pa.Array:
+    """Return the lines of a text, without their ends.
+
+    Args:
+        block: The text.
+        stream: The file, for messages.
+        first: The number of the first line.
+    """
+    ended = block[:-1] if block.endswith(b"\n") else block
     lines = pc.split_pattern(pa.array([ended], pa.large_binary()), b"\n").flatten()
-    if b"\r" in chunk:
+    if b"\r" in block:
         has_return = pc.ends_with(lines, b"\r")
         lines = pc.if_else(has_return, pc.binary_slice(lines, 0, -1), lines)
     try:
         return lines.cast(pa.string())
     except pa.ArrowInvalid as error:
-        raise ParseError(
-            'it is not valid UTF-8. Set encoding= to the encoding of the file, as "latin-1"'
-        ) from error
+        raise stream.not_utf_8(block, first) from error

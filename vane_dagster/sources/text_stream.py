@@ -23,7 +23,6 @@ from vane_dagster.storage.filesystem import Location
 BLOCK = 8 << 20
 """Bytes of one request to the file system."""
 UTF_8 = "utf-8"
-BOM = codecs.BOM_UTF8
 MAX_LINE = 256 << 20
 """Maximum bytes of a line."""
 
@@ -70,70 +69,89 @@ def parse_encoding(where: str, encoding: Any) -> str:
         ) from None
 
 
+class RowTooLongError(Exception):
+    """A row does not fit into the window of the file."""
+
+
 @dataclass(frozen=True)
 class TextStream:
-    """The text of a file. Positions are bytes of the decompressed text in UTF-8.
+    """The text of a file, without a byte order mark.
 
     Attributes:
         url: The file.
         encoding: The encoding of the file.
-        location: The pipeline, or stage and fragment, for messages.
+        location: The pipeline, for messages.
         storage_options: Options of the fsspec file system.
+        window: Bytes that are parsed at a time, if a row has to fit into them.
     """
 
     url: str
     encoding: str
     location: str
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    window: int = 4 << 20
 
     @property
     def compression(self) -> str | None:
         """The file's compression, by its suffix."""
         return next((_COMPRESSIONS[s] for s in _COMPRESSIONS if self.url.endswith(s)), None)
 
-    @property
-    def is_seekable(self) -> bool:
-        """Whether positions are those of the file, so that a range is read without the rest."""
-        return self.compression is None and self.encoding == UTF_8
-
-    def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """Read a range of the text, in blocks.
-
-        Args:
-            start: The first byte.
-            stop: The byte after the last; None for the end of the file.
-
-        Yields:
-            Blocks of at most about `BLOCK` bytes.
+    def blocks(self) -> Iterator[bytes]:
+        """Read the text in UTF-8, in blocks of at most about `BLOCK` bytes.
 
         Raises:
             SourceError: If the file cannot be read, decompressed or decoded.
         """
         try:
-            with self._opened() as stream:
-                if self.is_seekable:
-                    stream.seek(start)
-                    yield from _limited(self._checked(_read(stream), start == 0), start, stop)
-                else:
-                    decoded = self._decoded(self._checked(_read(stream), True))
-                    yield from _skipped(_limited(decoded, 0, stop), start)
+            with self.opened() as stream:
+                for number, block in enumerate(self._decoded(self._checked(_read(stream)))):
+                    yield block.removeprefix(codecs.BOM_UTF8) if number == 0 else block
         except SourceError:
             raise
         except UnicodeDecodeError as error:
-            raise SourceError(
-                f"{self.location}: {self.url!r} is not valid {self.encoding}. Set encoding= to the "
-                "file's encoding, or write it again as UTF-8"
+            raise self.refused(
+                f"it is not valid {self.encoding}. Set encoding= to the file's encoding, or write "
+                "it again as UTF-8"
             ) from error
         except Exception as error:  # drivers and decompressors raise their own exception classes
             if self.compression and (isinstance(error, _DAMAGE) or is_damage(error)):
-                raise SourceError(
-                    f"{self.location}: {self.url!r} cannot be decompressed as {self.compression}: "
-                    "it is truncated or damaged. Write it again, or take it out of the source"
+                raise self.refused(
+                    f"it cannot be decompressed as {self.compression}: it is truncated or "
+                    "damaged. Write it again, or take it out of the source"
                 ) from error
             raise unreadable(self.url, error, self.location) from error
 
+    def refused(self, reason: str, row: int | None = None, line: int | None = None) -> SourceError:
+        """Return an error about the file.
+
+        Args:
+            reason: What is wrong, and the fix; no data.
+            row: The row, counted from 1.
+            line: The line, counted from 1.
+        """
+        where = f", row {row}" if row is not None else ""
+        where = f", line {line}" if line is not None else where
+        return SourceError(f"{self.location}: {self.url!r}{where}: {reason}")
+
+    def not_utf_8(self, block: bytes, first: int) -> SourceError:
+        """Return the error for text that is not valid UTF-8.
+
+        Args:
+            block: The text.
+            first: The number of its first line.
+        """
+        try:
+            block.decode()
+            line = None
+        except UnicodeDecodeError as error:
+            line = first + block.count(b"\n", 0, error.start)
+        return self.refused(
+            'it is not valid UTF-8. Set encoding= to the encoding of the file, as "latin-1"',
+            line=line,
+        )
+
     @contextmanager
-    def _opened(self) -> Iterator[Any]:
+    def opened(self) -> Iterator[Any]:
         """Open the file for reading of its decompressed bytes."""
         location = Location(self.url, self.storage_options)
         with ExitStack() as opened:
@@ -148,17 +166,16 @@ class TextStream:
             buffered = opened.enter_context(io.BufferedReader(raw, BLOCK))
             yield opened.enter_context(_UNPACKERS[self.compression](buffered))
 
-    def _checked(self, blocks: Iterable[bytes], from_start: bool) -> Iterator[bytes]:
+    def _checked(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         """Yield the blocks; refuse a file whose first bytes are those of another format."""
         for number, block in enumerate(blocks):
-            if number == 0 and from_start:
-                for magic, found in _MAGIC.items():
-                    is_wide = magic in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-                    if block.startswith(magic) and not (is_wide and self.encoding != UTF_8):
-                        raise SourceError(
-                            f"{self.location}: {self.url!r} is {found}; expected text in "
-                            f"{self.encoding}, or take the file out of the source"
-                        )
+            for magic, found in _MAGIC.items() if number == 0 else ():
+                is_wide = magic in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+                if block.startswith(magic) and not (is_wide and self.encoding != UTF_8):
+                    raise self.refused(
+                        f"it is {found}; expected text in {self.encoding}, or take the file out "
+                        "of the source"
+                    )
             yield block
 
     def _decoded(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -171,11 +188,41 @@ class TextStream:
         yield decoder.decode(b"", final=True).encode(UTF_8)
 
 
-def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+class BlockReader(io.RawIOBase):
+    """A file object over blocks of bytes, for readers that want one."""
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        self._blocks = iter(blocks)
+        self._held, self._at = b"", 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return up to a number of bytes; none at the end."""
+        while self._at == len(self._held):
+            block = next(self._blocks, None)
+            if block is None:
+                return b""
+            self._held, self._at = block, 0
+        start, self._at = self._at, min(self._at + (size or 0), len(self._held))
+        return self._held[start : self._at]
+
+
+def is_utf_8(text: bytes) -> bool:
+    """Return whether bytes are valid UTF-8."""
+    try:
+        pa.array([text], pa.large_binary()).cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def whole_lines(blocks: Iterable[bytes], stream: TextStream) -> Iterator[bytes]:
     """Join and cut blocks so that each ends after a newline, except for the last.
 
     Raises:
-        ValueError: If a line has more than `MAX_LINE` bytes.
+        SourceError: If a line has more than `MAX_LINE` bytes.
     """
     held: list[bytes] = []
     for block in blocks:
@@ -185,7 +232,9 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
             held = []
         held.append(block[end:])
         if sum(map(len, held)) > MAX_LINE:
-            raise ValueError(f"a line has more than {MAX_LINE >> 20} MiB")
+            raise stream.refused(
+                f"a line has more than {MAX_LINE >> 20} MiB. Check that it has newlines"
+            )
     if rest := b"".join(held):
         yield rest
 
@@ -193,21 +242,3 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 def _read(stream: Any) -> Iterator[bytes]:
     while block := stream.read(BLOCK):
         yield block
-
-
-def _limited(blocks: Iterable[bytes], at: int, stop: int | None) -> Iterator[bytes]:
-    """Yield the blocks, which begin at a position, up to another."""
-    for block in blocks:
-        if stop is not None and at + len(block) >= stop:
-            yield block[: stop - at]
-            return
-        at += len(block)
-        yield block
-
-
-def _skipped(blocks: Iterable[bytes], start: int) -> Iterator[bytes]:
-    """Yield the blocks without the bytes before a position."""
-    for block in blocks:
-        if start < len(block):
-            yield block[start:]
-        start = max(0, start - len(block))

@@ -30,9 +30,15 @@ from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
 from vane_dagster.storage.row_records import SUFFIX as RECORDS
 from vane_dagster.storage.shipped_files import FILES, RECORD, parse_record, shipped_files
-from vane_dagster.storage.source_indexes import INDEXES, source_indexes
 from vane_dagster.storage.store import ANNOUNCED, CONDEMNED, Store
-from vane_dagster.storage.stored_tables import TABLES, files_of, identity_of, record_of, tables
+from vane_dagster.storage.stored_tables import (
+    TABLES,
+    files_of,
+    identity_of,
+    is_kept,
+    record_of,
+    tables,
+)
 
 _LOOKS = 3
 
@@ -97,7 +103,7 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
         NewerFormatError: If a newer release has written a manifest to keep.
         StoreError: If the store cannot be listed or changed, or a manifest cannot be read.
     """
-    others = (FILES, INDEXES, TABLES)
+    others = (FILES, TABLES)
     surveyed = [_survey(store, name, policy) for name in store.root.folders() if name not in others]
     stages = list(itertools.chain(*surveyed))
     named = {identity for stage, _ in stages for identity in stage.tables}
@@ -107,8 +113,6 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
         yield report
     unused = functools.partial(_unused_tables, named)
     if report := _collect_files(TABLES, tables(store.root), policy, unused):
-        yield report
-    if report := _collect_files(INDEXES, source_indexes(store.root), policy, _unused_indexes):
         yield report
 
 
@@ -133,12 +137,6 @@ def _collect_files(
         found = report.temporaries if is_temporary else report.files
         found[folder.file_url(path)] = listed[path].size
     return report
-
-
-def _unused_indexes(_: Location, listed: Mapping[str, FileInfo], policy: GcPolicy) -> set[str]:
-    """Return the names of indexes that are old enough: plans write those in use again."""
-    oldest = policy.now - policy.keep - policy.grace
-    return {name for name, info in listed.items() if info.modified < oldest}
 
 
 def _unused_files(folder: Location, listed: Mapping[str, FileInfo], policy: GcPolicy) -> set[str]:
@@ -166,7 +164,7 @@ def _unused_tables(
     """
     oldest = policy.now - policy.keep - policy.grace
     unused = {path for path, info in listed.items() if info.modified < oldest}
-    unused -= {path for path in unused if record_of(path) in named}
+    unused -= {path for path in unused if record_of(path) in named or is_kept(path)}
     records = [path for path in listed if record_of(path) and path not in unused]
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         for path, data in zip(records, threads.map(folder.read, records)):

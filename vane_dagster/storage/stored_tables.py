@@ -6,6 +6,7 @@ Below ``<root>/~tables``:
 |---|---|
 | ``rows/<digest>.parquet`` | rows, under the digest of their content |
 | ``made/<identity>-<attempt>/*.parquet`` | what one execution of a function has written |
+| ``files/<versions>-<number>.parquet`` | rows of versions of files of another format |
 | ``records/<identity>/<name>.json`` | where the rows of a table are |
 
 A table's identity is that of its content, or of the code that makes it. Each run that needs a table
@@ -15,7 +16,7 @@ writes its record again, so the record's age tells garbage collection when it wa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,13 +32,17 @@ TABLES = "~tables"
 """The folder below the store's root; no pipeline has such a name."""
 ROWS = "rows"
 MADE = "made"
+INGESTED = "files"
 RECORDS = "records"
 SCHEME = "table://"
 """The prefix of the URLs that identify tables in manifests."""
 COMPLETE = "complete"
 """The name of the record of a table that was made by code, which is written last."""
+KEPT_TYPES = "types"
+"""The name of the record of a source's types, which is never collected."""
 _FORMAT = 1
 _SUFFIX = ".json"
+_GROUP_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -111,10 +116,12 @@ class StoredTable:
     Attributes:
         schema: Its columns.
         pieces: Its rows, in order.
+        facts: What else is known of its pieces, by their identity, as JSON values.
     """
 
     schema: pa.Schema
     pieces: tuple[Piece, ...] = field(default=())
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def files(self) -> set[str]:
@@ -180,41 +187,45 @@ def write_record(root: Location, identity: str, name: str, table: StoredTable) -
     _records(root, identity).write(name + _SUFFIX, _dumped(table))
 
 
-def create_record(root: Location, identity: str, table: StoredTable) -> StoredTable:
-    """Complete a table that code has made, unless another run has completed it.
+def create_record(
+    root: Location, identity: str, table: StoredTable, name: str = COMPLETE
+) -> StoredTable:
+    """Write a record once: of several runs that write it, the first one's is that of all.
 
     Args:
         root: The store's root.
         identity: The table's identity.
         table: The table, with all files written.
+        name: The record's name.
 
     Returns:
-        The complete table: this one, or that of the other run.
+        The recorded table: this one, or that of another run.
 
     Raises:
         StoreError: If the store refuses.
     """
     folder = _records(root, identity)
-    folder.create(COMPLETE + _SUFFIX, _dumped(table))
-    return _parsed(folder.read(COMPLETE + _SUFFIX), folder.file_url(COMPLETE + _SUFFIX))
+    folder.create(name + _SUFFIX, _dumped(table))
+    return _parsed(folder.read(name + _SUFFIX), folder.file_url(name + _SUFFIX))
 
 
-def complete_record(root: Location, identity: str) -> StoredTable | None:
-    """Return a table that code has made; None if it is not complete.
+def read_record(root: Location, identity: str, name: str = COMPLETE) -> StoredTable | None:
+    """Return a table by one of its records; None if there is no such record.
 
     Args:
         root: The store's root.
         identity: The table's identity.
+        name: The record's name.
 
     Raises:
-        StoreError: If its record cannot be read.
+        StoreError: If it cannot be read.
     """
     folder = _records(root, identity)
     try:
-        data = folder.read(COMPLETE + _SUFFIX)
+        data = folder.read(name + _SUFFIX)
     except FileNotFoundError:
         return None
-    return _parsed(data, folder.file_url(COMPLETE + _SUFFIX))
+    return _parsed(data, folder.file_url(name + _SUFFIX))
 
 
 def recorded(root: Location) -> set[str]:
@@ -261,6 +272,25 @@ def write_rows(root: Location, digest: str, rows: pa.Table) -> None:
     root.child(TABLES, ROWS).write(rows_name(digest), memoryview(sink.getvalue()))
 
 
+def write_ingested(root: Location, name: str, rows: pa.Table) -> None:
+    """Write rows of files of another format.
+
+    Args:
+        root: The store's root.
+        name: The name of the new file, which follows from the versions of the others.
+        rows: The rows.
+
+    Raises:
+        StoreError: If the store refuses.
+    """
+    sink = pa.BufferOutputStream()
+    texts = [column.name for column in rows.schema if pa.types.is_string(column.type)]
+    pq.write_table(
+        rows, sink, row_group_size=_GROUP_ROWS, use_dictionary=texts, write_page_checksum=True
+    )
+    root.child(TABLES, INGESTED).write(name, memoryview(sink.getvalue()))
+
+
 def rows_name(digest: str) -> str:
     """Return the name of the file with the rows of a digest, in the folder of such files."""
     return f"{digest}.parquet"
@@ -275,6 +305,15 @@ def record_of(path: str) -> str | None:
     parts = path.split("/")
     is_record = len(parts) == 3 and parts[0] == RECORDS and parts[2].endswith(_SUFFIX)
     return parts[1] if is_record else None
+
+
+def is_kept(path: str) -> bool:
+    """Return whether a file is kept for ever.
+
+    Args:
+        path: The file's path below the folder of tables.
+    """
+    return record_of(path) is not None and path.endswith(f"/{KEPT_TYPES}{_SUFFIX}")
 
 
 def files_of(data: bytes, url: str) -> set[str]:
@@ -318,7 +357,12 @@ def _dumped(table: StoredTable) -> bytes:
         [piece.identity, piece.rows, piece.bytes, [place.as_record() for place in piece.places]]
         for piece in table.pieces
     ]
-    record = {"format": _FORMAT, "schema": schema_record(table.schema), "pieces": pieces}
+    record = {
+        "format": _FORMAT,
+        "schema": schema_record(table.schema),
+        "pieces": pieces,
+        "facts": dict(table.facts),
+    }
     return json.dumps(record).encode()
 
 
@@ -330,6 +374,6 @@ def _parsed(data: bytes, url: str) -> StoredTable:
             Piece(str(identity), int(rows), int(size), tuple(map(_place, places)))
             for identity, rows, size, places in record["pieces"]
         )
-        return StoredTable(read_schema(record["schema"]), pieces)
+        return StoredTable(read_schema(record["schema"]), pieces, record["facts"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{url!r} is not readable: {error}. Delete it") from error

@@ -13,6 +13,7 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.results import failure, metadata
+from vane_dagster.sources import ParquetSource
 from vane_dagster.sources.file_source import _list_together, list_source
 
 
@@ -49,7 +50,7 @@ def make(
     columns: Any = None,
     model: Any = Model,
     id: str = "id",
-    source: vd.ParquetSource | None = None,
+    source: ParquetSource | None = None,
     project: Any = ("n", "text"),
     partitions: list[str] | None = None,
     **mapped: Any,

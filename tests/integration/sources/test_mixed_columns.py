@@ -12,6 +12,7 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.results import failure, metadata
+from vane_dagster.sources import ParquetSource
 
 NARROW = pa.table({"id": pa.array([1, 2, 3], pa.int32()), "n": pa.array([1, 2, 3], pa.int32())})
 WIDE = pa.table({"n": [1 << 40, 5], "id": [1 << 41, 6], "extra": ["e", None]})
@@ -28,7 +29,7 @@ def halves(batch: pa.Table) -> dict[str, Any]:
     return {"half": [n / 2 for n in batch["n"].to_pylist()]}
 
 
-def docs(source: vd.ParquetSource) -> vd.Pipeline:
+def docs(source: ParquetSource) -> vd.Pipeline:
     docs = vd.Pipeline("docs", source=source, id="id")
     docs.map_batches("direct", types, schema={"type": "VARCHAR", "n": "BIGINT", "x": "VARCHAR"})
     kept = docs.project("kept", {"n": "n", "twice": "n * 2"}, where="n <> 2")

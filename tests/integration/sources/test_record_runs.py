@@ -59,6 +59,32 @@ def test_a_csv_file_is_cut_and_an_added_one_computed_alone(tmp_path, compute, ma
     assert any("changed" in note or "replaced" in note for note in moved.notes)
 
 
+def test_a_value_that_does_not_fit_costs_its_row(tmp_path, local, materialize):
+    """The first run has found the type; a bad id fails the partition, and names its row."""
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "a.csv").write_text("id,text,n\n1,a,5\n2,b,6\n")
+    pipeline = vd.Pipeline("docs", source=vd.csv(str(folder)), id="id")
+    pipeline.map_batches(
+        "double", lambda batch: {"twice": [2 * n for n in batch["n"].to_pylist()]},
+        schema={"twice": "BIGINT"}, columns=["n"],
+    )  # fmt: skip
+    materialize(pipeline, local)
+    (folder / "b.csv").write_text("id,text,n\n3,c,7\n4,d,n/a\n")
+    found = metadata(materialize(pipeline, local), "double")
+    assert (found["fragments_computed"], found["rows_quarantined"], found["rows_unread"]) == (
+        1,
+        1,
+        1,
+    )
+    rows = read_stage(tmp_path / "store", "docs", "double")
+    assert rows["twice"].to_pylist() == [10, 12, 14]
+
+    (folder / "b.csv").write_text("id,text,n\nx,c,7\n")
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "b.csv', row 1: column 'id' has a value that is no BIGINT" in message
+
+
 def test_partitions_of_json_lines_on_s3(tmp_path, local, materialize, s3):
     fs = fsspec.filesystem("s3", **s3)
     for day, first in (("mon", 0), ("tue", 100)):

@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.results import metadata
+from vane_dagster.sources import ParquetSource
 
 ROWS = 12
 LARGE = (200, 200, 3)
@@ -26,7 +27,7 @@ LEFT = [n for n in range(ROWS) if n != 7]
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> vd.ParquetSource:
+def source(tmp_path: Path) -> ParquetSource:
     gaps = [None if n % 3 else [n, n] for n in range(ROWS)]
     table = pa.table(
         {

@@ -11,7 +11,7 @@ from PIL import Image
 
 import vane_dagster as vd
 from vane_dagster.errors import DefinitionError, SourceError
-from vane_dagster.sources import FragmentRule, ReadContext
+from vane_dagster.sources import FragmentRule, ImagesSource, ReadContext
 from vane_dagster.sources.base import ROW_ERROR
 
 RULE = FragmentRule(1000, 1 << 20)
@@ -22,7 +22,7 @@ def picture(height: int = 6, width: int = 4, mode: str = "RGB") -> Image.Image:
     return Image.fromarray(values).convert(mode)
 
 
-def read(source: vd.ImagesSource, columns: list[str] | None = None) -> pa.Table:
+def read(source: ImagesSource, columns: list[str] | None = None) -> pa.Table:
     files = source.required(source.list_files([None], "here")[None], None, "here")
     table = source.split(files, RULE, "here")
     schema = table.schema if columns is None else pa.schema(map(table.schema.field, columns))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ import vane_dagster as vd
 from support.iceberg_tables import catalog_in, opened
 from support.source_contract import *  # noqa: F403  # the contract's tests
 from support.source_contract import Kept
+from vane_dagster.sources.ingested_files import IngestedSource
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
@@ -88,7 +90,11 @@ def files(kind: str, root: str) -> Kept:
         for name, data in encode(values).items():
             folder.write(name, data)
 
-    return Kept(make(f"{root}/{{partition_key}}"), write, numbers)
+    source = make(f"{root}/{{partition_key}}")
+    if not isinstance(source, IngestedSource):
+        return Kept(source, write, numbers)
+    store = Store(Location(tempfile.mkdtemp()))
+    return Kept(source, write, numbers, lambda source: source.bind(store), True)
 
 
 def delta(folder: Path) -> Kept:

@@ -23,11 +23,11 @@ from vane_dagster.storage.stored_tables import (
     Piece,
     StoredTable,
     any_record,
-    complete_record,
     create_record,
     dumped_places,
     identity_of,
     loaded_places,
+    read_record,
     stored_rows,
     table_url,
     write_record,
@@ -104,10 +104,10 @@ def test_a_range_of_rows_crosses_places():
 
 
 def test_the_first_to_complete_a_table_wins(store):
-    assert complete_record(store.root, "x") is None
+    assert read_record(store.root, "x") is None
     assert create_record(store.root, "x", table("a")) == table("a")
     assert create_record(store.root, "x", table("b")) == table("a")
-    assert complete_record(store.root, "x") == table("a")
+    assert read_record(store.root, "x") == table("a")
 
 
 def test_urls():
@@ -119,10 +119,10 @@ def test_wrong_records(store):
     folder = store.root.child("~tables", "records", "x")
     folder.write("complete.json", json.dumps({"format": 2}).encode())
     with pytest.raises(NewerFormatError):
-        complete_record(store.root, "x")
+        read_record(store.root, "x")
     folder.write("complete.json", b'{"format": 1}')
     with pytest.raises(StoreError, match=r"is not readable: 'pieces'\. Delete it"):
-        complete_record(store.root, "x")
+        read_record(store.root, "x")
     with pytest.raises(FileNotFoundError):
         any_record(store.root, "y")
 
