@@ -43,8 +43,9 @@ from vane_dagster.sources.base import (
 from vane_dagster.sources.file_source import asset_path, key_in_path
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import IO_THREADS, Location, absolute_url
-from vane_dagster.storage.lance_table import check_table_url, open_table, require_lance
+from vane_dagster.storage.lance_table import open_table, require_lance
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+from vane_dagster.storage.table_options import check_table_url
 from vane_dagster.storage.transient_errors import with_retries
 
 if TYPE_CHECKING:
@@ -545,7 +546,7 @@ def lance(
     where = "vd.lance"
     require_lance(where)
     url, found = url_parts(absolute_url(checked_url(where, url)))
-    check_table_url(where, url)
+    check_table_url(where, url, "Lance")
     if type(version) not in (int, str, type(None)):
         raise DefinitionError(
             f"{where}: version is {version!r}; expected the number of a version, or a tag"
