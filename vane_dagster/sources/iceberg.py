@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
@@ -20,6 +21,7 @@ from vane_dagster.sources.iceberg_scan import (
     TaskDetail,
     expired,
     open_table,
+    tested_ids,
     with_schema,
 )
 from vane_dagster.sources.lake_source import LakeSource, LakeTable, cut_evenly, lake_arguments
@@ -27,6 +29,10 @@ from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.iceberg_catalog import iceberg_errors, parse_catalog, parse_identifier
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.transient_errors import with_retries
+
+Positions = np.ndarray[Any, np.dtype[np.int64]]
+Unit = tuple[Positions, TaskDetail]
+"""The deleted positions of a data file, sorted, and its scan task."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class IcebergTable(LakeTable):
             self._read = self._read.select(*source.columns)
         self.schema = plain_schema(schema_to_pyarrow(self._read, include_field_ids=False))
 
-    def list_units(self, where: str | None) -> Sequence[tuple[FileRecord, tuple[Any, TaskDetail]]]:
+    def list_units(self, where: str | None) -> Sequence[tuple[FileRecord, Unit]]:
         """List the scan tasks of the snapshot, sorted by URL.
 
         Args:
@@ -101,26 +107,33 @@ class IcebergTable(LakeTable):
         return sorted(units, key=lambda unit: unit[0].url)
 
     def cut(
-        self, record: FileRecord, unit: tuple[Any, TaskDetail], rule: FragmentRule
+        self, record: FileRecord, unit: Unit, rule: FragmentRule
     ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
-        """Cut a data file evenly; rows that are filtered are counted by reading them."""
-        rows, detail = unit
-
-        def read() -> tuple[int, int]:
-            task = ScanTask(self._table, record.url, detail)
-            footer = task.footer()
-            size = sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
-            left = rows if detail.filter is None else task.count()
-            return left, size * left // max(1, footer.num_rows)
-
+        """Cut a data file along its row groups; rows that are filtered are counted by a scan."""
         try:
-            count, size = with_retries(_failpoints.failing("read", record.url, read))
+            read = _failpoints.failing("read", record.url, lambda: self._cut(record, *unit, rule))
+            return with_retries(read), ()
         except FileNotFoundError as error:
-            table = self._source.table
-            raise expired(record.url, detail.snapshot, table, self.location) from error
+            snapshot, table = unit[1].snapshot, self._source.table
+            raise expired(record.url, snapshot, table, self.location) from error
         except Exception as error:  # from pyiceberg, pyarrow, or a file system's driver
             raise unreadable(record.url, error, self.location) from error
-        return list(cut_evenly(record, count, size, rule, detail.dumps())), ()
+
+    def _cut(
+        self, record: FileRecord, deleted: Positions, detail: TaskDetail, rule: FragmentRule
+    ) -> list[FragmentRecord]:
+        fragments: list[FragmentRecord] = []
+        position = start = 0
+        footer = ScanTask(self._table, record.url, detail).footer()
+        for first, last, rows, size in _runs(footer, rule):
+            own = replace(detail, groups=(first, last), position=position, start=start)
+            if detail.filter is None:
+                left = rows - int(np.diff(np.searchsorted(deleted, [position, position + rows]))[0])
+            else:
+                left = ScanTask(self._table, record.url, own).count()
+            fragments += cut_evenly(record, start, left, size * left // rows, rule, own.dumps())
+            position, start = position + rows, start + left
+        return fragments
 
     def _wanted(self, snapshot: int | str) -> Any:
         is_id = isinstance(snapshot, int)
@@ -133,7 +146,7 @@ class IcebergTable(LakeTable):
             )
         return found
 
-    def _planned(self, where: str | None) -> Iterator[tuple[FileRecord, tuple[int, TaskDetail]]]:
+    def _planned(self, where: str | None) -> Iterator[tuple[FileRecord, Unit]]:
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import _read_all_delete_files
         from pyiceberg.manifest import FileFormat
@@ -149,7 +162,7 @@ class IcebergTable(LakeTable):
         )
         tasks = self._tasks(scan)
         positions = _read_all_delete_files(self._table.io, tasks)
-        tested = self._tested(where)
+        tested = tested_ids(self._metadata.schema(), where)
         for task in tasks:
             file = task.file
             if file.file_format != FileFormat.PARQUET:
@@ -157,11 +170,8 @@ class IcebergTable(LakeTable):
                     f"{self.location}: data file {file.file_path!r} is {file.file_format.value}, "
                     "and vd.iceberg reads Parquet alone. Rewrite the table's data files as Parquet"
                 )
-            deleted = np.unique(
-                np.concatenate(
-                    [np.array([], np.int64), *map(np.asarray, positions.get(file.file_path, ()))]
-                )
-            )
+            named = [np.asarray(each) for each in positions.get(file.file_path, ())]
+            deleted = np.unique(np.concatenate([np.array([], np.int64), *named]))
             deletes = [(each.file_path, each.file_format.value) for each in task.delete_files]
             detail = TaskDetail(
                 snapshot=self._snapshot.snapshot_id,
@@ -171,7 +181,6 @@ class IcebergTable(LakeTable):
                 deletes=sorted(deletes) if len(deleted) else (),
                 filter=None if isinstance(task.residual, AlwaysTrue) else where,
             )
-            rows = file.record_count - len(deleted)
             columns = [
                 (each.field_id, each.name, str(each.field_type), str(each.initial_default))
                 for each in self._read.fields
@@ -181,7 +190,7 @@ class IcebergTable(LakeTable):
             text = json.dumps([columns, digest, tests, detail.partition])
             version = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
             record = FileRecord(file.file_path, file.file_size_in_bytes, version)
-            yield record, (rows, detail)
+            yield record, (deleted, detail)
 
     def _tasks(self, scan: Any) -> Sequence[Any]:
         try:
@@ -194,16 +203,6 @@ class IcebergTable(LakeTable):
                 "table first, for example with Spark's rewrite_data_files, or read a snapshot "
                 "without them"
             ) from error
-
-    def _tested(self, where: str | None) -> list[int]:
-        """Return the ids of a filter's columns: a name may have been another column's."""
-        from pyiceberg.expressions.parser import parse
-        from pyiceberg.expressions.visitors import bind, extract_field_ids
-
-        if where is None:
-            return []
-        bound = bind(self._metadata.schema(), parse(where), case_sensitive=True)
-        return sorted(extract_field_ids(bound))
 
     def _partition(self, file: Any) -> list[str | None]:
         """Return the partition values from which columns follow that the file lacks."""
@@ -219,6 +218,20 @@ class IcebergTable(LakeTable):
             else None
             for each, value in zip(self._metadata.specs()[file.spec_id].fields, file.partition)
         ]
+
+
+def _runs(footer: pq.FileMetaData, rule: FragmentRule) -> Iterator[tuple[int, int, int, int]]:
+    """Yield runs of row groups: the first, the one after the last, their rows and bytes."""
+    first = rows = size = 0
+    for index in range(footer.num_row_groups):
+        group = footer.row_group(index)
+        own = (group.num_rows, group.total_byte_size)
+        if rows and (rows + own[0] > rule.rows or size + own[1] > rule.bytes):
+            yield first, index, rows, size
+            first, rows, size = index, 0, 0
+        rows, size = rows + own[0], size + own[1]
+    if rows:
+        yield first, footer.num_row_groups, rows, size
 
 
 @known_keywords("vd.iceberg")

@@ -1,4 +1,8 @@
-"""Scan tasks of pyiceberg, as a span's detail records them, and how a worker reads their rows."""
+"""Scan tasks of pyiceberg, as a span's detail records them, and how a worker reads their rows.
+
+pyiceberg 0.12 reads the whole file of a task. A worker gives its functions some row groups of the
+file instead, so that a fragment costs the time and memory of its own row groups.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,12 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
@@ -40,6 +47,9 @@ class TaskDetail:
         partition: Values of identity transforms, in Iceberg's binary form as hex digits.
         deletes: Path and format of each file of position deletes or deletion vectors.
         filter: The row filter; None if all rows of the file pass it.
+        groups: The first row group to read, and the one after the last.
+        position: Position in the file of the first row of these row groups.
+        start: Number of the first row of these row groups that is left.
     """
 
     snapshot: int
@@ -48,6 +58,9 @@ class TaskDetail:
     partition: Sequence[str | None]
     deletes: Sequence[Sequence[str]] = ()
     filter: str | None = None
+    groups: Sequence[int] = (0, 0)
+    position: int = 0
+    start: int = 0
 
     def dumps(self) -> str:
         """Convert to JSON."""
@@ -93,7 +106,7 @@ class IcebergReader(SourceReader):
             task = ScanTask(self._opened(detail), span.url, detail)
             if lists := [field.name for field in schema if _STRUCTS.search(str(field.type))]:
                 task.refuse_null_lists(lists, context.location)
-            return task.rows(span.start, span.stop, schema)
+            return task.rows(span.start - detail.start, span.stop - detail.start, schema)
 
         try:
             return with_retries(_failpoints.failing("read", span.url, read))
@@ -170,6 +183,21 @@ def with_schema(table: Any, schema_id: int | None) -> Any:
     return table.metadata.model_copy(update={"current_schema_id": schema_id})
 
 
+def tested_ids(schema: Any, where: str | None) -> list[int]:
+    """Return the ids of a filter's columns: a name may have been another column's.
+
+    Args:
+        schema: The table's schema.
+        where: The filter; None for none.
+    """
+    from pyiceberg.expressions.parser import parse
+    from pyiceberg.expressions.visitors import bind, extract_field_ids
+
+    if where is None:
+        return []
+    return sorted(extract_field_ids(bind(schema, parse(where), case_sensitive=True)))
+
+
 class ScanTask:
     """A scan task of pyiceberg, made from its detail.
 
@@ -185,7 +213,7 @@ class ScanTask:
         from pyiceberg.table import FileScanTask
         from pyiceberg.typedef import Record
 
-        self._io, self._url, self._filter = table.io, url, detail.filter
+        self._io, self._url, self._detail = table.io, url, detail
         self._metadata = with_schema(table, detail.schema)
         self._schema = self._metadata.schema()
         values = [
@@ -209,7 +237,7 @@ class ScanTask:
         self._task = FileScanTask(file, deletes)
 
     def rows(self, start: int, stop: int, schema: pa.Schema) -> pa.Table:
-        """Read rows by their numbers among those that are left.
+        """Read rows by their numbers among those that are left of the row groups.
 
         Args:
             start: The first row.
@@ -229,15 +257,10 @@ class ScanTask:
 
     def count(self) -> int:
         """Return the number of rows that are left, by reading the columns of the filter."""
-        from pyiceberg.expressions.parser import parse
-        from pyiceberg.expressions.visitors import bind, extract_field_ids
-
-        names = [self._schema.fields[0].name]
-        if self._filter is not None:
-            bound = bind(self._schema, parse(self._filter), case_sensitive=True)
-            paths = (self._schema.find_column_name(id) or "" for id in extract_field_ids(bound))
-            names = list(dict.fromkeys(path.partition(".")[0] for path in paths))
-        return sum(batch.num_rows for batch in self._batches(names))
+        ids = tested_ids(self._schema, self._detail.filter)
+        paths = (self._schema.find_column_name(id) or "" for id in ids)
+        names = dict.fromkeys(path.partition(".")[0] for path in paths)
+        return sum(batch.num_rows for batch in self._batches(list(names)))
 
     def footer(self) -> pq.FileMetaData:
         """Return the file's Parquet metadata."""
@@ -262,7 +285,8 @@ class ScanTask:
             ids = {each.name: each.field_id for each in self._schema.fields}
             paths = {own.find_column_name(ids[name]): name for name in names}
             columns = [path for path in paths if path is not None]
-            for batch in file.iter_batches(columns=columns) if columns else ():
+            groups = range(*self._detail.groups)
+            for batch in file.iter_batches(row_groups=groups, columns=columns) if columns else ():
                 for path, values in zip(batch.schema.names, batch.columns):
                     if _has_null_list(values):
                         raise SourceError(
@@ -272,16 +296,39 @@ class ScanTask:
                         )
 
     def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Read the rows that are left, batch by batch."""
+        """Read the rows that are left of the row groups, batch by batch."""
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.expressions.parser import parse
-        from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
+        from pyiceberg.io import pyarrow as library
 
-        passing = AlwaysTrue() if self._filter is None else parse(self._filter)
-        scan = ArrowScan(self._metadata, self._io, self._schema.select(*names), passing)
-        deletes = _read_all_delete_files(self._io, [self._task])
-        # Its public method reads all rows of a file before it returns the first.
-        yield from scan._record_batches_from_scan_tasks_and_deletes([self._task], deletes)
+        where, position = self._detail.filter, self._detail.position
+        passing = AlwaysTrue() if where is None else parse(where)
+        scan = library.ArrowScan(self._metadata, self._io, self._schema.select(*names), passing)
+        positions = library._read_all_delete_files(self._io, [self._task]).get(self._url, ())
+        deletes = {self._url: [pc.subtract(each, position) for each in positions]}
+        # Copies of the library's functions, for which the file has no other row groups.
+        known = {**vars(library), "_get_file_format": self._format}
+        read_task, read = (
+            library._task_to_record_batches,
+            scan._record_batches_from_scan_tasks_and_deletes,
+        )
+        known[read_task.__name__] = FunctionType(read_task.__code__, known)
+        yield from FunctionType(read.__func__.__code__, known)(scan, [self._task], deletes)
+
+    def _format(self, kind: Any, **options: Any) -> _RowGroups:
+        """Return the format of the file, in place of the library's function."""
+        return _RowGroups(ds.ParquetFileFormat(**options), range(*self._detail.groups))
+
+
+class _RowGroups(NamedTuple):
+    """A format of Parquet files that opens some of their row groups."""
+
+    format: ds.ParquetFileFormat
+    groups: Sequence[int]
+
+    def make_fragment(self, stream: Any) -> ds.ParquetFileFragment:
+        """Open a file, as a `pyarrow.dataset.FileFormat` does."""
+        return self.format.make_fragment(stream).subset(row_group_ids=self.groups)
 
 
 def _has_null_list(values: pa.Array) -> bool:

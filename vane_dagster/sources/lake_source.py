@@ -248,18 +248,19 @@ def lake_arguments(
 
 
 def cut_evenly(
-    record: FileRecord, rows: int, size: int, rule: FragmentRule, detail: str
+    record: FileRecord, start: int, rows: int, size: int, rule: FragmentRule, detail: str
 ) -> Iterator[FragmentRecord]:
-    """Cut the rows of a unit into fragments of about the same number of rows.
+    """Cut rows of a unit into fragments of about the same number of rows.
 
     Args:
         record: The unit's record.
-        rows: The number of its rows.
+        start: Number of the first row in the unit.
+        rows: The number of rows.
         size: Their estimated bytes in memory.
         rule: The maximum size of a fragment.
-        detail: What is needed to read the unit, for all fragments.
+        detail: What is needed to read them, for all fragments.
     """
     pieces = max(-(-rows // rule.rows), min(rows, -(-size // rule.bytes)))
-    edges = [rows * i // max(1, pieces) for i in range(pieces + 1)]
-    for start, stop in itertools.pairwise(edges):
-        yield fragment_record([(record, start, stop)], size // pieces, details=[detail])
+    edges = [start + rows * i // max(1, pieces) for i in range(pieces + 1)]
+    for first, stop in itertools.pairwise(edges):
+        yield fragment_record([(record, first, stop)], size // pieces, details=[detail])

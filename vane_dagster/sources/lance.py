@@ -238,7 +238,7 @@ class LanceTable(LakeTable):
         width = sum(_width(each.type) for each in self.schema)
         blobs = self._blob_bytes(fragment, detail.filter)
         size = max(int(record.size * share), width * rows + blobs)
-        return list(cut_evenly(record, rows, size, rule, json.dumps(vars(detail)))), ()
+        return list(cut_evenly(record, 0, rows, size, rule, json.dumps(vars(detail)))), ()
 
     def _open(self, place: Location, wanted: int | str | None) -> Any:
         try:

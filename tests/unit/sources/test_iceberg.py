@@ -76,7 +76,7 @@ def test_an_extra_that_is_not_installed(monkeypatch):
 
 
 def test_details_are_read_as_they_were_written():
-    detail = TaskDetail(1, 2, 3, ["00", None], [["p", "PARQUET"]], "n > 3")
+    detail = TaskDetail(1, 2, 3, ["00", None], [["p", "PARQUET"]], "n > 3", [4, 5], 6, 7)
     assert TaskDetail.of(FileSpan("f", 0, 1, detail.dumps())) == detail
     with pytest.raises(FileNotFoundError):
         TaskDetail.of(FileSpan("f", 0, 1))
