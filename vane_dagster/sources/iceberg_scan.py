@@ -1,7 +1,8 @@
 """Scan tasks of pyiceberg, as a span's detail records them, and how a worker reads their rows.
 
-pyiceberg 0.12 reads the whole file of a task. A worker gives its functions some row groups of the
-file instead, so that a fragment costs the time and memory of its own row groups.
+pyiceberg 0.12 reads the whole file of a task, and null lists of structs as empty ones. Workers call
+copies of its functions that read some row groups of the file, and keep the nulls. So a fragment
+costs the time and memory of its own row groups.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,8 +31,6 @@ from vane_dagster.storage.transient_errors import with_retries
 
 _REFRESH_SECONDS = 300.0
 """A catalog may lend credentials that expire: workers load the table again after this time."""
-_STRUCTS = re.compile(r"(list|map)<.*struct<")
-"""A type that may have lists or maps of structs."""
 _loaded: dict[tuple[str, str, str], tuple[float, Any]] = {}
 
 
@@ -104,8 +102,6 @@ class IcebergReader(SourceReader):
 
         def read() -> pa.Table:
             task = ScanTask(self._opened(detail), span.url, detail)
-            if lists := [field.name for field in schema if _STRUCTS.search(str(field.type))]:
-                task.refuse_null_lists(lists, context.location)
             return task.rows(span.start - detail.start, span.stop - detail.start, schema)
 
         try:
@@ -267,34 +263,6 @@ class ScanTask:
         with self._io.new_input(self._url).open() as stream:
             return pq.read_metadata(stream)
 
-    def refuse_null_lists(self, names: Sequence[str], location: str) -> None:
-        """Refuse null lists and maps of structs: pyiceberg 0.12 reads them as empty ones.
-
-        Args:
-            names: The columns with lists or maps of structs.
-            location: The fragment, for messages.
-
-        Raises:
-            SourceError: If the file has one.
-        """
-        from pyiceberg.io.pyarrow import pyarrow_to_schema
-
-        with self._io.new_input(self._url).open() as stream, pq.ParquetFile(stream) as file:
-            format, mapping = self._metadata.format_version, self._metadata.name_mapping()
-            own = pyarrow_to_schema(file.schema_arrow, mapping, True, format)
-            ids = {each.name: each.field_id for each in self._schema.fields}
-            paths = {own.find_column_name(ids[name]): name for name in names}
-            columns = [path for path in paths if path is not None]
-            groups = range(*self._detail.groups)
-            for batch in file.iter_batches(row_groups=groups, columns=columns) if columns else ():
-                for path, values in zip(batch.schema.names, batch.columns):
-                    if _has_null_list(values):
-                        raise SourceError(
-                            f"{location}: data file {self._url!r} has null lists or maps of "
-                            f"structs in column {paths[path]!r}, which pyiceberg reads as empty "
-                            "ones. Read the others by columns=, or replace the nulls"
-                        )
-
     def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read the rows that are left of the row groups, batch by batch."""
         from pyiceberg.expressions import AlwaysTrue
@@ -306,14 +274,20 @@ class ScanTask:
         scan = library.ArrowScan(self._metadata, self._io, self._schema.select(*names), passing)
         positions = library._read_all_delete_files(self._io, [self._task]).get(self._url, ())
         deletes = {self._url: [pc.subtract(each, position) for each in positions]}
-        # Copies of the library's functions, for which the file has no other row groups.
-        known = {**vars(library), "_get_file_format": self._format}
-        read_task, read = (
+        # Copies of the library's functions, which differ in the two names.
+        known = {
+            **vars(library),
+            "_get_file_format": self._format,
+            "ArrowProjectionVisitor": _projection(),
+        }
+        for function in (
+            library._to_requested_schema,
             library._task_to_record_batches,
-            scan._record_batches_from_scan_tasks_and_deletes,
-        )
-        known[read_task.__name__] = FunctionType(read_task.__code__, known)
-        yield from FunctionType(read.__func__.__code__, known)(scan, [self._task], deletes)
+            library.ArrowScan._record_batches_from_scan_tasks_and_deletes,
+        ):
+            name, defaults = function.__name__, function.__defaults__
+            read = known[name] = FunctionType(function.__code__, known, name, defaults)
+        yield from read(scan, [self._task], deletes)
 
     def _format(self, kind: Any, **options: Any) -> _RowGroups:
         """Return the format of the file, in place of the library's function."""
@@ -331,13 +305,26 @@ class _RowGroups(NamedTuple):
         return self.format.make_fragment(stream).subset(row_group_ids=self.groups)
 
 
-def _has_null_list(values: pa.Array) -> bool:
-    """Return whether a list or map of structs is null."""
-    kind = values.type
-    if pa.types.is_struct(kind):
-        present = values.drop_null()
-        return any(_has_null_list(present.field(i)) for i in range(kind.num_fields))
-    if not (pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        return False
-    inner = values.items if pa.types.is_map(kind) else values.flatten()
-    return (pa.types.is_struct(inner.type) and values.null_count > 0) or _has_null_list(inner)
+@functools.lru_cache(maxsize=1)
+def _projection() -> type:
+    """Return pyiceberg's conversion to the table's schema, which keeps nulls.
+
+    That of pyiceberg 0.12 makes empty lists and maps of null ones of structs.
+    """
+    from pyiceberg.io.pyarrow import ArrowProjectionVisitor
+
+    class Projection(ArrowProjectionVisitor):
+        def list(self, kind: Any, values: Any, inner: Any) -> Any:
+            return _with_nulls(super().list(kind, values, inner), values)
+
+        def map(self, kind: Any, values: Any, keys: Any, items: Any) -> Any:
+            return _with_nulls(super().map(kind, values, keys, items), values)
+
+    return Projection
+
+
+def _with_nulls(converted: pa.Array | None, values: pa.Array) -> pa.Array | None:
+    """Return converted values that are null where the original ones are."""
+    if converted is None or not values.null_count:
+        return converted
+    return pc.if_else(values.is_valid(), converted, pa.scalar(None, converted.type))

@@ -194,8 +194,8 @@ class LakeSource(Source):
                 f"{names(gone)} is no longer in it. Run the partition again"
             )
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            cut = [units[file.url, file.version] for file in files]
-            pieces = list(threads.map(lambda unit: table.cut(*unit, rule), cut))
+            cut = [units[file.url, file.version][1] for file in files]
+            pieces = list(threads.map(table.cut, files, cut, itertools.repeat(rule)))
         partial: dict[str, list[str]] = {}
         for file, (_, lacking) in zip(files, pieces):
             for name in lacking:
