@@ -204,6 +204,24 @@ def test_rows_of_all_types(tmp_path, catalog, local, materialize):
     assert read_stage(tmp_path / "store", "docs", "clean").to_pylist() == table.to_pylist()
 
 
+def test_partition_values_are_columns_that_files_lack(tmp_path, catalog):
+    """As in files of Hive tables that were added to an Iceberg table."""
+    day, price = [datetime.date(2026, 1, 1), None], [decimal.Decimal("1.50")] * 2
+    columns = {"day": pa.array(day), "price": pa.array(price, pa.decimal128(9, 2))}
+    table = opened(catalog).create_table("db.docs", rows([1, 2], **columns).schema)
+    with table.update_spec() as spec:
+        spec.add_identity("day").add_identity("price")
+    table.append(rows([1, 2], **columns))
+    for task in table.scan().plan_files():
+        file = task.file.file_path.removeprefix("file://")
+        pq.write_table(pq.read_table(file).drop_columns(["day", "price"]), file)
+    source = vd.iceberg(catalog, "db.docs", filter="price = 1.50")
+    found = source.split(source.list_files([None], "here")[None], FragmentRule(10), "here")
+    reader = source.for_workers()
+    read = [reader.read(each, found.schema, ReadContext("here")) for each in found.fragments]
+    assert pa.concat_tables(read).sort_by("id").equals(rows([1, 2], **columns))
+
+
 STRUCTS = pa.list_(pa.struct([("a", pa.int64())]))
 
 
