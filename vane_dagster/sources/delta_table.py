@@ -1,7 +1,7 @@
 """Versions of Delta tables, as deltalake plans them: data files, partition values, deleted rows.
 
-Each condition of a filter that deltalake can evaluate selects files by their partition values and
-statistics. The conditions that do not follow from partition values then apply to rows.
+Conditions of a filter on partition columns select files. The others apply to rows; deltalake skips
+the files whose statistics exclude them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ _FEATURES = frozenset({
     "deletionVectors", "domainMetadata", "timestampNtz", "typeWidening", "typeWidening-preview",
     "v2Checkpoint", "vacuumProtocolCheck",
 })  # fmt: skip
+_COMPARABLE = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
+"""Types that deltalake compares as DuckDB does. It rounds constants for decimals: 1.499 is 1.50."""
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_NUMBER = re.compile(r"(?<![A-Za-z_])[0-9][0-9A-Za-z_.]*")
+_QUOTED_KINDS = (pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
 Version = int | str | datetime.datetime | None
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -142,10 +146,10 @@ class DeltaTable(LakeTable):
         self._paths = added.column("path").to_pylist()
         self._sizes = added.column("size_bytes").to_pylist()
         values = added.column("partition").combine_chunks() if partitioned else None
-        self._constants = {
-            name: _texts(pc.struct_field(values, name).cast(self._all.field(name).type))
-            for name in partitioned
-        }
+        self._partition = pa.table(
+            {n: pc.struct_field(values, n).cast(self._all.field(n).type) for n in partitioned}
+        )
+        self._constants = dict(zip(partitioned, map(_texts, self._partition.columns)))
         self._live = _live(table)
 
     @classmethod
@@ -208,14 +212,14 @@ class DeltaTable(LakeTable):
             bind((), where, self._all, location)
         for condition in conjuncts(where, location) if where is not None else ():
             columns = {name.lower() for name in referenced_columns(condition, location)}
-            files = self._selected(condition, columns)
-            if files is not None:
-                selected &= files
-            is_exact = files is not None and columns <= {n.lower() for n in self._constants}
-            if not (is_exact and columns):
+            if columns and columns <= {name.lower() for name in self._partition.column_names}:
+                selected &= self._by_partition(condition)
+            else:
+                selected &= self._by_statistics(condition, columns)
                 of_rows.append(condition)
         row_filter = " AND ".join(of_rows)
-        units = [self._unit(int(index), row_filter) for index in np.flatnonzero(selected)]
+        read = [[each.name, str(each.type)] for each in (*self.schema, *self._tested(row_filter))]
+        units = [self._unit(int(i), row_filter, read) for i in np.flatnonzero(selected)]
         yield from sorted(units, key=lambda unit: unit[0].url)
 
     def cut(
@@ -261,19 +265,33 @@ class DeltaTable(LakeTable):
             start += count
         return fragments, absent
 
-    def _selected(self, condition: str, columns: set[str]) -> Mask | None:
-        """Return which files may have rows that pass; None if deltalake cannot evaluate that."""
+    def _by_partition(self, condition: str) -> Mask:
+        """Return which files pass a condition on partition columns."""
+        with shared().cursor() as cursor:
+            cursor.register("source", self._partition)
+            passed = cursor.sql(f"SELECT ({condition})::BOOLEAN AS x FROM source").to_arrow_table()
+        return np.asarray(passed.column("x").fill_null(False), bool)
+
+    def _by_statistics(self, condition: str, columns: set[str]) -> Mask:
+        """Return which files may have rows that pass: all if deltalake cannot tell."""
+        every = np.ones(len(self._paths), bool)
         kinds = [field.type for field in self._all if field.name.lower() in columns]
-        if any(map(pa.types.is_string, kinds)) and re.search(r"\d", _QUOTED.sub("", condition)):
-            return None  # SQL compares a text with a number as numbers, deltalake as texts
+        if not _is_comparable(condition, kinds):
+            return every
+        selected = np.zeros(len(self._paths), bool)
         try:
             found = self._table.file_uris(file_pruning_predicate=condition)
+            selected[[self._indexes[uri] for uri in found]] = True
         except Exception:  # the driver raises plain exceptions too; rows are filtered anyway
-            return None
+            return every
+        return selected
+
+    @functools.cached_property
+    def _indexes(self) -> Mapping[str, int]:
+        """The indexes of the data files by the URIs that deltalake gives them."""
         root = self._table.table_uri.removeprefix("file://")
-        paths = map(unquote, self._paths)
-        uris = [path if "://" in path else f"{root}{path}" for path in paths]
-        return np.isin(uris, found) if set(found) <= set(uris) else None
+        paths = enumerate(map(unquote, self._paths))
+        return {path if "://" in path else f"{root}{path}": index for index, path in paths}
 
     def _tested(self, where: str) -> list[pa.Field]:
         """Return the columns of a filter."""
@@ -290,17 +308,13 @@ class DeltaTable(LakeTable):
         mask[passed.column("row").to_numpy()] = True
         return mask
 
-    def _unit(self, index: int, where: str) -> tuple[FileRecord, DataFile]:
+    def _unit(self, index: int, where: str, read: list[list[str]]) -> tuple[FileRecord, DataFile]:
         path = self._paths[index]
         live = self._live.get(path)
         constants = {name: values[index] for name, values in self._constants.items()}
-        version = [
-            [(column.name, str(column.type)) for column in self.schema],
-            constants,
-            "" if live is None else hashlib.blake2b(live.tobytes(), digest_size=16).hexdigest(),
-            [where, *map(str, self._tested(where))],
-        ]
-        digest = hashlib.blake2b(json.dumps(version).encode(), digest_size=16).hexdigest()
+        kept = "" if live is None else hashlib.blake2b(live.tobytes(), digest_size=16).hexdigest()
+        text = json.dumps([read, where, constants, kept])
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         record = FileRecord(self._file_url(path), self._sizes[index], digest)
         return record, DataFile(constants, live, where)
 
@@ -310,6 +324,17 @@ class DeltaTable(LakeTable):
         if "://" in decoded:  # a clone names the files of another table
             return decoded
         return str(self._place.fs.unstrip_protocol(self._place.file(decoded)))
+
+
+def _is_comparable(condition: str, kinds: Sequence[pa.DataType]) -> bool:
+    """Return whether deltalake compares columns with the constants of a condition as SQL does.
+
+    It converts a constant to the type of the column: it takes dec > 1.499 for dec > 1.50.
+    """
+    numbers = _NUMBER.findall(_QUOTED.sub("", condition))
+    if all(map(pa.types.is_integer, kinds)):
+        return "'" not in condition and all(map(str.isdigit, numbers))
+    return not numbers and all(any(is_kind(kind) for is_kind in _QUOTED_KINDS) for kind in kinds)
 
 
 def _opened(place: Location, version: Version) -> Any:
@@ -347,7 +372,7 @@ def _check_features(table: Any, what: str) -> None:
         )
 
 
-def _texts(values: pa.Array) -> list[str | None]:
+def _texts(values: pa.ChunkedArray) -> list[str | None]:
     """Return values as texts that Arrow and SQL cast to their type."""
     kind = values.type
     if pa.types.is_timestamp(kind) and kind.tz:

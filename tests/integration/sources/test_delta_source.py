@@ -208,16 +208,18 @@ def test_statistics_skip_files(tmp_path, local, materialize):
     for hour in range(4):
         time = pa.array([start + datetime.timedelta(hours=hour)] * 5, pa.timestamp("us"))
         names = [f"{hour}-{i}" for i in range(5)]
-        write_deltalake(
-            table, rows(range(hour * 5, hour * 5 + 5), moment=time, name=names), mode="append"
-        )
+        price = pa.array([decimal.Decimal("1.50")] * 5, pa.decimal128(9, 2))
+        more = {"moment": time, "name": names, "price": price}
+        write_deltalake(table, rows(range(hour * 5, hour * 5 + 5), **more), mode="append")
     for text, files, expected in (
         ("moment >= '2024-01-01 02:00:00'", 2, list(range(10, 20))),
         ("'2024-01-01 01:00:00' > moment AND n <> 20", 1, [0, 1, 3, 4]),
         ("id BETWEEN 4 AND 5", 2, [4, 5]),
         ("name IN ('1-1', '2-2')", 2, [6, 12]),
         ("name = '3-4'", 1, [19]),
-        ("n = 50.0", 1, [5]),
+        ("n = 50", 1, [5]),
+        ("n = 50.0", 4, [5]),
+        ("price > 1.499", 4, list(range(20))),
         ("id % 10 = 0", 4, [0, 10]),
         ("text = 'text 3'", 1, [3]),
         ("replace(name, '-', '')::INT = 12 AND id < 10", 2, [7]),
