@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import datetime
 import functools
-import hashlib
 import json
 import re
 import zlib
@@ -31,7 +30,7 @@ from vane_dagster.sources.base import (
     cleaned_up,
     fragment_record,
 )
-from vane_dagster.sources.lake_source import LakeTable
+from vane_dagster.sources.lake_source import LakeTable, digest
 from vane_dagster.sources.parquet import ROW_NUMBER, cut, read_footer
 from vane_dagster.sources.parquet_scan import reading_detail, scan_projected
 from vane_dagster.sources.schemas import plain_schema
@@ -312,10 +311,8 @@ class DeltaTable(LakeTable):
         path = self._paths[index]
         live = self._live.get(path)
         constants = {name: values[index] for name, values in self._constants.items()}
-        kept = "" if live is None else hashlib.blake2b(live.tobytes(), digest_size=16).hexdigest()
-        text = json.dumps([read, where, constants, kept])
-        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        record = FileRecord(self._file_url(path), self._sizes[index], digest)
+        version = digest([read, where, constants, live is not None and digest(live.tobytes())])
+        record = FileRecord(self._file_url(path), self._sizes[index], version)
         return record, DataFile(constants, live, where)
 
     def _file_url(self, path: str) -> str:

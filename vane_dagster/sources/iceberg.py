@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -24,7 +22,13 @@ from vane_dagster.sources.iceberg_scan import (
     tested_ids,
     with_schema,
 )
-from vane_dagster.sources.lake_source import LakeSource, LakeTable, cut_evenly, lake_arguments
+from vane_dagster.sources.lake_source import (
+    LakeSource,
+    LakeTable,
+    cut_evenly,
+    digest,
+    lake_arguments,
+)
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.iceberg_catalog import iceberg_errors, parse_catalog, parse_identifier
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
@@ -185,10 +189,8 @@ class IcebergTable(LakeTable):
                 (each.field_id, each.name, str(each.field_type), str(each.initial_default))
                 for each in self._read.fields
             ]
-            digest = hashlib.blake2b(deleted.tobytes(), digest_size=16).hexdigest()
             tests = detail.filter and [detail.filter, tested]
-            text = json.dumps([columns, digest, tests, detail.partition])
-            version = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+            version = digest([columns, digest(deleted.tobytes()), tests, detail.partition])
             record = FileRecord(file.file_path, file.file_size_in_bytes, version)
             yield record, (deleted, detail)
 

@@ -6,7 +6,9 @@ applies deletes and changes of the schema. A unit of it is one file, or one frag
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -245,6 +247,12 @@ def lake_arguments(
         "asset": asset_path(asset, where),
         "allow_empty": allow_empty,
     }
+
+
+def digest(value: Any) -> str:
+    """Return a digest of bytes, or of a value that JSON can hold."""
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def cut_evenly(

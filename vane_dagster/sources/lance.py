@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import Counter
@@ -27,7 +26,13 @@ from vane_dagster.sources.base import (
     is_gone,
     unreadable,
 )
-from vane_dagster.sources.lake_source import LakeSource, LakeTable, cut_evenly, lake_arguments
+from vane_dagster.sources.lake_source import (
+    LakeSource,
+    LakeTable,
+    cut_evenly,
+    digest,
+    lake_arguments,
+)
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import Location, absolute_url
 from vane_dagster.storage.lance_table import open_table, require_lance
@@ -220,7 +225,7 @@ class LanceTable(LakeTable):
         tests = where and [where, [[name, self._id(name)] for name in tested]]
         for id, metadata in fragments.items():
             if rows := counts.get(id):
-                version = _digest([_state(metadata, fields), columns, tests])
+                version = digest([_state(metadata, fields), columns, tests])
                 url = _data_url(self._table, self._url, metadata)
                 record = FileRecord(url, self._stored_bytes(metadata), version)
                 state = _state(metadata)
@@ -353,10 +358,6 @@ def lance(
     return LanceSource(options, url.rstrip("/"), version, **arguments)
 
 
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
-
-
 def _state(metadata: Any, fields: set[int] | None = None) -> str:
     """Return a digest of what the rows of a fragment follow from.
 
@@ -370,7 +371,7 @@ def _state(metadata: Any, fields: set[int] | None = None) -> str:
         if fields is None or fields.intersection(each.fields)
     ]
     deletions = metadata.deletion_file
-    return _digest([files, metadata.physical_rows, deletions and deletions.asdict()])
+    return digest([files, metadata.physical_rows, deletions and deletions.asdict()])
 
 
 def _data_url(table: Any, url: str, metadata: Any) -> str:
