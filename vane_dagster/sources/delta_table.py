@@ -1,147 +1,183 @@
-"""Versions of Delta tables: the data files that may have rows of a partition.
+"""Versions of Delta tables, as deltalake plans them: data files, partition values, deleted rows.
 
-Conditions of a filter on partition columns are evaluated for each file. Of the other conditions, a
-comparison with constants skips the files whose statistics exclude it; they then apply to rows.
+Conditions of a filter on partition columns select files. The others apply to rows; deltalake skips
+the files whose statistics exclude them.
 """
 
 from __future__ import annotations
 
+import base64
 import datetime
 import functools
-import hashlib
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster._keywords import require_columns
-from vane_dagster.errors import DefinitionError, SourceError, first_line, names
-from vane_dagster.sources.base import cleaned_up
-from vane_dagster.sources.delta_scan import VACUUM, Positions, RowFilter
-from vane_dagster.sources.parquet import ROW_NUMBER
+from vane_dagster.errors import SourceError, first_line, names
+from vane_dagster.sources.base import (
+    FragmentRule,
+    ReadContext,
+    SourceReader,
+    cleaned_up,
+    fragment_record,
+)
+from vane_dagster.sources.lake_source import LakeTable, digest
+from vane_dagster.sources.parquet import ROW_NUMBER, cut, read_footer
+from vane_dagster.sources.parquet_scan import reading_detail, scan_projected
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import Location, shown_url
-from vane_dagster.storage.manifest import FileRecord
+from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.table_options import table_options
 from vane_dagster.storage.transient_errors import with_retries
 from vane_dagster.types.duckdb_connection import shared
-from vane_dagster.types.sql import bind, conjuncts, range_test, referenced_columns
+from vane_dagster.types.sql import bind, conjuncts, referenced_columns
 
+VACUUM = "VACUUM"
 _FEATURES = frozenset({
     "deletionVectors", "domainMetadata", "timestampNtz", "typeWidening", "typeWidening-preview",
     "v2Checkpoint", "vacuumProtocolCheck",
 })  # fmt: skip
-_PROTOCOL = re.compile(r"(?:(file|s3|s3a)://)?(?![A-Za-z][A-Za-z0-9+.\-]*://)")
-_MISREAD = re.compile(r"[%\\?#]")
-_COMPARABLE = (pa.types.is_integer, pa.types.is_date, pa.types.is_timestamp, pa.types.is_decimal)
-_NO_POSITIONS = np.array([], np.int64)
+_COMPARABLE = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
+"""Types that deltalake compares as DuckDB does. It rounds constants for decimals: 1.499 is 1.50."""
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_NUMBER = re.compile(r"(?<![A-Za-z_])[0-9][0-9A-Za-z_.]*")
+_QUOTED_KINDS = (pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
+Version = int | str | datetime.datetime | None
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data file of a table, for one partition of a pipeline.
+    """A data file of a table, for one filter.
 
     Attributes:
-        record: Its record; the version is a digest of all that its rows follow from.
         constants: The table's partition columns, each with the file's value as text.
-        deleted: The deleted positions.
-        filter: The filter; None if all rows of the file pass it.
+        live: Which of its rows the deletion vector keeps; None for all.
+        where: The conditions that its rows have to pass; empty if all do.
     """
 
-    record: FileRecord
     constants: Mapping[str, str | None]
-    deleted: Positions
-    filter: RowFilter | None
+    live: Mask | None
+    where: str
 
 
-class DeltaVersion:
+@dataclass(frozen=True)
+class LiveRows:
+    """The rows at a range of positions in a data file, some of which are no rows of the partition.
+
+    Attributes:
+        first: The first position.
+        start: Number of the first row.
+        mask: Which positions hold rows: neither deleted nor filtered out.
+    """
+
+    first: int
+    start: int
+    mask: Mask
+
+    def entry(self) -> list[Any]:
+        """Return an entry of the detail of their span."""
+        packed = zlib.compress(np.packbits(self.mask).tobytes())
+        return [self.first, self.start, len(self.mask), base64.b85encode(packed).decode()]
+
+    @classmethod
+    def of(cls, span: FileSpan) -> LiveRows | None:
+        """Read the detail of a span; None if rows and positions are the same."""
+        entry = json.loads(span.detail).get("live") if span.detail else None
+        if entry is None:
+            return None
+        first, start, count, text = entry
+        packed = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
+        return cls(first, start, np.unpackbits(packed, count=count).astype(bool))
+
+
+class DeltaTable(LakeTable):
     """A version of a table.
 
     Args:
-        location: The table's folder.
+        place: The table's folder.
         table: The table at this version, of deltalake.
         columns: The columns to read; None for all.
-        where: The pipeline, for messages.
-
-    Attributes:
-        url: The table's URL.
-        schema: The columns to read.
+        reader: The options of the table's file system.
+        location: The pipeline, for messages.
 
     Raises:
         SourceError: If it cannot be read.
     """
 
     def __init__(
-        self, location: Location, table: Any, columns: Sequence[str] | None, where: str
+        self,
+        place: Location,
+        table: Any,
+        columns: Sequence[str] | None,
+        reader: SourceReader,
+        location: str,
     ) -> None:
-        self._location = location
-        self.url = location.url
-        self._number = int(table.version())
-        _check_features(table, f"{where}: Delta table {self.url!r}")
+        super().__init__(location)
+        self._place, self._table, self._reader = place, table, reader
+        owner = f"{location}: Delta table {place.url!r}"
+        _check_features(table, owner)
         self._all = plain_schema(pa.schema(table.schema().to_arrow()))
         if ROW_NUMBER in self._all.names:
             raise SourceError(
-                f"{where}: Delta table {self.url!r} has a column {ROW_NUMBER!r}, which is what the "
-                "reader calls a row's place in its file; rename it"
+                f"{owner} has a column {ROW_NUMBER!r}, which is what the reader calls a row's "
+                "place in its file; rename it"
             )
-        owner = f"{where}: Delta table {self.url!r}"
         require_columns(owner, columns or (), self._all.names, SourceError)
         wanted = self._all.names if columns is None else columns
         self.schema = pa.schema([self._all.field(name) for name in wanted])
-        if binary := [
-            name
-            for name in table.metadata().partition_columns
-            if pa.types.is_binary(self._all.field(name).type)
-        ]:
+        partitioned = table.metadata().partition_columns
+        if binary := [n for n in partitioned if pa.types.is_binary(self._all.field(n).type)]:
             raise SourceError(
-                f"{where}: Delta table {self.url!r} is partitioned by {names(binary)}, of the type "
-                "BINARY, which vd.delta cannot read. Partition the table by a text"
+                f"{owner} is partitioned by {names(binary)}, of the type BINARY, which vd.delta "
+                "cannot read. Partition the table by a text"
             )
         added = pa.table(table.get_add_actions())
         self._paths = added.column("path").to_pylist()
         self._sizes = added.column("size_bytes").to_pylist()
-        self._low = _fields(added, "min")
-        self._high = _fields(added, "max")
-        self._partition = {
-            name: values.cast(self._all.field(name).type)
-            for name, values in _fields(added, "partition").items()
-        }
-        self._constants = {name: _texts(values) for name, values in self._partition.items()}
-        self._deleted = _deleted(table)
-        self._listed: dict[str | None, tuple[DataFile, ...]] = {}
+        values = added.column("partition").combine_chunks() if partitioned else None
+        self._partition = pa.table(
+            {n: pc.struct_field(values, n).cast(self._all.field(n).type) for n in partitioned}
+        )
+        self._constants = dict(zip(partitioned, map(_texts, self._partition.columns)))
+        self._live = _live(table)
 
     @classmethod
     def open(
         cls,
-        location: Location,
-        version: int | str | datetime.datetime | None,
+        place: Location,
+        version: Version,
         columns: Sequence[str] | None,
-        where: str,
-    ) -> DeltaVersion:
+        reader: SourceReader,
+        location: str,
+    ) -> DeltaTable:
         """Load a version of a table.
 
         Args:
-            location: The table's folder.
+            place: The table's folder.
             version: A version number, or a time; None for the latest version.
             columns: The columns to read; None for all.
-            where: The pipeline, for messages.
+            reader: The options of the table's file system.
+            location: The pipeline, for messages.
 
         Raises:
             SourceError: If there is no such table or version, or it cannot be read.
         """
         from deltalake.exceptions import TableNotFoundError
 
-        what = f"{where}: Delta table {shown_url(location.url)}"
+        what = f"{location}: Delta table {shown_url(place.url)}"
         try:
-            table = with_retries(functools.partial(_opened, location, version))
-            return cls(location, table, columns, where)
+            table = with_retries(functools.partial(_opened, place, version))
+            return cls(place, table, columns, reader, location)
         except SourceError:
             raise
         except TableNotFoundError as error:
@@ -149,7 +185,7 @@ class DeltaVersion:
                 f"{what} does not exist. Check the path, or write the table first"
             ) from error
         except Exception as error:  # the driver raises plain exceptions too
-            if version is not None and (latest := _latest(location)) is not None:
+            if version is not None and (latest := _latest(place)) is not None:
                 raise SourceError(
                     f"{what} has no version {version!r}: {first_line(error)}. The latest is "
                     f"{latest}; versions whose log was cleaned up are gone"
@@ -159,161 +195,161 @@ class DeltaVersion:
                 "the credentials reach it"
             ) from error
 
-    @staticmethod
-    def check_url(where: str, url: str) -> None:
-        """Verify that deltalake can open a URL.
+    def list_units(self, where: str | None) -> Iterator[tuple[FileRecord, DataFile]]:
+        """List the data files that may have rows that pass a filter, sorted by URL.
 
         Args:
-            where: The caller, for messages.
-            url: The URL.
-
-        Raises:
-            DefinitionError: If it cannot.
-        """
-        if not _PROTOCOL.match(url):
-            raise DefinitionError(
-                f"{where}: {url!r} cannot be a Delta table; expected a local path or s3://"
-            )
-        if found := _MISREAD.search(url):
-            raise DefinitionError(
-                f"{where}: {url!r} holds {found.group()!r}, which Delta's driver takes for a part "
-                "of a URL; give the table another name"
-            )
-
-    def files(self, text: str | None, where: str) -> tuple[DataFile, ...]:
-        """Return the data files that may have rows that pass a filter, sorted by URL.
-
-        Args:
-            text: The filter; None for all files.
-            where: The pipeline, for messages.
+            where: The filter in SQL; None for all files.
 
         Raises:
             SchemaError: If the filter does not fit the table.
             DefinitionError: If the filter is not valid SQL.
         """
-        if text not in self._listed:
-            found = sorted(self._selected(text, where), key=lambda file: file.record.url)
-            self._listed[text] = tuple(found)
-        return self._listed[text]
-
-    def check_columns(self, own: pa.Schema, url: str, where: str) -> None:
-        """Verify that a data file has the names of the table's columns in the same case.
-
-        Args:
-            own: The file's columns.
-            url: The file.
-            where: The pipeline, for messages.
-
-        Raises:
-            SourceError: If a name differs in case.
-        """
-        known = {name.lower(): name for name in self._all.names}
-        for name in own.names:
-            if known.get(name.lower(), name) != name:
-                raise SourceError(
-                    f"{where}: data file {url!r} has a column {name!r}, and its table "
-                    f"{known[name.lower()]!r}; rewrite the file with the table's name"
-                )
-
-    def vacuumed(self, url: str, where: str) -> SourceError:
-        """Return the error for a data file that is gone.
-
-        Args:
-            url: The file.
-            where: The pipeline, for messages.
-        """
-        version = f"version {self._number} of Delta table {self.url!r}"
-        return cleaned_up(url, version, VACUUM, where)
-
-    def _selected(self, text: str | None, where: str) -> Iterator[DataFile]:
-        selected = np.ones(len(self._paths), bool)
-        of_rows: list[str] = []
-        wanted: set[str] = set()
-        location = f"{where}, filter of {self.url!r}"
-        if text is not None:
-            bind((), text, self._all, location)
-        for conjunct in conjuncts(text, location) if text is not None else ():
-            named = {name.lower() for name in referenced_columns(conjunct, location)}
-            if named and named <= {name.lower() for name in self._partition}:
-                passed = _evaluated(conjunct, pa.table(self._partition))
-                selected &= np.asarray(passed.fill_null(False), bool)
+        location = f"{self.location}, filter of {self._place.url!r}"
+        selected, of_rows = np.ones(len(self._paths), bool), []
+        if where is not None:
+            bind((), where, self._all, location)
+        for condition in conjuncts(where, location) if where is not None else ():
+            columns = {name.lower() for name in referenced_columns(condition, location)}
+            if columns and columns <= {name.lower() for name in self._partition.column_names}:
+                selected &= self._by_partition(condition)
             else:
-                of_rows.append(conjunct)
-                wanted |= named
-                selected &= self._may_hold(conjunct, location)
-        row_filter = None
-        if of_rows:
-            columns = [column for column in self._all if column.name.lower() in wanted]
-            row_filter = RowFilter(" AND ".join(of_rows), pa.schema(columns))
-        for index in np.flatnonzero(selected):
-            yield self._file(int(index), row_filter)
+                selected &= self._by_statistics(condition, columns)
+                of_rows.append(condition)
+        row_filter = " AND ".join(of_rows)
+        read = [[each.name, str(each.type)] for each in (*self.schema, *self._tested(row_filter))]
+        units = [self._unit(int(i), row_filter, read) for i in np.flatnonzero(selected)]
+        yield from sorted(units, key=lambda unit: unit[0].url)
 
-    def _may_hold(self, conjunct: str, location: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return which files may have rows that pass a condition, by their statistics."""
-        every = np.ones(len(self._paths), bool)
-        test = range_test(conjunct, location)
-        if test is None:
-            return every
-        column, expression, constants = test
-        (name,) = [each for each in self._all.names if each.lower() == column.lower()] or [column]
-        low, high = self._low.get(name), self._high.get(name)
-        if low is None or high is None or not len(low):
-            return every
-        kind = low.type
-        if pa.types.is_timestamp(kind):  # statistics are cut to milliseconds
-            high = pc.add(high, pa.scalar(datetime.timedelta(milliseconds=1)))
-        elif pa.types.is_string(kind):
-            # SQL compares other constants as numbers, whose order is another one.
-            texts = " AND ".join(f"typeof({each}) = 'VARCHAR'" for each in constants)
-            expression = f"NOT ({texts}) OR {expression}"
-        elif not any(is_kind(kind) for is_kind in _COMPARABLE):
-            return every
+    def cut(
+        self, record: FileRecord, unit: DataFile, rule: FragmentRule
+    ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
+        """Cut a data file along its row groups; filtered rows are counted by reading them."""
         try:
-            found = _evaluated(expression, pa.table({"low": low, "high": high}))
-        except duckdb.Error:  # the statistics decide nothing; the filter itself may still fit
-            return every
-        return np.asarray(found.fill_null(True), bool)
+            found, footer = read_footer(record, self._reader, self.location)
+        except SourceError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                version = f"version {self._table.version()} of Delta table {self._place.url!r}"
+                raise cleaned_up(record.url, version, VACUUM, self.location) from error
+            raise
+        own = plain_schema(found)
+        needed = pa.schema({f.name: f for f in [*self.schema, *self._tested(unit.where)]}.values())
+        lacking = [name for name in needed.names if name not in own.names]
+        lower = {name.lower(): name for name in own.names}
+        if wrong := [name for name in lacking if name.lower() in lower]:
+            raise SourceError(
+                f"{self.location}: data file {record.url!r} has a column "
+                f"{lower[wrong[0].lower()]!r}, and its table {wrong[0]!r}; rewrite the file with "
+                "the table's name"
+            )
+        cast = [f.name for f in needed if f.name in own.names and own.field(f.name).type != f.type]
+        constants = {name: unit.constants.get(name) for name in lacking}
+        detail = reading_detail(cast, constants)
+        absent = [name for name in lacking if name not in unit.constants]
+        pieces = list(cut(record, footer, rule, detail=detail))
+        if unit.live is None and not unit.where:
+            return pieces, absent
+        live = np.ones(footer.num_rows, bool) if unit.live is None else unit.live
+        if unit.where:
+            every = FileSpan(record.url, 0, footer.num_rows, detail)
+            live = live & self._passing(every, unit.where, footer.num_rows)
+        fragments: list[FragmentRecord] = []
+        start = 0
+        for piece in pieces:
+            rows = LiveRows(piece.start, start, live[piece.start : piece.stop])
+            if count := int(np.sum(rows.mask)):
+                details = [reading_detail(cast, constants, live=rows.entry())]
+                spans = [(record, start, start + count)]
+                fragments.append(fragment_record(spans, piece.bytes, details=details))
+            start += count
+        return fragments, absent
 
-    def _file(self, index: int, row_filter: RowFilter | None) -> DataFile:
+    def _by_partition(self, condition: str) -> Mask:
+        """Return which files pass a condition on partition columns."""
+        with shared().cursor() as cursor:
+            cursor.register("source", self._partition)
+            passed = cursor.sql(f"SELECT ({condition})::BOOLEAN AS x FROM source").to_arrow_table()
+        return np.asarray(passed.column("x").fill_null(False), bool)
+
+    def _by_statistics(self, condition: str, columns: set[str]) -> Mask:
+        """Return which files may have rows that pass: all if deltalake cannot tell."""
+        every = np.ones(len(self._paths), bool)
+        kinds = [field.type for field in self._all if field.name.lower() in columns]
+        if not _is_comparable(condition, kinds):
+            return every
+        selected = np.zeros(len(self._paths), bool)
+        try:
+            found = self._table.file_uris(file_pruning_predicate=condition)
+            selected[[self._indexes[uri] for uri in found]] = True
+        except Exception:  # the driver raises plain exceptions too; rows are filtered anyway
+            return every
+        return selected
+
+    @functools.cached_property
+    def _indexes(self) -> Mapping[str, int]:
+        """The indexes of the data files by the URIs that deltalake gives them."""
+        root = self._table.table_uri.removeprefix("file://")
+        paths = enumerate(map(unquote, self._paths))
+        return {path if "://" in path else f"{root}{path}": index for index, path in paths}
+
+    def _tested(self, where: str) -> list[pa.Field]:
+        """Return the columns of a filter."""
+        columns = {name.lower() for name in referenced_columns(where, "filter")} if where else ()
+        return [field for field in self._all if field.name.lower() in columns]
+
+    def _passing(self, every: FileSpan, where: str, rows: int) -> Mask:
+        """Return which rows of a file pass a filter."""
+        row, schema = [("row", ROW_NUMBER)], pa.schema(self._tested(where))
+        context = ReadContext(self.location, shared().cursor)
+        options = self._reader.options_for(every.url)
+        passed = scan_projected(every, schema, row, where, options, context)
+        mask = np.zeros(rows, bool)
+        mask[passed.column("row").to_numpy()] = True
+        return mask
+
+    def _unit(self, index: int, where: str, read: list[list[str]]) -> tuple[FileRecord, DataFile]:
         path = self._paths[index]
-        deleted = self._deleted.get(path, _NO_POSITIONS)
+        live = self._live.get(path)
         constants = {name: values[index] for name, values in self._constants.items()}
-        version = [
-            [(column.name, str(column.type)) for column in self.schema],
-            constants,
-            hashlib.blake2b(deleted.tobytes(), digest_size=16).hexdigest() if len(deleted) else "",
-            [row_filter.text, str(row_filter.columns)] if row_filter else None,
-        ]
-        digest = hashlib.blake2b(json.dumps(version).encode(), digest_size=16).hexdigest()
-        record = FileRecord(self._file_url(path), self._sizes[index], digest)
-        return DataFile(record, constants, deleted, row_filter)
+        version = digest([read, where, constants, live is not None and digest(live.tobytes())])
+        record = FileRecord(self._file_url(path), self._sizes[index], version)
+        return record, DataFile(constants, live, where)
 
     def _file_url(self, path: str) -> str:
         """Return the URL of a data file, whose path in the log is percent-encoded."""
         decoded = unquote(path)
         if "://" in decoded:  # a clone names the files of another table
             return decoded
-        location = self._location
-        return str(location.fs.unstrip_protocol(location.file(decoded)))
+        return str(self._place.fs.unstrip_protocol(self._place.file(decoded)))
 
 
-def _opened(location: Location, version: int | str | datetime.datetime | None) -> Any:
-    from deltalake import DeltaTable
+def _is_comparable(condition: str, kinds: Sequence[pa.DataType]) -> bool:
+    """Return whether deltalake compares columns with the constants of a condition as SQL does.
 
-    is_local = location.is_local
-    options = None if is_local else table_options(location)
-    url = location.path if is_local else location.url
+    It converts a constant to the type of the column: it takes dec > 1.499 for dec > 1.50.
+    """
+    numbers = _NUMBER.findall(_QUOTED.sub("", condition))
+    if all(map(pa.types.is_integer, kinds)):
+        return "'" not in condition and all(map(str.isdigit, numbers))
+    return not numbers and all(any(is_kind(kind) for is_kind in _QUOTED_KINDS) for kind in kinds)
+
+
+def _opened(place: Location, version: Version) -> Any:
+    import deltalake
+
+    options = None if place.is_local else table_options(place)
+    url = place.path if place.is_local else place.url
     if version is None or isinstance(version, int):
-        return DeltaTable(url, version=version, storage_options=options)
-    table = DeltaTable(url, storage_options=options)
+        return deltalake.DeltaTable(url, version=version, storage_options=options)
+    table = deltalake.DeltaTable(url, storage_options=options)
     table.load_as_version(version)
     return table
 
 
-def _latest(location: Location) -> int | None:
+def _latest(place: Location) -> int | None:
     """Return the latest version of a table; None if it cannot be opened."""
     try:
-        return int(_opened(location, None).version())
+        return int(_opened(place, None).version())
     except Exception:  # the driver raises plain exceptions too
         return None
 
@@ -333,17 +369,7 @@ def _check_features(table: Any, what: str) -> None:
         )
 
 
-def _fields(added: pa.Table, name: str) -> dict[str, pa.Array]:
-    """Return the fields of a column of structs; none if there is no such column."""
-    index = added.schema.get_field_index(name)
-    if index < 0:
-        return {}
-    values = added.column(index).combine_chunks()
-    kind = added.schema.field(index).type
-    return {kind.field(i).name: pc.struct_field(values, i) for i in range(kind.num_fields)}
-
-
-def _texts(values: pa.Array) -> list[str | None]:
+def _texts(values: pa.ChunkedArray) -> list[str | None]:
     """Return values as texts that Arrow and SQL cast to their type."""
     kind = values.type
     if pa.types.is_timestamp(kind) and kind.tz:
@@ -353,21 +379,13 @@ def _texts(values: pa.Array) -> list[str | None]:
     return found
 
 
-def _deleted(table: Any) -> dict[str, Positions]:
-    """Return the positions that deletion vectors delete, by the path of the data file."""
+def _live(table: Any) -> dict[str, Mask]:
+    """Return which rows deletion vectors keep, by the path of the data file."""
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return {}
     root, found = table.table_uri, {}
     for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
         for path, kept in zip(batch.column("filepath"), batch.column("selection_vector")):
             live = kept.values.to_numpy(zero_copy_only=False)
-            found[path.as_py().removeprefix(root)] = np.flatnonzero(~live)
+            found[path.as_py().removeprefix(root)] = live
     return found
-
-
-def _evaluated(expression: str, rows: pa.Table) -> pa.Array:
-    """Return the value of a condition for each row."""
-    with shared().cursor() as cursor:
-        cursor.register("source", rows)
-        table = cursor.sql(f"SELECT ({expression})::BOOLEAN AS x FROM source").to_arrow_table()
-    return table.column("x").combine_chunks()

@@ -2,276 +2,157 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import itertools
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
+import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
-from vane_dagster._arguments import check_placeholders, filled_filter, list_of_names
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster.errors import DefinitionError, SourceError, names
-from vane_dagster.sources.base import (
-    FragmentRule,
-    Listed,
-    Source,
-    SourceReader,
-    SourceTable,
-    fragment_record,
-    unreadable,
-)
-from vane_dagster.sources.file_source import asset_path
+from vane_dagster.sources.base import FragmentRule, SourceReader, unreadable
 from vane_dagster.sources.iceberg_scan import (
-    DataFile,
-    FileDetail,
     IcebergReader,
-    deleted_positions,
+    ScanTask,
+    TaskDetail,
     expired,
     open_table,
+    tested_ids,
     with_schema,
 )
-from vane_dagster.sources.parquet import cut
-from vane_dagster.sources.schemas import plain_schema
-from vane_dagster.storage.filesystem import IO_THREADS
-from vane_dagster.storage.iceberg_catalog import (
-    iceberg_errors,
-    parse_catalog,
-    parse_identifier,
+from vane_dagster.sources.lake_source import (
+    LakeSource,
+    LakeTable,
+    cut_evenly,
+    digest,
+    lake_arguments,
 )
+from vane_dagster.sources.schemas import plain_schema
+from vane_dagster.storage.iceberg_catalog import iceberg_errors, parse_catalog, parse_identifier
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.transient_errors import with_retries
 
-if TYPE_CHECKING:
-    import dagster as dg
-
-    from vane_dagster.storage.store import Store
+Positions = np.ndarray[Any, np.dtype[np.int64]]
+Unit = tuple[Positions, TaskDetail]
+"""The deleted positions of a data file, sorted, and its scan task."""
 
 
 @dataclass(frozen=True)
-class IcebergSource(IcebergReader, Source):
-    """The rows of an Iceberg table, at one snapshot or at the current one of each run.
+class IcebergSource(IcebergReader, LakeSource):
+    """The rows of an Iceberg table.
 
-    A unit is a data file with its delete files, so a commit that adds files computes only those.
+    A unit is a data file with its deletes, so a commit that adds files computes only those.
 
     Attributes:
         catalog: The catalog.
         table: Identifier of the table.
         snapshot: A snapshot id, or the name of a branch or tag; None for the current snapshot.
-        filter: A row filter of pyiceberg, with placeholders for the partition's key.
-        columns: The columns to read; None for all.
-        asset: Key of the Dagster asset that writes the table, as "a/b", if there is one.
-        allow_empty: Whether a partition without rows is accepted.
-        planned: The table as the run plans it, once the source is bound to a store.
     """
 
     kind: ClassVar[str] = "iceberg"
+    function: ClassVar[str] = "vd.iceberg"
     snapshot: int | str | None = None
-    filter: str | None = None
-    columns: tuple[str, ...] | None = None
-    asset: str | None = None
-    allow_empty: bool = False
-    planned: _PlannedTable | None = field(default=None, init=False, repr=False, compare=False)
-
-    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
-        if partitions_def is not None and self.filter is None:
-            raise DefinitionError(
-                f"{location}: vd.iceberg({self.table!r}) has no filter, so that every partition "
-                "would have the same rows; give it one, as filter=\"day = '{partition_key}'\", or "
-                "leave partitions_def out"
-            )
-        if self.filter is not None:
-            check_placeholders(location, self.filter, partitions_def)
-
-    def describe(self) -> str:
-        return f"Iceberg table {self.place}"
 
     @property
     def place(self) -> str:
         return f"{self.catalog.name}.{self.table}"
 
-    def url_for(self, partition_key: str | None) -> str:
-        """Return the name of the table, and the partition's filter."""
-        if self.filter is None:
-            return self.place
-        shown = self.filter if partition_key is None else filled_filter(self.filter, partition_key)
-        return f"{self.place} where {shown}"
-
-    def schema(self, location: str) -> pa.Schema:
-        return _PlannedTable(self, location).arrow_schema
-
-    def bind(self, store: Store) -> Source:
-        bound = replace(self)
-        object.__setattr__(bound, "planned", _PlannedTable(bound, "the source"))
-        return bound
-
     def for_workers(self) -> SourceReader:
         return IcebergReader(self.catalog, self.table)
 
-    @property
-    def splitting(self) -> str:
-        return "positions of live rows, 1"
-
-    def list_files(
-        self, partitions: Sequence[str | None], location: str
-    ) -> Mapping[str | None, Listed]:
-        """List the data files of the snapshot that may have rows of each partition.
-
-        Args:
-            partitions: Keys; ``[None]`` for an unpartitioned pipeline.
-            location: The pipeline, for messages.
-
-        Raises:
-            SourceError: If the table cannot be loaded.
-        """
-        planned = self.planned or _PlannedTable(self, location)
-
-        def listed(key: str | None) -> Listed:
-            try:
-                return tuple(unit.record for unit in planned.units(key))
-            except SourceError as error:
-                return error
-
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            return dict(zip(partitions, threads.map(listed, partitions)))
-
-    def missing(self, partition: str | None, location: str) -> SourceError | None:
-        if self.allow_empty:
-            return None
-        return SourceError(
-            f"{location}: no data file of {self.url_for(partition)} may have rows. Check the "
-            "filter, write the partition first, or accept it with vd.iceberg(..., allow_empty=True)"
-        )
-
-    def split(
-        self,
-        files: Sequence[FileRecord],
-        rule: FragmentRule,
-        location: str,
-        partition: str | None = None,
-    ) -> SourceTable:
-        planned = self.planned or _PlannedTable(self, location)
-        units = {(u.record.url, u.record.version): u for u in planned.units(partition)}
-        if gone := [file.url for file in files if (file.url, file.version) not in units]:
-            raise SourceError(
-                f"{location}: table {self.place} was changed while the run was planned, so that "
-                f"{names(gone)} is no longer in it. Run the partition again"
-            )
-
-        def fragments(file: FileRecord) -> list[FragmentRecord]:
-            unit = units[file.url, file.version]
-            try:
-                read = _failpoints.failing("read", file.url, lambda: planned.cut(unit, rule))
-                return list(with_retries(read))
-            except SourceError:
-                raise
-            except FileNotFoundError as error:
-                raise expired(file.url, unit.detail, self.table, location) from error
-            except Exception as error:  # from pyiceberg, pyarrow, or a file system's driver
-                raise unreadable(file.url, error, location) from error
-
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            found = itertools.chain.from_iterable(threads.map(fragments, files))
-            return SourceTable(planned.arrow_schema, tuple(found))
+    def open_table(self, url: str, location: str) -> LakeTable:
+        return IcebergTable(self, location)
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """A data file of a scan.
-
-    Attributes:
-        record: Its file record.
-        detail: What applies to all its rows.
-    """
-
-    record: FileRecord
-    detail: FileDetail
-
-
-class _PlannedTable:
-    """A table and its snapshot, loaded on first use, so that one plan sees one snapshot.
+class IcebergTable(LakeTable):
+    """A table at one snapshot.
 
     Args:
         source: The source.
         location: The pipeline, for messages.
+
+    Raises:
+        SourceError: If there is no such table or snapshot.
     """
 
     def __init__(self, source: IcebergSource, location: str) -> None:
-        self._source, self._location = source, location
-        self._units: dict[str | None, tuple[_Unit, ...]] = {}
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-    @functools.cached_property
-    def _table(self) -> Any:
-        return open_table(self._source.catalog, self._source.table, self._location)
+        super().__init__(location)
+        self._source, self._owner = source, f"{location}: table {source.place}"
+        self._table = open_table(source.catalog, source.table, location)
+        self._snapshot = self._table.current_snapshot()
+        schema_id = None
+        if source.snapshot is not None:
+            self._snapshot = self._wanted(source.snapshot)
+            schema_id = self._snapshot.schema_id
+        self._metadata = with_schema(self._table, schema_id)
+        self._read = self._metadata.schema()
+        if source.columns is not None:
+            known = [each.name for each in self._read.fields]
+            require_columns(self._owner, source.columns, known, SourceError)
+            self._read = self._read.select(*source.columns)
+        self.schema = plain_schema(schema_to_pyarrow(self._read, include_field_ids=False))
 
-    @functools.cached_property
-    def _snapshot(self) -> Any:
-        """The snapshot to read; None for a table that has none."""
-        wanted = self._source.snapshot
-        if wanted is None:
-            return self._table.current_snapshot()
-        is_id = isinstance(wanted, int)
-        found = (self._table.snapshot_by_id if is_id else self._table.snapshot_by_name)(wanted)
+    def list_units(self, where: str | None) -> Sequence[tuple[FileRecord, Unit]]:
+        """List the scan tasks of the snapshot, sorted by URL.
+
+        Args:
+            where: The row filter; None for all rows.
+
+        Raises:
+            SourceError: If they cannot be listed, or have deletes that pyiceberg cannot apply.
+        """
+        shown = self._source.place if where is None else f"{self._source.place} where {where}"
+        with iceberg_errors(f"{self.location}: {shown} cannot be listed", SourceError):
+            units = with_retries(lambda: list(self._planned(where)))
+        return sorted(units, key=lambda unit: unit[0].url)
+
+    def cut(
+        self, record: FileRecord, unit: Unit, rule: FragmentRule
+    ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
+        """Cut a data file along its row groups; rows that are filtered are counted by a scan."""
+        try:
+            read = _failpoints.failing("read", record.url, lambda: self._cut(record, *unit, rule))
+            return with_retries(read), ()
+        except FileNotFoundError as error:
+            snapshot, table = unit[1].snapshot, self._source.table
+            raise expired(record.url, snapshot, table, self.location) from error
+        except Exception as error:  # from pyiceberg, pyarrow, or a file system's driver
+            raise unreadable(record.url, error, self.location) from error
+
+    def _cut(
+        self, record: FileRecord, deleted: Positions, detail: TaskDetail, rule: FragmentRule
+    ) -> list[FragmentRecord]:
+        fragments: list[FragmentRecord] = []
+        position = start = 0
+        footer = ScanTask(self._table, record.url, detail).footer()
+        for first, last, rows, size in _runs(footer, rule):
+            own = replace(detail, groups=(first, last), position=position, start=start)
+            if detail.filter is None:
+                left = rows - int(np.diff(np.searchsorted(deleted, [position, position + rows]))[0])
+            else:
+                left = ScanTask(self._table, record.url, own).count()
+            fragments += cut_evenly(record, start, left, size * left // rows, rule, own.dumps())
+            position, start = position + rows, start + left
+        return fragments
+
+    def _wanted(self, snapshot: int | str) -> Any:
+        is_id = isinstance(snapshot, int)
+        found = (self._table.snapshot_by_id if is_id else self._table.snapshot_by_name)(snapshot)
         if found is None:
             known = [*self._table.refs(), *(str(s.snapshot_id) for s in self._table.snapshots())]
             raise SourceError(
-                f"{self._location}: table {self._source.place} has no snapshot {wanted!r}; it has "
-                f"{names(known)}. Snapshots that were expired are gone"
+                f"{self._owner} has no snapshot {snapshot!r}; it has {names(known)}. Snapshots "
+                "that were expired are gone"
             )
         return found
 
-    @functools.cached_property
-    def _metadata(self) -> Any:
-        """The table's metadata; the schema is that of a snapshot that was asked for."""
-        pinned = self._source.snapshot is not None
-        return with_schema(self._table, self._snapshot.schema_id if pinned else None)
-
-    @functools.cached_property
-    def _schema(self) -> Any:
-        """The Iceberg schema of the columns to read."""
-        schema = self._metadata.schema()
-        if self._source.columns is None:
-            return schema
-        known = [each.name for each in schema.fields]
-        owner = f"{self._location}: table {self._source.place}"
-        require_columns(owner, self._source.columns, known, SourceError)
-        return schema.select(*self._source.columns)
-
-    @functools.cached_property
-    def arrow_schema(self) -> pa.Schema:
-        """The columns and their Arrow types."""
-        from pyiceberg.io.pyarrow import schema_to_pyarrow
-
-        return plain_schema(schema_to_pyarrow(self._schema, include_field_ids=False))
-
-    def units(self, partition: str | None) -> tuple[_Unit, ...]:
-        """Return the data files that may have rows of a partition, sorted by URL.
-
-        Args:
-            partition: The partition's key.
-
-        Raises:
-            SourceError: If they cannot be listed, or the table has deletes that pyiceberg cannot
-                apply.
-        """
-        if partition not in self._units:
-            source = self._source
-            what = f"{self._location}: {source.url_for(partition)} cannot be listed"
-            with iceberg_errors(what, SourceError):
-                found = with_retries(
-                    lambda: list(self._planned(filled_filter(source.filter, partition)))
-                )
-            self._units[partition] = tuple(sorted(found, key=lambda unit: unit.record.url))
-        return self._units[partition]
-
-    def _planned(self, row_filter: str | None) -> Iterator[_Unit]:
+    def _planned(self, where: str | None) -> Iterator[tuple[FileRecord, Unit]]:
         from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import _read_all_delete_files
         from pyiceberg.manifest import FileFormat
         from pyiceberg.table import DataScan
 
@@ -281,25 +162,37 @@ class _PlannedTable:
             table_metadata=self._metadata,
             io=self._table.io,
             snapshot_id=self._snapshot.snapshot_id,
-            row_filter=row_filter or AlwaysTrue(),
+            row_filter=where or AlwaysTrue(),
         )
-        tested = self._tested(row_filter)
-        for task in self._tasks(scan):
+        tasks = self._tasks(scan)
+        positions = _read_all_delete_files(self._table.io, tasks)
+        tested = tested_ids(self._metadata.schema(), where)
+        for task in tasks:
             file = task.file
             if file.file_format != FileFormat.PARQUET:
                 raise SourceError(
-                    f"{self._location}: data file {file.file_path!r} is {file.file_format.value}, "
+                    f"{self.location}: data file {file.file_path!r} is {file.file_format.value}, "
                     "and vd.iceberg reads Parquet alone. Rewrite the table's data files as Parquet"
                 )
-            deletes = [each for each in task.delete_files if self._names(each, file.file_path)]
-            detail = FileDetail(
+            named = [np.asarray(each) for each in positions.get(file.file_path, ())]
+            deleted = np.unique(np.concatenate([np.array([], np.int64), *named]))
+            deletes = [(each.file_path, each.file_format.value) for each in task.delete_files]
+            detail = TaskDetail(
                 snapshot=self._snapshot.snapshot_id,
                 schema=self._metadata.current_schema_id,
-                deletes=tuple(sorted((each.file_path, each.file_format.value) for each in deletes)),
-                filter=None if isinstance(task.residual, AlwaysTrue) else row_filter,
-                constants=self._constants(file),
+                spec=file.spec_id,
+                partition=self._partition(file),
+                deletes=sorted(deletes) if len(deleted) else (),
+                filter=None if isinstance(task.residual, AlwaysTrue) else where,
             )
-            yield _Unit(self._record(file, detail, tested), detail)
+            columns = [
+                (each.field_id, each.name, str(each.field_type), str(each.initial_default))
+                for each in self._read.fields
+            ]
+            tests = detail.filter and [detail.filter, tested]
+            version = digest([columns, digest(deleted.tobytes()), tests, detail.partition])
+            record = FileRecord(file.file_path, file.file_size_in_bytes, version)
+            yield record, (deleted, detail)
 
     def _tasks(self, scan: Any) -> Sequence[Any]:
         try:
@@ -308,81 +201,39 @@ class _PlannedTable:
             if "equality deletes" not in str(error):
                 raise
             raise SourceError(
-                f"{self._location}: table {self._source.place} has equality deletes, which "
-                "pyiceberg cannot apply. Compact the table first, for example with Spark's "
-                "rewrite_data_files, or read a snapshot without them"
+                f"{self._owner} has equality deletes, which pyiceberg cannot apply. Compact the "
+                "table first, for example with Spark's rewrite_data_files, or read a snapshot "
+                "without them"
             ) from error
 
-    def _names(self, deletes: Any, path: str) -> bool:
-        """Return whether a delete file of a data file's partition has positions in that file."""
-        from pyiceberg.table.delete_file_index import _referenced_data_file_path
-
-        if _referenced_data_file_path(deletes) == path:
-            return True
-        return path in deleted_positions(self._table.io, deletes.file_path, deletes.file_format)
-
-    def _record(self, file: Any, detail: FileDetail, tested: Sequence[int]) -> FileRecord:
-        """Return the record of a file; its version is a digest of all that its rows follow from.
-
-        Args:
-            file: The data file.
-            detail: What applies to all its rows.
-            tested: The ids of the filter's columns.
-        """
-        columns = [
-            (each.field_id, each.name, str(each.field_type), str(each.initial_default))
-            for each in self._schema.fields
-        ]
-        tests = detail.filter and [detail.filter, tested]
-        text = json.dumps([columns, detail.deletes, tests, detail.constants])
-        version = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        return FileRecord(file.file_path, file.file_size_in_bytes, version)
-
-    def _tested(self, row_filter: str | None) -> list[int]:
-        """Return the ids of a filter's columns: a name may have been another column's."""
-        from pyiceberg.expressions.parser import parse
-        from pyiceberg.expressions.visitors import bind, extract_field_ids
-
-        if row_filter is None:
-            return []
-        bound = bind(self._metadata.schema(), parse(row_filter), case_sensitive=True)
-        return sorted(extract_field_ids(bound))
-
-    def _constants(self, file: Any) -> dict[str, str]:
-        """Return the values of columns that follow from a data file's partition."""
+    def _partition(self, file: Any) -> list[str | None]:
+        """Return the partition values from which columns follow that the file lacks."""
         from pyiceberg.conversions import to_bytes
         from pyiceberg.transforms import IdentityTransform
 
-        spec, schema = self._metadata.specs()[file.spec_id], self._metadata.schema()
-        return {
-            str(each.source_id): to_bytes(schema.find_type(each.source_id), value).hex()
-            for each, value in zip(spec.fields, file.partition)
+        schema = self._metadata.schema()
+        return [
+            to_bytes(schema.find_type(each.source_id), value).hex()
             if isinstance(each.transform, IdentityTransform)
             and value is not None
             and each.source_id in schema.field_ids
-        }
+            else None
+            for each, value in zip(self._metadata.specs()[file.spec_id].fields, file.partition)
+        ]
 
-    def cut(self, unit: _Unit, rule: FragmentRule) -> Iterator[FragmentRecord]:
-        """Cut a data file into fragments, along its row groups.
 
-        Deleted and filtered rows are counted by reading the deletes and the filter's columns.
-
-        Args:
-            unit: The file.
-            rule: The maximum size of a fragment.
-        """
-        file = DataFile(self._table, unit.record.url, unit.detail)
-        exact = unit.detail.filter is None and not unit.detail.deletes
-        start = 0
-        for piece in cut(unit.record, file.footer(), rule):
-            positions = (piece.start, piece.stop)
-            rows = piece.stop - piece.start if exact else int(np.sum(file.live(*positions)))
-            if not rows:
-                continue
-            own = unit.detail if exact else replace(unit.detail, start=start, positions=positions)
-            spans = [(unit.record, start, start + rows)]
-            yield fragment_record(spans, piece.bytes, details=[own.dumps()])
-            start += rows
+def _runs(footer: pq.FileMetaData, rule: FragmentRule) -> Iterator[tuple[int, int, int, int]]:
+    """Yield runs of row groups: the first, the one after the last, their rows and bytes."""
+    first = rows = size = 0
+    for index in range(footer.num_row_groups):
+        group = footer.row_group(index)
+        own = (group.num_rows, group.total_byte_size)
+        if rows and (rows + own[0] > rule.rows or size + own[1] > rule.bytes):
+            yield first, index, rows, size
+            first, rows, size = index, 0, 0
+        rows, size = rows + own[0], size + own[1]
+    if rows:
+        yield first, footer.num_row_groups, rows, size
 
 
 @known_keywords("vd.iceberg")
@@ -426,16 +277,9 @@ def iceberg(
             f"{where}: snapshot is {snapshot!r}; expected a snapshot id, or the name of a branch "
             "or tag"
         )
-    if filter is not None and not (isinstance(filter, str) and filter.strip()):
-        raise DefinitionError(
-            f'{where}: filter is {filter!r}; expected a row filter as text, as "n > 3"'
-        )
     return IcebergSource(
         parse_catalog(where, catalog),
         parse_identifier(where, table),
         snapshot,
-        filter,
-        list_of_names(where, "columns", columns),
-        asset_path(asset, where),
-        allow_empty,
+        **lake_arguments(where, filter, columns, asset, allow_empty),
     )

@@ -1,22 +1,24 @@
-"""Reads of Iceberg data files in a worker: deletes, the filter and schema evolution are applied.
+"""Scan tasks of pyiceberg, as a span's detail records them, and how a worker reads their rows.
 
-Positions in a data file that has deletes or a filter differ from the numbers of its rows: the
-detail of a span says which positions hold the rows.
+pyiceberg 0.12 reads the whole file of a task, and null lists of structs as empty ones. Workers call
+copies of its functions that read some row groups of the file, and keep the nulls. So a fragment
+costs the time and memory of its own row groups.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
@@ -29,54 +31,54 @@ from vane_dagster.storage.transient_errors import with_retries
 
 _REFRESH_SECONDS = 300.0
 """A catalog may lend credentials that expire: workers load the table again after this time."""
-_KEPT_DELETES = 16
-Positions = np.ndarray[Any, np.dtype[np.int64]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-_read: dict[str, Mapping[str, Positions]] = {}
 _loaded: dict[tuple[str, str, str], tuple[float, Any]] = {}
 
 
 @dataclass(frozen=True)
-class FileDetail:
-    """What is needed to read rows of a data file, as the `detail` of their span.
+class TaskDetail:
+    """A scan task of pyiceberg without its data file's statistics, as the `detail` of spans.
 
     Attributes:
-        snapshot: The snapshot in which the file was planned.
-        schema: The schema by which the file is read; None for the table's current one.
-        start: Number of the first row at `positions`.
-        positions: First position of the rows in the file, and the position after the last, if
-            deletes or a filter apply. Otherwise rows and positions are the same.
+        snapshot: The snapshot in which the task was planned.
+        schema: The schema by which the file is read.
+        spec: The partition spec of the file.
+        partition: Values of identity transforms, in Iceberg's binary form as hex digits.
         deletes: Path and format of each file of position deletes or deletion vectors.
         filter: The row filter; None if all rows of the file pass it.
-        constants: Partition values by field id, in Iceberg's binary form as hex digits. They are
-            the values of columns that the file lacks.
+        groups: The first row group to read, and the one after the last.
+        position: Position in the file of the first row of these row groups.
+        start: Number of the first row of these row groups that is left.
     """
 
-    snapshot: int | None = None
-    schema: int | None = None
-    start: int = 0
-    positions: tuple[int, int] | None = None
-    deletes: Sequence[tuple[str, str]] = ()
+    snapshot: int
+    schema: int
+    spec: int
+    partition: Sequence[str | None]
+    deletes: Sequence[Sequence[str]] = ()
     filter: str | None = None
-    constants: Mapping[str, str] = field(default_factory=dict)
+    groups: Sequence[int] = (0, 0)
+    position: int = 0
+    start: int = 0
 
     def dumps(self) -> str:
-        """Convert to JSON, without the fields that have their default."""
-        defaults = vars(FileDetail())
-        return json.dumps({n: v for n, v in vars(self).items() if v != defaults[n]})
+        """Convert to JSON."""
+        return json.dumps(vars(self))
 
     @classmethod
-    def loads(cls, text: str) -> FileDetail:
-        """Read what `dumps` wrote; an empty text is a file without deletes."""
-        found = json.loads(text) if text else {}
-        if "positions" in found:
-            found["positions"] = tuple(found["positions"])
-        return cls(**{**found, "deletes": tuple(map(tuple, found.get("deletes", ())))})
+    def of(cls, span: FileSpan) -> TaskDetail:
+        """Read what `dumps` wrote.
+
+        Raises:
+            FileNotFoundError: If the span has no detail, as for a file that is gone.
+        """
+        if not span.detail:
+            raise FileNotFoundError(span.url)
+        return cls(**json.loads(span.detail))
 
 
 @dataclass(frozen=True)
 class IcebergReader(SourceReader):
-    """Reads rows of the data files of an Iceberg table.
+    """Reads rows of scan tasks of an Iceberg table.
 
     Attributes:
         catalog: The catalog.
@@ -87,60 +89,55 @@ class IcebergReader(SourceReader):
     table: str
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        """Read rows of data files, by field id, without deleted rows."""
+        """Read rows by pyiceberg, which applies deletes, the filter and the table's schema."""
         read = [self._read_span(span, schema, context) for span in fragment.spans]
         return pa.concat_tables(read)
 
     def current(self, file: FileRecord) -> FileRecord:
         """Return the record of a data file, which never changes once it is written."""
-        found = self._opened(FileDetail()).io.new_input(file.url)
-        return dataclasses.replace(file, size=len(found))
+        return dataclasses.replace(file, size=len(self._opened(None).io.new_input(file.url)))
 
     def _read_span(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
+        detail = TaskDetail.of(span)
+
         def read() -> pa.Table:
-            detail = FileDetail.loads(span.detail)
-            opened = DataFile(self._opened(detail), span.url, detail)
-            return opened.rows(span.start, span.stop, schema.names).cast(schema)
+            task = ScanTask(self._opened(detail), span.url, detail)
+            return task.rows(span.start - detail.start, span.stop - detail.start, schema)
 
         try:
             return with_retries(_failpoints.failing("read", span.url, read))
         except SourceError:
             raise
         except FileNotFoundError as error:
-            detail = FileDetail.loads(span.detail)
-            raise expired(span.url, detail, self.table, context.location) from error
+            raise expired(span.url, detail.snapshot, self.table, context.location) from error
         except Exception as error:  # from pyiceberg, pyarrow, or the driver of a file system
             raise unreadable(span.url, error, context.location) from error
 
-    def _opened(self, detail: FileDetail) -> Any:
+    def _opened(self, detail: TaskDetail | None) -> Any:
         """Return the table, loaded again if it was changed or written anew since the last time."""
         properties = repr(sorted(revealed(self.catalog.properties).items()))
         key, now = (self.catalog.name, properties, self.table), time.monotonic()
         loaded, found = _loaded.get(key, (now, None))
-        if found is None or now - loaded > _REFRESH_SECONDS or not _knows(found, detail):
+        is_known = found is not None and (
+            detail is None
+            or (detail.schema in found.schemas() and found.snapshot_by_id(detail.snapshot))
+        )
+        if now - loaded > _REFRESH_SECONDS or not is_known:
             _loaded[key] = (now, open_table(self.catalog, self.table, "a worker"))
         return _loaded[key][1]
 
 
-def expired(url: str, detail: FileDetail, table: str, location: str) -> SourceError:
+def expired(url: str, snapshot: int, table: str, location: str) -> SourceError:
     """Return the error for a data file, or a file of its deletes, that is gone.
 
     Args:
         url: The data file.
-        detail: What applies to the file.
+        snapshot: The snapshot in which it was planned.
         table: Identifier of the table.
         location: The pipeline or fragment, for messages.
     """
-    version = f"snapshot {detail.snapshot} of Iceberg table {table!r}"
+    version = f"snapshot {snapshot} of Iceberg table {table!r}"
     return cleaned_up(url, version, "a cleanup after expire_snapshots", location)
-
-
-def _knows(table: Any, detail: FileDetail) -> bool:
-    """Return whether loaded metadata of a table has the snapshot and the schema of a plan."""
-    has_schema = detail.schema is None or detail.schema in table.schemas()
-    return has_schema and (
-        detail.snapshot is None or table.snapshot_by_id(detail.snapshot) is not None
-    )
 
 
 def open_table(catalog: IcebergCatalog, table: str, location: str) -> Any:
@@ -182,183 +179,152 @@ def with_schema(table: Any, schema_id: int | None) -> Any:
     return table.metadata.model_copy(update={"current_schema_id": schema_id})
 
 
-def deleted_positions(io: Any, path: str, format: str) -> Mapping[str, Positions]:
-    """Return the positions in a file of position deletes, or of deletion vectors, by data file.
+def tested_ids(schema: Any, where: str | None) -> list[int]:
+    """Return the ids of a filter's columns: a name may have been another column's.
 
     Args:
-        io: The `FileIO` of the table.
-        path: The delete file. It never changes, so the newest that were read are kept.
-        format: Its format, as "PARQUET" or "PUFFIN".
+        schema: The table's schema.
+        where: The filter; None for none.
     """
-    from pyiceberg.io.pyarrow import _read_deletes
-    from pyiceberg.manifest import DataFile, FileFormat
+    from pyiceberg.expressions.parser import parse
+    from pyiceberg.expressions.visitors import bind, extract_field_ids
 
-    if path not in _read:
-        deletes = DataFile.from_args(file_path=path, file_format=FileFormat(format))
-        found = {file: rows.to_numpy() for file, rows in _read_deletes(io, deletes).items()}
-        _read[path] = found
-        while len(_read) > _KEPT_DELETES:
-            del _read[next(iter(_read))]
-        return found
-    return _read[path]
+    if where is None:
+        return []
+    return sorted(extract_field_ids(bind(schema, parse(where), case_sensitive=True)))
 
 
-class DataFile:
-    """A Parquet data file, read by a schema of its table.
+class ScanTask:
+    """A scan task of pyiceberg, made from its detail.
 
     Args:
-        table: The table, for its files, schemas and name mapping.
-        url: The file.
-        detail: What applies to the file.
+        table: The table.
+        url: The data file.
+        detail: The detail.
     """
 
-    def __init__(self, table: Any, url: str, detail: FileDetail) -> None:
+    def __init__(self, table: Any, url: str, detail: TaskDetail) -> None:
+        from pyiceberg.conversions import from_bytes
+        from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+        from pyiceberg.table import FileScanTask
+        from pyiceberg.typedef import Record
+
         self._io, self._url, self._detail = table.io, url, detail
         self._metadata = with_schema(table, detail.schema)
         self._schema = self._metadata.schema()
+        values = [
+            None if value is None else from_bytes(self._schema.find_type(each.source_id), value)
+            for each, value in zip(
+                self._metadata.specs()[detail.spec].fields,
+                [None if text is None else bytes.fromhex(text) for text in detail.partition],
+            )
+        ]
+        file = DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=url,
+            file_format=FileFormat.PARQUET,
+            partition=Record(*values),
+        )
+        file.spec_id = detail.spec
+        deletes = {
+            DataFile.from_args(file_path=path, file_format=FileFormat(kind))
+            for path, kind in detail.deletes
+        }
+        self._task = FileScanTask(file, deletes)
+
+    def rows(self, start: int, stop: int, schema: pa.Schema) -> pa.Table:
+        """Read rows by their numbers among those that are left of the row groups.
+
+        Args:
+            start: The first row.
+            stop: The row after the last.
+            schema: The columns, with their types.
+        """
+        found, at = [schema.empty_table()], 0
+        for batch in self._batches(schema.names):
+            first, last = max(0, start - at), min(batch.num_rows, stop - at)
+            if first < last:
+                table = pa.Table.from_batches([batch.slice(first, last - first)])
+                found.append(table.select(schema.names).cast(schema))
+            at += batch.num_rows
+            if at >= stop:
+                break
+        return pa.concat_tables(found)
+
+    def count(self) -> int:
+        """Return the number of rows that are left, by reading the columns of the filter."""
+        ids = tested_ids(self._schema, self._detail.filter)
+        paths = (self._schema.find_column_name(id) or "" for id in ids)
+        names = dict.fromkeys(path.partition(".")[0] for path in paths)
+        return sum(batch.num_rows for batch in self._batches(list(names)))
 
     def footer(self) -> pq.FileMetaData:
         """Return the file's Parquet metadata."""
         with self._io.new_input(self._url).open() as stream:
             return pq.read_metadata(stream)
 
-    def rows(self, start: int, stop: int, names: Sequence[str]) -> pa.Table:
-        """Read rows by their numbers.
-
-        Args:
-            start: The first row.
-            stop: The row after the last.
-            names: The columns.
-        """
-        detail = self._detail
-        if detail.positions is None:
-            return self._at(start, stop, names)
-        table = self._at(*detail.positions, names).filter(pa.array(self.live(*detail.positions)))
-        return table.slice(start - detail.start, stop - start)
-
-    def live(self, first: int, last: int) -> Mask:
-        """Return which positions in a range hold rows: neither deleted nor filtered out.
-
-        Args:
-            first: The first position.
-            last: The position after the last.
-        """
-        row_filter = self._detail.filter
-        every = np.ones(last - first, bool)
-        found = every if row_filter is None else self._passing(row_filter, first, last)
-        deleted = self._deleted
-        deleted = deleted[(deleted >= first) & (deleted < last)]
-        found[deleted - first] = False
-        return found
-
-    def _passing(self, row_filter: str, first: int, last: int) -> Mask:
-        """Return which rows in a range of positions pass the filter."""
+    def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Read the rows that are left of the row groups, batch by batch."""
+        from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.expressions.parser import parse
-        from pyiceberg.expressions.visitors import bind, extract_field_ids
-        from pyiceberg.io.pyarrow import expression_to_pyarrow
+        from pyiceberg.io import pyarrow as library
 
-        bound = bind(self._schema, parse(row_filter), case_sensitive=True)
-        paths = (self._schema.find_column_name(id) or "" for id in extract_field_ids(bound))
-        table = self._at(first, last, list(dict.fromkeys(p.partition(".")[0] for p in paths)))
-        place = "position in the file"
-        table = table.append_column(place, pa.array(range(first, last), pa.int64()))
-        passed = table.filter(expression_to_pyarrow(bound, self._schema)).column(place)
-        found = np.zeros(last - first, bool)
-        found[passed.to_numpy() - first] = True
-        return found
-
-    @functools.cached_property
-    def _deleted(self) -> Positions:
-        """The positions that the file's deletes name."""
-        found = [deleted_positions(self._io, *each) for each in self._detail.deletes]
-        positions = [each[self._url] for each in found if self._url in each]
-        return np.concatenate([np.array([], np.int64), *positions])
-
-    def _at(self, first: int, last: int, names: Sequence[str]) -> pa.Table:
-        """Read a range of positions, with the columns of the table's schema."""
-        from pyiceberg.io.pyarrow import pyarrow_to_schema
-        from pyiceberg.schema import prune_columns
-        from pyiceberg.types import ListType, MapType
-
-        wanted = self._schema.select(*names)
-        with (
-            self._io.new_input(self._url).open() as stream,
-            pq.ParquetFile(stream, pre_buffer=True) as file,
-        ):
-            own = pyarrow_to_schema(
-                file.schema_arrow,
-                self._metadata.name_mapping(),
-                downcast_ns_timestamp_to_us=self._metadata.format_version <= 2,
-                format_version=self._metadata.format_version,
-            )
-            same = _unchanged(wanted, own)
-            changed = wanted.select(*(name for name in names if name not in same))
-            leaves = {
-                id
-                for id in changed.field_ids
-                if not isinstance(changed.find_type(id), (ListType, MapType))
-            }
-            pruned = prune_columns(own, leaves, select_full_types=False)
-            groups, before = _row_groups(file.metadata, first, last)
-            # One column at least: a batch without columns does not know its rows.
-            columns = [*same.values(), *(each.name for each in pruned.columns)]
-            table = file.read_row_groups(
-                groups, columns=columns or [own.columns[0].name], use_threads=False
-            )
-        table = table.slice(first - before, last - first)
-        found = {name: table.column(own_name) for name, own_name in same.items()}
-        if len(found) < len(names):
-            evolved = self._evolved(table, changed, pruned)
-            found |= dict(zip(evolved.column_names, evolved.columns))
-        return pa.table({name: found[name] for name in names})
-
-    def _evolved(self, table: pa.Table, wanted: Any, own: Any) -> pa.Table:
-        """Convert columns of the file's schema to the table's schema."""
-        from pyiceberg.io.pyarrow import _to_requested_schema, schema_to_pyarrow
-
-        batches = [
-            _to_requested_schema(
-                wanted,
-                own,
-                batch,
-                downcast_ns_timestamp_to_us=self._metadata.format_version <= 2,
-                projected_missing_fields=self._constants(),
-                allow_timestamp_tz_mismatch=True,
-            )
-            for batch in table.to_batches()
-        ]
-        if not batches:
-            return schema_to_pyarrow(wanted, include_field_ids=False).empty_table()
-        return pa.Table.from_batches(batches)
-
-    def _constants(self) -> dict[int, Any]:
-        from pyiceberg.conversions import from_bytes
-
-        return {
-            int(id): from_bytes(self._schema.find_type(int(id)), bytes.fromhex(value))
-            for id, value in self._detail.constants.items()
-            if int(id) in self._schema.field_ids
+        where, position = self._detail.filter, self._detail.position
+        passing = AlwaysTrue() if where is None else parse(where)
+        scan = library.ArrowScan(self._metadata, self._io, self._schema.select(*names), passing)
+        positions = library._read_all_delete_files(self._io, [self._task]).get(self._url, ())
+        deletes = {self._url: [pc.subtract(each, position) for each in positions]}
+        # Copies of the library's functions, which differ in the two names.
+        known = {
+            **vars(library),
+            "_get_file_format": self._format,
+            "ArrowProjectionVisitor": _projection(),
         }
+        for function in (
+            library._to_requested_schema,
+            library._task_to_record_batches,
+            library.ArrowScan._record_batches_from_scan_tasks_and_deletes,
+        ):
+            name, defaults = function.__name__, function.__defaults__
+            read = known[name] = FunctionType(function.__code__, known, name, defaults)
+        yield from read(scan, [self._task], deletes)
+
+    def _format(self, kind: Any, **options: Any) -> _RowGroups:
+        """Return the format of the file, in place of the library's function."""
+        return _RowGroups(ds.ParquetFileFormat(**options), range(*self._detail.groups))
 
 
-def _unchanged(wanted: Any, own: Any) -> dict[str, str]:
-    """Return the nested columns that a file has in the wanted type, with their names in the file.
+class _RowGroups(NamedTuple):
+    """A format of Parquet files that opens some of their row groups."""
 
-    They are not converted: pyiceberg 0.12 makes empty lists of null lists of structs.
+    format: ds.ParquetFileFormat
+    groups: Sequence[int]
+
+    def make_fragment(self, stream: Any) -> ds.ParquetFileFragment:
+        """Open a file, as a `pyarrow.dataset.FileFormat` does."""
+        return self.format.make_fragment(stream).subset(row_group_ids=self.groups)
+
+
+@functools.lru_cache(maxsize=1)
+def _projection() -> type:
+    """Return pyiceberg's conversion to the table's schema, which keeps nulls.
+
+    That of pyiceberg 0.12 makes empty lists and maps of null ones of structs.
     """
-    known = {each.field_id: each for each in own.fields}
-    return {
-        each.name: known[each.field_id].name
-        for each in wanted.fields
-        if not each.field_type.is_primitive
-        and each.field_id in known
-        and known[each.field_id].field_type == each.field_type
-    }
+    from pyiceberg.io.pyarrow import ArrowProjectionVisitor
+
+    class Projection(ArrowProjectionVisitor):
+        def list(self, kind: Any, values: Any, inner: Any) -> Any:
+            return _with_nulls(super().list(kind, values, inner), values)
+
+        def map(self, kind: Any, values: Any, keys: Any, items: Any) -> Any:
+            return _with_nulls(super().map(kind, values, keys, items), values)
+
+    return Projection
 
 
-def _row_groups(footer: pq.FileMetaData, first: int, last: int) -> tuple[list[int], int]:
-    """Return the row groups that overlap a range, and the position of their first row."""
-    rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
-    edges = list(itertools.accumulate(rows, initial=0))
-    found = [i for i, (a, b) in enumerate(itertools.pairwise(edges)) if a < last and b > first]
-    return found, edges[found[0]] if found else first
+def _with_nulls(converted: pa.Array | None, values: pa.Array) -> pa.Array | None:
+    """Return converted values that are null where the original ones are."""
+    if converted is None or not values.null_count:
+        return converted
+    return pc.if_else(values.is_valid(), converted, pa.scalar(None, converted.type))

@@ -11,7 +11,6 @@ from typing import Any
 
 import duckdb
 import fsspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -142,31 +141,6 @@ def scan_projected(
         found |= {n: values.column(c) for n, c in passed.items() if c in kept}
         table = pa.table({name: found[name] for name, _ in columns})
     return table
-
-
-def passing(
-    span: FileSpan,
-    schema: pa.Schema,
-    where: str,
-    storage_options: Mapping[str, Any],
-    context: ReadContext,
-) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the numbers of the rows that pass a filter, counted from the first of the file.
-
-    Args:
-        span: The rows.
-        schema: The columns of the filter.
-        where: The filter.
-        storage_options: Options of the file's fsspec file system.
-        context: Location and DuckDB connection.
-
-    Raises:
-        SourceError: If they cannot be read.
-        SchemaError: If the filter fails for a row.
-    """
-    rows = _file_rows(span, schema, storage_options)
-    table = _computed([("row", _ROW)], where, rows, context)
-    return np.sort(table.column("row").to_numpy())
 
 
 def _kept_out_of_sql(names: Iterable[str], rows: _FileRows) -> list[str]:

@@ -1,4 +1,4 @@
-"""Access to Lance tables: opening a version, declared URLs, and the types that Lance holds."""
+"""Access to Lance tables: opening a version, and the types that Lance holds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.table_options import table_options
 from vane_dagster.types.tensors import is_tensor, storage_type
 
-_PROTOCOL = re.compile(r"(?:(file|s3|s3a)://)?(?![A-Za-z][A-Za-z0-9+.\-]*://)")
-_MISREAD = re.compile(r"[%\\?#]")
 _GONE = re.compile(r"was not found|not found:|does not exist", re.IGNORECASE)
 
 
@@ -28,27 +26,6 @@ def require_lance(location: str) -> None:
     """
     if find_spec("lance") is None:
         raise DefinitionError(f"{location} needs the package pylance. Install vane-dagster[lance]")
-
-
-def check_table_url(location: str, url: str) -> None:
-    """Check that Lance's driver can open a URL.
-
-    Args:
-        location: The stage or function, for the message.
-        url: The table's URL.
-
-    Raises:
-        DefinitionError: If it cannot.
-    """
-    if not _PROTOCOL.match(url):
-        raise DefinitionError(
-            f"{location}: {url!r} cannot be a Lance table; expected a local path or s3://"
-        )
-    if found := _MISREAD.search(url):
-        raise DefinitionError(
-            f"{location}: {url!r} holds {found.group()!r}, which Lance's driver takes for a part "
-            "of a URL; give the table another name"
-        )
 
 
 def driver_url(location: Location) -> str:

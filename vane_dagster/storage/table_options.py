@@ -1,11 +1,38 @@
-"""Storage options of table formats whose drivers are not fsspec's."""
+"""URLs and storage options of table formats whose drivers are not fsspec's."""
 
 from __future__ import annotations
 
 import os
+import re
 
 from vane_dagster._secrets import keep_options, revealed
+from vane_dagster.errors import DefinitionError
 from vane_dagster.storage.filesystem import Location, protocol_of
+
+_PROTOCOL = re.compile(r"(?:(file|s3|s3a)://)?(?![A-Za-z][A-Za-z0-9+.\-]*://)")
+_MISREAD = re.compile(r"[%\\?#]")
+
+
+def check_table_url(where: str, url: str, format: str) -> None:
+    """Check that the driver of a format can open a URL.
+
+    Args:
+        where: The stage or function, for the message.
+        url: The table's URL.
+        format: The format's name, such as "Delta".
+
+    Raises:
+        DefinitionError: If it cannot.
+    """
+    if not _PROTOCOL.match(url):
+        raise DefinitionError(
+            f"{where}: {url!r} cannot be a {format} table; expected a local path or s3://"
+        )
+    if found := _MISREAD.search(url):
+        raise DefinitionError(
+            f"{where}: {url!r} holds {found.group()!r}, which {format}'s driver takes for a part "
+            "of a URL; give the table another name"
+        )
 
 
 def table_options(location: Location) -> dict[str, str]:

@@ -253,57 +253,6 @@ def _conjuncts(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield node
 
 
-_MIRRORED = {
-    "COMPARE_EQUAL": "COMPARE_EQUAL",
-    "COMPARE_LESSTHAN": "COMPARE_GREATERTHAN",
-    "COMPARE_GREATERTHAN": "COMPARE_LESSTHAN",
-    "COMPARE_LESSTHANOREQUALTO": "COMPARE_GREATERTHANOREQUALTO",
-    "COMPARE_GREATERTHANOREQUALTO": "COMPARE_LESSTHANOREQUALTO",
-}
-_RANGE_TESTS = {
-    "COMPARE_EQUAL": "(low <= {0} AND high >= {0})",
-    "COMPARE_LESSTHAN": "(low < {0})",
-    "COMPARE_GREATERTHAN": "(high > {0})",
-    "COMPARE_LESSTHANOREQUALTO": "(low <= {0})",
-    "COMPARE_GREATERTHANOREQUALTO": "(high >= {0})",
-}
-
-
-def range_test(expression: str, where: str) -> tuple[str, str, tuple[str, ...]] | None:
-    """Convert a comparison of a column with constants to a test of a range of its values.
-
-    Args:
-        expression: The comparison, by ``=``, ``<``, ``>``, ``<=``, ``>=``, BETWEEN or IN.
-        where: The filter's place, for messages.
-
-    Returns:
-        The column, SQL over columns `low` and `high` that is false only if no value between them
-        passes, and the constants as SQL; None for another expression.
-    """
-    node = _parsed(expression, where)
-    kind = str(node.get("type"))
-    if node.get("class") == "COMPARISON" and kind in _MIRRORED:
-        column, constants = node["left"], [node["right"]]
-        if column.get("class") != "COLUMN_REF":
-            column, constants, kind = node["right"], [node["left"]], _MIRRORED[kind]
-        test = _RANGE_TESTS[kind]
-    elif kind == "COMPARE_BETWEEN":
-        column, constants = node["input"], [node["lower"], node["upper"]]
-        test = "(high >= {0} AND low <= {1})"
-    elif kind == "COMPARE_IN":
-        column, *constants = node["children"]
-        tests = [_RANGE_TESTS["COMPARE_EQUAL"].replace("0", str(i)) for i in range(len(constants))]
-        test = f"({' OR '.join(tests)})"
-    else:
-        return None
-    path = list(column.get("column_names", ()))
-    is_plain = len(path) == 1 or (len(path) == 2 and path[0].lower() == "source")
-    if not is_plain or any(n.get("class") == "COLUMN_REF" for n in _expressions(constants)):
-        return None
-    texts = tuple(f"({_text(each)})" for each in constants)
-    return str(path[-1]), test.format(*texts), texts
-
-
 def _text(node: Mapping[str, Any]) -> str:
     """Return the SQL of a parsed expression."""
     statement = json.loads(_asked("SELECT json_serialize_sql('SELECT 1')")[0][0])

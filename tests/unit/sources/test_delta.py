@@ -16,9 +16,10 @@ import vane_dagster as vd
 from support.delta_tables import commit, log_actions, use_features
 from vane_dagster.sources import FileSpan
 from vane_dagster.sources.base import FragmentRule, ReadContext
-from vane_dagster.sources.delta_scan import LiveRows, RowFilter
+from vane_dagster.sources.delta_table import LiveRows
+from vane_dagster.sources.parquet_scan import reading_detail
 from vane_dagster.types.duckdb_connection import shared
-from vane_dagster.types.sql import conjuncts, range_test
+from vane_dagster.types.sql import conjuncts
 
 
 @pytest.mark.parametrize(
@@ -58,24 +59,21 @@ def test_a_source_fits_the_partitions():
             source.validate("here", partitions)
 
 
-@pytest.mark.parametrize("where", [None, RowFilter("n > 1", pa.schema([("n", pa.int32())]))])
 @pytest.mark.parametrize("deleted", [[], [100], list(range(100, 200)), [101, 150, 199]])
-def test_details_are_read_as_they_were_written(where, deleted):
-    live = LiveRows(100, 200, 40, np.array(deleted, np.int64), where)
-    detail = live.detail(["n"], {"day": "2024-01-01", "new": None})
+def test_details_are_read_as_they_were_written(deleted):
+    mask = np.array([i not in deleted for i in range(100, 200)])
+    detail = reading_detail(["n"], {"day": "x"}, live=LiveRows(100, 40, mask).entry())
     found = LiveRows.of(FileSpan("f", 40, 90, detail))
     assert found is not None
-    assert (found.first, found.last, found.start) == (100, 200, 40)
-    assert found.deleted.tolist() == deleted
-    assert found.filter == where
-    assert json.loads(detail)["constants"] == {"day": "2024-01-01", "new": None}
+    assert (found.first, found.start, found.mask.tolist()) == (100, 40, mask.tolist())
+    assert json.loads(detail)["constants"] == {"day": "x"}
     assert LiveRows.of(FileSpan("f", 0, 1)) is None
 
 
 def test_many_deleted_rows_have_a_small_detail():
-    deleted = np.arange(0, 131_072, 100)
-    detail = LiveRows(0, 131_072, 0, deleted, None).detail([], {})
-    assert len(detail) < 2_000
+    mask = np.ones(131_072, bool)
+    mask[::100] = False
+    assert len(json.dumps(LiveRows(0, 0, mask).entry())) < 2_000
 
 
 def write(folder: Path, **more: Any) -> Path:
@@ -188,39 +186,6 @@ def test_filters_are_split_at_their_outer_ands():
     found = conjuncts("a = 1 AND (b = 2 AND (c = 3 OR d = 4)) AND NOT (e AND f)", "here")
     assert found == ("(a = 1)", "(b = 2)", "((c = 3) OR (d = 4))", "(NOT (e AND f))")
     assert conjuncts("a IS NULL", "here") == ("(a IS NULL)",)
-
-
-@pytest.mark.parametrize(
-    ("text", "column", "passing", "failing"),
-    [
-        ("n = 5", "n", [(5, 5), (0, 9)], [(6, 9), (0, 4)]),
-        ("5 = source.N", "N", [(5, 5)], [(6, 9)]),
-        ("n < 5", "n", [(4, 9)], [(5, 9)]),
-        ("5 < n", "n", [(0, 6)], [(0, 5)]),
-        ("n >= 5", "n", [(0, 5)], [(0, 4)]),
-        ("n <= 5", "n", [(5, 9)], [(6, 9)]),
-        ("n BETWEEN 2 AND 1 + 3", "n", [(0, 2), (4, 9)], [(0, 1), (5, 9)]),
-        ("n IN (1, 7)", "n", [(0, 1), (7, 7)], [(2, 6), (8, 9)]),
-    ],
-)
-def test_a_comparison_as_a_test_of_a_range(text, column, passing, failing):
-    from vane_dagster.sources.delta_table import _evaluated
-
-    found = range_test(text, "here")
-    assert found is not None
-    assert found[0] == column
-    pairs = [*passing, *failing]
-    ranges = pa.table({"low": [low for low, _ in pairs], "high": [high for _, high in pairs]})
-    expected = [True] * len(passing) + [False] * len(failing)
-    assert _evaluated(found[1], ranges).to_pylist() == expected
-
-
-@pytest.mark.parametrize(
-    "text", ["n <> 5", "n = m", "n + 1 = 5", "n IS NULL", "n = 1 OR n = 2", "s.f = 1", "NOT n = 5",
-             "n NOT IN (1)", "n NOT BETWEEN 1 AND 2"],
-)  # fmt: skip
-def test_other_conditions_are_no_test_of_a_range(text):
-    assert range_test(text, "here") is None
 
 
 def test_the_url_may_be_a_path():

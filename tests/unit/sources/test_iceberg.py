@@ -10,7 +10,8 @@ import dagster as dg
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.sources.iceberg_scan import FileDetail
+from vane_dagster.sources.iceberg_scan import TaskDetail
+from vane_dagster.storage.manifest import FileSpan
 
 SECRET = "a-secret-that-nobody-writes-down"
 
@@ -37,7 +38,7 @@ def test_what_is_refused_where_it_is_declared(catalog, given, words):
 @pytest.mark.parametrize(
     ("given", "partitioned", "words"),
     [
-        ({}, True, "has no filter, so that every partition would have the same rows"),
+        ({}, True, "has no {partition_key}, so that every partition would have the same rows"),
         ({"filter": "n > 3"}, True, "has no {partition_key}"),
         ({"filter": "day = '{partition_key}'"}, False, "the pipeline has no partitions_def"),
     ],
@@ -74,9 +75,8 @@ def test_an_extra_that_is_not_installed(monkeypatch):
         vd.iceberg("prod", "db.events")
 
 
-def test_details_have_what_is_not_the_default():
-    assert FileDetail().dumps() == "{}"
-    assert FileDetail.loads("") == FileDetail()
-    whole = FileDetail(1, 2, 3, (4, 5), (("p", "PARQUET"),), "n > 3", {"1": "00"})
-    assert FileDetail.loads(whole.dumps()) == whole
-    assert FileDetail(snapshot=1, schema=0).dumps() == '{"snapshot": 1, "schema": 0}'
+def test_details_are_read_as_they_were_written():
+    detail = TaskDetail(1, 2, 3, ["00", None], [["p", "PARQUET"]], "n > 3", [4, 5], 6, 7)
+    assert TaskDetail.of(FileSpan("f", 0, 1, detail.dumps())) == detail
+    with pytest.raises(FileNotFoundError):
+        TaskDetail.of(FileSpan("f", 0, 1))

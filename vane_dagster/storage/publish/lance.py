@@ -26,7 +26,6 @@ from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import (
-    check_table_url,
     driver_options,
     driver_url,
     lance_type,
@@ -40,6 +39,7 @@ from vane_dagster.storage.publish.base import STAGING, Publisher, Target, column
 from vane_dagster.storage.publish.compaction import CompactionGroup, staged_rows
 from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
 from vane_dagster.storage.store import Store
+from vane_dagster.storage.table_options import check_table_url
 from vane_dagster.types.sql import literal
 
 _ATTEMPTS = 60
@@ -98,7 +98,7 @@ class LancePublisher(Publisher):
                 f"{where}: {url!r} has {{{fields[0]}}}, but a Lance table holds all partitions; "
                 "take it out. The key stands in the column that partition_column names"
             )
-        check_table_url(where, url)
+        check_table_url(where, url, "Lance")
         if not isinstance(column, str) or not _COLUMN.fullmatch(column):
             raise DefinitionError(
                 f"{where}: partition_column is {column!r}; expected letters, digits and '_', with "
