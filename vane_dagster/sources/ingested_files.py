@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import os
+import secrets
 import threading
 import time
 from abc import abstractmethod
@@ -57,6 +58,7 @@ from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.stored_tables import (
     INGESTED,
     KEPT_TYPES,
+    RECORDS,
     ParquetRows,
     Piece,
     Place,
@@ -138,11 +140,12 @@ class PieceWriter:
 
     Args:
         root: The store's root.
-        name: What the names of the files begin with; it follows from the versions that are read.
     """
 
-    def __init__(self, root: Location, name: str) -> None:
-        self._root, self._name = root, name
+    def __init__(self, root: Location) -> None:
+        self._root = root
+        # Not that of the version: another attempt, or another run, may divide the rows otherwise.
+        self._name = secrets.token_hex(16)
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._write: Future[None] | None = None
         self._count = 0
@@ -324,9 +327,8 @@ class IngestedSource(FileSource):
         partition: str | None = None,
     ) -> SourceTable:
         """Convert the files that the store lacks, and cut the rows of all into fragments."""
+        schema = self._schema(self._kept_types(files, location, partition), location)
         converted = self._ingested(files, location, partition)
-        by_url = {file.url: rows for file, rows in zip(files, converted)}
-        schema = self._schema(self._kept_types(by_url, location, partition), location)
         found = list(zip(files, converted))
         self._check_declared(found, location)
         own = "\n".join(["", self.reading, *_types_text(schema)])
@@ -382,13 +384,12 @@ class IngestedSource(FileSource):
                     lots, threads.map(lambda lot: self._ingest(lot, location), lots)
                 ):
                     found.update(zip([file.url for file in lot], made))
-        if failed := [each for each in found.values() if isinstance(each, SourceError)]:
-            raise _together(failed, location)
         converted = {
             file_identity(file): rows
             for file in files
             if isinstance(rows := found[file.url], IngestedFile)
         }
+        failed = [each for each in found.values() if isinstance(each, SourceError)]
         if converted != known or time.time() - written > _DAY:
             table = StoredTable(
                 pa.schema([]),
@@ -397,6 +398,8 @@ class IngestedSource(FileSource):
                 | {"written": time.time()},
             )
             write_record(self._root, *record, table)
+        if failed:
+            raise _together(failed, location)
         return [converted[file_identity(file)] for file in files]
 
     def _ingest(
@@ -404,9 +407,8 @@ class IngestedSource(FileSource):
     ) -> list[IngestedFile | SourceError]:
         """Convert files: a large one into pieces of its own, small ones into common pieces."""
         keys = [file_identity(file) for file in files]
-        name = hashlib.blake2b("".join([*keys, self.reading]).encode(), digest_size=20).hexdigest()
         found: list[Mapping[str, Any] | SourceError] = []
-        with PieceWriter(self._root, name) as writer:
+        with PieceWriter(self._root) as writer:
             for file, key in zip(files, keys):
 
                 def convert(stream: TextStream, key: str = key) -> Mapping[str, Any]:
@@ -477,7 +479,7 @@ class IngestedSource(FileSource):
     # Types.
 
     def _kept_types(
-        self, files: Mapping[str, IngestedFile], location: str, partition: str | None
+        self, files: Sequence[FileRecord], location: str, partition: str | None
     ) -> pa.Schema:
         """Return the types of the source's columns, which the first run finds in all its files.
 
@@ -492,14 +494,13 @@ class IngestedSource(FileSource):
         with _one_at_a_time:
             kept = read_record(self._root, identity, KEPT_TYPES)
             if kept is None:
-                found = dict(files)
+                found = [*zip(files, self._ingested(files, location, partition))]
                 for key, others in self._listed.items():
-                    if key == partition:
-                        continue
-                    with suppress(SourceError):  # it is the other partition's error
-                        converted = self._ingested(others, location, key)
-                        found.update(zip([file.url for file in others], converted))
-                types = StoredTable(self._found_types(list(found.items()), location))
+                    if key != partition:
+                        with suppress(SourceError):  # it is the other partition's error
+                            found += zip(others, self._ingested(others, location, key))
+                by_url = [(file.url, rows) for file, rows in found]
+                types = StoredTable(self._found_types(by_url, location))
                 kept = create_record(self._root, identity, types, KEPT_TYPES)
         return kept.schema
 
@@ -591,6 +592,15 @@ class IngestedSource(FileSource):
             message = _misfit(url, row, schema.field(name))
             faults[place] = {"error": "SourceError", "message": message}
         return table.append_column(ROW_ERROR, pa.array(faults, ROW_ERROR_TYPE))
+
+    def find(
+        self, spans: Sequence[FileSpan], column: pa.Field, id: Any
+    ) -> tuple[FileSpan, int] | None:
+        """Find a row; in the files as they are now if their rows in the store were collected."""
+        try:
+            return super().find(spans, column, id)
+        except _GoneError:
+            return super().find([replace(span, detail="") for span in spans], column, id)
 
     def _pieces(
         self, fragment: FragmentRecord, wanted: Sequence[str], context: ReadContext
@@ -696,10 +706,11 @@ class IngestedSource(FileSource):
         try:
             return with_retries(_failpoints.failing("read", folder.file_url(place.name), read))
         except FileNotFoundError as error:
-            raise SourceError(
+            records = folder.child(RECORDS, self._digest("files")).url
+            raise _GoneError(
                 f"{context.location}: the rows of {fragment} are no longer in the store, at "
-                f"{folder.file_url(place.name)!r}: they were collected or deleted. Run the "
-                "partition again"
+                f"{folder.file_url(place.name)!r}. If that file was deleted, delete {records!r} "
+                "too, and run the partition again"
             ) from error
         except Exception as error:  # drivers raise their own exception classes
             raise unreadable(folder.file_url(place.name), error, context.location) from error
@@ -718,6 +729,10 @@ class IngestedSource(FileSource):
 
     def _stream(self, url: str, location: str) -> TextStream:
         return TextStream(url, self.encoding, location, self.options_for(url))
+
+
+class _GoneError(SourceError):
+    """Rows in the store were collected or deleted."""
 
 
 _one_at_a_time = threading.Lock()

@@ -6,7 +6,7 @@ Below ``<root>/~tables``:
 |---|---|
 | ``rows/<digest>.parquet`` | rows, under the digest of their content |
 | ``made/<identity>-<attempt>/*.parquet`` | what one execution of a function has written |
-| ``files/<versions>-<number>.parquet`` | rows of versions of files of another format |
+| ``files/<attempt>-<number>.parquet`` | rows of versions of files of another format |
 | ``records/<identity>/<name>.json`` | where the rows of a table are |
 
 A table's identity is that of its content, or of the code that makes it. Each run that needs a table
@@ -277,7 +277,7 @@ def write_ingested(root: Location, name: str, rows: pa.Table) -> None:
 
     Args:
         root: The store's root.
-        name: The name of the new file, which follows from the versions of the others.
+        name: The name of the new file.
         rows: The rows.
 
     Raises:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 
+import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.ingested import rows
+from support.ingested import rows, split
 from vane_dagster.sources import FragmentRule
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
@@ -41,7 +42,9 @@ def test_rows_of_files_that_no_plan_uses_are_collected(tmp_path):
     folder.mkdir()
     (folder / "a.txt").write_text("one\n")
     store = Store(Location(str(tmp_path / "store")))
-    assert rows(vd.text(str(folder)).bind(store)) == [{"text": "one"}]
+    source = vd.text(str(folder)).bind(store)
+    assert rows(source) == [{"text": "one"}]
+    spans = split(source).fragments[0].spans
     tables = store.root.child("~tables")
     stored = tables.entries()
     assert sorted(path.partition("/")[0] for path in stored) == ["files", "records", "records"]
@@ -53,4 +56,5 @@ def test_rows_of_files_that_no_plan_uses_are_collected(tmp_path):
 
     assert collected(7.5) == []
     assert len(collected(8.5)) == 2  # the types of the source are kept
+    assert source.find(spans, pa.field("text", pa.string()), "one")[1] == 0
     assert rows(vd.text(str(folder)).bind(store)) == [{"text": "one"}]

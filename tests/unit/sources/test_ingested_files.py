@@ -1,0 +1,74 @@
+"""Conversion of files into the store: attempts, and what is kept of them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import vane_dagster as vd
+from support.ingested import RULE, bound, rows
+from vane_dagster.sources import ingested_files
+from vane_dagster.sources.ingested_files import PieceWriter
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
+from vane_dagster.storage.stored_tables import tables
+
+
+@pytest.mark.parametrize("size", [1, 40, 1 << 20])
+def test_a_file_that_is_read_again_has_its_rows_once(size, tmp_path, monkeypatch):
+    monkeypatch.setattr(ingested_files, "PIECE_BYTES", size)
+    root = Location(str(tmp_path))
+    with PieceWriter(root) as writer:
+        writer.begin("a")
+        writer.write(pa.table({"n": [1, 2]}))
+        writer.begin("b")
+        writer.write(pa.table({"n": [3]}))
+        writer.write(pa.table({"n": ["x"]}))  # another schema
+        writer.begin("b")
+        writer.write(pa.table({"n": [3]}))
+        writer.write(pa.table({"n": ["x"]}))
+        writer.write(pa.table({"n": [4, 5]}))
+
+    def stored(key: str) -> list[object]:
+        found = []
+        for piece in writer.pieces(key):
+            for place in piece.places:
+                file = pq.read_table(tables(root).file(place.name))
+                found += file["n"].to_pylist()[place.start : place.stop]
+        return found
+
+    assert stored("a") == [1, 2]
+    assert stored("b") == [3, "x", 4, 5]
+
+
+def test_files_beside_a_bad_one_are_converted_once(tmp_path, monkeypatch):
+    for name, text in (("a", "id\n1\n"), ("b", "id,id\n1,2\n"), ("c", "id\n3\n")):
+        (tmp_path / f"{name}.csv").write_text(text)
+    source = bound(vd.csv(str(tmp_path)))
+    read = []
+    convert = type(source).convert
+
+    def counted(self, stream):
+        read.append(stream.url[-5])
+        return convert(self, stream)
+
+    monkeypatch.setattr(type(source), "convert", counted)
+    with pytest.raises(vd.SourceError, match=r"b\.csv': the header has the column 'id' twice"):
+        rows(source)
+    (tmp_path / "b.csv").write_text("id\n2\n")
+    assert [row["id"] for row in rows(source)] == [1, 2, 3]
+    assert sorted(read) == ["a", "b", "b", "c"]
+
+
+def test_a_deleted_file_of_the_store_is_named_with_what_to_do(tmp_path):
+    (tmp_path / "a.csv").write_text("id\n1\n")
+    store = Store(Location(str(tmp_path / "store")))
+    source = vd.csv(str(tmp_path / "a.csv")).bind(store)
+    files = source.list_files([None], "here")[None]
+    (fragment,) = source.split(files, RULE, "here").fragments
+    folder = store.root.child("~tables", "files")
+    folder.delete(list(folder.names()))
+    with pytest.raises(vd.SourceError, match="no longer in the store.*delete '.*records/"):
+        rows(source)
+    assert source.find(fragment.spans, pa.field("id", pa.int64()), 1) is not None
