@@ -69,6 +69,6 @@ def test_a_deleted_file_of_the_store_is_named_with_what_to_do(tmp_path):
     (fragment,) = source.split(files, RULE, "here").fragments
     folder = store.root.child("~tables", "files")
     folder.delete(list(folder.names()))
-    with pytest.raises(vd.SourceError, match="no longer in the store.*delete '.*records/"):
+    with pytest.raises(vd.SourceError, match=r"no longer in the store.*delete '.*records/"):
         rows(source)
     assert source.find(fragment.spans, pa.field("id", pa.int64()), 1) is not None
