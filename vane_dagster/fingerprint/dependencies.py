@@ -44,6 +44,7 @@ class DependencyWalk:
         # Whether the object counts that a name stands for, not only attributes of that module.
         self._seen: dict[tuple[str, str], bool] = {}
         self._whole: set[str] = set()
+        self._packages: set[str] = set()  # those of which all modules count
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
         self._computed_imports: list[CodeIdentityError] | None = None
         self._own_units: set[int] = set()
@@ -154,10 +155,6 @@ class DependencyWalk:
                     active.add(each.module.name)
                 elif id(unit) not in counting and not active.isdisjoint(each.runs):
                     nodes = unit.nodes[:-1] if unit.is_import else unit.nodes
-                    # What fails in a file under `try` decides what else of it runs.
-                    if any(ref.guarded for ref in unit.scan.imports):
-                        for name in sorted(each.runs):
-                            self._follow_import(name)
                 if nodes:
                     if nodes is not unit.nodes:
                         counted = [as_statement(node) for node in nodes]
@@ -262,8 +259,14 @@ class DependencyWalk:
                 raise error
             self._computed_imports.append(error)
         for ref in scan.imports:
-            for target in self.finder.targets(module, ref):
+            targets = list(self.finder.targets(module, ref))
+            for target in targets:
                 self._target(module, target, ref, is_object)
+            if ref.guarded:  # an error in what it runs decides what else runs
+                roots = [target.name for target in targets if target.module is not None]
+                for each in executed(self.finder, roots):
+                    if not each.is_later:
+                        self._read_file(each.module)
         refs: list[ImportRef] = list(scan.imports)
         if module.is_source:
             source: SourceFile = self.finder.source(str(module.path))
@@ -313,12 +316,18 @@ class DependencyWalk:
             self._passing(module, None)
             self._waiting.append((module, attribute, True))
             return
+        if module.kind == "own" and module.name not in self._packages:
+            self._packages.add(module.name)
+            for name in self.finder.below(module.name):
+                self._follow_import(name)
+        self._read_file(module)
+
+    def _read_file(self, module: Module) -> None:
+        """Collect all of a module's file."""
         if module.name in self._whole:
             return
         self._whole.add(module.name)
-        if module.kind == "own":
-            for name in self.finder.below(module.name):
-                self._follow_import(name)
+        self.modules.add(module.name)
         if module.path is None:
             return
         if not module.is_source:
