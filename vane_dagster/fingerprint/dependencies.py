@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan, as_statement
@@ -145,8 +145,9 @@ class DependencyWalk:
         size = -1
         while size != len(self._walked) + len(counting):
             size = len(self._walked) + len(counting)
-            own = [] if self._own is None else [self._own.name]
-            statements = executed(self.finder, [*own, *sorted(self.modules)])
+            reached = sorted(self.modules)
+            own = reached if self._own is None else [self._own.name]
+            statements = executed(self.finder, own, reached)
             effects.has_class_hooks = has_class_hooks(self.finder, statements)
             for each in statements:
                 unit = each.unit
@@ -165,16 +166,20 @@ class DependencyWalk:
                     self._drain()
             self._reach_named_modules()
         self.imported = {each.module.name for each in statements}
-        if parts := self._ordered(statements, counting):
+        if parts := self._ordered(statements, counting, active):
             self._facts["top-level statements"] = combine("effects", *parts)
 
     def _ordered(
-        self, statements: Sequence[Executed], counting: Mapping[int, SymbolSource]
+        self,
+        statements: Sequence[Executed],
+        counting: Mapping[int, SymbolSource],
+        active: Set[str],
     ) -> list[str]:
         """Return the digests of statements whose order counts, those between them sorted.
 
         The order of statements that do something, or that bind a name again, counts, and which of
-        them come before a statement that gives a reached name its value.
+        them come before a statement that gives a reached name its value. So does each import that
+        may run one of the active modules, if the import itself may not be executed.
         """
         rebound = {name for name in self._seen if self._is_rebound(*name)}
         changed = {module for module, _ in rebound}
@@ -184,10 +189,13 @@ class DependencyWalk:
             names = {(each.module.name, name) for name in each.unit.touched}
             is_ordered = id(each.unit) in counting or not names.isdisjoint(rebound)
             is_near = (counting or each.module.name in changed) and not each.unit.is_definition
+            label = self.label(each.module)
             if is_ordered or (is_near and not names.isdisjoint(self._seen)):
                 unit = counting.get(id(each.unit), each.unit)
-                is_later, label = str(each.is_later), self.label(each.module)
-                between.append(combine("statement", label, is_later, unit.digest))
+                between.append(combine("statement", label, each.when, unit.digest))
+            elif each.when != "always" and (runs := active & each.runs):
+                between.append(combine("import", label, each.when, *sorted(runs)))
+                is_ordered = True
             if is_ordered:
                 parts += [*sorted(between[:-1]), between[-1]]
                 between.clear()
@@ -265,7 +273,7 @@ class DependencyWalk:
             if ref.guarded:  # an error in what it runs decides what else runs
                 roots = [target.name for target in targets if target.module is not None]
                 for each in executed(self.finder, roots):
-                    if not each.is_later:
+                    if each.when != "later":
                         self._read_file(each.module)
         refs: list[ImportRef] = list(scan.imports)
         if module.is_source:

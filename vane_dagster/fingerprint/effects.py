@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,10 @@ Name = tuple[str, str]
 """A module and one of its names."""
 
 
+When = Literal["always", "perhaps", "later"]
+"""When an import is executed: perhaps if it has a condition, later if only a function has it."""
+
+
 @dataclass(frozen=True)
 class Executed:
     """A top-level statement that an import executes.
@@ -69,56 +74,73 @@ class Executed:
     Attributes:
         module: The module.
         unit: The statement.
-        runs: The own modules that it is the first to import, directly or through others.
-        is_later: Whether only functions import the module.
+        runs: The own modules that it may be the first to import, directly or through others.
+        when: When the module is imported.
     """
 
     module: Module
     unit: SymbolSource
     runs: frozenset[str]
-    is_later: bool
+    when: When
 
 
-def executed(finder: Finder, roots: Iterable[str]) -> list[Executed]:
+def executed(finder: Finder, roots: Iterable[str], others: Iterable[str] = ()) -> list[Executed]:
     """Return the top-level statements of the own modules that imports execute, in their order.
 
-    Modules that functions import count too, after the others.
+    A module whose first import has a condition is there again with the first that has none.
 
     Args:
         finder: Locates modules.
         roots: The names of the modules that are imported first.
+        others: The names of those that are imported later, like those that functions import.
     """
     found: list[Executed] = []
-    seen: dict[str, None] = {}
-    waiting = [name for root in roots for name, _ in finder.chain(root)]
-    first = len(waiting)
+    known: dict[str, When] = {}
+    later: list[str] = []
 
-    def run(name: str, is_later: bool) -> None:
+    @functools.cache
+    def imports(name: str) -> list[tuple[SymbolSource, list[str]]]:
         module = finder.find(name)
-        if name in seen or module is None or module.kind != "own" or not module.is_source:
-            return
-        seen[name] = None
+        if module is None or module.kind != "own" or not module.is_source:
+            return []
         try:
             units = finder.source(str(module.path)).statements
         except CodeIdentityError:  # importing it fails
-            return
+            return []
+        inner: list[tuple[SymbolSource, list[str]]] = []
         for unit in units:
-            names = [
-                target.name
-                for ref in unit.scan.imports
-                for target in finder.targets(module, ref)
-                if target.module is not None
-            ]
+            targets = [each for ref in unit.scan.imports for each in finder.targets(module, ref)]
+            names = [target.name for target in targets if target.module is not None]
             if isinstance(unit.nodes[-1], ast_digest.Definition):
-                waiting.extend(names)
+                later.extend(names)
                 names = []
-            before = len(seen)
-            for each in names:
-                run(each, is_later)
-            found.append(Executed(module, unit, frozenset(list(seen)[before:]), is_later))
+            inner.append((unit, names))
+        return inner
 
-    for index, name in enumerate(waiting):  # which grows
-        run(name, index >= first)
+    def run(name: str, when: When) -> None:
+        module = finder.find(name)
+        is_known = name in known and (when != "always" or known[name] == "always")
+        if module is None or is_known:
+            return
+        known[name] = when
+        for unit, names in imports(name):
+            runs, waiting = set[str](), list(names)
+            while waiting:
+                each = waiting.pop()
+                if each not in runs and known.get(each) != "always":
+                    runs.add(each)
+                    waiting += [inner for _, below in imports(each) for inner in below]
+            is_plain = unit.is_import and len(unit.nodes) == 1
+            for each in names:
+                run(each, "perhaps" if when == "always" and not is_plain else when)
+            found.append(Executed(module, unit, frozenset(runs), when))
+
+    for root in roots:
+        for name, _ in finder.chain(root):
+            run(name, "always")
+    for other in itertools.chain(others, later):  # which grows
+        for name, _ in finder.chain(other):
+            run(name, "later")
     return found
 
 
