@@ -338,5 +338,5 @@ def root_name(node: ast.AST) -> str | None:
 
 
 def _guarded_children(node: ast.AST) -> Sequence[ast.AST]:
-    is_guard = isinstance(node, (ast.With, ast.AsyncWith)) or getattr(node, "handlers", ())
+    is_guard = isinstance(node, (ast.With, ast.AsyncWith)) or hasattr(node, "handlers")
     return node.body if is_guard else ()  # type: ignore[attr-defined]  # `with` or `try`

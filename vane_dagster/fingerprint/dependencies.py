@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan, as_statement
 from vane_dagster.fingerprint.bindings import binding_units
-from vane_dagster.fingerprint.effects import EVERY, Effects, Executed, executed, has_class_hooks
+from vane_dagster.fingerprint.effects import EVERY, Effects, Executed, executed, lists_subclasses
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
@@ -148,7 +148,7 @@ class DependencyWalk:
             reached = sorted(self.modules)
             own = reached if self._own is None else [self._own.name]
             statements = executed(self.finder, own, reached)
-            effects.has_class_hooks = has_class_hooks(self.finder, statements)
+            effects.lists_subclasses = lists_subclasses(self.finder, statements)
             for each in statements:
                 unit = each.unit
                 nodes = () if id(unit) in counting else effects.counting(each)
