@@ -1,10 +1,10 @@
 """Top-level statements of imported files that do something to what a stage uses or to a library.
 
 A statement does something if it calls, stores into an object, applies a decorator of the user's,
-or derives a class from one whose code runs then. Imports, definitions and
-constants do nothing, nor do declarations of dagster and vane_dagster, logging and warnings. It
-counts if what it names, directly or through others, is what the stage uses, or changes a library by
-a bare call or a store. Nothing is run, and nothing is known of what a call does.
+or derives a class from one whose code runs then. Imports, definitions and constants do nothing, nor
+do declarations of dagster and vane_dagster, logging and warnings. It counts if what it names,
+directly or through others, is what the stage uses, or changes a library by a bare call or a store.
+Nothing is run, and nothing is known of what a call does.
 """
 
 from __future__ import annotations
