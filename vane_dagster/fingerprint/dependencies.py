@@ -46,7 +46,7 @@ class DependencyWalk:
         self._whole: set[str] = set()
         self._packages: set[str] = set()  # those of which all modules count
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
-        self._computed_imports: list[CodeIdentityError] | None = None
+        self._computed_imports: list[tuple[Module, CodeIdentityError]] | None = None
         self._own_units: set[int] = set()
 
     def digest(self) -> str:
@@ -202,10 +202,13 @@ class DependencyWalk:
         return [*parts, *sorted(between)] if parts else []
 
     def _reach_named_modules(self) -> None:
-        """Collect the modules, and those below them, that literals beside computed imports name.
+        """Collect the modules that computed imports may import.
+
+        They are those of the files' packages, and those that literals name, and all below these.
 
         Raises:
-            CodeIdentityError: If no literal names a module of the user's.
+            CodeIdentityError: A file with a computed import is in no package, and no literal names
+                a module of the user's.
         """
         if not self._computed_imports:
             return
@@ -222,9 +225,14 @@ class DependencyWalk:
         found = [text for text in found if all(part.isidentifier() for part in text.split("."))]
         modules = [module for module in map(self.finder.find, found) if module is not None]
         own = [module for module in modules if module.kind == "own"]
-        if not own:
-            raise self._computed_imports[0]
-        for module in own:
+        packages: list[Module] = []
+        for importer, error in self._computed_imports:
+            top = self.finder.find(importer.package.partition(".")[0] or importer.name)
+            if top is not None and top.search is not None:
+                packages.append(top)
+            elif not own:
+                raise error
+        for module in (*own, *packages):
             self._follow_import(module.name)
         self._drain()
 
@@ -265,7 +273,7 @@ class DependencyWalk:
             )
             if self._computed_imports is None:
                 raise error
-            self._computed_imports.append(error)
+            self._computed_imports.append((module, error))
         for ref in scan.imports:
             targets = list(self.finder.targets(module, ref))
             for target in targets:
