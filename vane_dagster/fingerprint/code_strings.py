@@ -84,6 +84,7 @@ def mark_texts(tree: ast.Module) -> None:
     for node in nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and (
             getattr(node, "attr", "") in _NAMESPACE_ATTRIBUTES
+            or getattr(node, "id", "") == "__annotations__"
             or (id(node) not in items and paths(node) and paths(node) <= _LOOKUPS)
         ):
             node.__dict__["reads"] = names

@@ -46,7 +46,7 @@ _CHANGING = frozenset({"delattr", "getattr", "map", "setattr"})
 """Builtins that may change a library that they get."""
 _BUILTINS = frozenset(dir(builtins))
 _CALLING = frozenset({
-    "delattr", "filter", "map", "max", "min", "next", "setattr", "sorted", "sum", "type",
+    "delattr", "filter", "iter", "map", "max", "min", "next", "setattr", "sorted", "sum", "type",
 })  # fmt: skip
 """Builtins that call or change what they get."""
 _DYNAMIC = frozenset({"__import__", "compile", "eval", "exec", "globals", "locals", "vars"})
@@ -320,8 +320,8 @@ class Effects:
 
     def _effect(self, module: Module, act: _Act) -> Effect:
         """Return what an act may change."""
-        if act.kind == "base":
-            return "own"
+        if act.kind == "base" or (act.kind == "bare call" and not act.roots):
+            return "own"  # a method of a literal, such as `[1, 2].sort(key=add)`
         found = {self._effect_on(module, act, *root) for root in act.roots}
         return "library" if "library" in found else "own" if "own" in found else "nothing"
 
