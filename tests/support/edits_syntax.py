@@ -520,6 +520,7 @@ HINTS = [
     _edit("hint: Literal", "import pydantic, typing\nclass C(pydantic.BaseModel):\n    x: typing.Literal['a']\ndef udf(b):\n    return C(x=b)\n", "['a']", "['b']"),
     _edit("hint: Annotated", "import pydantic, typing\nclass C(pydantic.BaseModel):\n    x: typing.Annotated[int, 'how many']\ndef udf(b):\n    return C(x=b)\n", "how many", "how much"),
     _edit("hint: order of fields", "from dataclasses import dataclass\n@dataclass\nclass C:\n    x: int\n    y: int\ndef udf(b):\n    return C(1, 2)\n", "    x: int\n    y: int\n", "    y: int\n    x: int\n"),
+    _edit("hint: a text that is no expression", "from typing import Literal\ndef udf(b, kind: Literal['return', 'pass'] = 'return'):\n    return b\n", "'pass'", "'del x'"),
     _kept("hint: a name in one that does not count", f"{_CONFIG}def udf(b: Config):\n    return b\n", "SIZE = 3", "SIZE = 4"),
     _kept("hint: a text in one that does not count", f"{_CONFIG}def udf(b: 'Config'):\n    return b\n", "SIZE = 3", "SIZE = 4"),
 ]  # fmt: skip
@@ -623,6 +624,7 @@ EVALUATED = [
     _edit("eval: own module by sys.modules", "import sys\nK = 1\ndef udf(b):\n    return getattr(sys.modules[__name__], b)\n", "K = 1\n", "K = 2\n"),
     _edit("eval: globals by a name", "K = 1\ndef udf(b):\n    return globals()[b]\n", "K = 1\n", "K = 2\n"),
     _edit("eval: a text that is executed", "import pathlib\nTEXT = pathlib.Path(__file__).read_text()\nK = 1\ndef udf(b):\n    exec(TEXT)\n", "K = 1\n", "K = 2\n"),
+    _kept("eval: not hints that are no expressions", "from typing import Literal\nOTHER = 1\ndef udf(b, kind: Literal['return', 'yield', 'a = 1', 'import x'] = 'return'):\n    return b\n", "= 1\n", "= 2\n"),
     _kept("eval: a name that is not read", "K = 1\nL = 1\ndef udf(b):\n    return eval('L')\n", "K = 1\n", "K = 2\n"),
     _kept("eval: with its own names", "K = 1\ndef udf(b):\n    return eval(b, {'x': 1})\n", "K = 1\n", "K = 2\n"),
     _kept("eval: of a model", "K = 1\ndef udf(b):\n    return b.eval()\n", "K = 1\n", "K = 2\n"),

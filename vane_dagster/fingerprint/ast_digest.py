@@ -22,9 +22,6 @@ from vane_dagster.fingerprint.hashing import combine
 
 Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-_CATCHES_IMPORT = frozenset(
-    {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"},
-)
 _GLOBAL_READS = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"},
 )
@@ -233,7 +230,7 @@ class ImportRef:
         bound: The name that the statement binds; empty for an import by a string.
         refers: The module that the bound name may refer to: ``a`` for ``import a.b``, ``a.b`` for
             ``import a.b as c``; for ``from a import b`` it is ``b``, relative to the module.
-        guarded: Whether the code handles an ImportError of the statement.
+        guarded: Whether the statement is under `try` or `with`, so that it may fail.
         line: The line number.
     """
 
@@ -306,7 +303,7 @@ def import_refs(node: ast.Import | ast.ImportFrom, guarded: bool) -> Iterator[Im
 
     Args:
         node: The statement.
-        guarded: Whether the code handles an ImportError of the statement.
+        guarded: Whether the statement may fail.
     """
     for alias in node.names:
         if isinstance(node, ast.Import):
@@ -341,17 +338,5 @@ def root_name(node: ast.AST) -> str | None:
 
 
 def _guarded_children(node: ast.AST) -> Sequence[ast.AST]:
-    if isinstance(node, ast.Try):
-        caught = [handler.type for handler in node.handlers]
-        return node.body if any(kind is None or _names_import(kind) for kind in caught) else ()
-    if isinstance(node, (ast.With, ast.AsyncWith)):
-        calls = [item.context_expr for item in node.items]
-        for call in calls:
-            if isinstance(call, ast.Call) and (_chain(call.func) or ("",))[-1] == "suppress":
-                return node.body if any(map(_names_import, call.args)) else ()
-    return ()
-
-
-def _names_import(node: ast.expr) -> bool:
-    options = node.elts if isinstance(node, ast.Tuple) else [node]
-    return any((_chain(option) or ("",))[-1] in _CATCHES_IMPORT for option in options)
+    is_guard = isinstance(node, (ast.With, ast.AsyncWith)) or hasattr(node, "handlers")
+    return node.body if is_guard else ()  # type: ignore[attr-defined]  # `with` or `try`

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
+
 from vane_dagster.fingerprint.modules import Finder, Module
 from vane_dagster.fingerprint.symbols import SymbolSource
+
+_EVERYWHERE = {*dir(builtins), "__annotations__", "__builtins__", "__file__", "__path__", "__all__"}
+"""Names that a file has without binding them, and `__all__`, which no star import binds."""
 
 
 def binding_units(finder: Finder, module: Module, name: str) -> list[SymbolSource]:
     """Return the statements of a file that may bind a name, including star imports, in order.
+
+    Any star import may bind a name that nothing else is known to bind.
 
     Args:
         finder: Locates modules.
@@ -18,11 +25,13 @@ def binding_units(finder: Finder, module: Module, name: str) -> list[SymbolSourc
     units = list(source.units.get(name, ()))
     first = min((unit.position for unit in units), default=0)
     if not units and name.startswith("__"):
-        return units
+        return [] if name in _EVERYWHERE else list(source.stars)
     for star in source.stars:
         exports = _star_exports(finder, module, star, name, set())
         if exports or (exports is None and star.position >= first):
             units.append(star)
+    if not units and name not in _EVERYWHERE:
+        return list(source.stars)
     return sorted(units, key=lambda unit: unit.position)
 
 

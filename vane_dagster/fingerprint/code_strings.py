@@ -84,6 +84,7 @@ def mark_texts(tree: ast.Module) -> None:
     for node in nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and (
             getattr(node, "attr", "") in _NAMESPACE_ATTRIBUTES
+            or getattr(node, "id", "") == "__annotations__"
             or (id(node) not in items and paths(node) and paths(node) <= _LOOKUPS)
         ):
             node.__dict__["reads"] = names
@@ -235,12 +236,15 @@ def hints(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
 
 
 def mark_hints(tree: ast.Module) -> None:
-    """Mark strings in type hints as evaluated: libraries read the names in them."""
+    """Mark strings in type hints as evaluated: libraries read the names in them.
+
+    Others, such as that of ``Literal["return"]``, are only text.
+    """
     for hint in hints([tree]):
         for node in ast.walk(hint):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 parsed = _parsed(node.value)
-                if parsed is not None:
+                if parsed is not None and all(isinstance(each, ast.Expr) for each in parsed.body):
                     mark_texts(parsed)
                     node.__dict__["evaluated"] = parsed.body
 
@@ -334,7 +338,8 @@ def _parsed(text: str) -> ast.Module | None:
         warnings.simplefilter("ignore")
         try:
             tree: ast.Module = syntax_tree(text.strip())
-        except (SyntaxError, ValueError):
+            compile(tree, "<text>", "exec", dont_inherit=True)  # refuses `return`
+        except (SyntaxError, ValueError, RecursionError):
             return None
         return tree
 

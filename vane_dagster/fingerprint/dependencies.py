@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan, as_statement
 from vane_dagster.fingerprint.bindings import binding_units
-from vane_dagster.fingerprint.effects import EVERY, Effects, Executed, executed, has_class_hooks
+from vane_dagster.fingerprint.effects import EVERY, Effects, Executed, executed, lists_subclasses
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
@@ -44,8 +44,9 @@ class DependencyWalk:
         # Whether the object counts that a name stands for, not only attributes of that module.
         self._seen: dict[tuple[str, str], bool] = {}
         self._whole: set[str] = set()
+        self._packages: set[str] = set()  # those of which all modules count
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
-        self._computed_imports: list[CodeIdentityError] | None = None
+        self._computed_imports: list[tuple[Module, CodeIdentityError]] | None = None
         self._own_units: set[int] = set()
 
     def digest(self) -> str:
@@ -144,9 +145,10 @@ class DependencyWalk:
         size = -1
         while size != len(self._walked) + len(counting):
             size = len(self._walked) + len(counting)
-            own = [] if self._own is None else [self._own.name]
-            statements = executed(self.finder, [*own, *sorted(self.modules)])
-            effects.has_class_hooks = has_class_hooks(self.finder, statements)
+            reached = sorted(self.modules)
+            own = reached if self._own is None else [self._own.name]
+            statements = executed(self.finder, own, reached)
+            effects.lists_subclasses = lists_subclasses(self.finder, statements)
             for each in statements:
                 unit = each.unit
                 nodes = () if id(unit) in counting else effects.counting(each)
@@ -154,10 +156,6 @@ class DependencyWalk:
                     active.add(each.module.name)
                 elif id(unit) not in counting and not active.isdisjoint(each.runs):
                     nodes = unit.nodes[:-1] if unit.is_import else unit.nodes
-                    # What fails in a file under `try` decides what else of it runs.
-                    if any(ref.guarded for ref in unit.scan.imports):
-                        for name in sorted(each.runs):
-                            self._follow_import(name)
                 if nodes:
                     if nodes is not unit.nodes:
                         counted = [as_statement(node) for node in nodes]
@@ -168,16 +166,20 @@ class DependencyWalk:
                     self._drain()
             self._reach_named_modules()
         self.imported = {each.module.name for each in statements}
-        if parts := self._ordered(statements, counting):
+        if parts := self._ordered(statements, counting, active):
             self._facts["top-level statements"] = combine("effects", *parts)
 
     def _ordered(
-        self, statements: Sequence[Executed], counting: Mapping[int, SymbolSource]
+        self,
+        statements: Sequence[Executed],
+        counting: Mapping[int, SymbolSource],
+        active: Set[str],
     ) -> list[str]:
         """Return the digests of statements whose order counts, those between them sorted.
 
         The order of statements that do something, or that bind a name again, counts, and which of
-        them come before a statement that gives a reached name its value.
+        them come before a statement that gives a reached name its value. So does each import that
+        may run one of the active modules, if the import itself may not be executed.
         """
         rebound = {name for name in self._seen if self._is_rebound(*name)}
         changed = {module for module, _ in rebound}
@@ -186,21 +188,36 @@ class DependencyWalk:
         for each in statements:
             names = {(each.module.name, name) for name in each.unit.touched}
             is_ordered = id(each.unit) in counting or not names.isdisjoint(rebound)
-            is_near = (counting or each.module.name in changed) and not each.unit.is_definition
+            is_near = (counting or each.module.name in changed) and not (
+                each.unit.is_definition or self._is_of_library(each)
+            )
+            label = self.label(each.module)
             if is_ordered or (is_near and not names.isdisjoint(self._seen)):
                 unit = counting.get(id(each.unit), each.unit)
-                is_later, label = str(each.is_later), self.label(each.module)
-                between.append(combine("statement", label, is_later, unit.digest))
+                between.append(combine("statement", label, each.when, unit.digest))
+            elif each.when != "always" and (runs := active & each.runs):
+                between.append(combine("import", label, each.when, *sorted(runs)))
+                is_ordered = True
             if is_ordered:
                 parts += [*sorted(between[:-1]), between[-1]]
                 between.clear()
         return [*parts, *sorted(between)] if parts else []
 
+    def _is_of_library(self, statement: Executed) -> bool:
+        """Return whether a statement is ``import x`` of a library: its position is irrelevant."""
+        refs = statement.unit.scan.imports
+        return isinstance(statement.unit.nodes[-1], ast.Import) and not any(
+            target.module for ref in refs for target in self.finder.targets(statement.module, ref)
+        )
+
     def _reach_named_modules(self) -> None:
-        """Collect the modules, and those below them, that literals beside computed imports name.
+        """Collect the modules that computed imports may import.
+
+        They are those of the files' packages, and those that literals name, and all below these.
 
         Raises:
-            CodeIdentityError: If no literal names a module of the user's.
+            CodeIdentityError: A file with a computed import is in no package, and no literal names
+                a module of the user's.
         """
         if not self._computed_imports:
             return
@@ -217,9 +234,14 @@ class DependencyWalk:
         found = [text for text in found if all(part.isidentifier() for part in text.split("."))]
         modules = [module for module in map(self.finder.find, found) if module is not None]
         own = [module for module in modules if module.kind == "own"]
-        if not own:
-            raise self._computed_imports[0]
-        for module in own:
+        packages: list[Module] = []
+        for importer, error in self._computed_imports:
+            top = self.finder.find(importer.package.partition(".")[0] or importer.name)
+            if top is not None and top.search is not None:
+                packages.append(top)
+            elif not own:
+                raise error
+        for module in (*own, *packages):
             self._follow_import(module.name)
         self._drain()
 
@@ -260,10 +282,16 @@ class DependencyWalk:
             )
             if self._computed_imports is None:
                 raise error
-            self._computed_imports.append(error)
+            self._computed_imports.append((module, error))
         for ref in scan.imports:
-            for target in self.finder.targets(module, ref):
+            targets = list(self.finder.targets(module, ref))
+            for target in targets:
                 self._target(module, target, ref, is_object)
+            if ref.guarded:  # an error in what it runs decides what else runs
+                roots = [target.name for target in targets if target.module is not None]
+                for each in executed(self.finder, roots):
+                    if each.when != "later":
+                        self._read_file(each.module)
         refs: list[ImportRef] = list(scan.imports)
         if module.is_source:
             source: SourceFile = self.finder.source(str(module.path))
@@ -313,12 +341,18 @@ class DependencyWalk:
             self._passing(module, None)
             self._waiting.append((module, attribute, True))
             return
+        if module.kind == "own" and module.name not in self._packages:
+            self._packages.add(module.name)
+            for name in self.finder.below(module.name):
+                self._follow_import(name)
+        self._read_file(module)
+
+    def _read_file(self, module: Module) -> None:
+        """Collect all of a module's file."""
         if module.name in self._whole:
             return
         self._whole.add(module.name)
-        if module.kind == "own":
-            for name in self.finder.below(module.name):
-                self._follow_import(name)
+        self.modules.add(module.name)
         if module.path is None:
             return
         if not module.is_source:

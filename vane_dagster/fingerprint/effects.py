@@ -1,10 +1,10 @@
 """Top-level statements of imported files that do something to what a stage uses or to a library.
 
 A statement does something if it calls, stores into an object, applies a decorator of the user's,
-or derives a class from one of the user's where a file has a hook for that. Imports, definitions and
-constants do nothing, nor do declarations of dagster and vane_dagster, logging and warnings. It
-counts if what it names, directly or through others, is what the stage uses, or changes a library by
-a bare call or a store. Nothing is run, and nothing is known of what a call does.
+or derives a class from one whose code runs then. Imports, definitions and constants do nothing, nor
+do declarations of dagster and vane_dagster, logging and warnings. It counts if what it names,
+directly or through others, is what the stage uses, or changes a library by a bare call or a store.
+Nothing is run, and nothing is known of what a call does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-import re
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,7 @@ from vane_dagster.fingerprint.bindings import binding_units
 from vane_dagster.fingerprint.code_strings import Imported, paths
 from vane_dagster.fingerprint.decorators import is_lazy
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module, absolute
-from vane_dagster.fingerprint.symbols import SymbolSource
+from vane_dagster.fingerprint.symbols import SymbolSource, bound_names
 
 EVERY = "*"
 """Stands for all names of a module."""
@@ -46,20 +46,26 @@ _CHANGING = frozenset({"delattr", "getattr", "map", "setattr"})
 """Builtins that may change a library that they get."""
 _BUILTINS = frozenset(dir(builtins))
 _CALLING = frozenset({
-    "delattr", "filter", "map", "max", "min", "next", "setattr", "sorted", "sum", "type",
+    "delattr", "filter", "iter", "map", "max", "min", "next", "setattr", "sorted", "sum", "type",
 })  # fmt: skip
 """Builtins that call or change what they get."""
 _DYNAMIC = frozenset({"__import__", "compile", "eval", "exec", "globals", "locals", "vars"})
-_CLASS_HOOKS = re.compile(
-    rb"__init_subclass__|__subclasses__|__mro_entries__"
-    rb"|\bmetaclass\s*=\s*(?!(?:abc\.)?ABCMeta\b)|\bclass\s+\w+\s*\([^)]*\btype\s*[,)]"
-)
-"""Text of files in which deriving a class runs code, or can be noticed later."""
+_CLASS_HOOKS = frozenset({
+    "__init_subclass__", "__pydantic_init_subclass__", "__attrs_init_subclass__",
+    "__get_pydantic_core_schema__", "__mro_entries__",
+})  # fmt: skip
+"""Methods of a class that run when another class is derived from it."""
+_METACLASSES = ("meta", "metaclass", "enumtype", "enum", "flag")
+"""Ends of the names of libraries' metaclasses, and of classes that call methods of derived ones."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 Effect = Literal["nothing", "own", "library"]
 Name = tuple[str, str]
 """A module and one of its names."""
+
+
+When = Literal["always", "perhaps", "later"]
+"""When an import is executed: perhaps if it has a condition, later if only a function has it."""
 
 
 @dataclass(frozen=True)
@@ -69,63 +75,80 @@ class Executed:
     Attributes:
         module: The module.
         unit: The statement.
-        runs: The own modules that it is the first to import, directly or through others.
-        is_later: Whether only functions import the module.
+        runs: The own modules that it may be the first to import, directly or through others.
+        when: When the module is imported.
     """
 
     module: Module
     unit: SymbolSource
     runs: frozenset[str]
-    is_later: bool
+    when: When
 
 
-def executed(finder: Finder, roots: Iterable[str]) -> list[Executed]:
+def executed(finder: Finder, roots: Iterable[str], others: Iterable[str] = ()) -> list[Executed]:
     """Return the top-level statements of the own modules that imports execute, in their order.
 
-    Modules that functions import count too, after the others.
+    A module whose first import has a condition is there again with the first that has none.
 
     Args:
         finder: Locates modules.
         roots: The names of the modules that are imported first.
+        others: The names of those that are imported later, like those that functions import.
     """
     found: list[Executed] = []
-    seen: dict[str, None] = {}
-    waiting = [name for root in roots for name, _ in finder.chain(root)]
-    first = len(waiting)
+    known: dict[str, When] = {}
+    later: list[str] = []
 
-    def run(name: str, is_later: bool) -> None:
+    @functools.cache
+    def imports(name: str) -> list[tuple[SymbolSource, list[str]]]:
         module = finder.find(name)
-        if name in seen or module is None or module.kind != "own" or not module.is_source:
-            return
-        seen[name] = None
+        if module is None or module.kind != "own" or not module.is_source:
+            return []
         try:
             units = finder.source(str(module.path)).statements
         except CodeIdentityError:  # importing it fails
-            return
+            return []
+        inner: list[tuple[SymbolSource, list[str]]] = []
         for unit in units:
-            names = [
-                target.name
-                for ref in unit.scan.imports
-                for target in finder.targets(module, ref)
-                if target.module is not None
-            ]
+            targets = [each for ref in unit.scan.imports for each in finder.targets(module, ref)]
+            names = [target.name for target in targets if target.module is not None]
             if isinstance(unit.nodes[-1], ast_digest.Definition):
-                waiting.extend(names)
+                later.extend(names)
                 names = []
-            before = len(seen)
-            for each in names:
-                run(each, is_later)
-            found.append(Executed(module, unit, frozenset(list(seen)[before:]), is_later))
+            inner.append((unit, names))
+        return inner
 
-    for index, name in enumerate(waiting):  # which grows
-        run(name, index >= first)
+    def run(name: str, when: When) -> None:
+        module = finder.find(name)
+        is_known = name in known and (when != "always" or known[name] == "always")
+        if module is None or is_known:
+            return
+        known[name] = when
+        for unit, names in imports(name):
+            runs, waiting = set[str](), list(names)
+            while waiting:
+                each = waiting.pop()
+                if each not in runs and known.get(each) != "always":
+                    runs.add(each)
+                    waiting += [inner for _, below in imports(each) for inner in below]
+            is_plain = unit.is_import and len(unit.nodes) == 1
+            for each in names:
+                run(each, "perhaps" if when == "always" and not is_plain else when)
+            found.append(Executed(module, unit, frozenset(runs), when))
+
+    for root in roots:
+        for name, _ in finder.chain(root):
+            run(name, "always")
+    for other in itertools.chain(others, later):  # which grows
+        for name, _ in finder.chain(other):
+            run(name, "later")
     return found
 
 
-def has_class_hooks(finder: Finder, statements: Iterable[Executed]) -> bool:
-    """Return whether a file of the statements has a metaclass or another hook of subclasses."""
+def lists_subclasses(finder: Finder, statements: Iterable[Executed]) -> bool:
+    """Return whether a file of the statements reads `__subclasses__`."""
     paths = {str(each.module.path) for each in statements}
-    return any(_CLASS_HOOKS.search(finder.source(path).text) for path in paths)
+    return any(b"__subclasses__" in finder.source(path).text for path in paths)
 
 
 class Effects:
@@ -136,12 +159,13 @@ class Effects:
         is_used: Whether the stage uses a name of a module.
 
     Attributes:
-        has_class_hooks: Whether deriving a class may do something.
+        lists_subclasses: Whether each class that is derived may be found by its base.
     """
 
     def __init__(self, finder: Finder, is_used: Callable[[Name], bool]) -> None:
         self._finder, self._is_used = finder, is_used
-        self.has_class_hooks = True
+        self.lists_subclasses = False
+        self._hooked: dict[Name, bool] = {}
         self._made: dict[Name, frozenset[str]] = {}
         self._uses_library = functools.cache(self._find_uses)
         self._step = functools.cache(self._find_step)
@@ -169,8 +193,10 @@ class Effects:
         return bool(tops) and tops <= _INERT
 
     def _matters(self, module: Module, act: _Act) -> bool:
-        if act.kind == "base" and not self.has_class_hooks:
-            return False
+        if act.kind == "base" and not self.lists_subclasses:
+            assert isinstance(act.node, ast.ClassDef)
+            if not self._has_hook(module, act.node):
+                return False
         if self._effect(module, act) == "library" or self._changes(module, act):
             return True
         if any(map(self._is_used, self._reached(module, act.parts))):
@@ -179,6 +205,65 @@ class Effects:
         parts = act.parts[:1] if act.kind == "decorator" else act.parts
         is_bare = act.kind in ("bare call", "store")
         return any(self._uses_library(name, is_bare) for name in self._reached(module, parts))
+
+    def _has_hook(self, module: Module, node: ast.ClassDef) -> bool:
+        """Return whether a class statement may run code of the user's that its bases have."""
+        kinds = [each.value for each in node.keywords if each.arg in (None, "metaclass")]
+        return any(paths(kind) != {"abc.ABCMeta"} for kind in kinds) or any(
+            self._is_hook(module, base) for base in node.bases
+        )
+
+    def _is_hook(self, module: Module, base: ast.AST) -> bool:
+        """Return whether deriving a class from a base may run code of the user's."""
+        while isinstance(base, ast.Subscript):
+            base = base.value
+        if not isinstance(base, (ast.Name, ast.Attribute)):
+            return not self._is_of_libraries(module, base)
+        return any(self._is_hooked(module, path) for path in paths(base))
+
+    def _is_hooked(self, module: Module, path: str) -> bool:
+        base, _, last = (absolute(module, path) or "").rpartition(".")
+        name = (base, last) if isinstance(path, Imported) and base else (module.name, path)
+        if name not in self._hooked:
+            self._hooked[name] = False  # in a circle
+            self._hooked[name] = self._find_hook(*name)
+        return self._hooked[name]
+
+    def _find_hook(self, module: str, name: str) -> bool:
+        where = self._finder.find(module)
+        units = self._units(where, name) if where is not None else []
+        if where is None or not units:
+            is_known = not self._is_own(module) or name in _BUILTINS
+            return not is_known or name == "type" or name.lower().endswith(_METACLASSES)
+        for unit in units:
+            node = unit.nodes[-1]
+            if unit.is_import:
+                for ref in unit.scan.imports:
+                    base = "." * ref.level + ref.module + "." * bool(ref.module)
+                    taken = name if ref.name == "*" else ref.name
+                    if taken is None or self._is_hooked(where, Imported(base + taken)):
+                        return True
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                if self._is_hook(where, node.value):
+                    return True
+            elif (
+                not isinstance(node, ast.ClassDef)
+                or not _CLASS_HOOKS.isdisjoint(bound_names([node]))
+                or not all(self._is_of_libraries(where, each) for each in node.decorator_list)
+                or self._has_hook(where, node)
+            ):
+                return True
+        return False
+
+    def _is_of_libraries(self, module: Module, node: ast.AST) -> bool:
+        """Return whether all names in an expression stand for what libraries have or make."""
+        for each in ast.walk(node):
+            for path in paths(each) if isinstance(each, ast.Name) else ():
+                is_imported = isinstance(path, Imported)
+                found = {path} if is_imported else self._origins((module.name, path))
+                if any(map(self._is_own, found)) or not (found or path in _BUILTINS):
+                    return False
+        return True
 
     def _changes(self, module: Module, act: _Act, is_inside: bool = False) -> bool:
         """Return whether an act may change a library that it names.
@@ -235,6 +320,8 @@ class Effects:
 
     def _effect(self, module: Module, act: _Act) -> Effect:
         """Return what an act may change."""
+        if act.kind == "base" or (act.kind == "bare call" and not act.roots):
+            return "own"  # a method of a literal, such as `[1, 2].sort(key=add)`
         found = {self._effect_on(module, act, *root) for root in act.roots}
         return "library" if "library" in found else "own" if "own" in found else "nothing"
 
@@ -248,7 +335,7 @@ class Effects:
             return "own"
         if tops:
             is_read = act.kind != "store" and all(path.startswith(_READS) for path in direct)
-            if direct and (is_read or act.kind in ("base", "decorator")):
+            if direct and (is_read or act.kind == "decorator"):
                 return "nothing"
             known = _VALUES if act.kind == "decorating call" else _VALUES | _TABLES
             # `made`: an object, or another name of a library.
@@ -298,7 +385,8 @@ class Effects:
         return frozenset(found)
 
     def _origins_of(self, module: str, value: ast.expr) -> frozenset[str]:
-        direct = {path.partition(".")[0] for path in _paths(value) if isinstance(path, Imported)}
+        found = [path for path in _paths(value) if isinstance(path, Imported)]
+        direct = {path.partition(".")[0] or path for path in found}
         return frozenset(direct) or self._origins((module, ast_digest.root_name(value) or ""))
 
     def _is_own(self, path: str) -> bool:

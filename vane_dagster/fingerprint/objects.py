@@ -7,10 +7,12 @@ import collections
 import dataclasses
 import enum
 import functools
+import inspect
 import linecache
 import os
 import sys
 import types
+import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
@@ -33,7 +35,7 @@ _NAMEDTUPLE = vars(collections.namedtuple("_", "x"))
 _NAMEDTUPLE_DETAILS = _NAMEDTUPLE.keys() - {"_fields", "_field_defaults"}
 _VALUES = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, types.FunctionType)
 # The modules of classes that `make_dataclass` and `create_model` create for other modules.
-_MAKERS = ("types", "pydantic.main")
+_MAKERS = ("types", "pydantic.main", "pydantic.root_model")
 _FIELD = "field "
 _FIELD_DETAILS = (
     *("default", "default_factory", "factory", "init", "kw_only", "alias", "frozen", "metadata"),
@@ -194,7 +196,13 @@ class ObjectEncoder:
                 continue
             cells.append(combine(name, self.digest(value, f"{path}.__closure__[{name!r}]")))
         defaults = [self._default(name, item, path) for name, item in _defaults(function).items()]
-        return [*defaults, *sorted(cells)]
+        return [*defaults, *sorted(cells), *self._hints(function, path)]
+
+    def _hints(self, obj: Any, path: str) -> list[str]:
+        """Hash the values of hints and generic bases in what a function has made."""
+        if "<locals>" not in obj.__qualname__:
+            return []
+        return [self.digest(_plain_hints(obj), f"{path}.__annotations__")]
 
     def _attributes_of(
         self, function: types.FunctionType, node: ast.AST, path: str
@@ -233,7 +241,7 @@ class ObjectEncoder:
                 yield combine(name, self.digest(scope[name], f"{path}.__globals__[{name!r}]"))
 
     def _class(self, cls: type, module: Module, path: str) -> str:
-        bases = self._bases(cls, path)
+        bases = self._bases(cls, path) + self._hints(cls, path)
         kind = self._dependency_walk.finder.find(type(cls).__module__)
         if kind is not None and kind.kind == "own":
             bases.append(self.digest(type(cls), f"{path}.__class__"))
@@ -325,7 +333,7 @@ class ObjectEncoder:
 
     def _members(self, cls: type, path: str) -> str:
         """Hash a class without source, member by member."""
-        parts = [cls.__qualname__]
+        parts = [cls.__qualname__, self.digest(_plain_hints(cls), path)]
         for name, member in _members(cls, None):
             parts.append(combine(name, self._member(member, f"{path}.{name}")))
         return combine("members", *parts)
@@ -447,10 +455,28 @@ def _fields(cls: type) -> Iterator[tuple[str, Any]]:
         values = [getattr(item, key, None) for key in _FIELD_DETAILS]
         plain = [None if _is_unset(value) else value for value in values]
         hint = getattr(item, "type", None) or getattr(item, "annotation", None)
-        if not isinstance(hint, type) or hasattr(hint, "__origin__"):
-            text = hint if isinstance(hint, str) else repr(hint)
-            hint = None if " at 0x" in text else text
-        yield f"{_FIELD}{name}", [*plain, hint]
+        yield f"{_FIELD}{name}", [*plain, _plain_hint(hint)]
+
+
+def _plain_hints(obj: Any) -> list[Any]:
+    """Return the type hints of a function or class, and its generic bases, as values."""
+    try:
+        hints = list(inspect.get_annotations(obj).items())
+    except Exception:  # from Python 3.14, hints are evaluated on first use
+        hints = []
+    return [*map(_plain_hint, (*hints, *vars(obj).get("__orig_bases__", ())))]
+
+
+def _plain_hint(hint: Any) -> Any:
+    """Return a type hint as nested lists of its classes, and of texts in place of others."""
+    if (origin := typing.get_origin(hint)) is not None:
+        return [*map(_plain_hint, (origin, *typing.get_args(hint)))]
+    if isinstance(hint, (list, tuple)):
+        return [*map(_plain_hint, hint)]
+    if isinstance(hint, type):
+        return hint
+    text = hint if isinstance(hint, str) else repr(hint)
+    return None if " at 0x" in text else text
 
 
 def _is_unset(value: Any) -> bool:
