@@ -188,9 +188,7 @@ class DependencyWalk:
         for each in statements:
             names = {(each.module.name, name) for name in each.unit.touched}
             is_ordered = id(each.unit) in counting or not names.isdisjoint(rebound)
-            is_near = (counting or each.module.name in changed) and not (
-                each.unit.is_definition or self._is_of_library(each)
-            )
+            is_near = (counting or each.module.name in changed) and not each.unit.is_definition
             label = self.label(each.module)
             if is_ordered or (is_near and not names.isdisjoint(self._seen)):
                 unit = counting.get(id(each.unit), each.unit)
@@ -202,13 +200,6 @@ class DependencyWalk:
                 parts += [*sorted(between[:-1]), between[-1]]
                 between.clear()
         return [*parts, *sorted(between)] if parts else []
-
-    def _is_of_library(self, statement: Executed) -> bool:
-        """Return whether a statement is ``import x`` of a library: its position is irrelevant."""
-        refs = statement.unit.scan.imports
-        return isinstance(statement.unit.nodes[-1], ast.Import) and not any(
-            target.module for ref in refs for target in self.finder.targets(statement.module, ref)
-        )
 
     def _reach_named_modules(self) -> None:
         """Collect the modules that computed imports may import.

@@ -64,11 +64,11 @@ class SymbolSource:
 
     @property
     def is_definition(self) -> bool:
-        """Whether it is a plain function: its position is irrelevant."""
+        """Whether it imports a module or is a plain function: its position is irrelevant."""
         node = self.nodes[-1]
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return False
-        return not (node.decorator_list or node.args.defaults or node.args.kw_defaults)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return not (node.decorator_list or node.args.defaults or node.args.kw_defaults)
+        return isinstance(node, ast.Import)
 
 
 class SourceFile:
