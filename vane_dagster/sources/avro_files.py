@@ -23,8 +23,8 @@ from vane_dagster.sources.text_stream import TextStream
 from vane_dagster.sources.typed_files import TypedSource, is_declared, shown_types
 from vane_dagster.types.schema import SchemaLike
 
-_ROWS = 10_000
-"""Rows that are converted at a time."""
+_FIRST_ROWS, _ROWS, _BYTES = 100, 10_000, 8 << 20
+"""Rows that are converted at a time: at first, at most, and by their size."""
 _TYPES = {
     "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(),
     "float": pa.float32(), "double": pa.float64(), "bytes": pa.binary(), "string": pa.string(),
@@ -54,12 +54,16 @@ class AvroSource(TypedSource):
                 }
                 schema = pa.schema(columns)
                 yield schema.empty_table(), shown_types(schema.empty_table())
-                while rows := list(itertools.islice(reader, _ROWS)):
+                count = _FIRST_ROWS
+                while rows := list(itertools.islice(reader, count)):
                     for row in rows:
                         row.update({k: str(v) for k, v in row.items() if isinstance(v, UUID)})
                     table = pa.Table.from_pylist(rows, schema)
                     yield table, shown_types(table)
-        except (ValueError, EOFError, KeyError, TypeError, pa.ArrowException) as error:
+                    count = max(1, min(_ROWS, _BYTES * len(rows) // max(1, table.nbytes)))
+        except OSError:
+            raise
+        except Exception as error:  # of fastavro, and of what decompresses its blocks
             raise stream.refused(
                 f"it cannot be read as Avro: {described(error)}. Write it again, or take it out "
                 "of the source"

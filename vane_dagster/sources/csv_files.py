@@ -39,6 +39,7 @@ _DELIMITERS = (",", "\t", ";", "|")
 _HEADER_BYTES = 4 << 20
 """Bytes in which the header has to end."""
 _WIDTH = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
+_SEPARATOR = re.compile(rb'"?sep=([,;\t|])"?\r?\n')
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r|\Z)")
 
 
@@ -104,6 +105,7 @@ class CsvSource(IngestedSource):
                     double_quote=self.escape in (None, self.quote),
                     escape_char=self.escape if self.escape not in (None, self.quote) else False,
                     newlines_in_values=bool(self.quote),
+                    ignore_empty_lines=len(names) > 1,  # of one column, they are nulls
                 ),
                 convert_options=arrow_csv.ConvertOptions(
                     column_types=texts,
@@ -135,7 +137,7 @@ class CsvSource(IngestedSource):
         """Return the names of the columns, the delimiter, and where the rows begin."""
         start = 0
         for number, line in enumerate(_LINE.finditer(head)):
-            if number >= self.skip_rows and line[0].strip():
+            if number >= self.skip_rows and line[0].strip(b"\r\n"):
                 break
             start = line.end()
         if start == len(head):
@@ -148,6 +150,8 @@ class CsvSource(IngestedSource):
         delimiter = self.delimiter or max(
             _DELIMITERS, key=lambda each: len(self._first(head, start, each)[0])
         )
+        if named := _SEPARATOR.match(head, start):  # as Excel writes and reads it
+            delimiter, start = self.delimiter or named[1].decode(), named.end()
         fields, end = self._first(head, start, delimiter)
         if not self.header:
             return list(self._own_names(len(fields))), delimiter, start

@@ -148,7 +148,7 @@ class PieceWriter:
         self._name = secrets.token_hex(16)
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._write: Future[None] | None = None
-        self._count = 0
+        self._count = self._bytes = 0
         self._key = ""
         self._held: dict[pa.Schema, list[tuple[int, pa.Table]]] = {}
         self._places: list[tuple[str, Piece | None]] = []  # in the order of the rows
@@ -159,8 +159,7 @@ class PieceWriter:
     def __exit__(self, kind: Any, *error: Any) -> None:
         with self._thread:
             if kind is None:
-                for schema in list(self._held):
-                    self._flush(schema)
+                self._flush_all()
                 if self._write is not None:
                     self._write.result()
 
@@ -176,8 +175,9 @@ class PieceWriter:
         held = self._held.setdefault(rows.schema, [])
         held.append((len(self._places), rows))
         self._places.append((self._key, None))
-        if sum(each.nbytes for _, each in held) >= PIECE_BYTES:
-            self._flush(rows.schema)
+        self._bytes += rows.nbytes
+        if self._bytes >= PIECE_BYTES:
+            self._flush_all()
 
     def pieces(self, key: str) -> tuple[Piece, ...]:
         """Return the rows of a file, once all is written."""
@@ -188,6 +188,11 @@ class PieceWriter:
                 piece = Piece(key, before.rows + piece.rows, before.bytes + piece.bytes, places)
             found.append(piece)
         return tuple(found)
+
+    def _flush_all(self) -> None:
+        for schema in list(self._held):
+            self._flush(schema)
+        self._bytes = 0
 
     def _flush(self, schema: pa.Schema) -> None:
         held = self._held.pop(schema)
@@ -239,6 +244,9 @@ class IngestedSource(FileSource):
     _listed: dict[str | None, tuple[FileRecord, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    _versions: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _pipeline: str = field(default="", init=False, repr=False, compare=False)
 
     # What a format defines.
 
@@ -305,18 +313,27 @@ class IngestedSource(FileSource):
 
     # Planning.
 
+    def of_pipeline(self, name: str) -> Source:
+        """Return the source with types of its own: another pipeline may have been there before."""
+        return self._with(_pipeline=name)
+
     def bind(self, store: Store) -> Source:
-        bound = replace(self)
-        object.__setattr__(bound, "root", store.root)
-        return bound
+        return self._with(root=store.root)
+
+    def _with(self, **given: Any) -> Source:
+        made = replace(self)
+        for name, value in {"root": self.root, "_pipeline": self._pipeline, **given}.items():
+            object.__setattr__(made, name, value)
+        return made
 
     def list_files(
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
         found = super().list_files(partitions, location)
-        self._listed.update(
-            (key, files) for key, files in found.items() if not isinstance(files, SourceError)
-        )
+        for key, files in found.items():
+            if not isinstance(files, SourceError):
+                self._listed[key] = files
+                self._versions.update((file.url, file_version(file)) for file in files)
         return found
 
     def split(
@@ -330,7 +347,7 @@ class IngestedSource(FileSource):
         schema = self._schema(self._kept_types(files, location, partition), location)
         converted = self._ingested(files, location, partition)
         found = list(zip(files, converted))
-        self._check_declared(found, location)
+        self._check_columns(found, schema, location)
         own = "\n".join(["", self.reading, *_types_text(schema)])
         fragments: list[FragmentRecord] = []
         small: dict[str, tuple[FileRecord, IngestedFile]] = {}
@@ -442,7 +459,7 @@ class IngestedSource(FileSource):
 
         def whole() -> Any:
             stream = self._stream(file.url, location)
-            while stream.window <= 8 * MAX_LINE:
+            while stream.window <= MAX_LINE:
                 try:
                     return read(stream)
                 except RowTooLongError:
@@ -452,7 +469,8 @@ class IngestedSource(FileSource):
             )
 
         before = self._current(file, location)
-        if file.content is None and file_version(before) != file_version(file):
+        # A file that was touched has the version that it had before; see `files.reconcile`.
+        if file_version(before) != self._versions.get(file.url, file_version(file)):
             raise _replaced(file, location)
         failed: SourceError | None = None
         try:
@@ -490,19 +508,32 @@ class IngestedSource(FileSource):
         """
         if self.columns is not None:
             return self.columns
+        declared = {column.name: column.type for column in self.types or ()}
         identity = self._digest("types")
         with _one_at_a_time:
             kept = read_record(self._root, identity, KEPT_TYPES)
-            if kept is None:
+            known = {} if kept is None else {f.name: f.type for f in kept.schema}
+            if kept is None or pa.null() in known.values():
                 found = [*zip(files, self._ingested(files, location, partition))]
                 for key, others in self._listed.items():
                     if key != partition:
                         with suppress(SourceError):  # it is the other partition's error
                             found += zip(others, self._ingested(others, location, key))
                 by_url = [(file.url, rows) for file, rows in found]
-                types = StoredTable(self._found_types(by_url, location))
-                kept = create_record(self._root, identity, types, KEPT_TYPES)
-        return kept.schema
+                types = {f.name: f.type for f in self._found_types(by_url, location)}
+                if kept is not None:  # a column had no value so far
+                    types = {
+                        name: types.get(name, kind) if pa.types.is_null(kind) else kind
+                        for name, kind in known.items()
+                    }
+                table = StoredTable(pa.schema(types))
+                if kept is None:
+                    table = create_record(self._root, identity, table, KEPT_TYPES)
+                elif types != known:
+                    write_record(self._root, identity, KEPT_TYPES, table)
+                known = {f.name: f.type for f in table.schema}
+        plain = {n: pa.string() if pa.types.is_null(k) else k for n, k in known.items()}
+        return pa.schema(plain | declared)
 
     def _found_types(self, files: Sequence[tuple[str, IngestedFile]], location: str) -> pa.Schema:
         """Return the types that all values of some files have."""
@@ -520,17 +551,16 @@ class IngestedSource(FileSource):
         declared = self.types or pa.schema([])
         kinds: dict[str, pa.DataType] = {}
         for name, by_file in found.items():
-            if name in declared.names:
-                kinds[name] = declared.field(name).type
-                continue
             kind = self.common_type(list(by_file.values()))
+            if kind is None and name in declared.names:
+                kind = pa.null()
             if kind is None:
                 raise SourceError(
                     f"{location}: column {name!r} has values without a common type, in "
                     f"{names(sorted(by_file), 3)}. Declare its type for all files, by types= or "
                     "schema=, or take files out of the source"
                 )
-            kinds[name] = pa.string() if pa.types.is_null(kind) else kind
+            kinds[name] = kind
         return pa.schema(kinds)
 
     def _schema(self, kinds: pa.Schema, location: str) -> pa.Schema:
@@ -544,10 +574,10 @@ class IngestedSource(FileSource):
             )
         return kinds.append(pa.field(_PATH, pa.string()))
 
-    def _check_declared(
-        self, files: Sequence[tuple[FileRecord, IngestedFile]], location: str
+    def _check_columns(
+        self, files: Sequence[tuple[FileRecord, IngestedFile]], schema: pa.Schema, location: str
     ) -> None:
-        """Refuse a declared column that no file has."""
+        """Refuse a declared column that no file has, and a file without any of the columns."""
         known = {name for _, rows in files for name in rows.types}
         declared = self.types or (self.columns if self.is_text else None) or pa.schema([])
         unknown = [name for name in declared.names if name not in known]
@@ -556,6 +586,8 @@ class IngestedSource(FileSource):
                 f"{location}: no file has the column {unknown[0]!r} of schema= or types=; "
                 f"{files[0][0].url!r} has {names(list(files[0][1].types), 10)}"
             )
+        for file, rows in files:
+            _check_names(file, rows, schema, location)
 
     # Reading.
 
@@ -634,7 +666,7 @@ class IngestedSource(FileSource):
         self, rows: pa.Table, column: pa.Field, fragment: FragmentRecord, context: ReadContext
     ) -> tuple[pa.ChunkedArray, Sequence[int]]:
         """Cast a column of rows in the store; see `cast_each`."""
-        if column.name not in rows.column_names:
+        if rows.schema.get_field_index(column.name) < 0:
             return pa.chunked_array([pa.nulls(rows.num_rows, column.type)]), ()
         values = rows.column(column.name)
         if values.type == column.type:
@@ -649,6 +681,11 @@ class IngestedSource(FileSource):
             kinds = part.type, column.type
             if any(map(pa.types.is_boolean, kinds)) and not pa.types.is_string(column.type):
                 raise pa.ArrowInvalid("a number is neither true nor false")
+            is_number = pa.types.is_integer(part.type) or pa.types.is_floating(part.type)
+            if is_number and pa.types.is_temporal(column.type):
+                raise pa.ArrowInvalid("a number is no time")
+            if pa.types.is_floating(part.type) and pa.types.is_decimal(column.type):
+                return forms.cast(part.cast(pa.string()), column.type)  # which rounds nothing
             rows = pa.table([part], names=[column.name])
             return conform(rows, pa.schema([column])).column(0).combine_chunks()
 
@@ -693,7 +730,8 @@ class IngestedSource(FileSource):
                 edges = np.cumsum([0, *sizes])
                 first = int(np.searchsorted(edges, place.start, "right")) - 1
                 last = int(np.searchsorted(edges, place.stop, "left"))
-                present = [name for name in wanted if name in f.schema_arrow.names]
+                own = set(f.schema_arrow.names)
+                present = [name for name in wanted if name in own]
                 if not present:
                     rows = pa.nulls(place.stop - place.start)
                     return pa.table([rows], names=["\0"])
@@ -723,12 +761,30 @@ class IngestedSource(FileSource):
         return self.root
 
     def _digest(self, what: str) -> str:
-        declared = _types_text(self.types) if what == "types" else ""
-        text = "\n".join([what, self.url, self.reading, *declared])
+        pipeline = self._pipeline if what == "types" else ""
+        text = "\n".join([what, self.url, self.reading, pipeline])
         return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
     def _stream(self, url: str, location: str) -> TextStream:
         return TextStream(url, self.encoding, location, self.options_for(url))
+
+
+def _check_names(file: FileRecord, rows: IngestedFile, schema: pa.Schema, location: str) -> None:
+    """Refuse a file with rows whose columns have other names than those of the source."""
+    if not rows.rows:
+        return
+    names_kept = {name.lower(): name for name in schema.names}
+    for name in rows.types:
+        if (kept := names_kept.get(name.lower(), name)) != name:
+            raise SourceError(
+                f"{location}: {file.url!r} has the column {name!r}, which is {kept!r} in other "
+                "files. Rename it"
+            )
+    if rows.types and not any(name.lower() in names_kept for name in rows.types):
+        raise SourceError(
+            f"{location}: {file.url!r} has none of the columns {names(schema.names, 10)}, but "
+            f"{names(list(rows.types), 10)}. Check its header, or take it out of the source"
+        )
 
 
 class _GoneError(SourceError):

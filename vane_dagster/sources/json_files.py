@@ -74,7 +74,10 @@ class JsonSource(TypedSource):
                     "'data.jsonl' (FORMAT json)"
                 )
             if block.strip():
-                rows = self._parsed(block, line, stream)
+                try:
+                    rows = self._parsed(block, line, stream)
+                except RecursionError:
+                    raise stream.refused("a value is nested too deeply", line=line) from None
                 yield rows, shown_types(rows)
             line += block.count(b"\n")
         if line == 1:
@@ -247,7 +250,9 @@ def _column(values: Sequence[Any], is_text: bool) -> pa.Array:
             if not _has_inexact(found) or not pa.types.is_nested(found.type):
                 return found
     texts = [
-        value if value is None or isinstance(value, str) else python_json.dumps(value)
+        value
+        if value is None or isinstance(value, str)
+        else python_json.dumps(value, ensure_ascii=False)
         for value in values
     ]
     return pa.array(texts, pa.string())

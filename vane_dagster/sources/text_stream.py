@@ -199,14 +199,21 @@ class BlockReader(io.RawIOBase):
         return True
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return up to a number of bytes; none at the end."""
-        while self._at == len(self._held):
+        """Return up to a number of bytes; none at the end.
+
+        They do not end between CR and LF: Arrow's reader takes an LF at the beginning of a block
+        for the rest of a line end, also in quotes.
+        """
+        while self._held[self._at :] in (b"", b"\r"):
             block = next(self._blocks, None)
             if block is None:
-                return b""
-            self._held, self._at = block, 0
-        start, self._at = self._at, min(self._at + (size or 0), len(self._held))
-        return self._held[start : self._at]
+                break
+            self._held, self._at = self._held[self._at :] + block, 0
+        start, stop = self._at, min(self._at + max(2, size or 0), len(self._held))
+        if stop - start > 1 and self._held[stop - 1] == 13:  # CR
+            stop -= 1
+        self._at = stop
+        return self._held[start:stop]
 
 
 def is_utf_8(text: bytes) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, time
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,8 @@ def joined(one: str, other: str) -> str:
     pair = {one, other}
     if pair == {"integer", "long"}:
         return "long"
+    if pair == {"date", "timestamp"}:
+        return "timestamp"
     return "double" if pair == {"integer", "double"} else "text"
 
 
@@ -239,6 +241,10 @@ def _is_exact(values: pa.Array) -> bool:
     infinite = pc.is_inf(numbers)
     if pc.any(infinite).as_py() and _match_any(values.filter(infinite), "[0-9]"):
         return False
+    if _match_any(values.filter(pc.equal(numbers, 0)), "^[^eE]*[1-9]"):  # too small
+        return False
+    if _match_any(values, "^-?[0-9]{19,}$"):  # a whole number of more than 64 bits
+        return False
     long = pc.greater(pc.binary_length(values), _SURE_DIGITS)
     if not pc.any(long).as_py():
         return True
@@ -268,10 +274,9 @@ def _prints(text: str, number: float) -> bool:
 
 
 def _parsed(values: pa.Array, form: str, kind: pa.DataType) -> pa.Array:
-    """Convert texts by a format of `strptime`."""
-    if "%f" in form or "%z" in form:  # which Arrow's own lacks
-        texts = values.to_pylist()
-        return pa.array(
-            [None if text is None else datetime.strptime(text, form) for text in texts], kind
-        )
-    return pc.strptime(values, form, "s").cast(kind)
+    """Convert texts by a format of Python's `strptime`: Arrow's takes 31 February for 2 March."""
+    encoded = values.dictionary_encode()
+    times = [datetime.strptime(text, form) for text in encoded.dictionary.to_pylist()]
+    if pa.types.is_date(kind) and any(each.time() != time.min for each in times):
+        raise pa.ArrowInvalid("a date has a time")
+    return pa.array(times, kind).take(encoded.indices)

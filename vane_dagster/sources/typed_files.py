@@ -74,10 +74,19 @@ def _wider(one: pa.Field | None, other: pa.Field | None) -> pa.Field | None:
     kinds = one.type, other.type
     if set(kinds) == {pa.int64(), pa.float64()}:
         return pa.field("", pa.string() if is_long else pa.float64())
-    found = wider_type(*kinds)
+    found = wider_type(*kinds) or wider_type(*map(_with_doubles, kinds))
     if found is None and not any(map(pa.types.is_nested, kinds)):
         found = pa.string()
     return None if found is None else pa.field(_LONG if is_long else "", found)
+
+
+def _with_doubles(kind: pa.DataType) -> pa.DataType:
+    """Return a nested type with doubles in place of whole numbers."""
+    if pa.types.is_list(kind):
+        return pa.list_(_with_doubles(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, _with_doubles(f.type)) for f in kind])
+    return pa.float64() if kind == pa.int64() else kind
 
 
 def _common(found: Sequence[Any]) -> pa.Field | None:

@@ -17,6 +17,7 @@ import pytest
 import vane_dagster as vd
 from support.ingested import CONTEXT, RULE, bound, misfits, refusal, rows, split, types
 from vane_dagster.sources import FragmentRule
+from vane_dagster.sources.text_stream import TextStream
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord
 from vane_dagster.storage.store import Store
@@ -78,6 +79,9 @@ def test_declared_types_replace_those_in_the_files(tmp_path):
         (["2024-01-31T10:00:00Z", "2024-01-31T10:00:00+02:00"], "timestamp[us, tz=UTC]"),
         (["2024-01-31T10:00:00Z", "2024-01-31T10:00:00"], "string"),
         (["x", "1"], "string"),
+        (["36893488147419103232"], "string"),
+        (["1e-400"], "string"),
+        (["2024-01-31", "2024-01-31 10:00"], "timestamp[us]"),
         (["", ""], "string"),
     ],
 )
@@ -112,8 +116,52 @@ def test_types_are_those_of_the_first_run(tmp_path):
     assert [(row["id"], row["n"]) for row in rows(source)] == [(1, 1), (2, 2), (3, None)]
     (message,) = misfits(source)
     assert "b.csv', row 2: column 'n' has a value that is no BIGINT" in message
-    again = vd.csv(str(folder), types={"n": "DOUBLE"}).bind(store)
+    again = vd.csv(str(folder), types={"n": "DOUBLE", "new": "VARCHAR"}).bind(store)
     assert [(row["n"], row["new"]) for row in rows(again)] == [(1, None), (2, "x"), (1.5, "y")]
+
+
+def test_a_column_without_values_so_far_has_no_type_yet(tmp_path):
+    store = Store(Location(str(tmp_path / "store")))
+    folder = tmp_path / "src"
+    folder.mkdir()
+    write(folder, a__csv=b"id,n\n1,\n")
+    assert types(vd.csv(str(folder)).bind(store)) == {"id": "int64", "n": "string"}
+    write(folder, b__csv=b"id,n\n2,5\n")
+    assert types(vd.csv(str(folder)).bind(store)) == {"id": "int64", "n": "int64"}
+    write(folder, c__csv=b"id,n\nx,y\n")
+    assert types(vd.csv(str(folder)).bind(store)) == {"id": "int64", "n": "int64"}
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        (b"3,c\n4,d\n", "has none of the columns 'id', 'v'"),
+        (b"ID,v\n3,c\n", "has the column 'ID', which is 'id' in other files"),
+    ],
+)
+def test_a_later_file_with_another_header_is_refused(later, expected, tmp_path):
+    store = Store(Location(str(tmp_path / "store")))
+    folder = tmp_path / "src"
+    folder.mkdir()
+    write(folder, a__csv=b"id,v\n1,a\n")
+    rows(vd.csv(str(folder)).bind(store))
+    write(folder, b__csv=later)
+    assert expected in refusal(vd.csv(str(folder)).bind(store))
+
+
+@pytest.mark.parametrize("size", range(14, 26))
+def test_line_ends_in_quotes_are_kept_wherever_a_window_ends(size, tmp_path, monkeypatch):
+    data = b'a,b\r\n1,"x\r\ny\r\n"\r\n2,"\r\n"\r\n'
+    monkeypatch.setattr(TextStream, "window", size)
+    monkeypatch.setattr("vane_dagster.sources.text_stream.BLOCK", 5)
+    source = vd.csv(write(tmp_path, a__csv=data))
+    assert [row["b"] for row in rows(source)] == ["x\r\ny\r\n", "\r\n"]
+
+
+def test_empty_lines_of_one_column_are_nulls(tmp_path):
+    assert rows(vd.csv(write(tmp_path, a__csv=b"v\nx\n\nz\n"))) == [
+        {"v": "x"}, {"v": None}, {"v": "z"},
+    ]  # fmt: skip
 
 
 def test_types_are_found_in_all_partitions_of_the_run(tmp_path):
@@ -232,6 +280,8 @@ def test_a_format_without_offset_is_not_that_of_time_zones(tmp_path):
     [
         ("DATE", "%d.%m.%Y", "31.01.2024 10:00"),
         ("DATE", "%d.%m.%Y", "2024-01-31"),
+        ("DATE", "%d.%m.%Y", "31.02.2024"),
+        ("DATE", "%d.%m.%Y", "31.01.24"),
         ("TIMESTAMP", "%d.%m.%Y %H:%M:%S", "31.01.2024 10:00:00.123"),
         ("TIMESTAMP", "%d.%m.%Y", "2024-01-31"),
     ],
@@ -266,6 +316,7 @@ def test_fractions_after_a_comma(kind, value, expected, tmp_path):
     ("data", "given", "expected"),
     [
         (b"a;b\n1;2\n", {}, {"a": 1, "b": 2}),
+        (b"sep=;\r\na;b\r\n1;2\r\n", {}, {"a": 1, "b": 2}),
         (b"a\tb\n1\t2\n", {}, {"a": 1, "b": 2}),
         (b"1,2\n", {"header": False, "column_names": ["a", "b"]}, {"a": 1, "b": 2}),
         (b"1,2\n", {"header": False, "schema": {"a": "INT", "b": "INT"}}, {"a": 1, "b": 2}),

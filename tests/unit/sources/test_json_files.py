@@ -70,6 +70,8 @@ def test_declared_columns_are_those_of_the_source(tmp_path):
         ("BIGINT[]", "[1.5]"),
         ("BIGINT[2]", "[1.5, 2]"),
         ("BOOLEAN", "20"),
+        ("TIMESTAMP", "1700000000000"),
+        ("DECIMAL(20,2)", "19.999"),
         ("BOOLEAN", "0.5"),
         ("DOUBLE", "9007199254740993"),
         ("DOUBLE[]", "[0.5, 9007199254740993]"),
@@ -102,6 +104,12 @@ def test_nested_values_are_converted_as_others(tmp_path):
         values[2],
         {**values[3], "d": date(2024, 2, 1)},
     ]
+
+
+def test_nested_whole_numbers_and_fractions_are_doubles(tmp_path):
+    written(tmp_path, b'{"x":{"a":[1]}}\n')
+    written(tmp_path, b'{"x":{"a":[1.5]}}\n', "b.jsonl")
+    assert [row["x"] for row in rows(vd.json(str(tmp_path)))] == [{"a": [1.0]}, {"a": [1.5]}]
 
 
 def test_strings_and_mixed_values_are_text(tmp_path):
