@@ -33,7 +33,7 @@ MOST_MISFITS = 1_000
 _TRIED = ("bool", "integer", "double", "date", "timestamp", "timestamptz")
 _INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
 _DOUBLE = r"^-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^(?i:-?(nan|inf|infinity))$"
-_WORDS = pa.array(["true", "True", "TRUE", "false", "False", "FALSE"])
+_WORDS = ("true", "True", "TRUE", "false", "False", "FALSE")
 LARGEST = 2**53
 """The whole numbers up to it are those that a double holds."""
 _SURE_DIGITS = 15
@@ -150,7 +150,7 @@ class TextTypes:
         """Return whether all of some values, trimmed and without nulls, have a kind."""
         try:
             if kind == "bool":
-                return bool(pc.all(pc.is_in(values, _WORDS)).as_py())
+                return bool(pc.all(pc.is_in(values, pa.array(_WORDS))).as_py())
             if kind == "double":
                 values = self._with_points(values)
             pattern = {"integer": _INTEGER, "double": _DOUBLE}.get(kind)
