@@ -14,11 +14,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
@@ -28,6 +27,9 @@ from vane_dagster.sources.base import ReadContext, SourceReader, cleaned_up, unr
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog, iceberg_errors
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.transient_errors import with_retries
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 _REFRESH_SECONDS = 300.0
 """A catalog may lend credentials that expire: workers load the table again after this time."""
@@ -291,6 +293,8 @@ class ScanTask:
 
     def _format(self, kind: Any, **options: Any) -> _RowGroups:
         """Return the format of the file, in place of the library's function."""
+        import pyarrow.dataset as ds  # imports pandas if it is installed
+
         return _RowGroups(ds.ParquetFileFormat(**options), range(*self._detail.groups))
 
 
