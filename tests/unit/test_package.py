@@ -20,6 +20,7 @@ OPTIONAL = {
     "PIL",
     "anthropic",
     "deltalake",
+    "fastavro",
     "lance",
     "openai",
     "pyiceberg",
