@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -104,10 +105,8 @@ def avro(
         DefinitionError: If an argument is wrong, or fastavro is not installed.
         SchemaError: If a type is unknown.
     """
-    try:
-        import fastavro  # noqa: F401
-    except ImportError as error:
-        raise DefinitionError("vd.avro: install 'vane-dagster[avro]'") from error
+    if find_spec("fastavro") is None:
+        raise DefinitionError("vd.avro needs fastavro. Install 'vane-dagster[avro]'")
     columns, pinned_types = declared_types("vd.avro", schema, types, is_declared)
     return AvroSource(
         **shared_options("vd.avro", url, asset, allow_empty, storage_options, "utf-8", small_files),

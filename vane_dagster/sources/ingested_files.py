@@ -37,6 +37,7 @@ from vane_dagster.sources.base import (
     Listed,
     ReadContext,
     Source,
+    SourceReader,
     SourceTable,
     fragment_record,
     unreadable,
@@ -45,7 +46,6 @@ from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.files import file_identity, file_version
 from vane_dagster.sources.grouping import FileSize, group, is_small
-from vane_dagster.sources.schemas import conform
 from vane_dagster.sources.text_stream import (
     MAX_LINE,
     RowTooLongError,
@@ -88,6 +88,7 @@ _SMALL_BYTES = 1 << 20
 """Files below this size are converted together, if there are many."""
 _SMALL_FILES = 256
 """Small files that are converted together."""
+_ROUNDING = 1e-6
 _VERSION = 1
 """Part of the identity of what is converted; another number converts all files again."""
 _PATH = "path"
@@ -118,10 +119,12 @@ class IngestedFile:
 
     def ranges(self, rule: FragmentRule) -> Iterator[tuple[int, int, int]]:
         """Cut the rows into ranges of at most a fragment; yields first, stop and bytes of each."""
-        count = max(-(-self.rows // rule.rows), -(-self.bytes // rule.bytes))
         edges = np.cumsum([0, *(piece.rows for piece in self.pieces)])
         above = np.cumsum([0, *(piece.bytes for piece in self.pieces)])
-        cuts = [self.rows * index // count for index in range(count + 1)] if self.rows else []
+        shares = [max(each.rows / rule.rows, each.bytes / rule.bytes) for each in self.pieces]
+        filled = np.cumsum([0.0, *shares])  # fragments that the pieces fill
+        ends = np.linspace(0, filled[-1], int(np.ceil(filled[-1] - _ROUNDING)) + 1)
+        cuts = np.floor(np.interp(ends, filled, edges) + _ROUNDING).astype(int).tolist()
         for start, stop in itertools.pairwise(dict.fromkeys(cuts)):
             low, high = np.interp([start, stop], edges, above)
             yield start, stop, int(high - low)
@@ -244,8 +247,6 @@ class IngestedSource(FileSource):
     _listed: dict[str | None, tuple[FileRecord, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-
-    _versions: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     _pipeline: str = field(default="", init=False, repr=False, compare=False)
 
     # What a format defines.
@@ -283,6 +284,18 @@ class IngestedSource(FileSource):
         """The forms of values in text."""
         return TextTypes()
 
+    def cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
+        """Convert values to a type, of which none is changed.
+
+        Args:
+            values: The values, as `convert` yielded them: texts, or what stands for them.
+            kind: The type.
+
+        Raises:
+            pa.ArrowInvalid: If one does not have the type.
+        """
+        return self.forms.cast(values.cast(pa.string()), kind)
+
     # Declaration.
 
     def describe(self) -> str:
@@ -302,14 +315,16 @@ class IngestedSource(FileSource):
 
     def schema(self, location: str) -> pa.Schema:
         """Return the columns of the last file of all partitions, by its first rows."""
+        if self.columns is not None:
+            return self._schema(self.columns, location)
         source = replace(self, url=PLACEHOLDER.sub("*", self.url))
         files = source.required(source.list_files([None], location)[None], None, location)
         types: dict[str, Any] = {}
         tables = self.convert(self._stream(files[-1].url, location))
         for _, found_types in itertools.islice(tables, 2):  # the first one may have no rows
             types = self._joined(types, found_types)
-        found = IngestedFile((), types)
-        return self._schema(self._found_types([(files[-1].url, found)], location), location)
+        found = self._found_types([(files[-1].url, IngestedFile((), types))], location)
+        return self._schema(self._declared(found), location)
 
     # Planning.
 
@@ -320,7 +335,10 @@ class IngestedSource(FileSource):
     def bind(self, store: Store) -> Source:
         return self._with(root=store.root)
 
-    def _with(self, **given: Any) -> Source:
+    def for_workers(self) -> SourceReader:
+        return self._with()  # without what was listed
+
+    def _with(self, **given: Any) -> IngestedSource:
         made = replace(self)
         for name, value in {"root": self.root, "_pipeline": self._pipeline, **given}.items():
             object.__setattr__(made, name, value)
@@ -330,10 +348,9 @@ class IngestedSource(FileSource):
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
         found = super().list_files(partitions, location)
-        for key, files in found.items():
-            if not isinstance(files, SourceError):
-                self._listed[key] = files
-                self._versions.update((file.url, file_version(file)) for file in files)
+        self._listed.update(
+            (key, files) for key, files in found.items() if not isinstance(files, SourceError)
+        )
         return found
 
     def split(
@@ -391,6 +408,7 @@ class IngestedSource(FileSource):
             key: IngestedFile(tuple(pieces.get(key, ())), types) for key, types in facts.items()
         }
 
+        listed = {file.url: file for file in self._listed.get(partition, files)}
         found: dict[str, IngestedFile | SourceError] = {
             file.url: known[key] for file in files if (key := file_identity(file)) in known
         }
@@ -398,7 +416,7 @@ class IngestedSource(FileSource):
         for lots, count in ((small, IO_THREADS), (large, os.cpu_count() or 1)):
             with ThreadPoolExecutor(max_workers=count) as threads:
                 for lot, made in zip(
-                    lots, threads.map(lambda lot: self._ingest(lot, location), lots)
+                    lots, threads.map(lambda lot: self._ingest(lot, location, listed), lots)
                 ):
                     found.update(zip([file.url for file in lot], made))
         converted = {
@@ -420,9 +438,15 @@ class IngestedSource(FileSource):
         return [converted[file_identity(file)] for file in files]
 
     def _ingest(
-        self, files: Sequence[FileRecord], location: str
+        self, files: Sequence[FileRecord], location: str, listed: Mapping[str, FileRecord]
     ) -> list[IngestedFile | SourceError]:
-        """Convert files: a large one into pieces of its own, small ones into common pieces."""
+        """Convert files: a large one into pieces of its own, small ones into common pieces.
+
+        Args:
+            files: The files. One that was touched has its former version; see `files.reconcile`.
+            location: The pipeline, for messages.
+            listed: The files as they were listed, by URL.
+        """
         keys = [file_identity(file) for file in files]
         found: list[Mapping[str, Any] | SourceError] = []
         with PieceWriter(self._root) as writer:
@@ -437,7 +461,7 @@ class IngestedSource(FileSource):
                     return types
 
                 try:
-                    found.append(self._read_version(file, convert, location))
+                    found.append(self._read_version(listed[file.url], convert, location))
                 except SourceError as error:
                     writer.begin(key)  # again, without its rows
                     found.append(error)
@@ -469,8 +493,7 @@ class IngestedSource(FileSource):
             )
 
         before = self._current(file, location)
-        # A file that was touched has the version that it had before; see `files.reconcile`.
-        if file_version(before) != self._versions.get(file.url, file_version(file)):
+        if file_version(before) != file_version(file):
             raise _replaced(file, location)
         failed: SourceError | None = None
         try:
@@ -508,32 +531,33 @@ class IngestedSource(FileSource):
         """
         if self.columns is not None:
             return self.columns
-        declared = {column.name: column.type for column in self.types or ()}
         identity = self._digest("types")
         with _one_at_a_time:
             kept = read_record(self._root, identity, KEPT_TYPES)
-            known = {} if kept is None else {f.name: f.type for f in kept.schema}
-            if kept is None or pa.null() in known.values():
+            if kept is None:
                 found = [*zip(files, self._ingested(files, location, partition))]
                 for key, others in self._listed.items():
                     if key != partition:
                         with suppress(SourceError):  # it is the other partition's error
                             found += zip(others, self._ingested(others, location, key))
                 by_url = [(file.url, rows) for file, rows in found]
-                types = {f.name: f.type for f in self._found_types(by_url, location)}
-                if kept is not None:  # a column had no value so far
-                    types = {
-                        name: types.get(name, kind) if pa.types.is_null(kind) else kind
-                        for name, kind in known.items()
-                    }
-                table = StoredTable(pa.schema(types))
-                if kept is None:
-                    table = create_record(self._root, identity, table, KEPT_TYPES)
-                elif types != known:
-                    write_record(self._root, identity, KEPT_TYPES, table)
-                known = {f.name: f.type for f in table.schema}
-        plain = {n: pa.string() if pa.types.is_null(k) else k for n, k in known.items()}
-        return pa.schema(plain | declared)
+                types = StoredTable(self._found_types(by_url, location))
+                kept = create_record(self._root, identity, types, KEPT_TYPES)
+            elif pa.null() in kept.schema.types:  # a column had no value so far
+                known = {column.name: column.type for column in kept.schema}
+                rows = self._ingested(files, location, partition)
+                for name in [name for name, kind in known.items() if pa.types.is_null(kind)]:
+                    shown = [each.types[name] for each in rows if name in each.types]
+                    known[name] = (self.common_type(shown) if shown else None) or pa.null()
+                if pa.schema(known) != kept.schema:
+                    kept = StoredTable(pa.schema(known))
+                    write_record(self._root, identity, KEPT_TYPES, kept)
+        return self._declared(kept.schema)
+
+    def _declared(self, found: pa.Schema) -> pa.Schema:
+        """Return columns with the declared types, and those without a value as text."""
+        kinds = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in found}
+        return pa.schema(kinds | {column.name: column.type for column in self.types or ()})
 
     def _found_types(self, files: Sequence[tuple[str, IngestedFile]], location: str) -> pa.Schema:
         """Return the types that all values of some files have."""
@@ -671,26 +695,8 @@ class IngestedSource(FileSource):
         values = rows.column(column.name)
         if values.type == column.type:
             return values, ()
-        if self.is_text and not pa.types.is_string(values.type):
-            values = values.cast(pa.string())
-        is_text, forms = pa.types.is_string(values.type), self.forms
-
-        def cast(part: pa.Array) -> pa.Array:
-            if is_text:
-                return forms.cast(part, column.type)
-            kinds = part.type, column.type
-            if any(map(pa.types.is_boolean, kinds)) and not pa.types.is_string(column.type):
-                raise pa.ArrowInvalid("a number is neither true nor false")
-            is_number = pa.types.is_integer(part.type) or pa.types.is_floating(part.type)
-            if is_number and pa.types.is_temporal(column.type):
-                raise pa.ArrowInvalid("a number is no time")
-            if pa.types.is_floating(part.type) and pa.types.is_decimal(column.type):
-                return forms.cast(part.cast(pa.string()), column.type)  # which rounds nothing
-            rows = pa.table([part], names=[column.name])
-            return conform(rows, pa.schema([column])).column(0).combine_chunks()
-
         try:
-            return cast_each(values, column.type, cast)
+            return cast_each(values, column.type, lambda part: self.cast(part, column.type))
         except pa.ArrowInvalid as error:
             raise SourceError(
                 f"{context.location}: {fragment}: column {column.name!r} has more than "
@@ -703,7 +709,7 @@ class IngestedSource(FileSource):
         detail = span.detail
         if not detail:
             file = self._current(FileRecord(span.url, 0, ""), context.location)
-            (rows,) = self._ingest([file], context.location)
+            (rows,) = self._ingest([file], context.location, {file.url: file})
             if isinstance(rows, SourceError):
                 raise rows
             detail = rows.detail(span.start, span.stop)

@@ -121,16 +121,14 @@ class TextStream:
                 ) from error
             raise unreadable(self.url, error, self.location) from error
 
-    def refused(self, reason: str, row: int | None = None, line: int | None = None) -> SourceError:
+    def refused(self, reason: str, line: int | None = None) -> SourceError:
         """Return an error about the file.
 
         Args:
             reason: What is wrong, and the fix; no data.
-            row: The row, counted from 1.
             line: The line, counted from 1.
         """
-        where = f", row {row}" if row is not None else ""
-        where = f", line {line}" if line is not None else where
+        where = f", line {line}" if line is not None else ""
         return SourceError(f"{self.location}: {self.url!r}{where}: {reason}")
 
     def not_utf_8(self, block: bytes, first: int) -> SourceError:

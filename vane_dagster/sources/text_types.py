@@ -1,8 +1,8 @@
 """The types of text: which one all values of a column have, and strict casts of text to a type.
 
-A value has a type only if no character of it gets lost: `007`, `+5` and whole numbers of more than
-64 bits are text, and so are numbers with more digits than a double holds. Dates and timestamps are
-in the ISO format, or in the one that is declared; they are never guessed.
+A column has a type only if no value is changed by it: `007`, `+5` and whole numbers of more than 64
+bits are text, and so are numbers with more digits than a double holds. Dates and timestamps are in
+the ISO format, or in the one that is declared; they are never guessed.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class TextTypes:
             infinite = pc.is_inf(found)
             if pc.any(infinite).as_py() and _match_any(values.filter(infinite), "[0-9]"):
                 raise pa.ArrowInvalid("a number is too large")
-        if pa.types.is_integer(kind) and pc.any(pc.match_substring(values, "x")).as_py():
+        if pa.types.is_integer(kind) and _match_any(values, "[xX]"):
             raise pa.ArrowInvalid("a value is hexadecimal")
         return found
 
@@ -153,11 +153,8 @@ class TextTypes:
                 return bool(pc.all(pc.is_in(values, pa.array(_WORDS))).as_py())
             if kind == "double":
                 values = self._with_points(values)
-            pattern = {"integer": _INTEGER, "double": _DOUBLE}.get(kind)
-            if (
-                pattern is not None
-                and not pc.all(pc.match_substring_regex(values, pattern)).as_py()
-            ):
+            pattern = {"integer": _INTEGER, "double": _DOUBLE}.get(kind, "")
+            if not pc.all(pc.match_substring_regex(values, pattern)).as_py():
                 return False
             if kind == "double":
                 return _is_exact(values)
@@ -213,6 +210,12 @@ def cast_each(
     return pa.chunked_array(found, kind), misfits
 
 
+def are_small(values: pa.Array | pa.ChunkedArray) -> bool:
+    """Return whether a double holds each of some whole numbers."""
+    limits = pc.min_max(values).as_py()
+    return limits["min"] is None or (limits["min"] >= -LARGEST and limits["max"] <= LARGEST)
+
+
 def is_readable(kind: pa.DataType) -> bool:
     """Return whether text can be cast to a type."""
     if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
@@ -256,11 +259,8 @@ def _is_exact(values: pa.Array) -> bool:
 
 def _sized(kind: str, values: pa.Array) -> str:
     """Return the kind of values, by their size if they are whole numbers."""
-    if kind != "integer":
-        return kind
-    limits = pc.min_max(values.cast(pa.int64())).as_py()
-    is_small = limits["min"] >= -LARGEST and limits["max"] <= LARGEST
-    return "integer" if is_small else "long"
+    is_long = kind == "integer" and not are_small(values.cast(pa.int64()))
+    return "long" if is_long else kind
 
 
 def _prints(text: str, number: float) -> bool:

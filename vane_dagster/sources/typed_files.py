@@ -8,11 +8,10 @@ from functools import reduce
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vane_dagster.sources.ingested_files import IngestedSource
 from vane_dagster.sources.schemas import wider_type
-from vane_dagster.sources.text_types import LARGEST, is_readable
+from vane_dagster.sources.text_types import are_small, is_readable
 from vane_dagster.types.schema import read_schema, schema_record
 
 
@@ -28,6 +27,19 @@ class TypedSource(IngestedSource):
     def common_type(self, found: Sequence[Any]) -> pa.DataType | None:
         column = _common(found)
         return None if column is None else column.type
+
+    def cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
+        own = values.type
+        is_number = pa.types.is_integer(own) or pa.types.is_floating(own)
+        is_exact = not (pa.types.is_floating(own) and pa.types.is_decimal(kind))
+        if pa.types.is_string(own) or not is_exact:  # by its text, a fraction is not rounded
+            return super().cast(values, kind)
+        is_boolean = pa.types.is_boolean(own) or pa.types.is_boolean(kind)
+        if is_boolean and not pa.types.is_string(kind):
+            raise pa.ArrowInvalid("a number is neither true nor false")
+        if is_number and pa.types.is_temporal(kind):
+            raise pa.ArrowInvalid("a number is no time")
+        return values.cast(kind)
 
 
 def is_declared(kind: pa.DataType) -> bool:
@@ -48,14 +60,8 @@ def shown_types(rows: pa.Table) -> Mapping[str, Any]:
 
 def _shown(values: pa.ChunkedArray) -> str | None:
     """Return what values show of the type of their column, as JSON."""
-    is_long = pa.types.is_integer(values.type) and not _is_small(values)
+    is_long = pa.types.is_integer(values.type) and not are_small(values)
     return _record(pa.field(_LONG if is_long else "", values.type))
-
-
-def _is_small(values: pa.ChunkedArray) -> bool:
-    """Return whether a double holds each of some whole numbers."""
-    limits = pc.min_max(values).as_py()
-    return limits["min"] is None or (limits["min"] >= -LARGEST and limits["max"] <= LARGEST)
 
 
 def _record(column: pa.Field | None) -> str | None:

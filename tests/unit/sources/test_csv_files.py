@@ -7,6 +7,7 @@ import gzip
 import itertools
 import lzma
 import math
+import pickle
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -17,10 +18,12 @@ import pytest
 import vane_dagster as vd
 from support.ingested import CONTEXT, RULE, bound, misfits, refusal, rows, split, types
 from vane_dagster.sources import FragmentRule
+from vane_dagster.sources.ingested_files import IngestedFile
 from vane_dagster.sources.text_stream import TextStream
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord
 from vane_dagster.storage.store import Store
+from vane_dagster.storage.stored_tables import ParquetRows, Piece
 
 
 def write(folder: Path, **files: bytes) -> str:
@@ -186,6 +189,7 @@ def test_a_column_that_a_file_lacks_or_leaves_empty_is_null(tmp_path):
         ("BIGINT", "1.5"),
         ("BIGINT", "xyzzy"),
         ("BIGINT", "0x10"),
+        ("BIGINT", "0X10"),
         ("TINYINT", "300"),
         ("DATE", "2024-01-31 10:00:00"),
         ("DATE", "2024-1-31"),
@@ -442,14 +446,42 @@ def test_a_row_far_behind_the_head_names_its_line(tmp_path):
 def test_cuts_hold_at_most_the_rows_and_bytes_of_the_rule(tmp_path):
     data = b"id,s\n" + b"".join(b'%d,"%s"\n' % (n, b"x\n" * (n % 40)) for n in range(400))
     source = vd.csv(write(tmp_path, a__csv=data))
-    for rule in (FragmentRule(37), FragmentRule(1000, 500), FragmentRule(1)):  # bytes by the mean
+    for rule in (FragmentRule(37), FragmentRule(1000, 500), FragmentRule(1)):
         fragments = split(source, rule).fragments
         edges = [(f.start, f.stop) for f in fragments]
         assert edges[0][0] == 0
         assert edges[-1][1] == 400
         assert all(a[1] == b[0] for a, b in itertools.pairwise(edges))
         assert all(f.stop - f.start <= rule.rows for f in fragments)
+        row = sum(f.bytes for f in fragments) / 400  # by which a cut between rows may exceed it
+        assert all(f.bytes <= rule.bytes + row for f in fragments)
         assert [row["id"] for row in rows(source, rule)] == list(range(400))
+
+
+def test_parts_with_large_rows_are_cut_into_more_fragments():
+    pieces = [Piece("", 1000, size, (ParquetRows("x", 0, 1000),)) for size in (1000, 100_000)]
+    ranges = list(IngestedFile(tuple(pieces), {}).ranges(FragmentRule(5000, 10_100)))
+    assert len(ranges) == 11
+    assert max(size for _, _, size in ranges) <= 10_100
+    assert (ranges[0][0], ranges[-1][1]) == (0, 2000)
+
+
+def test_a_source_declares_its_columns_before_a_run(tmp_path):
+    url = write(tmp_path, a__csv=b"id,n,e\n1,5,\n")
+    source = vd.csv(url, types={"n": "DOUBLE"}, include_paths=True)
+    kinds = {"id": pa.int64(), "n": pa.float64(), "e": pa.string(), "path": pa.string()}
+    assert source.schema("here") == pa.schema(kinds)
+    assert vd.csv(url, schema={"n": "DOUBLE"}).schema("here") == pa.schema({"n": pa.float64()})
+
+
+def test_workers_get_no_listing(tmp_path):
+    source = bound(vd.csv(write(tmp_path, a__csv=b"id\n1\n")))
+    split(source)
+    before = len(pickle.dumps(source.for_workers()))
+    for n in range(50):
+        (tmp_path / f"{n}.csv").write_bytes(b"id\n1\n")
+    split(source)
+    assert len(pickle.dumps(source.for_workers())) == before
 
 
 def test_small_files_are_grouped_by_default(tmp_path):
