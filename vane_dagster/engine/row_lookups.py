@@ -45,7 +45,7 @@ class RowLookups:
     """Finds the parts with the rows that a stage may copy, when a fragment is about to begin.
 
     These are the parts in force of the same partition and of the preceding ones, as many as the
-    stage says. For a new partition, they include those of partitions that no longer exist. The
+    stage says. A new partition also looks in partitions that no longer exist. The
     parts of the same partition that this run has written come first; see `written_groups`.
 
     A partition of this run waits until those before it are computed. If these waits turn out to be

@@ -238,7 +238,7 @@ def hints(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
 def mark_hints(tree: ast.Module) -> None:
     """Mark strings in type hints as evaluated: libraries read the names in them.
 
-    Others, such as that of ``Literal["return"]``, are only text.
+    Strings that are not expressions, such as in ``Literal["return"]``, are only text.
     """
     for hint in hints([tree]):
         for node in ast.walk(hint):

@@ -44,7 +44,7 @@ class DependencyWalk:
         # Whether the object counts that a name stands for, not only attributes of that module.
         self._seen: dict[tuple[str, str], bool] = {}
         self._whole: set[str] = set()
-        self._packages: set[str] = set()  # those of which all modules count
+        self._packages: set[str] = set()  # packages whose modules all count
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
         self._computed_imports: list[tuple[Module, CodeIdentityError]] | None = None
         self._own_units: set[int] = set()
@@ -204,7 +204,8 @@ class DependencyWalk:
     def _reach_named_modules(self) -> None:
         """Collect the modules that computed imports may import.
 
-        They are those of the files' packages, and those that literals name, and all below these.
+        These are the modules of the file's package, the modules that literals name, and the modules
+        below those.
 
         Raises:
             CodeIdentityError: A file with a computed import is in no package, and no literal names
