@@ -109,7 +109,7 @@ def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Sto
         schema = pa.schema([partition.schemas[base].field(id)])
         files = tuple(partition.listed[span.url] for span in fragment.spans)
         context = ReadContext(f"stage '{pipeline.name}/{stage}'")
-        rows = read_planned(plan.source, fragment, schema, files, context)
+        rows = read_planned(plan.source, fragment, schema, files, context, plan.id_rule(partition))
     else:
         made_from = partition.inputs[base]
         folder = store.parts(pipeline.name, made_from.stage, partition.key)

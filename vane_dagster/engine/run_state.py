@@ -311,7 +311,7 @@ class RunState:
             lineage=spec.column_lineage(self.pipeline, partition.schemas),
             sample=tuple(self._samples.get((index, stage), ())),
             source="" if self.plan.source.kind == PARQUET else self.plan.source.kind,
-            id_rule=next((m.id_rule for m in partition.inputs.values()), self.plan.source.id_rule),
+            id_rule=self._id_rule(partition),
             row_definition=stage_plan.row_definition,
             published=(
                 self._unpublished(publisher, partition, stage, parts) if publisher else None
@@ -375,6 +375,12 @@ class RunState:
     def _brings_ids(self, spec: StageSpec) -> bool:
         """Whether a stage introduces ids that were not verified as unique upstream."""
         return spec.makes_rows or spec.base_node(self.pipeline) == SOURCE
+
+    def _id_rule(self, partition: PartitionPlan) -> str:
+        for manifest in partition.inputs.values():
+            return manifest.id_rule
+        rule = self.plan.id_rule(partition)
+        return rule.record if rule else ""
 
     def _model(self, spec: StageSpec) -> Mapping[str, str]:
         if not spec.runs_udf:

@@ -419,9 +419,9 @@ class WorkBuilder:
         if upstream == SOURCE:
             schema = self._upstream_schema(run, task_state.spec, upstream)
             rows: SourceRows | PartRows
-            rows = SourceRows(
-                self._source(), run.fragment, schema, self._files(run), self._pipeline.id
-            )
+            ids = self._plan.id_rule(self._plan.partitions[run.partition])
+            files, id = self._files(run), self._pipeline.id
+            rows = SourceRows(self._source(), run.fragment, schema, files, id, ids)
             return self._sampled(run, task_state, upstream, rows), []
         if (held := run.task_states.get(upstream)) is not None and held.table is not None:
             return TableRows(position), [held.table]

@@ -54,7 +54,9 @@ class Pipeline(declared.Pipeline):
             SourceError: If there is no file, or no footer is readable.
             DefinitionError: If the source is another asset's rows in a store.
         """
-        return self.source.schema(f"pipeline {self.name!r}")
+        location = f"pipeline {self.name!r}"
+        schema = self.source.schema(location)
+        return self.id_rule.schema(schema, location) if self.id_rule else schema
 
     def preview(
         self,

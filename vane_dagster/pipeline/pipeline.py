@@ -36,7 +36,7 @@ from vane_dagster.pipeline.specs import (
 )
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.sources import Source
-from vane_dagster.sources.row_ids import IdLike, IdRule, as_id, identified
+from vane_dagster.sources.row_ids import IdLike, IdRule, RowId, as_id
 from vane_dagster.sources.stored import as_source
 from vane_dagster.types.schema import type_name
 
@@ -141,16 +141,14 @@ class Pipeline(Rows):
                 f"{location}: a name has letters, digits and '_', and does not begin with a digit"
             )
         source = as_source(location, source).of_pipeline(name)
-        id_rule = as_id(location, source.default_id if id is None else id)
-        id_label = str(id_rule) if isinstance(id_rule, IdRule) else repr(id_rule)
-        if isinstance(id_rule, IdRule):
-            source = identified(source, id_rule)
-            id_rule = id_rule.name
         source.validate(location, partitions_def)
+        given = as_id(location, source.default_id if id is None else id)
+        self.id_rule: IdRule | None = given if isinstance(given, IdRule) else None
+        if isinstance(given, RowId):
+            given.check(source, location)
         self.name = name
         self.source: Source = source
-        self.id = id_rule
-        self._id_label = id_label
+        self.id = given.name if isinstance(given, IdRule) else given
         self.partitions_def = partitions_def
         self.backfill_policy = backfill_policy
         self.fragment_rows: int | None = positive(location, "fragment_rows", fragment_rows)
@@ -161,7 +159,7 @@ class Pipeline(Rows):
         self.pipeline = self
         self._node = SOURCE
         self._stages: dict[str, Stage] = {}
-        self._keys: dict[str, Keys] = {SOURCE: (IdColumn(id_rule, SOURCE),)}
+        self._keys: dict[str, Keys] = {SOURCE: (IdColumn(self.id, SOURCE),)}
         self._checks: dict[str, tuple[Check, ...]] = {}
 
     @property
@@ -201,7 +199,7 @@ class Pipeline(Rows):
                 yield from tree
 
         source = self.source
-        head = f"{self.name}: rows of {source.place}, by {self._id_label}"
+        head = f"{self.name}: rows of {source.place}, by {self.id_rule or repr(self.id)}"
         return "\n".join([head, *drawn(SOURCE, "")])
 
     def keys(self, node: str) -> Keys:

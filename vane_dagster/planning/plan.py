@@ -12,10 +12,11 @@ import pyarrow as pa
 from vane_dagster.errors import VaneError
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec
 from vane_dagster.planning.causes import Causes, describe
 from vane_dagster.planning.definition import PoolIdentity, pool_identity
 from vane_dagster.sources import FragmentRule, Source
+from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
     Component,
@@ -180,6 +181,15 @@ class RunPlan:
         if spec.name not in self._pools:
             self._pools[spec.name] = pool_identity(self.pipeline, spec)
         return self._pools[spec.name]
+
+    def id_rule(self, partition: PartitionPlan) -> IdRule | None:
+        """Return how ids of the source's rows are computed; None if a column has them.
+
+        Args:
+            partition: A partition, some stage of which is made from the source.
+        """
+        rule = self.pipeline.id_rule
+        return None if rule is None else rule.of(partition.schemas[SOURCE])
 
     @property
     def is_sample(self) -> bool:

@@ -25,6 +25,7 @@ from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources import FragmentRule, Listed
 from vane_dagster.sources.base import default_rule
 from vane_dagster.sources.files import file_identity, reconcile
+from vane_dagster.sources.row_ids import with_ids
 from vane_dagster.storage.filesystem import IO_THREADS
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.storage.store import Store
@@ -128,7 +129,8 @@ class _Planner:
         self.rule = fragment_rule(pipeline, store, keep)
         self.source = pipeline.source.bind(store)
         self.source_definition = source_definition(self.source)
-        rules = (self.source_definition, self.source.splitting)
+        ids = pipeline.id_rule.record if pipeline.id_rule else ""
+        rules = (self.source_definition, self.source.splitting, ids)
         self.source_rules = [rule for rule in rules if rule]
         read = [u for s in selected for u in stages_read(pipeline, pipeline[s].spec)]
         self.inputs = [u for u in dict.fromkeys(read) if u not in selected]
@@ -273,6 +275,7 @@ class _Planner:
         fragments = None
         if self.heads:
             table = self.source.split(files, self.rule, self.location, key)
+            table = with_ids(table, self.pipeline.id_rule, self.location)
             table.require_everywhere(self.pipeline.id, self.location)
             known[SOURCE] = table.schema
             fragments = keyed(table.fragments, self.source_definition)

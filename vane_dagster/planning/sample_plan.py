@@ -24,6 +24,7 @@ from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.planner import fragment_rule
 from vane_dagster.sources import FragmentRule, Listed, Source
 from vane_dagster.sources.files import file_version, reconcile
+from vane_dagster.sources.row_ids import with_ids
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.storage.store import Store
 
@@ -277,5 +278,6 @@ class _Sampler:
         known = {stage: manifest.schema for stage, manifest in inputs.items()}
         if SOURCE in self._spec.upstream:
             key, files = self._manifest.partition, list(listed.values())
-            known[SOURCE] = self._source.split(files, self._rule, self._location, key).schema
+            table = self._source.split(files, self._rule, self._location, key)
+            known[SOURCE] = with_ids(table, self._pipeline.id_rule, self._location).schema
         return self._pipeline.resolve_schemas([self._stage], known)

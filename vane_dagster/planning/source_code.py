@@ -15,7 +15,6 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.sources import Source
-from vane_dagster.sources.row_ids import plain
 from vane_dagster.storage.manifest import FragmentRecord
 
 
@@ -29,7 +28,6 @@ def source_definition(source: Source) -> str:
     Raises:
         CodeIdentityError: If the code or an attribute has no stable identity.
     """
-    source = plain(source)
     if _is_built_in(type(source)):
         return ""
     bases = [each for each in type(source).__mro__ if _is_built_in(each)]
@@ -59,7 +57,7 @@ def pack_source(source: Source) -> bytes:
         CodeIdentityError: If it cannot be pickled.
     """
     reader = source.for_workers()
-    kind = type(plain(reader))
+    kind = type(reader)
     modules = () if _is_built_in(kind) else code_identity(kind, version="").modules
     return pickled_by_value(modules, reader)
 

@@ -27,7 +27,6 @@ from vane_dagster.sources.json_files import JsonSource
 from vane_dagster.sources.lance import LanceSource
 from vane_dagster.sources.parquet import ParquetSource
 from vane_dagster.sources.raw_files import FilesSource
-from vane_dagster.sources.row_ids import IdentifiedReader
 from vane_dagster.sources.table_reader import TableReader
 from vane_dagster.sources.text_files import TextSource
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
@@ -45,7 +44,6 @@ __all__ = [
     "FragmentRecord",
     "FragmentRule",
     "ImagesSource",
-    "IdentifiedReader",
     "Listed",
     "IcebergSource",
     "LanceSource",

@@ -195,6 +195,26 @@ class SourceReader(ABC):
         """
         return listed_file(file.url, self)
 
+    def find(
+        self, spans: Sequence[FileSpan], column: pa.Field, id: Any
+    ) -> tuple[FileSpan, int] | None:
+        """Find the row with an id, which is in at most one span.
+
+        Args:
+            spans: The spans to search.
+            column: The source's id column.
+            id: The id.
+
+        Returns:
+            The span, and the row's number in its file, counted from 0; None if no span has the row.
+
+        Raises:
+            FileNotFoundError: If a file is gone and the row is in none of the others.
+            StoreError: If a file cannot be read and the row is in none of the others.
+            SourceError: If a file cannot be read.
+        """
+        return find_row(self.read, spans, column, id)
+
 
 class Source(SourceReader):
     """The place a pipeline's rows come from.
@@ -209,7 +229,6 @@ class Source(SourceReader):
         allow_empty: Whether a partition without any rows is accepted.
         default_id: The id column if a pipeline names none; None if it has to.
         names_files: Whether stages may open the files of its rows, through `File`.
-        id_rule: How `IdentifiedSource` computes the rows' ids; empty if they have an id column.
     """
 
     kind: ClassVar[str]
@@ -218,10 +237,6 @@ class Source(SourceReader):
     names_files: ClassVar[bool] = False
     asset: str | None = None
     allow_empty: bool = False
-
-    @property
-    def id_rule(self) -> str:
-        return ""
 
     # Declaration.
 
@@ -371,43 +386,24 @@ class Source(SourceReader):
         """
         return self
 
-    # Tracing.
-
-    def find(
-        self, spans: Sequence[FileSpan], column: pa.Field, id: Any
-    ) -> tuple[FileSpan, int] | None:
-        """Find the row with an id, which is in at most one span.
-
-        Args:
-            spans: The spans to search.
-            column: The source's id column.
-            id: The id.
-
-        Returns:
-            The span, and the row's number in its file, counted from 0; None if no span has the row.
-
-        Raises:
-            FileNotFoundError: If a file is gone and the row is in none of the others.
-            StoreError: If a file cannot be read and the row is in none of the others.
-            SourceError: If a file cannot be read.
-        """
-        return find_row(self, spans, column, id)
-
 
 def find_row(
-    reader: SourceReader, spans: Sequence[FileSpan], column: pa.Field, id: Any
+    read: Callable[[FragmentRecord, pa.Schema, ReadContext], pa.Table],
+    spans: Sequence[FileSpan],
+    column: pa.Field,
+    id: Any,
 ) -> tuple[FileSpan, int] | None:
-    """Find a row by reading the id column; see `Source.find`.
+    """Find a row by reading the id column; see `SourceReader.find`.
 
     Args:
-        reader: Reads the spans.
+        read: Reads rows of the source.
         spans: The spans to search.
         column: The source's id column.
         id: The id.
     """
     for span in spans:
         rows = FragmentRecord(span.url, span.start, span.stop, "", 0, detail=span.detail)
-        ids = reader.read(rows, pa.schema([column]), ReadContext("trace")).column(column.name)
+        ids = read(rows, pa.schema([column]), ReadContext("trace")).column(column.name)
         place = pc.index(ids, pa.scalar(id, column.type)).as_py()
         if place >= 0:
             return span, span.start + place

@@ -17,6 +17,7 @@ from vane_dagster.sources.base import (
     unreadable,
 )
 from vane_dagster.sources.files import file_version
+from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.filesystem import IO_THREADS
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.transient_errors import with_retries
@@ -28,6 +29,7 @@ def read_planned(
     schema: pa.Schema,
     files: Sequence[FileRecord],
     context: ReadContext,
+    id_rule: IdRule | None = None,
 ) -> pa.Table:
     """Read the rows of a fragment unchanged.
 
@@ -37,13 +39,15 @@ def read_planned(
         schema: The columns to read, with their types.
         files: The fragment's files as they were planned.
         context: Location and DuckDB connection.
+        id_rule: How ids are computed; None if a column has them.
 
     Raises:
         SourceError: If they cannot be read, or a file was replaced.
         IntegrityError: If there are more or fewer than planned.
     """
     location, expected = context.location, fragment.stop - fragment.start
-    table = as_planned(lambda: source.read(fragment, schema, context), source, files, location)
+    read = functools.partial(id_rule.read, source) if id_rule else source.read
+    table = as_planned(lambda: read(fragment, schema, context), source, files, location)
     assert table is not None
     if table.num_rows != expected:
         names = " and ".join(repr(file.url) for file in files[:3])

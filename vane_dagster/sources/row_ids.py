@@ -1,17 +1,18 @@
 """Ids that are computed while rows are read: of several columns, or of file and row number.
 
-A source whose rows have no id column is wrapped in an `IdentifiedSource`, which adds one. The rest
-of the package sees a source with an id column of text.
+Sources know nothing of them: the planner adds the id column to the rows that a source has split,
+and whoever reads the rows reads them through the pipeline's `IdRule`.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
+from typing import Any, Union
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +20,10 @@ import pyarrow.compute as pc
 
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster._secrets import masked
-from vane_dagster.errors import DefinitionError, IntegrityError, SchemaError, SourceError, names
+from vane_dagster.errors import DefinitionError, IntegrityError, SchemaError, names
 from vane_dagster.sources.base import (
     ROW_ERROR,
     WHOLE_FILE,
-    FragmentRule,
-    Listed,
     ReadContext,
     Source,
     SourceReader,
@@ -43,22 +42,11 @@ from vane_dagster.types.id_texts import (
 )
 from vane_dagster.types.sql import computed_from, passed_through, quote, unused
 
-if TYPE_CHECKING:
-    import dagster as dg
-
-    from vane_dagster.storage.store import Store
-
 COMPOSITE_ID, ROW_ID = "id", "row_id"
 """The default names of the two kinds of computed id columns."""
 
-COPIED = ("kind", "version", "asset", "allow_empty", "default_id", "names_files")
-"""The attributes that a source with a computed id has of the source itself."""
-
 _MARK = "#"
 _DIGITS = 18
-
-S = TypeVar("S", bound=SourceReader)
-Spanned = TypeVar("Spanned", FileSpan, FragmentRecord)
 
 
 @dataclass(frozen=True)
@@ -75,6 +63,14 @@ class IdRule(ABC):
     @abstractmethod
     def record(self) -> str:
         """The rule without its name, as JSON: part of fragment keys and manifests."""
+
+    def of(self, source: pa.Schema) -> IdRule:
+        """Return the rule with the types of the columns that ids are computed from.
+
+        Args:
+            source: The schema of the source. It has the columns.
+        """
+        return self
 
     def schema(self, source: pa.Schema, location: str) -> pa.Schema:
         """Return the schema of a source with the id column.
@@ -94,9 +90,10 @@ class IdRule(ABC):
             )
         return pa.schema([pa.field(self.name, pa.string()), *source])
 
-    @abstractmethod
-    def kinds(self, source: pa.Schema) -> Mapping[str, pa.DataType]:
-        """Return the columns of the source that an id is computed from, with their types."""
+    @property
+    def read_columns(self) -> pa.Schema:
+        """The columns of the source that ids are computed from."""
+        return pa.schema([])
 
     @abstractmethod
     def ids(self, fragment: FragmentRecord, columns: pa.Table) -> pa.ChunkedArray:
@@ -104,8 +101,96 @@ class IdRule(ABC):
 
         Args:
             fragment: The fragment.
-            columns: The columns of `kinds`, of all of its rows.
+            columns: The columns of `read_columns`, of all of its rows.
         """
+
+    def read(
+        self,
+        reader: SourceReader,
+        fragment: FragmentRecord,
+        schema: pa.Schema,
+        context: ReadContext,
+    ) -> pa.Table:
+        """Read columns of a fragment and compute its ids; see `SourceReader.read`.
+
+        Args:
+            reader: Reads the rows.
+            fragment: The fragment.
+            schema: The columns to read, with their types.
+            context: Location and DuckDB connection.
+        """
+        needed = self.read_columns
+        inner = self._with_read_columns(schema)
+        if not inner.names:
+            ids = self.ids(fragment, pa.table({}))
+            return pa.table({self.name: ids}).select(schema.names)
+        rows = reader.read(fragment, inner, context)
+        planned = fragment.stop - fragment.start
+        if rows.num_rows != planned and not needed.names:
+            raise IntegrityError(
+                f"{context.location}: {rows.num_rows} rows were read of {fragment}, expected "
+                f"{planned} by what was planned, so their numbers are not known. Write the file "
+                "again"
+            )
+        columns = rows.select(needed.names).cast(needed)
+        rows = rows.append_column(self.name, self.ids(fragment, columns))
+        errors = [ROW_ERROR] if ROW_ERROR in rows.column_names else []
+        return rows.select([*schema.names, *errors])
+
+    def project(
+        self,
+        reader: SourceReader,
+        fragment: FragmentRecord,
+        schema: pa.Schema,
+        columns: Sequence[tuple[str, str]],
+        where: str | None,
+        context: ReadContext,
+    ) -> pa.Table | None:
+        """Compute SQL in the source if the id is computed from columns and is only passed on.
+
+        See `SourceReader.project`.
+
+        Args:
+            reader: Computes the SQL.
+            fragment: The fragment.
+            schema: The columns that the expressions use, with their types.
+            columns: Output columns and their expressions.
+            where: The filter, if there is one.
+            context: Location and DuckDB connection.
+        """
+        needed, passed = self.read_columns, passed_through(columns, schema)
+        ids = [name for name, column in passed.items() if column == self.name]
+        others = [(name, expression) for name, expression in columns if name not in ids]
+        if not needed.names or self.name in computed_from(others, where, schema):
+            return None
+        taken = [name for name, _ in columns]
+        parts = {name: unused(f"id_of_{name}", taken) for name in needed.names}
+        read = [*others, *((part, quote(name)) for name, part in parts.items())]
+        rows = reader.project(fragment, self._with_read_columns(schema), read, where, context)
+        if rows is None:
+            return None
+        made = pa.table({name: rows.column(part) for name, part in parts.items()})
+        computed = self.ids(fragment, made.cast(needed))
+        return pa.table({n: computed if n in ids else rows.column(n) for n in taken})
+
+    def find(
+        self, source: SourceReader | None, spans: Sequence[FileSpan], column: pa.Field, id: Any
+    ) -> tuple[FileSpan, int] | None:
+        """Find a row by its id; see `SourceReader.find`.
+
+        Args:
+            source: The source; None if it cannot be read.
+            spans: The spans to search.
+            column: The id column.
+            id: The id.
+        """
+        assert source is not None, "ids of columns are found in the source"
+        return find_row(functools.partial(self.read, source), spans, column, id)
+
+    def _with_read_columns(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns of the source that are read for those of a schema."""
+        own = [field for field in schema if field.name != self.name]
+        return pa.schema([*own, *(f for f in self.read_columns if f.name not in schema.names)])
 
     def places(self, fragment: FragmentRecord) -> Sequence[str]:
         """Return what ids depend on besides the rows: a source may know rows by content alone."""
@@ -144,16 +229,22 @@ class CompositeId(IdRule):
     Attributes:
         name: The id column.
         columns: The columns, in order.
+        types: Their types, once they are known; see `of`.
     """
 
     columns: tuple[str, ...]
+    types: tuple[pa.DataType, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name!r}, made of {names(self.columns, 20)}"
 
     @property
     def record(self) -> str:
-        return json.dumps({"columns": self.columns})
+        return json.dumps({"columns": self.columns, "types": [*map(kind_name, self.types)]})
+
+    def of(self, source: pa.Schema) -> CompositeId:
+        kinds = tuple(plain_kind(source.field(name).type) for name in self.columns)
+        return replace(self, types=kinds)
 
     def schema(self, source: pa.Schema, location: str) -> pa.Schema:
         require_columns(f"{location}: id: the source", self.columns, source.names)
@@ -166,8 +257,9 @@ class CompositeId(IdRule):
                 )
         return super().schema(source, location)
 
-    def kinds(self, source: pa.Schema) -> Mapping[str, pa.DataType]:
-        return {name: plain_kind(source.field(name).type) for name in self.columns}
+    @property
+    def read_columns(self) -> pa.Schema:
+        return pa.schema(list(zip(self.columns, self.types)))
 
     def ids(self, fragment: FragmentRecord, columns: pa.Table) -> pa.ChunkedArray:
         return joined([columns.column(name) for name in self.columns])
@@ -175,7 +267,6 @@ class CompositeId(IdRule):
     def text(self, id: Any, fragments: Sequence[FragmentRecord]) -> str:
         if isinstance(id, str):
             return id
-        kinds = (_kinds(fragments[0]) if fragments else None) or {}
         expected = f"({', '.join(self.columns)})"
         if isinstance(id, Mapping):
             if set(id) != set(self.columns):
@@ -186,9 +277,9 @@ class CompositeId(IdRule):
         else:
             raise ValueError(f"expected the values of {expected} as a tuple or dict, or their text")
         try:
-            return joined_values(values, [kinds.get(name) for name in self.columns])
+            return joined_values(values, self.types)
         except (ValueError, TypeError, pa.ArrowException) as error:
-            types = ", ".join(f"{name} {kind}" for name, kind in kinds.items()) or expected
+            types = ", ".join(f"{name} {kind}" for name, kind in zip(self.columns, self.types))
             raise ValueError(f"expected values of {types}: {error}") from error
 
     def renamed(self) -> str:
@@ -211,8 +302,21 @@ class RowId(IdRule):
     def record(self) -> str:
         return json.dumps({"row": True})
 
-    def kinds(self, source: pa.Schema) -> Mapping[str, pa.DataType]:
-        return {}
+    def check(self, source: Source, location: str) -> None:
+        """Check that no secret becomes part of the ids.
+
+        Args:
+            source: The source.
+            location: The pipeline, for messages.
+
+        Raises:
+            DefinitionError: If the source's URL has one.
+        """
+        if (shown := masked(source.place)) != source.place:
+            raise DefinitionError(
+                f"{location}: vd.row_id() would put the secret in the URL {shown!r} into every "
+                "id. Give credentials as storage_options, or name columns as the id"
+            )
 
     def ids(self, fragment: FragmentRecord, columns: pa.Table) -> pa.ChunkedArray:
         chunks = []
@@ -223,6 +327,17 @@ class RowId(IdRule):
 
     def places(self, fragment: FragmentRecord) -> Sequence[str]:
         return [f"{span.url}{_MARK}{span.start}" for span in fragment.spans]
+
+    def find(
+        self, source: SourceReader | None, spans: Sequence[FileSpan], column: pa.Field, id: Any
+    ) -> tuple[FileSpan, int] | None:
+        """Find a row by the number in its id."""
+        url, row = row_of(id) or ("", -1)
+        for span in spans:
+            is_inside = span.url == url and span.start <= row < span.stop
+            if is_inside and (span.stop < WHOLE_FILE or row < _length(source, url)):
+                return span, row
+        return None
 
     def may_hold(self, fragment: FragmentRecord, id: str) -> bool:
         url, row = row_of(id) or ("", -1)
@@ -321,19 +436,30 @@ def as_id(location: str, id: Any) -> str | IdRule:
     return rule.columns[0] if len(rule.columns) == 1 else rule
 
 
-def identified(source: Source, rule: IdRule) -> IdentifiedSource:
-    """Return a source whose rows have a computed id.
+def with_ids(table: SourceTable, rule: IdRule | None, location: str) -> SourceTable:
+    """Return the rows of a partition with the ids that a pipeline gives them.
 
     Args:
-        source: The source.
-        rule: How the id is computed. It replaces an earlier one.
+        table: The rows as the source has split them.
+        rule: How ids are computed; None if a column has them.
+        location: The pipeline, for messages.
+
+    Raises:
+        SchemaError: If the source has a column of the name, or lacks one of the id.
+        SourceError: If a file lacks one of the columns.
     """
-    return IdentifiedSource(plain(source), rule)
-
-
-def plain(source: S) -> S:
-    """Return a source, or its reader, as it was declared, without a computed id."""
-    return cast(S, source.inner) if isinstance(source, IdentifiedReader) else source
+    if rule is None:
+        return table
+    schema = rule.schema(table.schema, location)
+    rule = rule.of(table.schema)
+    for name in rule.read_columns.names:
+        table.require_everywhere(name, location)
+    keyed = []
+    for fragment in table.fragments:
+        text = "\n".join((fragment.identity, rule.record, *rule.places(fragment)))
+        identity = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        keyed.append(replace(fragment, identity=identity))
+    return replace(table, schema=schema, fragments=tuple(keyed))
 
 
 def rule_of(record: str, name: str) -> IdRule:
@@ -343,8 +469,10 @@ def rule_of(record: str, name: str) -> IdRule:
         record: `IdRule.record`.
         name: The id column.
     """
-    columns = json.loads(record).get("columns")
-    return CompositeId(name, tuple(columns)) if columns else RowId(name)
+    found = json.loads(record)
+    if "columns" not in found:
+        return RowId(name)
+    return CompositeId(name, tuple(found["columns"]), tuple(map(parse_kind, found["types"])))
 
 
 def row_of(id: Any) -> tuple[str, int] | None:
@@ -354,270 +482,14 @@ def row_of(id: Any) -> tuple[str, int] | None:
     return (url, int(number)) if is_number and number == str(int(number)) else None
 
 
-@dataclass(frozen=True)
-class IdentifiedReader(SourceReader):
-    """Reads rows with a computed id.
-
-    Attributes:
-        inner: Reads the rows.
-        rule: How the id is computed.
-    """
-
-    inner: SourceReader
-    rule: IdRule
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reads_contents", self.inner.reads_contents)
-
-    def options_for(self, url: str) -> Mapping[str, Any]:
-        return self.inner.options_for(url)
-
-    def current(self, file: FileRecord) -> FileRecord:
-        return self.inner.current(file)
-
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        """Read the columns that the id is computed from too."""
-        kinds = self._types(fragment, context.location)
-        inner = _with_columns(_without(schema, self.rule.name), kinds)
-        planned = fragment.stop - fragment.start
-        own = _unwrapped(fragment)
-        if not inner.names:
-            ids = self.rule.ids(own, pa.table({}))
-            return pa.table({self.rule.name: ids}).select(schema.names)
-        rows = self.inner.read(own, inner, context)
-        if rows.num_rows != planned and not kinds:
-            raise IntegrityError(
-                f"{context.location}: {rows.num_rows} rows were read of {own}, expected {planned} "
-                "by what was planned, so their numbers are not known. Write the file again"
-            )
-        columns = rows.select(list(kinds)).cast(_with_columns(pa.schema([]), kinds))
-        rows = rows.append_column(self.rule.name, self.rule.ids(own, columns))
-        errors = [ROW_ERROR] if ROW_ERROR in rows.column_names else []
-        return rows.select([*schema.names, *errors])
-
-    def project(
-        self,
-        fragment: FragmentRecord,
-        schema: pa.Schema,
-        columns: Sequence[tuple[str, str]],
-        where: str | None,
-        context: ReadContext,
-    ) -> pa.Table | None:
-        """Compute SQL in the source if the id is computed from columns and is only passed on."""
-        kinds = self._types(fragment, context.location)
-        passed = passed_through(columns, schema)
-        ids = [name for name, column in passed.items() if column == self.rule.name]
-        others = [(name, expression) for name, expression in columns if name not in ids]
-        if not kinds or self.rule.name in computed_from(others, where, schema):
-            return None
-        taken = [name for name, _ in columns]
-        parts = {name: unused(f"id_of_{name}", taken) for name in kinds}
-        rows = self.inner.project(
-            _unwrapped(fragment),
-            _with_columns(_without(schema, self.rule.name), kinds),
-            [*others, *((part, quote(name)) for name, part in parts.items())],
-            where,
-            context,
-        )
-        if rows is None:
-            return None
-        made = pa.table({name: rows.column(part) for name, part in parts.items()})
-        computed = self.rule.ids(fragment, made.cast(_with_columns(pa.schema([]), kinds)))
-        found = {name: computed if name in ids else rows.column(name) for name in taken}
-        return pa.table(found)
-
-    def locate(
-        self, spans: Sequence[FileSpan], column: pa.Field, id: Any
-    ) -> tuple[FileSpan, int] | None:
-        """Find a row by the number in its id, or by reading the columns of the id.
-
-        Args:
-            spans: The spans to search.
-            column: The id column.
-            id: The id.
-
-        Returns:
-            The span, and the row's number in its file; None if no span has the row.
-        """
-        if not isinstance(self.rule, RowId):
-            return find_row(self, spans, column, id)
-        url, row = row_of(id) or ("", -1)
-        for span in spans:
-            is_inside = span.url == url and span.start <= row < span.stop
-            if is_inside and (span.stop < WHOLE_FILE or row < self._length(url)):
-                return span, row
-        return None
-
-    def _length(self, url: str) -> int:
-        """Return the number of rows that a file has now, as far as it is known."""
+def _length(source: SourceReader | None, url: str) -> int:
+    """Return the number of rows that a file has now, as far as it is known."""
+    if not isinstance(source, Source):
         return WHOLE_FILE
-
-    def _types(self, fragment: FragmentRecord, location: str) -> Mapping[str, pa.DataType]:
-        """Return the types of the columns that the id is computed from."""
-        kinds = _kinds(fragment)
-        if kinds is None:
-            raise SourceError(
-                f"{location}: the types of the id {self.rule.name!r} are not recorded in {fragment}"
-            )
-        return kinds
-
-
-@dataclass(frozen=True)
-class IdentifiedSource(IdentifiedReader, Source):
-    """A source whose rows have a computed id, and otherwise those of another source.
-
-    Attributes:
-        inner: The source.
-        rule: How the id is computed.
-    """
-
-    inner: Source
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in COPIED:
-            object.__setattr__(self, name, getattr(self.inner, name))
-
-    @property
-    def id_rule(self) -> str:
-        return self.rule.record
-
-    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
-        self.inner.validate(location, partitions_def)
-        if isinstance(self.rule, RowId) and masked(self.place) != self.place:
-            raise DefinitionError(
-                f"{location}: vd.row_id() would put the secret in the URL {masked(self.place)!r} "
-                "into every id. Give credentials as storage_options, or name columns as the id"
-            )
-
-    def describe(self) -> str:
-        return self.inner.describe()
-
-    def url_for(self, partition_key: str | None) -> str:
-        return self.inner.url_for(partition_key)
-
-    @property
-    def place(self) -> str:
-        return self.inner.place
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        return self.inner.urls
-
-    def schema(self, location: str) -> pa.Schema:
-        return self.rule.schema(self.inner.schema(location), location)
-
-    def of_pipeline(self, name: str) -> Source:
-        return replace(self, inner=self.inner.of_pipeline(name))
-
-    def bind(self, store: Store) -> Source:
-        return replace(self, inner=self.inner.bind(store))
-
-    def needs_cluster(self, partitions: Sequence[str | None]) -> bool:
-        return self.inner.needs_cluster(partitions)
-
-    @property
-    def splitting(self) -> str:
-        return f"{self.inner.splitting}\nid {self.rule.record}"
-
-    def list_files(
-        self, partitions: Sequence[str | None], location: str
-    ) -> Mapping[str | None, Listed]:
-        return self.inner.list_files(partitions, location)
-
-    def missing(self, partition: str | None, location: str) -> SourceError | None:
-        return self.inner.missing(partition, location)
-
-    def required(
-        self, listed: Listed, partition: str | None, location: str
-    ) -> tuple[FileRecord, ...]:
-        return self.inner.required(listed, partition, location)
-
-    def split(
-        self,
-        files: Sequence[FileRecord],
-        rule: FragmentRule,
-        location: str,
-        partition: str | None = None,
-    ) -> SourceTable:
-        table = self.inner.split(files, rule, location, partition)
-        schema, kinds = self.rule.schema(table.schema, location), self.rule.kinds(table.schema)
-        for name in kinds:
-            table.require_everywhere(name, location)
-        types = json.dumps({name: kind_name(kind) for name, kind in kinds.items()})
-        keyed = (_keyed(f, self.rule, types) for f in table.fragments)
-        return replace(table, schema=schema, fragments=tuple(keyed))
-
-    def for_workers(self) -> SourceReader:
-        return IdentifiedReader(self.inner.for_workers(), self.rule)
-
-    def find(
-        self, spans: Sequence[FileSpan], column: pa.Field, id: Any
-    ) -> tuple[FileSpan, int] | None:
-        return self.locate(spans, column, id)
-
-    def _types(self, fragment: FragmentRecord, location: str) -> Mapping[str, pa.DataType]:
-        """Read the types in the file if they are not recorded, as for a file that has changed."""
-        if isinstance(self.rule, RowId):
-            return {}
-        if (kinds := _kinds(fragment)) is not None:
-            return kinds
-        return self.rule.kinds(self._split_now(fragment.url).schema)
-
-    def _length(self, url: str) -> int:
-        return max(
-            (span.stop for f in self._split_now(url).fragments for span in f.spans), default=0
-        )
-
-    def _split_now(self, url: str) -> SourceTable:
-        file = self.inner.current(FileRecord(url, 0, ""))
-        return self.inner.split([file], default_rule([]), "trace")
+    table = source.split([source.current(FileRecord(url, 0, ""))], default_rule([]), "trace")
+    return max((span.stop for each in table.fragments for span in each.spans), default=0)
 
 
 def _check_name(location: str, name: Any) -> None:
     if not isinstance(name, str) or not name:
         raise DefinitionError(f"{location}: name is {name!r}; expected the name of the id column")
-
-
-def _without(schema: pa.Schema, name: str) -> pa.Schema:
-    return pa.schema([field for field in schema if field.name != name])
-
-
-def _with_columns(schema: pa.Schema, kinds: Mapping[str, pa.DataType]) -> pa.Schema:
-    new = [pa.field(name, kind) for name, kind in kinds.items() if name not in schema.names]
-    return pa.schema([*schema, *new])
-
-
-def _keyed(fragment: FragmentRecord, rule: IdRule, types: str) -> FragmentRecord:
-    """Return a fragment whose identity includes the definition of its ids.
-
-    The types of the id's columns are in the detail of its first span.
-    """
-    places = rule.places(fragment)
-    text = "\n".join((fragment.identity, rule.record, types, *places))
-    identity = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    fragment = replace(fragment, identity=identity)
-    first, *rest = fragment.spans
-    spans = [_wrapped(first, types), *(_wrapped(span, "") for span in rest)]
-    if fragment.files:
-        return replace(fragment, files=tuple(spans))
-    return replace(fragment, detail=spans[0].detail)
-
-
-def _wrapped(span: FileSpan, types: str) -> FileSpan:
-    return replace(span, detail=f"{types}\n{span.detail}" if types or span.detail else "")
-
-
-def _unwrapped(fragment: FragmentRecord) -> FragmentRecord:
-    """Return a fragment with the details of the source itself."""
-
-    def inner(spanned: Spanned) -> Spanned:
-        return replace(spanned, detail=spanned.detail.partition("\n")[2])
-
-    return inner(replace(fragment, files=tuple(map(inner, fragment.files))))
-
-
-def _kinds(fragment: FragmentRecord) -> Mapping[str, pa.DataType] | None:
-    """Return the types of the id's columns that a fragment records; None if it records none."""
-    text = fragment.spans[0].detail.partition("\n")[0]
-    return {name: parse_kind(kind) for name, kind in json.loads(text).items()} if text else None

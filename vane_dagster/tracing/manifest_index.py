@@ -20,16 +20,10 @@ from vane_dagster.sources import (
     Source,
     TableReader,
 )
-from vane_dagster.sources.base import find_row
+from vane_dagster.sources.base import SourceReader
 from vane_dagster.sources.files import reconcile
 from vane_dagster.sources.parquet import PARQUET
-from vane_dagster.sources.row_ids import (
-    IdentifiedReader,
-    RowId,
-    identified,
-    plain,
-    rule_of,
-)
+from vane_dagster.sources.row_ids import RowId, rule_of
 from vane_dagster.sources.stored import StoredSource
 from vane_dagster.storage.manifest import (
     FileRecord,
@@ -333,27 +327,26 @@ class ManifestIndex:
         column = pa.field(name, kind)
         rule = rule_of(manifest.id_rule, name) if manifest.id_rule else None
         in_store = bool(spans) and identity_of(spans[0].url) is not None
-        source = None if in_store else self._source_of(manifest)
-        if source is None and not in_store and not isinstance(rule, RowId):
+        # The store is read whatever the pipeline declares now.
+        source = TableReader(self.store.root) if in_store else self._source_of(manifest)
+        if source is None and not isinstance(rule, RowId):
             raise StoreError(
                 f"the files are of a source of kind {manifest.source!r}, which the store alone "
                 "cannot read; trace with the stage's object, as vd.trace(stage, id)"
             )
         try:
-            if source is not None:
-                return (identified(source, rule) if rule else source).find(spans, column, id)
-            reader = TableReader(self.store.root)  # whatever the pipeline declares now
-            if rule:
-                return IdentifiedReader(reader, rule).locate(spans, column, id)
-            return find_row(reader, spans, column, id)
+            if rule is not None:
+                return rule.find(source, spans, column, id)
+            assert source is not None
+            return source.find(spans, column, id)
         except SourceError as error:
             raise StoreError(str(error)) from error
 
-    def _source_of(self, manifest: Manifest) -> Source | None:
+    def _source_of(self, manifest: Manifest) -> SourceReader | None:
         """Return a source that reads the files of a manifest; None if only its declaration does."""
         kind = manifest.source or PARQUET
         if kind == self.source.kind:
-            return plain(self.source)
+            return self.source
         options = self.store.root.storage_options
         known = _READ_AS_RECORDED.get(kind)
         return None if known is None else known(url="", storage_options=options)

@@ -42,6 +42,7 @@ from vane_dagster.pipeline.options import (
 )
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.servers.launch import ServerStatus
+from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.part_file import PartTarget
@@ -111,6 +112,7 @@ class SourceRows:
         schema: The columns to read.
         files: The fragment's files as they were planned. They must not have changed.
         id: Name of the source's id column.
+        id_rule: How it is computed; None if the source has it.
     """
 
     source: bytes = field(repr=False)
@@ -118,6 +120,7 @@ class SourceRows:
     schema: pa.Schema
     files: tuple[FileRecord, ...]
     id: str
+    id_rule: IdRule | None = None
 
     @property
     def count(self) -> int:

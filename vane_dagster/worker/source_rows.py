@@ -48,7 +48,8 @@ def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
         IntegrityError: If there are more or fewer than planned.
     """
     source, context = unpack_source(rows.source), ReadContext(work.location, connection)
-    table = unsliced(read_planned(source, rows.fragment, rows.schema, rows.files, context))
+    planned = (rows.fragment, rows.schema, rows.files)
+    table = unsliced(read_planned(source, *planned, context, rows.id_rule))
     return _identified(table, rows, work)
 
 
@@ -84,8 +85,10 @@ def scan_projected(op: Project, rows: SourceRows, work: Work) -> pa.Table | None
         SchemaError: If an expression fails for a row.
     """
     source, context = unpack_source(rows.source), ReadContext(work.location, connection)
+    rule = rows.id_rule
+    project = functools.partial(rule.project, source) if rule else source.project
     table = as_planned(
-        lambda: source.project(rows.fragment, rows.schema, op.columns, op.where, context),
+        lambda: project(rows.fragment, rows.schema, op.columns, op.where, context),
         source,
         rows.files,
         work.location,

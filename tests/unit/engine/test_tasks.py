@@ -69,7 +69,11 @@ class Fragment:
             listed={URL: FileRecord(URL, 1, "v")}, sample=sample or {},
         )  # fmt: skip
         plan: Any = SimpleNamespace(
-            pipeline=docs, partitions=[partition], source=docs.source, files={}
+            pipeline=docs,
+            partitions=[partition],
+            source=docs.source,
+            files={},
+            id_rule=lambda of: None,
         )
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.allowed = 7

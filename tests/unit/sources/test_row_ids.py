@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,120 +13,129 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from vane_dagster.planning.source_code import pack_source, source_definition
 from vane_dagster.sources import (
     FileSpan,
     FragmentRecord,
     FragmentRule,
     ReadContext,
     Source,
-    SourceReader,
 )
 from vane_dagster.sources.base import WHOLE_FILE, SourceTable, default_rule
-from vane_dagster.sources.row_ids import (
-    COPIED,
-    IdentifiedReader,
-    IdentifiedSource,
-    IdRule,
-    as_id,
-    identified,
-    row_of,
-    rule_of,
-)
+from vane_dagster.sources.row_ids import IdRule, as_id, row_of, rule_of, with_ids
 
 DATA = {"doc": ["a", "a", "b|", "b|"], "page": [1, 2, 1, 2], "text": ["w", "x", "y", "z"]}
 CONTEXT = ReadContext("here")
 DOC_PAGE = vd.composite_id("doc", "page")
 
 
-def source(folder: Path, rule: IdRule, data: Mapping[str, Any] = DATA) -> IdentifiedSource:
+@dataclass
+class Identified:
+    """A source and the ids of a pipeline that reads it."""
+
+    source: Source
+    rule: IdRule
+
+    def split(self, rows: int = 10) -> SourceTable:
+        files = self.source.required(self.source.list_files([None], "here")[None], None, "here")
+        table = self.source.split(files, FragmentRule(rows), "here")
+        found = with_ids(table, self.rule, "here")
+        self.bound = self.rule.of(table.schema)
+        return found
+
+    def read(self, fragment: FragmentRecord, schema: pa.Schema) -> pa.Table:
+        return self.bound.read(self.source.for_workers(), fragment, schema, CONTEXT)
+
+    def project(self, fragment: FragmentRecord, *given: Any) -> pa.Table | None:
+        return self.bound.project(self.source.for_workers(), fragment, *given, CONTEXT)
+
+    def find(self, spans: Any, id: str) -> Any:
+        return self.bound.find(self.source, spans, pa.field(self.rule.name, pa.string()), id)
+
+
+def source(folder: Path, rule: IdRule, data: Mapping[str, Any] = DATA) -> Identified:
     write_source(folder, data)
-    return identified(vd.parquet(str(folder)), rule)
-
-
-def split(own: Source, rows: int = 10) -> SourceTable:
-    files = own.required(own.list_files([None], "here")[None], None, "here")
-    return own.split(files, FragmentRule(rows), "here")
+    return Identified(vd.parquet(str(folder)), rule)
 
 
 def test_ids_of_several_columns(tmp_path):
     own = source(tmp_path, DOC_PAGE)
-    table = split(own)
+    table = own.split()
     assert table.schema.field(0) == pa.field("id", pa.string())
     (fragment,) = table.fragments
     for names in (["id"], ["text", "id"], ["id", "page"], ["text"]):
         wanted = pa.schema([table.schema.field(name) for name in names])
-        rows = own.for_workers().read(fragment, wanted, CONTEXT)
+        rows = own.read(fragment, wanted)
         expected = {"id": ["a|1", "a|2", "b\\||1", "b\\||2"], **DATA}
         assert rows.to_pydict() == {name: expected[name] for name in names}
 
 
 def test_ids_of_row_numbers(tmp_path):
     own = source(tmp_path, vd.row_id())
-    first, second = split(own, rows=2).fragments
+    first, second = own.split(rows=2).fragments
     schema = pa.schema([("row_id", pa.string()), ("text", pa.string())])
-    rows = own.for_workers().read(second, schema, CONTEXT)
+    rows = own.read(second, schema)
     url = f"file://{tmp_path}/a.parquet"
     assert rows.to_pydict() == {"row_id": [f"{url}#2", f"{url}#3"], "text": ["y", "z"]}
-    alone = own.for_workers().read(first, schema.remove(1), CONTEXT)
+    alone = own.read(first, schema.remove(1))
     assert alone.to_pydict() == {"row_id": [f"{url}#0", f"{url}#1"]}
 
 
 def test_row_numbers_in_a_group_of_small_files(tmp_path):
     for name in ("a", "b"):
         write_source(tmp_path, DATA, f"{name}.parquet")
-    own = identified(vd.parquet(str(tmp_path), small_files="group"), vd.row_id())
-    (fragment,) = split(own, rows=1000).fragments
-    rows = own.for_workers().read(fragment, pa.schema([("row_id", pa.string())]), CONTEXT)
+    own = Identified(vd.parquet(str(tmp_path), small_files="group"), vd.row_id())
+    (fragment,) = own.split(rows=1000).fragments
+    rows = own.read(fragment, pa.schema([("row_id", pa.string())]))
     names = [id.rpartition("/")[2] for id in rows["row_id"].to_pylist()]
     assert names == [f"{name}.parquet#{row}" for name in "ab" for row in range(4)]
-    by_columns = identified(vd.parquet(str(tmp_path), small_files="group"), DOC_PAGE)
-    (fragment,) = split(by_columns, rows=1000).fragments
-    rows = by_columns.for_workers().read(fragment, pa.schema([("id", pa.string())]), CONTEXT)
+    by_columns = Identified(vd.parquet(str(tmp_path), small_files="group"), DOC_PAGE)
+    (fragment,) = by_columns.split(rows=1000).fragments
+    rows = by_columns.read(fragment, pa.schema([("id", pa.string())]))
     assert rows["id"].to_pylist() == ["a|1", "a|2", "b\\||1", "b\\||2"] * 2
-    hit = by_columns.find(list(fragment.spans)[1:], pa.field("id", pa.string()), "a|2")
+    hit = by_columns.find(list(fragment.spans)[1:], "a|2")
     assert hit == (fragment.spans[1], 1)
 
 
 def test_sql_is_pushed_down_if_it_only_passes_the_id_on(tmp_path):
     own = source(tmp_path, DOC_PAGE)
-    table = split(own)
-    reader, (fragment,) = own.for_workers(), table.fragments
+    table = own.split()
+    (fragment,) = table.fragments
     columns = [("key", "id"), ("loud", "upper(text)"), ("id_of_doc", "doc")]
-    rows = reader.project(fragment, table.schema, columns, "page = 2", CONTEXT)
+    rows = own.project(fragment, table.schema, columns, "page = 2")
     assert rows is not None
     assert rows.to_pydict() == {
         "key": ["a|2", "b\\||2"], "loud": ["X", "Z"], "id_of_doc": ["a", "b|"],
     }  # fmt: skip
     for given, where in (([("x", "upper(id)")], None), ([("id", "id")], "ID <> 'a|1'")):
-        assert reader.project(fragment, table.schema, given, where, CONTEXT) is None
+        assert own.project(fragment, table.schema, given, where) is None
     by_row = source(tmp_path, vd.row_id())
-    (fragment,) = split(by_row).fragments
+    table = by_row.split()
     passed = [("row_id", "row_id")]
-    assert by_row.project(fragment, split(by_row).schema, passed, None, CONTEXT) is None
+    assert by_row.project(table.fragments[0], table.schema, passed, None) is None
 
 
 def test_a_row_is_found_without_reading(tmp_path):
-    own, column = source(tmp_path, vd.row_id()), pa.field("row_id", pa.string())
+    own = source(tmp_path, vd.row_id())
+    own.split()
     url = f"file://{tmp_path}/a.parquet"
     spans = [FileSpan(url, 0, 2), FileSpan(url, 2, 4)]
     whole = FileSpan(url, 0, WHOLE_FILE)
-    assert own.find([whole], column, f"{url}#4") is None
-    assert own.find([whole], column, f"{url}#3") == (whole, 3)
+    assert own.find([whole], f"{url}#4") is None
+    assert own.find([whole], f"{url}#3") == (whole, 3)
     (tmp_path / "a.parquet").unlink()
-    assert own.find(spans, column, f"{url}#3") == (spans[1], 3)
-    assert own.find(spans, column, f"{url}#4") is None
+    assert own.find(spans, f"{url}#3") == (spans[1], 3)
+    assert own.find(spans, f"{url}#4") is None
     with pytest.raises(FileNotFoundError):
-        own.find([whole], column, f"{url}#3")
+        own.find([whole], f"{url}#3")
 
 
 def test_a_row_is_found_by_the_columns_of_its_id(tmp_path):
-    own, column = source(tmp_path, DOC_PAGE), pa.field("id", pa.string())
-    spans = [span for f in split(own, rows=2).fragments for span in f.spans]
-    assert own.find(spans, column, "b\\||2") == (spans[1], 3)
-    assert own.find(spans, column, "b||2") is None
+    own = source(tmp_path, DOC_PAGE)
+    spans = [span for f in own.split(rows=2).fragments for span in f.spans]
+    assert own.find(spans, "b\\||2") == (spans[1], 3)
+    assert own.find(spans, "b||2") is None
     changed = FileSpan(spans[0].url, 0, WHOLE_FILE)
-    assert own.find([changed], column, "b\\||1") == (changed, 2)
+    assert own.find([changed], "b\\||1") == (changed, 2)
 
 
 def test_the_rule_and_its_types_identify_rows(tmp_path):
@@ -139,33 +147,18 @@ def test_the_rule_and_its_types_identify_rows(tmp_path):
         vd.composite_id("doc"),
         vd.row_id("id"),
     ]
-    own = [identified(plain, rule) for rule in rules]
-    assert len({each.splitting for each in (plain, *own)}) == 5
-    before = {split(each).fragments[0].identity for each in (plain, *own)}
-    assert len(before) == 5
+    files = plain.required(plain.list_files([None], "here")[None], None, "here")
+    (fragment,) = plain.split(files, FragmentRule(10), "here").fragments
+    own = [Identified(plain, rule).split().fragments[0] for rule in rules]
+    assert len({each.identity for each in (fragment, *own)}) == 5
+    assert len({rule.record for rule in rules}) == 4
+    rule = DOC_PAGE.of(pa.schema([("doc", pa.string()), ("page", pa.float32())]))
+    assert rule.record == '{"columns": ["doc", "page"], "types": ["string", "float"]}'
+    assert rule_of(rule.record, "id") == rule == pickle.loads(pickle.dumps(rule))
+    narrow = source(tmp_path / "n", DOC_PAGE, DATA).split().fragments[0]
     wider = {**DATA, "page": pa.array(DATA["page"], pa.float32())}
-    (narrow,) = split(source(tmp_path / "n", DOC_PAGE, wider)).fragments
-    assert '"page": "float"' in narrow.detail
-
-
-def test_details_of_the_source_are_kept(tmp_path):
-    class Detailed(type(vd.parquet("x"))):  # type: ignore[misc]  # a class that is computed
-        def split(self, *given: Any) -> SourceTable:
-            table = super().split(*given)
-            return replace(
-                table, fragments=tuple(replace(f, detail="mine\n2") for f in table.fragments)
-            )
-
-        def read(self, fragment: Any, *given: Any) -> pa.Table:
-            assert fragment.detail == fragment.spans[0].detail == "mine\n2"
-            return super().read(replace(fragment, detail=""), *given)
-
-    write_source(tmp_path, DATA)
-    for rule in (DOC_PAGE, vd.row_id("id")):
-        own = identified(Detailed(str(tmp_path)), rule)
-        (fragment,) = split(own).fragments
-        schema = pa.schema([("text", pa.string()), ("id", pa.string())])
-        assert own.for_workers().read(fragment, schema, CONTEXT).num_rows == 4
+    other = source(tmp_path / "n", DOC_PAGE, wider).split().fragments[0]
+    assert narrow.identity != other.identity
 
 
 @pytest.mark.parametrize(
@@ -183,7 +176,8 @@ def test_details_of_the_source_are_kept(tmp_path):
 )
 def test_ids_that_do_not_fit_the_source(tmp_path, rule, message):
     own = source(tmp_path, rule, {**DATA, "words": [["a"]] * 4})
-    for check in (lambda: split(own), lambda: own.schema("here")):
+    known = own.source.schema("here")
+    for check in (own.split, lambda: rule.schema(known, "here")):
         with pytest.raises(vd.SchemaError, match=message):
             check()
 
@@ -217,21 +211,22 @@ def test_names_of_computed_ids(name):
 
 def test_the_id_of_a_pipeline():
     plain = vd.parquet("x")
-    assert vd.Pipeline("docs", source=plain, id=["doc"]).source is plain
+    one = vd.Pipeline("docs", source=plain, id=["doc"])
+    assert (one.id, one.id_rule) == ("doc", None)
     several = vd.Pipeline("docs", source=plain, id=("doc", "page"))
-    assert (several.id, several.source) == ("id", identified(plain, DOC_PAGE))
+    assert (several.id, several.id_rule, several.source) == ("id", DOC_PAGE, plain)
     assert vd.Pipeline("docs", source=plain, id=vd.row_id()).id == "row_id"
     assert str(several).startswith("docs: rows of x, by 'id', made of 'doc', 'page'")
 
 
 def test_the_text_of_an_id_as_a_user_names_it():
-    types = json.dumps({"doc": "string", "page": "int64"})
-    fragments = [FragmentRecord("/lance/x", 0, 30, "", 0, detail=f"{types}\n")]
+    rule = DOC_PAGE.of(pa.schema([("doc", pa.string()), ("page", pa.int64())]))
+    fragments = [FragmentRecord("/lance/x", 0, 30, "", 0)]
     for given in (("a|", 3), ["a|", "3"], {"page": 3, "doc": "a|"}, "a\\||3"):
-        assert DOC_PAGE.text(given, fragments) == "a\\||3"
+        assert rule.text(given, fragments) == "a\\||3"
     for given in (("a",), ("a", "x"), {"doc": "a"}, 3, ("a", None)):
         with pytest.raises(ValueError, match="expected"):
-            DOC_PAGE.text(given, fragments)
+            rule.text(given, fragments)
     row = vd.row_id()
     assert row.text(("s3://b/x.parquet", 17), fragments) == "s3://b/x.parquet#17"
     assert row.text("/b/x.parquet#17", fragments) == "file:///b/x.parquet#17"
@@ -264,31 +259,10 @@ def test_file_and_row_of_an_id(id, place):
     assert row_of(id) == place
 
 
-def test_every_method_of_a_source_is_delegated():
-    """A method that is new in `Source` has to be delegated, or else the wrapper ignores it."""
-    own = {**vars(IdentifiedReader), **vars(IdentifiedSource)}
-    given = {*COPIED, "reads_contents"}
-    for base in (SourceReader, Source):
-        public = {name for name in vars(base) if not name.startswith("_")}
-        assert public - given <= own.keys()
-    wrapped = identified(vd.parquet("x", asset="a/b", allow_empty=True), DOC_PAGE)
-    assert (wrapped.kind, wrapped.asset, wrapped.allow_empty) == ("parquet", "a/b", True)
-    assert pickle.loads(pickle.dumps(wrapped)) == wrapped
-
-
-def test_the_code_of_a_users_source_counts():
-    class Own(type(vd.parquet("x"))):  # type: ignore[misc]  # a class that is computed
-        version = "1"
-
-    assert source_definition(identified(vd.parquet("x"), DOC_PAGE)) == ""
-    assert source_definition(identified(Own("x"), DOC_PAGE)) == source_definition(Own("x"))
-    assert source_definition(Own("x"))
-    assert pack_source(identified(Own("x"), DOC_PAGE))
-
-
 def test_the_default_rule_is_enough_to_look_at_one_file(tmp_path):
-    own = source(tmp_path, vd.row_id())
-    assert own.schema("here").names == ["row_id", "doc", "page", "text"]
+    write_source(tmp_path, DATA)
+    own = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id=vd.row_id())
+    assert own.source_schema().names == ["row_id", "doc", "page", "text"]
     assert default_rule([]).rows > 4
     assert as_id("here", ("a", "b")) == vd.composite_id("a", "b")
 
