@@ -65,6 +65,7 @@ class SchemaInference:
         listen: Called with a `SchemaInferred` for each schema that was inferred, and if none are
             pinned, for each pinned one that was found.
         pins: Whether inferred schemas are pinned, and all else that the first run decides is kept.
+        connect: Connects to the run's cluster; see `plan_run`.
     """
 
     store: Store
@@ -72,6 +73,7 @@ class SchemaInference:
     run_id: str
     listen: Callable[[SchemaInferred], None]
     pins: bool = True
+    connect: Callable[[], bool] = lambda: False
     _kept: dict[PreviewKey, Part] = field(default_factory=dict)
     _executed: list[RunPlan] = field(default_factory=list)
 
@@ -215,7 +217,15 @@ class SchemaInference:
         found: RunPlan | None = None
         for start in range(0, len(partitions), MAX_PARTITIONS):
             chunk = partitions[start : start + MAX_PARTITIONS]
-            planned = plan_run(pipeline, wanted, chunk, self.store, expand=True, keep=self.pins)
+            planned = plan_run(
+                pipeline,
+                wanted,
+                chunk,
+                self.store,
+                expand=True,
+                keep=self.pins,
+                connect=self.connect,
+            )
             if with_rows(planned, stage):
                 return planned
             found = planned if found is None or planned.partitions else found

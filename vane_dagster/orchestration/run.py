@@ -42,7 +42,6 @@ from vane_dagster.events import (
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.signals import signals_deferred
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.store import Store
@@ -158,8 +157,14 @@ def run_pipeline(
     connection = _Connection(look)
     resolved = pipeline
 
+    def connect() -> bool:
+        stages = [each.name for each in pipeline if each.name in selected]
+        return connection.backend(stages).capacity().is_cluster
+
     def replan(keys: Sequence[str | None]) -> RunPlan:
-        return plan_run(resolved, selected, keys, store, force, run_id, retry_quarantined)
+        return plan_run(
+            resolved, selected, keys, store, force, run_id, retry_quarantined, connect=connect
+        )
 
     def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
         backend = connection.backend(first.needed())
@@ -167,10 +172,7 @@ def run_pipeline(
 
     try:
         try:
-            reads_source = any(SOURCE in pipeline[stage].spec.upstream for stage in selected)
-            if reads_source and pipeline.source.bind(store).needs_cluster(partitions):
-                connection.backend([each.name for each in pipeline if each.name in selected])
-            with SchemaInference(store, preview, run_id, listen) as inference:
+            with SchemaInference(store, preview, run_id, listen, connect=connect) as inference:
                 resolved = inference.resolve(pipeline, selected, partitions)
             plan = replan(partitions)
         except VaneError as unplanned:
@@ -382,6 +384,7 @@ class _Connection:
     def __init__(self, look: _Diagnosis) -> None:
         self._look = look
         self._backend: Backend | None = None
+        self._lock = threading.Lock()
 
     def backend(self, needed: Sequence[str]) -> Backend:
         """Return the backend.
@@ -392,9 +395,10 @@ class _Connection:
         Raises:
             PreflightError: If it is not reachable, or a cluster that it would start is too small.
         """
-        if self._backend is None:
-            self._backend = self._look.backend(needed)
-        return self._backend
+        with self._lock:
+            if self._backend is None:
+                self._backend = self._look.backend(needed)
+            return self._backend
 
     def close(self) -> None:
         """Release everything that must not outlive the run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -41,6 +41,7 @@ def plan_run(
     retry_quarantined: bool = False,
     expand: bool = False,
     keep: bool = True,
+    connect: Callable[[], bool] = lambda: False,
 ) -> RunPlan:
     """Plan a run: find completed work by listings alone, and determine the remaining work.
 
@@ -55,6 +56,8 @@ def plan_run(
         retry_quarantined: Whether to compute quarantined rows again, and the stages downstream.
         expand: Whether to plan the fragments of partitions that are up to date too.
         keep: Whether to store how files are cut into fragments, as a pipeline's first run does.
+        connect: Connects to the run's cluster, for sources that need it; see
+            `Source.with_cluster`.
 
     Returns:
         The plan. A partition that cannot be planned is in `RunPlan.failed`.
@@ -65,7 +68,9 @@ def plan_run(
     """
     listed_at = time.monotonic()
     order = tuple(stage.name for stage in pipeline if stage.name in selected)
-    planner = _Planner(pipeline, order, store, force, run_id, retry_quarantined, expand, keep)
+    planner = _Planner(
+        pipeline, order, store, force, run_id, retry_quarantined, expand, keep, connect
+    )
     planner.look_up(partitions)
     planned: list[PartitionPlan] = []
     failed: dict[str | None, VaneError] = {}
@@ -112,6 +117,7 @@ class _Planner:
         retry: bool,
         expand: bool,
         keep: bool,
+        connect: Callable[[], bool],
     ) -> None:
         self.pipeline = pipeline
         self.retry = retry
@@ -127,7 +133,7 @@ class _Planner:
         self.components = {s: components(pipeline, pipeline[s].spec) for s in selected}
         self.definitions = {s: definition_digest(each) for s, each in self.components.items()}
         self.rule = fragment_rule(pipeline, store, keep)
-        self.source = pipeline.source.bind(store)
+        self.source = pipeline.source.bind(store).with_cluster(connect)
         self.source_definition = source_definition(self.source)
         ids = pipeline.id_rule.record if pipeline.id_rule else ""
         rules = (self.source_definition, self.source.splitting, ids)

@@ -8,7 +8,7 @@ code needs no registration: its code is part of the keys, and is sent to the wor
 | phase | process | methods |
 |---|---|---|
 | declare | driver | `of_pipeline`, `validate`, `kind`, `describe`, `url_for`, `urls` |
-| plan | driver | `bind`, `needs_cluster`, `list_files`, `missing`, `split`, `for_workers` |
+| plan | driver | `bind`, `with_cluster`, `list_files`, `missing`, `split`, `for_workers` |
 | execute | worker | `read`, `project`, `current` |
 | trace | driver | `find`, `current` |
 """
@@ -291,15 +291,14 @@ class Source(SourceReader):
         """Return the source as a run uses it, bound to the pipeline's store if it needs one."""
         return self
 
-    def needs_cluster(self, partitions: Sequence[str | None]) -> bool:
-        """Return whether planning some partitions computes on the cluster of the run.
-
-        The run then connects to its cluster before it is planned.
+    def with_cluster(self, connect: Callable[[], bool]) -> Source:
+        """Return the source as a run uses it, with a way to the run's cluster if it needs one.
 
         Args:
-            partitions: Keys; ``[None]`` for an unpartitioned pipeline.
+            connect: Connects this process to the run's cluster, once; returns False if the run
+                computes on this machine without a cluster. It may be called in any thread.
         """
-        return False
+        return self
 
     @property
     def splitting(self) -> str:

@@ -37,11 +37,11 @@ from vane_dagster.sources.base import (
     Listed,
     ReadContext,
     Source,
-    SourceReader,
     SourceTable,
     fragment_record,
     unreadable,
 )
+from vane_dagster.sources.conversion_tasks import call
 from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.files import file_identity, file_version
@@ -88,6 +88,8 @@ _SMALL_BYTES = 1 << 20
 """Files below this size are converted together, if there are many."""
 _SMALL_FILES = 256
 """Small files that are converted together."""
+_FILES_A_CPU, _LOTS_A_CPU = 2, 8
+"""Conversions at a time for each CPU: of a file, and of small files, which wait for requests."""
 _ROUNDING = 1e-6
 _VERSION = 1
 """Part of the identity of what is converted; another number converts all files again."""
@@ -244,6 +246,7 @@ class IngestedSource(FileSource):
     include_paths: bool = False
     small_files: SmallFiles = "group"
     root: Location | None = field(default=None, init=False, repr=False, compare=False)
+    _connect: Callable[[], bool] | None = field(default=None, init=False, repr=False, compare=False)
     _listed: dict[str | None, tuple[FileRecord, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -335,8 +338,11 @@ class IngestedSource(FileSource):
     def bind(self, store: Store) -> Source:
         return self._with(root=store.root)
 
-    def for_workers(self) -> SourceReader:
-        return self._with()  # without what was listed
+    def with_cluster(self, connect: Callable[[], bool]) -> Source:
+        return self._with(_connect=connect)
+
+    def for_workers(self) -> IngestedSource:
+        return self._with()  # without what was listed, and without the cluster
 
     def _with(self, **given: Any) -> IngestedSource:
         made = replace(self)
@@ -412,13 +418,20 @@ class IngestedSource(FileSource):
         found: dict[str, IngestedFile | SourceError] = {
             file.url: known[key] for file in files if (key := file_identity(file)) in known
         }
-        small, large = _lots([file for file in files if file.url not in found])
-        for lots, count in ((small, IO_THREADS), (large, os.cpu_count() or 1)):
-            with ThreadPoolExecutor(max_workers=count) as threads:
-                for lot, made in zip(
-                    lots, threads.map(lambda lot: self._ingest(lot, location, listed), lots)
-                ):
-                    found.update(zip([file.url for file in lot], made))
+        lots = _lots([file for file in files if file.url not in found])
+        on_cluster = bool(lots) and self._connect is not None and self._connect()
+        reader = self.for_workers()
+
+        def convert(lot: Sequence[FileRecord]) -> list[IngestedFile | SourceError]:
+            own = {file.url: listed[file.url] for file in lot}
+            per_cpu = _LOTS_A_CPU if len(lot) > 1 else _FILES_A_CPU
+            return call(
+                _convert, reader, lot, location, own, on_cluster=on_cluster, per_cpu=per_cpu
+            )
+
+        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+            for lot, made in zip(lots, threads.map(convert, lots)):
+                found.update(zip([file.url for file in lot], made))
         converted = {
             file_identity(file): rows
             for file in files
@@ -892,10 +905,18 @@ def _merged(one: Sequence[Place], other: Sequence[Place]) -> tuple[Place, ...]:
     return (replace(first, stop=second.stop),)
 
 
-def _lots(
+def _convert(
+    source: IngestedSource,
     files: Sequence[FileRecord],
-) -> tuple[list[list[FileRecord]], list[list[FileRecord]]]:
-    """Divide files: small ones into lots that are converted together, and large ones."""
+    location: str,
+    listed: Mapping[str, FileRecord],
+) -> list[IngestedFile | SourceError]:
+    """See `IngestedSource._ingest`, which a task of the cluster calls."""
+    return source._ingest(files, location, listed)
+
+
+def _lots(files: Sequence[FileRecord]) -> list[list[FileRecord]]:
+    """Divide files: several small ones are converted together, and each large one alone."""
     small: list[list[FileRecord]] = []
     size = 0
     for file in (file for file in files if file.size < _SMALL_BYTES):
@@ -904,7 +925,7 @@ def _lots(
             size = 0
         small[-1].append(file)
         size += file.size
-    return small, [[file] for file in files if file.size >= _SMALL_BYTES]
+    return [*small, *([file] for file in files if file.size >= _SMALL_BYTES)]
 
 
 def _types_text(schema: pa.Schema | None) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -37,7 +37,6 @@ from vane_dagster.storage.stored_tables import (
     create_record,
     dumped_places,
     read_record,
-    recorded,
     table_url,
     write_record,
 )
@@ -79,14 +78,6 @@ class MadeSource(Source):
             SourceError: If the code fails.
             StoreError: If the store refuses.
         """
-
-    def are_made(self, partitions: Iterable[str | None]) -> bool:
-        """Return whether the store has the rows of all partitions.
-
-        Raises:
-            VaneError: If they have no identity, or the store cannot be listed.
-        """
-        return {self.identity(key) for key in partitions} <= recorded(self.store_root)
 
     def bind(self, store: Store) -> Source:
         bound = replace(self)

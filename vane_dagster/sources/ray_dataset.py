@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -31,6 +31,7 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder
 from vane_dagster.fingerprint.objects import ObjectEncoder
+from vane_dagster.sources.base import Source
 from vane_dagster.sources.made_source import MadeSource
 from vane_dagster.sources.rows_source import check_partitions
 from vane_dagster.sources.table_reader import table_schema
@@ -61,6 +62,9 @@ class RayDatasetSource(MadeSource):
     function: Callable[..., Any] = field(repr=False, compare=False)
     code_version: str | None = None
     takes_partition: bool = False
+    connect: Callable[[], bool] = field(
+        default=lambda: False, init=False, repr=False, compare=False
+    )
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
         if (partitions_def is None) == self.takes_partition:
@@ -75,8 +79,11 @@ class RayDatasetSource(MadeSource):
     def describe(self) -> str:
         return f"The Ray Dataset of {_name(self.function)}()"
 
-    def needs_cluster(self, partitions: Sequence[str | None]) -> bool:
-        return not self.are_made(partitions)
+    def with_cluster(self, connect: Callable[[], bool]) -> Source:
+        made = replace(self)
+        object.__setattr__(made, "root", self.root)
+        object.__setattr__(made, "connect", connect)
+        return made
 
     def identity(self, partition: str | None) -> str:
         key = partition if self.takes_partition else None
@@ -94,6 +101,7 @@ class RayDatasetSource(MadeSource):
             SourceError: If Ray is not connected, or the function or the execution fails.
             StoreError: If the files cannot be read.
         """
+        self.connect()
         ray: Any = importlib.import_module("ray")
         place = self.url_for(partition)
         if not ray.is_initialized():

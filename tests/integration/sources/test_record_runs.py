@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage
 from support.results import failure, metadata
+from vane_dagster.sources import ingested_files
 
 
 def shout(batch: pa.Table) -> dict[str, Any]:
@@ -57,6 +59,22 @@ def test_a_csv_file_is_cut_and_an_added_one_computed_alone(tmp_path, compute, ma
     (folder / "a.csv").write_bytes(csv_of(1, 119))
     moved = vd.trace(docs(source)["loud"], 100, store=store).steps[0]
     assert any("changed" in note or "replaced" in note for note in moved.notes)
+
+
+def test_files_are_converted_on_the_cluster(tmp_path, compute, materialize, monkeypatch):
+    convert, pids = ingested_files._convert, tmp_path / "pids"
+    pids.mkdir()
+
+    def counted(*given: Any) -> Any:
+        (pids / str(os.getpid())).touch()
+        return convert(*given)
+
+    monkeypatch.setattr(ingested_files, "_convert", counted)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.csv").write_bytes(csv_of(0, 20))
+    materialize(docs(vd.csv(str(tmp_path / "src"))), compute)
+    (pid,) = pids.iterdir()
+    assert (pid.name == str(os.getpid())) == isinstance(compute, vd.LocalCompute)
 
 
 def test_a_value_that_does_not_fit_costs_its_row(tmp_path, local, materialize):

@@ -76,12 +76,9 @@ def test_small_files_share_a_fragment_and_large_ones_are_cut(bound, rows, counts
 
 
 def test_rows_are_made_once(bound):
-    assert not bound.are_made([None])
     for _ in range(2):
         split(bound, 100)
     assert bound.calls == [None]
-    assert bound.are_made([None])
-    assert not bound.are_made([None, "x"])
 
 
 def test_two_runs_at_once_agree(bound):

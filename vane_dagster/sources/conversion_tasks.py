@@ -1,0 +1,40 @@
+"""Calls that convert files: as tasks of the run's Ray cluster, or in threads of this process."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def call(function: Callable[..., T], *given: Any, on_cluster: bool, per_cpu: int) -> T:
+    """Call a function once there is a free slot, and return its result.
+
+    A task reserves no CPU, as I/O workers do: warm workers may hold all of them.
+
+    Args:
+        function: A function of a module that is installed on the cluster.
+        *given: Its arguments.
+        on_cluster: Whether to call it in a task of the cluster that this process is connected to.
+        per_cpu: Slots for each CPU of the cluster, or of this machine.
+    """
+    with _slots(on_cluster, per_cpu):
+        if not on_cluster:
+            return function(*given)
+        ray: Any = importlib.import_module("ray")
+        task = ray.remote(function).options(num_cpus=0, scheduling_strategy="SPREAD")
+        result: T = ray.get(task.remote(*given))
+        return result
+
+
+@functools.cache
+def _slots(on_cluster: bool, per_cpu: int) -> threading.BoundedSemaphore:
+    cpus = os.cpu_count() or 1
+    if on_cluster:
+        cpus = int(importlib.import_module("ray").cluster_resources().get("CPU", 1))
+    return threading.BoundedSemaphore(per_cpu * max(1, cpus))
