@@ -685,7 +685,8 @@ def test_of_a_million_rows_few_are_read(kind, tmp_path, local, materialize, read
     footer = pq.read_metadata(file).serialized_size + (64 << 10)  # which pyarrow reads at least
     group = table.slice(0, FRAGMENT // 5)["id"].nbytes
     groups = 1 if kind == "sorted" else 5  # of a fragment that may have the id
-    assert 0 < reads[str(file)] < footer + (groups + 2) * group  # and what a reader fetches ahead
+    ahead = 15  # of 320 groups: what a reader fetches ahead depends on its threads
+    assert 0 < reads[str(file)] < footer + (groups + ahead) * group
     parts = {path: size for path, size in reads.items() if "/parts/" in path}
     if kind == "sorted":
         assert len(parts) == 2  # one of each stage
