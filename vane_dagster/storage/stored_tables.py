@@ -42,7 +42,6 @@ KEPT_TYPES = "types"
 """The name of the record of a source's types, which is never collected."""
 _FORMAT = 1
 _SUFFIX = ".json"
-_GROUP_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -270,25 +269,6 @@ def write_rows(root: Location, digest: str, rows: pa.Table) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="zstd", write_page_checksum=True)
     root.child(TABLES, ROWS).write(rows_name(digest), memoryview(sink.getvalue()))
-
-
-def write_ingested(root: Location, name: str, rows: pa.Table) -> None:
-    """Write rows of files of another format.
-
-    Args:
-        root: The store's root.
-        name: The name of the new file.
-        rows: The rows.
-
-    Raises:
-        StoreError: If the store refuses.
-    """
-    sink = pa.BufferOutputStream()
-    texts = [column.name for column in rows.schema if pa.types.is_string(column.type)]
-    pq.write_table(
-        rows, sink, row_group_size=_GROUP_ROWS, use_dictionary=texts, write_page_checksum=True
-    )
-    root.child(TABLES, INGESTED).write(name, memoryview(sink.getvalue()))
 
 
 def rows_name(digest: str) -> str:
