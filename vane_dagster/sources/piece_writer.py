@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.stored_tables import INGESTED, ParquetRows, Piece, Place, tables
+from vane_dagster.storage.stored_tables import INGESTED, ParquetRows, Piece, joined, tables
 
 PIECE_BYTES = 32 << 20
 """Bytes in memory at which a piece is written."""
@@ -27,10 +25,11 @@ class PieceWriter:
 
     Args:
         root: The store's root.
+        folder: The folder of the files, as a path below the folder of tables.
     """
 
-    def __init__(self, root: Location) -> None:
-        self._root = root
+    def __init__(self, root: Location, folder: str = INGESTED) -> None:
+        self._location, self._folder = tables(root).child(folder), folder
         # Not that of the version: another attempt, or another run, may divide the rows otherwise.
         self._name = secrets.token_hex(16)
         self._thread = ThreadPoolExecutor(max_workers=1)
@@ -70,9 +69,11 @@ class PieceWriter:
         """Return the rows of a file, once all is written."""
         found: list[Piece] = []
         for piece in (piece for each, piece in self._places if each == key and piece):
-            if found and (places := _merged(found[-1].places, piece.places)):
-                before = found.pop()
-                piece = Piece(key, before.rows + piece.rows, before.bytes + piece.bytes, places)
+            places = joined([*found[-1].places, *piece.places]) if found else ()
+            if len(places) == 1:
+                rows, size = found[-1].rows + piece.rows, found[-1].bytes + piece.bytes
+                piece = Piece(key, rows, size, tuple(places))
+                found.pop()
             found.append(piece)
         return tuple(found)
 
@@ -88,30 +89,20 @@ class PieceWriter:
         start = 0
         for index, rows in held:
             stop = start + rows.num_rows
-            key, place = self._places[index][0], ParquetRows(f"{INGESTED}/{name}", start, stop)
+            key, place = self._places[index][0], ParquetRows(f"{self._folder}/{name}", start, stop)
             self._places[index] = (key, Piece(key, rows.num_rows, rows.nbytes, (place,)))
             start = stop
         if self._write is not None:
             self._write.result()
         merged = pa.concat_tables([rows for _, rows in held])
-        self._write = self._thread.submit(_write, self._root, name, merged)
+        self._write = self._thread.submit(_write, self._location, name, merged)
 
 
-def _write(root: Location, name: str, rows: pa.Table) -> None:
+def _write(folder: Location, name: str, rows: pa.Table) -> None:
     """Write rows under the name of a new file."""
     sink = pa.BufferOutputStream()
     texts = [column.name for column in rows.schema if pa.types.is_string(column.type)]
     pq.write_table(
         rows, sink, row_group_size=_GROUP_ROWS, use_dictionary=texts, write_page_checksum=True
     )
-    tables(root).child(INGESTED).write(name, memoryview(sink.getvalue()))
-
-
-def _merged(one: Sequence[Place], other: Sequence[Place]) -> tuple[Place, ...]:
-    """Return two places as one if the rows of the second follow in the same file."""
-    (first,), (second,) = one, other
-    if not (isinstance(first, ParquetRows) and isinstance(second, ParquetRows)):
-        return ()
-    if (first.name, first.stop) != (second.name, second.start):
-        return ()
-    return (replace(first, stop=second.stop),)
+    folder.write(name, memoryview(sink.getvalue()))

@@ -31,8 +31,7 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder
 from vane_dagster.fingerprint.objects import ObjectEncoder
-from vane_dagster.sources.made_source import MadeSource
-from vane_dagster.sources.rows_source import check_partitions
+from vane_dagster.sources.stored_table_source import StoredTableSource, check_partitions
 from vane_dagster.sources.table_reader import table_schema
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of_value
 from vane_dagster.storage.filesystem import IO_THREADS
@@ -48,7 +47,7 @@ _ATTEMPT_BYTES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayDatasetSource(MadeSource):
+class RayDatasetSource(StoredTableSource):
     """The rows of a Ray Dataset that a function returns.
 
     Attributes:

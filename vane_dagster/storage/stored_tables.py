@@ -4,8 +4,8 @@ Below ``<root>/~tables``:
 
 | path | content |
 |---|---|
-| ``rows/<digest>.parquet`` | rows, under the digest of their content |
-| ``made/<identity>-<attempt>/*.parquet`` | what one execution of a function has written |
+| ``made/<identity>/<attempt>-<number>.parquet`` | rows of a table that the driver has written |
+| ``made/<identity>-<attempt>/*.parquet`` | rows of a table that one execution on Ray has written |
 | ``files/<attempt>-<number>.parquet`` | rows of versions of files of another format |
 | ``records/<identity>/<name>.json`` | where the rows of a table are |
 
@@ -16,12 +16,12 @@ writes its record again, so the record's age tells garbage collection when it wa
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.codec import require_format
@@ -30,14 +30,13 @@ from vane_dagster.types.schema import read_schema, schema_record
 
 TABLES = "~tables"
 """The folder below the store's root; no pipeline has such a name."""
-ROWS = "rows"
 MADE = "made"
 INGESTED = "files"
 RECORDS = "records"
 SCHEME = "table://"
 """The prefix of the URLs that identify tables in manifests."""
 COMPLETE = "complete"
-"""The name of the record of a table that was made by code, which is written last."""
+"""The name of a table's record, which is written last."""
 KEPT_TYPES = "types"
 """The name of the record of a source's types, which is never collected."""
 _FORMAT = 1
@@ -156,6 +155,43 @@ def clipped(places: Iterable[Place], start: int, stop: int) -> Iterator[Place]:
         first = last
 
 
+def joined(places: Iterable[Place]) -> list[Place]:
+    """Return places, of which those that follow each other in a file are one."""
+    found: list[Place] = []
+    for place in places:
+        last = found[-1] if found else None
+        if (
+            last
+            and last.stop == place.start
+            and replace(last, start=0, stop=0) == replace(place, start=0, stop=0)
+        ):
+            found[-1] = replace(last, stop=place.stop)
+        else:
+            found.append(place)
+    return found
+
+
+def placed(pieces: Iterable[Piece], places: Iterable[Place]) -> Iterator[Piece]:
+    """Yield pieces with the places of their rows.
+
+    Args:
+        pieces: The pieces.
+        places: Where all of their rows are, in order.
+    """
+    rest = deque(places)
+    for piece in pieces:
+        own: list[Place] = []
+        missing = piece.rows
+        while missing:
+            place = rest.popleft()
+            stop = min(place.stop, place.start + missing)
+            own.append(replace(place, stop=stop))
+            missing -= stop - place.start
+            if stop < place.stop:
+                rest.appendleft(replace(place, start=stop))
+        yield replace(piece, places=tuple(own))
+
+
 def tables(root: Location) -> Location:
     """Return the folder of tables in a store."""
     return root.child(TABLES)
@@ -177,8 +213,8 @@ def write_record(root: Location, identity: str, name: str, table: StoredTable) -
     Args:
         root: The store's root.
         identity: The table's identity.
-        name: The record's name: of one table, the records of several fragment rules differ.
-        table: The table.
+        name: The record's name.
+        table: The table, with all files written.
 
     Raises:
         StoreError: If the store refuses.
@@ -232,48 +268,18 @@ def recorded(root: Location) -> set[str]:
     return set(root.child(TABLES, RECORDS).folders())
 
 
-def any_record(root: Location, identity: str) -> StoredTable:
-    """Return a table by any of its records.
+def has_all_rows(root: Location, table: StoredTable) -> bool:
+    """Return whether a table's rows are in files of the store, all of which are there.
 
     Args:
         root: The store's root.
-        identity: The table's identity.
-
-    Raises:
-        FileNotFoundError: If it has none.
-        StoreError: If a record cannot be read.
+        table: The table.
     """
-    folder = _records(root, identity)
-    names = sorted(folder.names())
-    if not names:
-        raise FileNotFoundError(folder.url)
-    return _parsed(folder.read(names[0]), folder.file_url(names[0]))
-
-
-def stored_rows(root: Location) -> set[str]:
-    """Return the names of the files with rows under the digest of their content."""
-    return set(root.child(TABLES, ROWS).names())
-
-
-def write_rows(root: Location, digest: str, rows: pa.Table) -> None:
-    """Write rows under the digest of their content; see `rows_name`.
-
-    Args:
-        root: The store's root.
-        digest: Digest of the rows.
-        rows: The rows.
-
-    Raises:
-        StoreError: If the store refuses.
-    """
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd", write_page_checksum=True)
-    root.child(TABLES, ROWS).write(rows_name(digest), memoryview(sink.getvalue()))
-
-
-def rows_name(digest: str) -> str:
-    """Return the name of the file with the rows of a digest, in the folder of such files."""
-    return f"{digest}.parquet"
+    if any(isinstance(place, ArrowRows) for piece in table.pieces for place in piece.places):
+        return False
+    folders = {name.rpartition("/")[0] for name in table.files}
+    found = {f"{each}/{name}" for each in folders for name in tables(root).child(each).names()}
+    return table.files <= found
 
 
 def record_of(path: str) -> str | None:
