@@ -10,7 +10,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,23 +18,16 @@ import pyarrow.compute as pc
 
 from vane_dagster._keywords import require_columns
 from vane_dagster._worker_process import is_worker
-from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line, names
+from vane_dagster.errors import DefinitionError, SourceError, first_line, names
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.sources.base import Source
 from vane_dagster.sources.row_blocks import BLOCK_ROWS
 from vane_dagster.sources.rows_source import Positions, Rows, RowsSource
-from vane_dagster.sources.stored_table_source import (
-    StoredTableSource,
-    check_partitions,
-    write_blocks,
-)
+from vane_dagster.sources.stored_table_source import StoredTableSource, write_blocks
 from vane_dagster.sources.table_reader import in_plain_types, table_schema
 from vane_dagster.storage.filesystem import files_below, protocol_of
 from vane_dagster.storage.stored_tables import ArrowRows, Place, StoredTable, clipped
 from vane_dagster.types.schema import check_distinct, check_storable
-
-if TYPE_CHECKING:
-    import dagster as dg
 
 _LABEL = "vd.huggingface"
 _MAX_RANGES = 64
@@ -138,18 +131,13 @@ class HuggingFaceStream(StoredTableSource):
     """
 
     kind: ClassVar[str] = "huggingface"
+    partitioned_by: ClassVar[str] = "partition_column= without streaming=True"
     loading: _Loading = field(repr=False, compare=False)
     data_version: str | None = None
     pipeline: str = ""
 
     def of_pipeline(self, name: str) -> Source:
         return replace(self, pipeline=name)
-
-    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
-        if partitions_def is not None:
-            check_partitions(
-                location, partitions_def, self.place, "partition_column= without streaming=True"
-            )
 
     def url_for(self, partition_key: str | None) -> str:
         """Return what the dataset is, for messages."""
@@ -179,22 +167,14 @@ class HuggingFaceStream(StoredTableSource):
             location: The pipeline, for messages.
 
         Raises:
-            SourceError: If it cannot be read, or its rows differ in types.
+            SourceError: If it has no columns.
             StoreError: If the store refuses.
+            Exception: Of the library, of the hub's client, or of the user's code.
         """
         dataset = self.loading.load(streaming=True)
         known = dataset.features
         schemas = [] if known is None else [_checked(known.arrow_schema)]
-        chunks = _streamed(dataset, schemas)
-        try:
-            pieces = write_blocks(self.store_root, identity, chunks)
-        except VaneError:
-            raise
-        except Exception as error:  # of the library, of the hub's client, or of user code
-            raise SourceError(
-                f"{location}: {self.place} cannot be read: {type(error).__name__}: "
-                f"{first_line(error)}. Nothing of it is kept; run it again"
-            ) from error
+        pieces = write_blocks(self.store_root, identity, _streamed(dataset, schemas))
         if not schemas:
             raise SourceError(f"{location}: {self.place} has no rows, and no columns are known")
         return StoredTable(schemas[0], pieces)
@@ -266,6 +246,7 @@ def huggingface(
         return HuggingFaceSource(
             load=functools.cache(lambda: _DatasetRows(loading.load(), copy, partition_column)),
             partition_column=partition_column,
+            is_partitioned=partition_column is not None,
             label=loading.label,
             allow_empty=allow_empty,
         )
@@ -385,30 +366,22 @@ def _in_file(block: Any, schema: pa.Schema) -> ArrowRows | None:
     if path is None or replays is None:
         return None
     own = pa.ipc.open_stream(pa.memory_map(path)).schema
-    columns = [(name, name) for name in own.names]
+    former = pa.table({name: [name] for name in own.names})  # as its columns are called now
     start = 0
     for action, args, kwargs in replays:
-        if kwargs:
-            return None
-        if action == "slice":
+        if action == "slice" and not kwargs:
             start += int(args[0])
-        elif action == "rename_columns" and not isinstance(args[0], Mapping):
-            columns = [(new, former) for new, (_, former) in zip(args[0], columns)]
-        elif action == "select":
-            columns = [(name, dict(columns)[name]) for name in args[0]]
-        elif action == "drop":
-            columns = [(name, former) for name, former in columns if name not in args[0]]
-        elif action == "remove_column":
-            columns = [each for index, each in enumerate(columns) if index != args[0]]
+        elif action in ("rename_columns", "select", "drop", "remove_column"):
+            former = getattr(former, action)(*args, **kwargs)
         elif action not in ("cast", "replace_schema_metadata"):
             return None
-    renamed = dict(columns)
+    renamed = {name: former.column(name)[0].as_py() for name in former.column_names}
     plain = table_schema(own)
     for column in schema:  # a cast may have changed the values
         if column.name not in renamed or plain.field(renamed[column.name]).type != column.type:
             return None
     stat = os.stat(path)
-    moved = tuple((name, former) for name, former in columns if name != former)
+    moved = tuple((name, own_name) for name, own_name in renamed.items() if name != own_name)
     return ArrowRows(path, stat.st_size, stat.st_mtime_ns, start, start + block.num_rows, moved)
 
 

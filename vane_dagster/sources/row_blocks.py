@@ -24,6 +24,7 @@ from vane_dagster.storage.stored_tables import Piece
 BLOCK_ROWS = 1_024
 """The maximum number of rows of a block."""
 _BLOCK_BYTES = 8 << 20
+_MOST_BYTES = 1 << 30
 
 
 def blocks(chunks: Iterable[pa.Table]) -> Iterator[tuple[Piece, pa.Table]]:
@@ -49,10 +50,11 @@ def blocks(chunks: Iterable[pa.Table]) -> Iterator[tuple[Piece, pa.Table]]:
 
 def _halved(rows: pa.Table) -> Iterator[tuple[str, int, pa.Table]]:
     """Yield the digest, size and rows of parts that are small enough."""
-    content = list(_content(rows))
+    half = len(rows) // 2
+    # What is surely too large is not put together.
+    content = list(_content(rows)) if rows.nbytes < _MOST_BYTES or not half else []
     size = sum(memoryview(each).nbytes for each in content)
-    if size > _BLOCK_BYTES and len(rows) > 1:
-        half = len(rows) // 2
+    if half and (size > _BLOCK_BYTES or not content):
         yield from _halved(rows.slice(0, half))
         yield from _halved(rows.slice(half))
     else:
@@ -87,7 +89,7 @@ def _values(array: pa.Array) -> Iterator[Any]:
         return
     if array.null_count:
         yield b"n"
-        yield np.packbits(_is_valid(array)).data
+        yield np.packbits(array.is_valid().to_numpy(zero_copy_only=False)).data
         array = array.drop_null()
     else:
         yield b"v"
@@ -99,7 +101,7 @@ def _values(array: pa.Array) -> Iterator[Any]:
             yield from _values(child)
     elif pa.types.is_fixed_size_list(kind):
         yield from _values(array.flatten())
-    elif _is_variable(kind):
+    elif _is_bytes(kind) or pa.types.is_list(kind) or pa.types.is_map(kind):
         offsets = _offsets(array)
         yield np.diff(offsets).astype("<i8").data
         low, high = int(offsets[0]), int(offsets[-1])
@@ -117,17 +119,8 @@ def _values(array: pa.Array) -> Iterator[Any]:
         yield values[array.offset * width : (array.offset + len(array)) * width]
 
 
-def _is_valid(array: pa.Array) -> npt.NDArray[np.bool_]:
-    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
-    return valid
-
-
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
-
-
-def _is_variable(kind: pa.DataType) -> bool:
-    return _is_bytes(kind) or bool(pa.types.is_list(kind) or pa.types.is_map(kind))
 
 
 def _offsets(array: pa.Array) -> npt.NDArray[np.int64]:

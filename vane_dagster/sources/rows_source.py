@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,8 @@ import pyarrow.compute as pc
 
 from vane_dagster.errors import SourceError, names
 from vane_dagster.sources.row_blocks import BLOCK_ROWS, blocks
-from vane_dagster.sources.stored_table_source import (
-    StoredTableSource,
-    check_partitions,
-    write_blocks,
-)
+from vane_dagster.sources.stored_table_source import StoredTableSource, write_blocks
 from vane_dagster.storage.stored_tables import Piece, Place, StoredTable, placed
-
-if TYPE_CHECKING:
-    import dagster as dg
 
 _one_at_a_time = threading.RLock()
 
@@ -115,6 +108,7 @@ class RowsSource(StoredTableSource):
         label: What the rows are, for messages.
     """
 
+    partitioned_by: ClassVar[str] = "partition_column='day'"
     load: Callable[[], Rows] = field(repr=False, compare=False)
     partition_column: str | None = None
     label: str
@@ -124,10 +118,6 @@ class RowsSource(StoredTableSource):
         """The rows."""
         with _one_at_a_time:
             return self.load()
-
-    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
-        if (partitions_def is None) != (self.partition_column is None):
-            check_partitions(location, partitions_def, self.place, "partition_column='day'")
 
     def url_for(self, partition_key: str | None) -> str:
         """Return what the rows are, for messages."""

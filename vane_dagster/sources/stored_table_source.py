@@ -11,11 +11,11 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from vane_dagster.errors import DefinitionError, SourceError, VaneError
+from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line
 from vane_dagster.sources.base import (
     FragmentRule,
     Listed,
@@ -61,12 +61,28 @@ class StoredTableSource(Source):
     """Rows that are a table in the store.
 
     Attributes:
+        partitioned_by: The argument that gives the source partitions, for messages.
+        is_partitioned: Whether it has partitions.
         allow_empty: Whether a partition without rows is accepted.
         root: The store's root, once the source is bound to it.
     """
 
+    partitioned_by: ClassVar[str]
+    is_partitioned: bool = False
     allow_empty: bool = False
     root: Location | None = field(default=None, init=False, repr=False, compare=False)
+
+    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
+        if self.is_partitioned and partitions_def is None:
+            raise DefinitionError(
+                f"{location}: {self.place} has partitions, and the pipeline has no partitions_def. "
+                "Give one, or leave the source's out"
+            )
+        if partitions_def is not None and not self.is_partitioned:
+            raise DefinitionError(
+                f"{location}: the pipeline has partitions, and {self.place} does not say which of "
+                f"its rows belong to one. Give it, for example {self.partitioned_by}"
+            )
 
     @abstractmethod
     def identity(self, partition: str | None) -> str | None:
@@ -88,8 +104,8 @@ class StoredTableSource(Source):
             location: The pipeline, for messages.
 
         Raises:
-            SourceError: If the rows cannot be read or made.
-            StoreError: If the store refuses.
+            VaneError: If the rows cannot be read or made, or the store refuses.
+            Exception: Of code that is not of this package.
         """
 
     def bytes_of(self, partition: str | None) -> int:
@@ -167,13 +183,29 @@ class StoredTableSource(Source):
         root = self.store_root
         found = read_record(root, identity)
         if found is None:
-            return create_record(root, identity, self.make(partition, identity, location))
+            return create_record(root, identity, self._made(partition, identity, location))
         write_record(root, identity, COMPLETE, found)
         # Files in the store may have been deleted, and others be elsewhere by now.
         if not has_all_rows(root, found):
-            found = self.make(partition, identity, location)
+            found = self._made(partition, identity, location)
             write_record(root, identity, COMPLETE, found)
         return found
+
+    def _made(self, partition: str | None, identity: str, location: str) -> StoredTable:
+        try:
+            return self.make(partition, identity, location)
+        except VaneError:
+            raise
+        except Exception as error:  # of the user's code, or of a library
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            if any(kind.__name__ == "RayTaskError" for kind in type(error).__mro__):
+                # Its text has the tracebacks of the worker; the first is that of the cause.
+                cause = str(error).partition("\n\nThe above exception")[0]
+                reason = cause.strip().rpartition("\n")[2].strip()
+            raise SourceError(
+                f"{location}: {self.url_for(partition)} failed: {reason.rstrip('.')}. Nothing of "
+                "it is kept; fix it and run the partition again"
+            ) from error
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         return TableReader(self.store_root).read(fragment, schema, context)
@@ -214,34 +246,6 @@ def write_blocks(root: Location, identity: str, chunks: Iterable[pa.Table]) -> t
             writer.write(rows)
     places = [place for written in writer.pieces(identity) for place in written.places]
     return tuple(placed(pieces, places))
-
-
-def check_partitions(
-    location: str,
-    partitions_def: dg.PartitionsDefinition[Any] | None,
-    place: str,
-    argument: str,
-) -> None:
-    """Raise the error for a source whose partitions are not those of the pipeline.
-
-    Args:
-        location: The pipeline.
-        partitions_def: Its partitions.
-        place: The source.
-        argument: The argument that gives a source partitions.
-
-    Raises:
-        DefinitionError: In any case.
-    """
-    if partitions_def is None:
-        raise DefinitionError(
-            f"{location}: {place} has partitions, and the pipeline has no partitions_def. Give "
-            "one, or leave the source's out"
-        )
-    raise DefinitionError(
-        f"{location}: the pipeline has partitions, and {place} does not say which of its rows "
-        f"belong to one. Give it, for example {argument}"
-    )
 
 
 def _fragments(url: str, table: StoredTable, rule: FragmentRule) -> Iterator[FragmentRecord]:

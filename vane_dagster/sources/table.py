@@ -67,6 +67,7 @@ def table(
     return TableSource(
         load=functools.cache(lambda: _InMemory(data, partition_column)),
         partition_column=partition_column,
+        is_partitioned=partition_column is not None,
         label=label,
         allow_empty=allow_empty,
     )

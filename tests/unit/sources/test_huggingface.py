@@ -326,6 +326,9 @@ def test_streams_in_memory(store):
     assert read(vd.huggingface(doubled, version="1").of_pipeline("doubled"), store)["id"][9] == (
         pa.scalar(18)
     ), "two pipelines share no rows by chance"
+    failing = stream.map(lambda row: {"id": 1 // (row["id"] - 5)})
+    with pytest.raises(vd.SourceError, match="IterableDataset in memory failed: ZeroDivision"):
+        split(vd.huggingface(failing, version="4"), store)
     empty = datasets.IterableDataset.from_generator(lambda: iter(()))
     with pytest.raises(vd.SourceError, match="no columns are known"):
         split(vd.huggingface(empty, version="3"), store)

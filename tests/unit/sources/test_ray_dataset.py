@@ -77,6 +77,23 @@ def test_rows_are_made_once(bound):
     assert not bound.are_made([None, "x"])
 
 
+def test_code_that_fails_leaves_nothing_that_is_read(bound, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Counted, "calls", None)
+        with pytest.raises(vd.SourceError, match=r"here: counted rows failed: AttributeError: "):
+            split(bound, 100)
+    assert not bound.are_made([None])
+    assert split(bound, 100) == [ALL]
+
+
+def test_rows_that_were_deleted_are_made_again(bound):
+    split(bound, 100)
+    folder = bound.store_root.child("~tables", "made")
+    folder.delete([next(iter(folder.entries()))])
+    assert split(bound, 100) == [ALL]
+    assert len(bound.calls) == 2
+
+
 def test_two_runs_at_once_agree(bound):
     other = StoredTable(pa.schema({"n": pa.string()}), bound.make(None, "idNone", "").pieces[:1])
     create_record(bound.store_root, "idNone", other)

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from support.typed_source import SOURCE_TYPES
+from vane_dagster.sources import row_blocks
 from vane_dagster.sources.row_blocks import BLOCK_ROWS, blocks
 from vane_dagster.sources.table_reader import in_plain_types, table_schema
 
@@ -84,6 +85,14 @@ def test_large_rows_make_small_blocks():
     grown = table.to_pylist()
     grown[5] = {"data": b"x" * (6 << 20)}
     assert new([block.identity for block in found], digests(pa.Table.from_pylist(grown))) <= 2
+
+
+def test_rows_that_are_too_large_to_be_put_together(monkeypatch):
+    table = pa.table({"data": [bytes([n]) * (1 << 20) for n in range(64)]})
+    chunked = pa.concat_tables(table.slice(n, 1) for n in range(64))
+    expected = digests(table)
+    monkeypatch.setattr(row_blocks, "_MOST_BYTES", 16 << 20)
+    assert digests(chunked) == expected
 
 
 @pytest.mark.parametrize("name", SOURCE_TYPES)
