@@ -159,13 +159,8 @@ def joined(places: Iterable[Place]) -> list[Place]:
     """Return places, of which those that follow each other in a file are one."""
     found: list[Place] = []
     for place in places:
-        last = found[-1] if found else None
-        if (
-            last
-            and last.stop == place.start
-            and replace(last, start=0, stop=0) == replace(place, start=0, stop=0)
-        ):
-            found[-1] = replace(last, stop=place.stop)
+        if found and replace(found[-1], start=found[-1].stop, stop=place.stop) == place:
+            found[-1] = replace(found[-1], stop=place.stop)
         else:
             found.append(place)
     return found
