@@ -4,7 +4,7 @@ To add a source to the package, write a module with a subclass of `Source` and i
 makes it available to workers. `vane_dagster/__init__.py` gives it a public name. To add a source in
 your own code, subclass `Source` or `FileSource` and pass the object to `Pipeline(source=...)`.
 
-`stored` and the sources that subclass `rows_source.RowsSource` are not imported here: they list
+`stored` and the sources that subclass `StoredTableSource` are not imported here: they list
 through the store, or hold rows, and run in the driver alone. Workers get their readers.
 """
 

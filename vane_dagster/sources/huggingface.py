@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -9,7 +10,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,29 +18,18 @@ import pyarrow.compute as pc
 
 from vane_dagster._keywords import require_columns
 from vane_dagster._worker_process import is_worker
-from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line, names
+from vane_dagster.errors import DefinitionError, SourceError, first_line, names
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.sources.base import Source
-from vane_dagster.sources.made_source import MadeSource
-from vane_dagster.sources.row_blocks import LISTED, blocks
-from vane_dagster.sources.rows_source import (
-    Catalog,
-    Positions,
-    Rows,
-    RowsSource,
-    check_partitions,
-    stored_pieces,
-)
+from vane_dagster.sources.row_blocks import BLOCK_ROWS
+from vane_dagster.sources.rows_source import Positions, Rows, RowsSource
+from vane_dagster.sources.stored_table_source import StoredTableSource, write_blocks
 from vane_dagster.sources.table_reader import in_plain_types, table_schema
 from vane_dagster.storage.filesystem import files_below, protocol_of
-from vane_dagster.storage.stored_tables import ArrowRows, Place, StoredTable
+from vane_dagster.storage.stored_tables import ArrowRows, Place, StoredTable, clipped
 from vane_dagster.types.schema import check_distinct, check_storable
 
-if TYPE_CHECKING:
-    import dagster as dg
-
 _LABEL = "vd.huggingface"
-_WINDOW = 1_000
 _MAX_RANGES = 64
 _SAVED = ("state.json", "dataset_dict.json")
 _NO_ROWS = ("token", "storage_options", "cache_dir", "num_proc", "keep_in_memory")
@@ -120,28 +110,18 @@ class _Loading:
         return found[self.split]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HuggingFaceSource(RowsSource):
-    """A dataset with a number of rows, identified by its content.
-
-    Attributes:
-        label: What it is, for messages.
-    """
+    """A dataset with a number of rows, identified by its content."""
 
     kind: ClassVar[str] = "huggingface"
-    label: str = ""
-
-    def url_for(self, partition_key: str | None) -> str:
-        """Return what the dataset is, for messages."""
-        where = "" if partition_key is None else f", {self.partition_column} = {partition_key}"
-        return f"{self.label}{where}"
 
     def describe(self) -> str:
         return f"Hugging Face {self.label}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFaceStream(MadeSource):
+class HuggingFaceStream(StoredTableSource):
     """A dataset that is read once, as a stream, into the store.
 
     Attributes:
@@ -151,18 +131,13 @@ class HuggingFaceStream(MadeSource):
     """
 
     kind: ClassVar[str] = "huggingface"
+    partitioned_by: ClassVar[str] = "partition_column= without streaming=True"
     loading: _Loading = field(repr=False, compare=False)
     data_version: str | None = None
     pipeline: str = ""
 
     def of_pipeline(self, name: str) -> Source:
         return replace(self, pipeline=name)
-
-    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
-        if partitions_def is not None:
-            check_partitions(
-                location, partitions_def, self.place, "partition_column= without streaming=True"
-            )
 
     def url_for(self, partition_key: str | None) -> str:
         """Return what the dataset is, for messages."""
@@ -192,27 +167,17 @@ class HuggingFaceStream(MadeSource):
             location: The pipeline, for messages.
 
         Raises:
-            SourceError: If it cannot be read, or its rows differ in types.
+            SourceError: If it has no columns.
             StoreError: If the store refuses.
+            Exception: Of the library, of the hub's client, or of the user's code.
         """
         dataset = self.loading.load(streaming=True)
         known = dataset.features
         schemas = [] if known is None else [_checked(known.arrow_schema)]
-        chunks = _streamed(dataset, schemas)
-        try:
-            pieces, _ = stored_pieces(
-                self.store_root, blocks(chunks, LISTED), lambda block: None, ()
-            )
-        except VaneError:
-            raise
-        except Exception as error:  # of the library, of the hub's client, or of user code
-            raise SourceError(
-                f"{location}: {self.place} cannot be read: {type(error).__name__}: "
-                f"{first_line(error)}. Nothing of it is kept; run it again"
-            ) from error
+        pieces = write_blocks(self.store_root, identity, _streamed(dataset, schemas))
         if not schemas:
             raise SourceError(f"{location}: {self.place} has no rows, and no columns are known")
-        return StoredTable(schemas[0], tuple(pieces))
+        return StoredTable(schemas[0], pieces)
 
 
 def huggingface(
@@ -231,8 +196,8 @@ def huggingface(
     """Declare a Hugging Face dataset as a pipeline's source.
 
     Its rows are identified by their content. Workers read them in the Arrow files in which the
-    dataset lies on disk; rows that lie in none, or are scattered over it by a shuffle, are copied
-    into the store.
+    dataset lies on disk. If some lie in none, or they are scattered by a shuffle, the dataset is
+    copied into the store.
 
     Args:
         path: A `datasets.Dataset` or `IterableDataset`, a dict of them by split, a folder that
@@ -278,8 +243,13 @@ def huggingface(
                 f"{_LABEL}: version is for streaming=True; other datasets are identified by their "
                 "content. Leave it out"
             )
-        catalog = Catalog(lambda: _DatasetRows(loading.load(), copy), partition_column)
-        return HuggingFaceSource(catalog, partition_column, allow_empty, loading.label)
+        return HuggingFaceSource(
+            load=functools.cache(lambda: _DatasetRows(loading.load(), copy, partition_column)),
+            partition_column=partition_column,
+            is_partitioned=partition_column is not None,
+            label=loading.label,
+            allow_empty=allow_empty,
+        )
     if partition_column is not None:
         raise DefinitionError(
             f"{_LABEL}: a stream is read as a whole, and has no partition_column. Leave out "
@@ -293,32 +263,21 @@ def huggingface(
     return HuggingFaceStream(loading=loading, data_version=version, allow_empty=allow_empty)
 
 
-@dataclass(frozen=True)
-class _FileBlock:
-    """Consecutive rows of a dataset: where they lie in an Arrow file, if they do."""
-
-    count: int
-    rows: ArrowRows | None
-
-
 class _DatasetRows(Rows):
     """The rows of a `datasets.Dataset`, through its mapping of indices."""
 
-    window = _WINDOW
-
-    def __init__(self, dataset: Any, copy: bool) -> None:
-        self.schema = _checked(dataset.features.arrow_schema)
-        self.count = len(dataset)
+    def __init__(self, dataset: Any, copy: bool, partition_column: str | None) -> None:
+        schema = _checked(dataset.features.arrow_schema)
+        super().__init__(schema, len(dataset), partition_column)
         self._arrow = dataset.with_format("arrow")
         self._embeds = _has_external_files(dataset)
         found = getattr(dataset, "_indices", None)
         self._indices = None if found is None else found.column(0).to_numpy().astype(np.int64)
-        in_store = copy or self._embeds
-        self._blocks = [] if in_store else list(_file_blocks(dataset.data, self.schema))
-        self._edges = np.cumsum([0, *(block.count for block in self._blocks)])
+        files = [] if copy or self._embeds else list(_in_files(dataset.data, self.schema))
+        self._files = [rows for rows in files if rows] if all(files) else []
 
     def take(self, positions: Positions) -> pa.Table:
-        key = positions if isinstance(positions, slice) else positions.tolist()
+        key = positions if isinstance(positions, range) else positions.tolist()
         return _plain_chunk(self._arrow[key], self.schema, self._embeds)
 
     def column(self, name: str) -> pa.ChunkedArray:
@@ -326,32 +285,19 @@ class _DatasetRows(Rows):
         found = self._arrow.select_columns([name])[:]
         return in_plain_types(found, pa.schema([self.schema.field(name)])).column(name)
 
-    def places(self, positions: Positions) -> tuple[Place, ...] | None:
-        """Return the ranges of rows of Arrow files; None if there are many, or some lie in none."""
-        if not self._blocks:
+    def places(self, positions: Positions) -> Sequence[Place] | None:
+        """Return the ranges of rows of Arrow files; None if they are short, or some lie in none."""
+        if not self._files:
             return None
-        if isinstance(positions, slice):
-            rows = np.arange(positions.start, positions.stop)
-        else:
-            rows = positions
+        rows = positions
         if self._indices is not None:
-            rows = self._indices[rows]
-        edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1), len(rows)]
-        if len(edges) > _MAX_RANGES:
+            rows = self._indices[slice(rows.start, rows.stop) if isinstance(rows, range) else rows]
+        breaks = () if isinstance(rows, range) else np.flatnonzero(np.diff(rows) != 1) + 1
+        edges = [0, *breaks, len(rows)]
+        if len(edges) > max(_MAX_RANGES, len(rows) // BLOCK_ROWS):
             return None
-        found: list[Place] = []
-        for low, high in itertools.pairwise(edges):
-            start, stop = int(rows[low]), int(rows[high - 1]) + 1
-            for index, block in enumerate(self._blocks):
-                first = int(self._edges[index])
-                low_row, high_row = max(start, first), min(stop, first + block.count)
-                if low_row >= high_row:
-                    continue
-                if block.rows is None:
-                    return None
-                move = block.rows.start - first
-                found.append(replace(block.rows, start=low_row + move, stop=high_row + move))
-        return tuple(found)
+        ranges = ((int(rows[low]), int(rows[high - 1])) for low, high in itertools.pairwise(edges))
+        return [place for low, high in ranges for place in clipped(self._files, low, high + 1)]
 
 
 def _checked(schema: pa.Schema) -> pa.Schema:
@@ -372,7 +318,7 @@ def _streamed(dataset: Any, schemas: list[pa.Schema]) -> Iterator[pa.Table]:
     """Yield the rows of a stream; `schemas` gets the schema if it is empty."""
     features = dataset.features
     embeds = features is not None and bool(_media(features))
-    for chunk in dataset.with_format("arrow").iter(batch_size=_WINDOW):
+    for chunk in dataset.with_format("arrow").iter(batch_size=BLOCK_ROWS):
         if features is not None:
             chunk = chunk.select(features.arrow_schema.names).cast(features.arrow_schema)
         if not schemas:
@@ -402,12 +348,11 @@ def _has_external_files(dataset: Any) -> bool:
     return False
 
 
-def _file_blocks(data: Any, schema: pa.Schema) -> Iterator[_FileBlock]:
-    """Yield the blocks of a dataset's table, in the order of its rows."""
+def _in_files(data: Any, schema: pa.Schema) -> Iterator[ArrowRows | None]:
+    """Yield where the rows of a dataset's table lie in Arrow files, in order; None for in none."""
     rows: Iterable[Sequence[Any]] = getattr(data, "blocks", [[data]])
     for row in rows:
-        found = _in_file(row[0], schema) if len(row) == 1 else None
-        yield _FileBlock(row[0].num_rows, found)
+        yield _in_file(row[0], schema) if len(row) == 1 else None
 
 
 def _in_file(block: Any, schema: pa.Schema) -> ArrowRows | None:
@@ -421,30 +366,22 @@ def _in_file(block: Any, schema: pa.Schema) -> ArrowRows | None:
     if path is None or replays is None:
         return None
     own = pa.ipc.open_stream(pa.memory_map(path)).schema
-    columns = [(name, name) for name in own.names]
+    former = pa.table({name: [name] for name in own.names})  # as its columns are called now
     start = 0
     for action, args, kwargs in replays:
-        if kwargs:
-            return None
-        if action == "slice":
+        if action == "slice" and not kwargs:
             start += int(args[0])
-        elif action == "rename_columns" and not isinstance(args[0], Mapping):
-            columns = [(new, former) for new, (_, former) in zip(args[0], columns)]
-        elif action == "select":
-            columns = [(name, dict(columns)[name]) for name in args[0]]
-        elif action == "drop":
-            columns = [(name, former) for name, former in columns if name not in args[0]]
-        elif action == "remove_column":
-            columns = [each for index, each in enumerate(columns) if index != args[0]]
+        elif action in ("rename_columns", "select", "drop", "remove_column"):
+            former = getattr(former, action)(*args, **kwargs)
         elif action not in ("cast", "replace_schema_metadata"):
             return None
-    renamed = dict(columns)
+    renamed = {name: former.column(name)[0].as_py() for name in former.column_names}
     plain = table_schema(own)
     for column in schema:  # a cast may have changed the values
         if column.name not in renamed or plain.field(renamed[column.name]).type != column.type:
             return None
     stat = os.stat(path)
-    moved = tuple((name, former) for name, former in columns if name != former)
+    moved = tuple((name, own_name) for name, own_name in renamed.items() if name != own_name)
     return ArrowRows(path, stat.st_size, stat.st_mtime_ns, start, start + block.num_rows, moved)
 
 

@@ -13,12 +13,11 @@ import hashlib
 import itertools
 import json
 import os
-import secrets
 import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -46,6 +45,7 @@ from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.files import file_identity, file_version
 from vane_dagster.sources.grouping import FileSize, group, is_small
+from vane_dagster.sources.piece_writer import PIECE_BYTES, PieceWriter
 from vane_dagster.sources.text_stream import (
     MAX_LINE,
     RowTooLongError,
@@ -56,12 +56,10 @@ from vane_dagster.sources.text_types import MOST_MISFITS, TextTypes, cast_each, 
 from vane_dagster.storage.filesystem import IO_THREADS, Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.stored_tables import (
-    INGESTED,
     KEPT_TYPES,
     RECORDS,
     ParquetRows,
     Piece,
-    Place,
     StoredTable,
     clipped,
     create_record,
@@ -69,7 +67,6 @@ from vane_dagster.storage.stored_tables import (
     loaded_places,
     read_record,
     tables,
-    write_ingested,
     write_record,
 )
 from vane_dagster.storage.transient_errors import with_retries
@@ -82,8 +79,6 @@ SmallFiles = Literal["separate", "group"]
 Converted = tuple[pa.Table, Mapping[str, Any]]
 """Rows of a file, and what they show of the types of its columns, as JSON values."""
 
-PIECE_BYTES = 32 << 20
-"""Bytes in memory at which a piece is written."""
 _SMALL_BYTES = 1 << 20
 """Files below this size are converted together, if there are many."""
 _SMALL_FILES = 256
@@ -135,84 +130,6 @@ class IngestedFile:
         """Return the detail of a span of its rows: the first one, and where they are."""
         places = (place for piece in self.pieces for place in piece.places)
         return f"{start} {dumped_places(list(clipped(places, start, stop)))}"
-
-
-class PieceWriter:
-    """Writes the rows of files into files of the store, of at most about `PIECE_BYTES`.
-
-    Rows of one schema share a file, also those of several small files. One file is written while
-    more rows are read. Used in a ``with`` statement, after which all is written.
-
-    Args:
-        root: The store's root.
-    """
-
-    def __init__(self, root: Location) -> None:
-        self._root = root
-        # Not that of the version: another attempt, or another run, may divide the rows otherwise.
-        self._name = secrets.token_hex(16)
-        self._thread = ThreadPoolExecutor(max_workers=1)
-        self._write: Future[None] | None = None
-        self._count = self._bytes = 0
-        self._key = ""
-        self._held: dict[pa.Schema, list[tuple[int, pa.Table]]] = {}
-        self._places: list[tuple[str, Piece | None]] = []  # in the order of the rows
-
-    def __enter__(self) -> PieceWriter:
-        return self
-
-    def __exit__(self, kind: Any, *error: Any) -> None:
-        with self._thread:
-            if kind is None:
-                self._flush_all()
-                if self._write is not None:
-                    self._write.result()
-
-    def begin(self, key: str) -> None:
-        """Note that the rows of a file follow, from the first one on."""
-        self._places = [("" if each == key else each, piece) for each, piece in self._places]
-        self._key = key
-
-    def write(self, rows: pa.Table) -> None:
-        """Write the next rows of the file."""
-        if not rows.num_rows:
-            return
-        held = self._held.setdefault(rows.schema, [])
-        held.append((len(self._places), rows))
-        self._places.append((self._key, None))
-        self._bytes += rows.nbytes
-        if self._bytes >= PIECE_BYTES:
-            self._flush_all()
-
-    def pieces(self, key: str) -> tuple[Piece, ...]:
-        """Return the rows of a file, once all is written."""
-        found: list[Piece] = []
-        for piece in (piece for each, piece in self._places if each == key and piece):
-            if found and (places := _merged(found[-1].places, piece.places)):
-                before = found.pop()
-                piece = Piece(key, before.rows + piece.rows, before.bytes + piece.bytes, places)
-            found.append(piece)
-        return tuple(found)
-
-    def _flush_all(self) -> None:
-        for schema in list(self._held):
-            self._flush(schema)
-        self._bytes = 0
-
-    def _flush(self, schema: pa.Schema) -> None:
-        held = self._held.pop(schema)
-        name = f"{self._name}-{self._count}.parquet"
-        self._count += 1
-        start = 0
-        for index, rows in held:
-            stop = start + rows.num_rows
-            key, place = self._places[index][0], ParquetRows(f"{INGESTED}/{name}", start, stop)
-            self._places[index] = (key, Piece(key, rows.num_rows, rows.nbytes, (place,)))
-            start = stop
-        if self._write is not None:
-            self._write.result()
-        merged = pa.concat_tables([rows for _, rows in held])
-        self._write = self._thread.submit(write_ingested, self._root, name, merged)
 
 
 @dataclass(frozen=True)
@@ -893,16 +810,6 @@ def _misfit(url: str, row: int, column: pa.Field) -> str:
         f"{type_name(column.type)}. Fix the file, or declare a type that every value of the "
         f"column has, for example types={{{column.name!r}: 'VARCHAR'}}"
     )
-
-
-def _merged(one: Sequence[Place], other: Sequence[Place]) -> tuple[Place, ...]:
-    """Return two places as one if the rows of the second follow in the same file."""
-    (first,), (second,) = one, other
-    if not (isinstance(first, ParquetRows) and isinstance(second, ParquetRows)):
-        return ()
-    if (first.name, first.stop) != (second.name, second.start):
-        return ()
-    return (replace(first, stop=second.stop),)
 
 
 def _convert(

@@ -268,7 +268,7 @@ def cut_evenly(
         rule: The maximum size of a fragment.
         detail: What is needed to read them, for all fragments.
     """
-    pieces = max(-(-rows // rule.rows), min(rows, -(-size // rule.bytes)))
-    edges = [start + rows * i // max(1, pieces) for i in range(pieces + 1)]
-    for first, stop in itertools.pairwise(edges):
-        yield fragment_record([(record, first, stop)], size // pieces, details=[detail])
+    ranges = rule.cut(rows, size)
+    for first, stop in ranges:
+        span = (record, start + first, start + stop)
+        yield fragment_record([span], size // len(ranges), details=[detail])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,16 +32,12 @@ from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder
 from vane_dagster.fingerprint.objects import ObjectEncoder
 from vane_dagster.sources.base import Source
-from vane_dagster.sources.made_source import MadeSource
-from vane_dagster.sources.rows_source import check_partitions
+from vane_dagster.sources.stored_table_source import StoredTableSource
 from vane_dagster.sources.table_reader import table_schema
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of_value
 from vane_dagster.storage.filesystem import IO_THREADS
 from vane_dagster.storage.stored_tables import MADE, ParquetRows, Piece, StoredTable, tables
 from vane_dagster.types.schema import check_distinct, merged_types
-
-if TYPE_CHECKING:
-    import dagster as dg
 
 _LABEL = "vd.ray_dataset"
 _PARAMETER = "partition_key"
@@ -49,27 +45,21 @@ _ATTEMPT_BYTES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayDatasetSource(MadeSource):
+class RayDatasetSource(StoredTableSource):
     """The rows of a Ray Dataset that a function returns.
 
     Attributes:
         function: The function.
         code_version: Replaces the function's code in its identity.
-        takes_partition: Whether the function has a parameter ``partition_key``.
     """
 
     kind: ClassVar[str] = "ray"
+    partitioned_by: ClassVar[str] = f"a parameter {_PARAMETER} of the function"
     function: Callable[..., Any] = field(repr=False, compare=False)
     code_version: str | None = None
-    takes_partition: bool = False
     connect: Callable[[], bool] = field(
         default=lambda: False, init=False, repr=False, compare=False
     )
-
-    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
-        if (partitions_def is None) == self.takes_partition:
-            argument = f"a parameter {_PARAMETER} of the function"
-            check_partitions(location, partitions_def, self.place, argument)
 
     def url_for(self, partition_key: str | None) -> str:
         """Return the name of the function, for messages."""
@@ -86,7 +76,7 @@ class RayDatasetSource(MadeSource):
         return made
 
     def identity(self, partition: str | None) -> str:
-        key = partition if self.takes_partition else None
+        key = partition if self.is_partitioned else None
         return digest(_LABEL, self._code.digest, key, *self._values)[:40]
 
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
@@ -98,8 +88,9 @@ class RayDatasetSource(MadeSource):
             location: The pipeline, for messages.
 
         Raises:
-            SourceError: If Ray is not connected, or the function or the execution fails.
+            SourceError: If Ray is not connected, or the function returns something else.
             StoreError: If the files cannot be read.
+            Exception: Of the user's code, or of Ray.
         """
         self.connect()
         ray: Any = importlib.import_module("ray")
@@ -121,32 +112,26 @@ class RayDatasetSource(MadeSource):
         folder = tables(self.store_root).child(name)
         fs = None if folder.is_local else PyFileSystem(FSSpecHandler(folder.fs))
         with _native_tensors(data), _sent_by_value(self._code.modules):
-            try:
-                dataset = self.function(**({_PARAMETER: partition} if self.takes_partition else {}))
-            except Exception as error:  # of the user's code
-                raise _failed(location, place, error) from error
+            dataset = self.function(**({_PARAMETER: partition} if self.is_partitioned else {}))
             if form_of_value(dataset) != NEEDS_RAY:
                 raise SourceError(
                     f"{location}: {_name(self.function)} returned a {type(dataset).__module__}."
                     f"{type(dataset).__qualname__}; expected a {NEEDS_RAY}"
                 )
-            try:
-                # A dataset without rows writes no file.
-                schema = getattr(dataset.schema(), "base_schema", None)
-                dataset.write_parquet(folder.path, filesystem=fs)
-            except Exception as error:  # of Ray, or of the user's code
-                raise _failed(location, place, error) from error
+            # A dataset without rows writes no file.
+            schema = getattr(dataset.schema(), "base_schema", None)
+            dataset.write_parquet(folder.path, filesystem=fs)
 
         def footer(file: str) -> pq.FileMetaData:
-            with folder.fs.open(folder.file(file), "rb") as stream:
-                return pq.read_metadata(stream)
+            def read() -> pq.FileMetaData:
+                with folder.fs.open(folder.file(file), "rb") as stream:
+                    return pq.read_metadata(stream)
+
+            return folder.with_storage_errors("read", read, file)
 
         files = sorted(folder.names())
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            read = functools.partial(folder.with_storage_errors, "read")
-            footers = list(
-                threads.map(lambda file: read(functools.partial(footer, file), file), files)
-            )
+            footers = list(threads.map(footer, files))
         found = [each.schema.to_arrow_schema() for each in footers]
         schema = _agreed(
             [table_schema(each) for each in found]
@@ -217,7 +202,7 @@ def ray_dataset(
         )
     takes = any(each.name == _PARAMETER for each in parameters)
     return RayDatasetSource(
-        function=fn, code_version=version, takes_partition=takes, allow_empty=allow_empty
+        function=fn, code_version=version, is_partitioned=takes, allow_empty=allow_empty
     )
 
 
@@ -257,21 +242,6 @@ def _name(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
-def _failed(location: str, place: str, error: Exception) -> SourceError:
-    reason = f"{type(error).__name__}: {first_line(error)}"
-    if any(kind.__name__ == "RayTaskError" for kind in type(error).__mro__):
-        # Its text has the tracebacks of the worker; the first is that of the cause.
-        reason = _lines(str(error).partition("\n\nThe above exception")[0])[-1]
-    return SourceError(
-        f"{location}: {place} failed: {reason.rstrip('.')}. Nothing of it is kept; fix it and run "
-        "the partition again"
-    )
-
-
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.strip()] or ["an unknown error"]
 
 
 def _agreed(found: list[pa.Schema], where: str) -> pa.Schema:

@@ -1,8 +1,8 @@
-"""Division of rows into blocks of a size, and digests of the rows.
+"""Division of rows into blocks, and digests of the rows.
 
-Where blocks end depends on the number and size of the rows before. A changed or appended row
-changes its own block. An inserted or deleted one also changes those after it; their rows are found
-by row keys.
+Blocks end at multiples of a number of rows; those of large rows are halved until they are small.
+So a changed or appended row changes its own block alone. An inserted or deleted one also changes
+those after it; their rows are found by row keys.
 
 A digest covers the values and types of rows. It is independent of how Arrow divides and encodes
 them in memory, and of versions of libraries. Both are part of stored keys: neither may change.
@@ -11,81 +11,64 @@ them in memory, and of versions of libraries. Both are part of stored keys: neit
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vane_dagster.sources.base import FragmentRule
+from vane_dagster.storage.stored_tables import Piece
 
-LISTED = FragmentRule(65_536)
-"""The blocks of which the identity of a table consists."""
-_Counts = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class RowBlock:
-    """Consecutive rows.
-
-    Attributes:
-        rows: The rows.
-        first: Number of the first row.
-        bytes: Their size, which follows from their content.
-        digest: Digest of their content, as 40 hex digits.
-    """
-
-    rows: pa.Table
-    first: int
-    bytes: int
-    digest: str
+BLOCK_ROWS = 1_024
+"""The maximum number of rows of a block."""
+_BLOCK_BYTES = 8 << 20
+_MOST_BYTES = 1 << 30
 
 
-def blocks(chunks: Iterable[pa.Table], rule: FragmentRule) -> Iterator[RowBlock]:
+def blocks(chunks: Iterable[pa.Table]) -> Iterator[tuple[Piece, pa.Table]]:
     """Divide rows into blocks.
 
     Args:
-        chunks: The rows in order, with plain types. The chunks have no influence on the blocks.
-        rule: The size of a block, which ends with the row that reaches it.
+        chunks: The rows in order, with plain types. Each chunk but the last has a multiple of
+            `BLOCK_ROWS`.
+
+    Yields:
+        The block, identified by its content, and its rows. Of equal blocks, which are different
+        rows, all but the first also have a number in their identity.
     """
-    held: list[pa.Table] = []
-    first = rows = size = 0
+    seen: Counter[str] = Counter()
     for chunk in chunks:
-        sizes = np.zeros(len(chunk), np.int64)
-        for column in chunk.columns:
-            sizes += _sizes(_combined(column))
-        total = np.cumsum(sizes)
-        start, before = 0, 0
-        while start < len(chunk):
-            last = min(
-                start + rule.rows - rows - 1,
-                int(np.searchsorted(total, before + rule.bytes - size)),
-            )
-            is_end, stop = last < len(chunk), min(last + 1, len(chunk))
-            held.append(chunk.slice(start, stop - start))
-            rows, size = rows + stop - start, size + int(total[stop - 1]) - before
-            start, before = stop, int(total[stop - 1])
-            if is_end:
-                yield _block(held, first, size)
-                first, held, rows, size = first + rows, [], 0, 0
-    if held:
-        yield _block(held, first, size)
+        for first in range(0, len(chunk), BLOCK_ROWS):
+            for digest, size, rows in _halved(chunk.slice(first, BLOCK_ROWS)):
+                count = seen[digest]
+                seen[digest] += 1
+                identity = f"{digest}~{count}" if count else digest
+                yield Piece(identity, len(rows), size, ()), rows
 
 
-def content_digest(table: pa.Table) -> str:
-    """Return a digest of the schema and the rows of a table with plain types, as 40 hex digits."""
-    state = hashlib.sha256()
+def _halved(rows: pa.Table) -> Iterator[tuple[str, int, pa.Table]]:
+    """Yield the digest, size and rows of parts that are small enough."""
+    half = len(rows) // 2
+    # What is surely too large is not put together.
+    content = list(_content(rows)) if rows.nbytes < _MOST_BYTES or not half else []
+    size = sum(memoryview(each).nbytes for each in content)
+    if half and (size > _BLOCK_BYTES or not content):
+        yield from _halved(rows.slice(0, half))
+        yield from _halved(rows.slice(half))
+    else:
+        state = hashlib.sha256()
+        for each in content:
+            state.update(each)
+        yield state.hexdigest()[:40], size, rows
+
+
+def _content(table: pa.Table) -> Iterator[Any]:
+    """Yield the schema and the values of a table as bytes, without a copy if that is possible."""
     for field, column in zip(table.schema, table.columns):
-        state.update(f"{len(field.name)} {field.name} {field.type} {len(column)}\n".encode())
-        _feed(state, _combined(column))
-    return state.hexdigest()[:40]
-
-
-def _block(held: list[pa.Table], first: int, size: int) -> RowBlock:
-    rows = pa.concat_tables(held)
-    return RowBlock(rows, first, size, content_digest(rows))
+        yield f"{len(field.name)} {field.name} {field.type} {len(column)}\n".encode()
+        yield from _values(_combined(column))
 
 
 def _combined(column: pa.ChunkedArray) -> pa.Array:
@@ -96,92 +79,51 @@ def _combined(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks)
 
 
-def _feed(state: Any, array: pa.Array) -> None:
-    """Add the values of an array to a digest."""
+def _values(array: pa.Array) -> Iterator[Any]:
+    """Yield the values of an array as bytes."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        _feed(state, array.storage)
+        yield from _values(array.storage)
         return
     if pa.types.is_null(kind):
         return
     if array.null_count:
-        state.update(b"n")
-        state.update(np.packbits(_is_valid(array)).data)
+        yield b"n"
+        yield np.packbits(array.is_valid().to_numpy(zero_copy_only=False)).data
         array = array.drop_null()
     else:
-        state.update(b"v")
+        yield b"v"
     if pa.types.is_boolean(kind):
-        state.update(np.packbits(array.to_numpy(zero_copy_only=False)).data)
+        yield np.packbits(array.to_numpy(zero_copy_only=False)).data
     elif pa.types.is_struct(kind):
         for field, child in zip(kind, array.flatten()):
-            state.update(f"{len(field.name)} {field.name}\n".encode())
-            _feed(state, child)
+            yield f"{len(field.name)} {field.name}\n".encode()
+            yield from _values(child)
     elif pa.types.is_fixed_size_list(kind):
-        _feed(state, array.flatten())
-    elif _is_variable(kind):
+        yield from _values(array.flatten())
+    elif _is_bytes(kind) or pa.types.is_list(kind) or pa.types.is_map(kind):
         offsets = _offsets(array)
-        state.update(np.diff(offsets).astype("<i8").data)
+        yield np.diff(offsets).astype("<i8").data
         low, high = int(offsets[0]), int(offsets[-1])
         if _is_bytes(kind):
             if high > low:
-                state.update(memoryview(array.buffers()[2])[low:high])
+                yield memoryview(array.buffers()[2])[low:high]
         elif pa.types.is_map(kind):
-            _feed(state, array.keys.slice(low, high - low))
-            _feed(state, array.items.slice(low, high - low))
+            yield from _values(array.keys.slice(low, high - low))
+            yield from _values(array.items.slice(low, high - low))
         else:
-            _feed(state, array.values.slice(low, high - low))
+            yield from _values(array.values.slice(low, high - low))
     elif len(array):
         width = kind.bit_width // 8
         values = memoryview(array.buffers()[1]).cast("B")
-        state.update(values[array.offset * width : (array.offset + len(array)) * width])
-
-
-def _sizes(array: pa.Array) -> _Counts:
-    """Return the bytes of each row, the same for equal rows in any array."""
-    kind, count = array.type, len(array)
-    if isinstance(kind, pa.BaseExtensionType):
-        return _sizes(array.storage)
-    if pa.types.is_null(kind):
-        return np.zeros(count, np.int64)
-    if pa.types.is_struct(kind):
-        sizes = np.zeros(count, np.int64)
-        for child in array.flatten():
-            sizes += _sizes(child)
-        return sizes
-    if pa.types.is_fixed_size_list(kind):
-        child = array.values.slice(array.offset * kind.list_size, count * kind.list_size)
-        inner = _sizes(child).reshape(count, kind.list_size).sum(axis=1, dtype=np.int64)
-    elif _is_variable(kind):
-        offsets = _offsets(array)
-        if _is_bytes(kind):
-            inner = np.diff(offsets).astype(np.int64)
-        else:
-            low, high = int(offsets[0]), int(offsets[-1])
-            parts = (array.keys, array.items) if pa.types.is_map(kind) else (array.values,)
-            inner = np.zeros(count, np.int64)
-            for part in parts:
-                above = np.cumsum(np.concatenate([[0], _sizes(part.slice(low, high - low))]))
-                inner += above[offsets[1:] - low] - above[offsets[:-1] - low]
-        inner = inner + 4
-    else:
-        return np.full(count, max(1, kind.bit_width // 8), np.int64)
-    return np.where(_is_valid(array), inner, 0) if array.null_count else inner
-
-
-def _is_valid(array: pa.Array) -> npt.NDArray[np.bool_]:
-    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
-    return valid
+        yield values[array.offset * width : (array.offset + len(array)) * width]
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
-def _is_variable(kind: pa.DataType) -> bool:
-    return _is_bytes(kind) or bool(pa.types.is_list(kind) or pa.types.is_map(kind))
-
-
-def _offsets(array: pa.Array) -> _Counts:
+def _offsets(array: pa.Array) -> npt.NDArray[np.int64]:
     buffer = array.buffers()[1]
     if buffer is None or not len(array):
         return np.zeros(len(array) + 1, np.int64)

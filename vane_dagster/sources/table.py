@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster.errors import DefinitionError, SourceError, StoreError, VaneError, names
-from vane_dagster.sources.rows_source import Catalog, Positions, Rows, RowsSource
+from vane_dagster.sources.rows_source import Positions, Rows, RowsSource
 from vane_dagster.sources.table_reader import in_plain_types, table_schema
 from vane_dagster.storage.dataframes import (
     NEEDS_RAY,
@@ -24,25 +25,14 @@ from vane_dagster.storage.dataframes import (
 from vane_dagster.types.schema import check_distinct, check_storable
 from vane_dagster.types.to_arrow import as_column
 
-_WINDOW = 65_536
 _LABEL = "vd.table"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TableSource(RowsSource):
-    """Rows in memory.
-
-    Attributes:
-        label: What the rows are, for messages.
-    """
+    """Rows in memory."""
 
     kind: ClassVar[str] = "table"
-    label: str = "a table in memory"
-
-    def url_for(self, partition_key: str | None) -> str:
-        """Return what the rows are, for messages."""
-        where = "" if partition_key is None else f", {self.partition_column} = {partition_key}"
-        return f"{self.label}{where}"
 
     def describe(self) -> str:
         return self.label[:1].upper() + self.label[1:]
@@ -55,8 +45,8 @@ def table(
     """Declare rows in memory as a pipeline's source.
 
     Rows are identified by their content: the same rows of another kind of object are the same
-    source, and changed, added or removed rows recompute only the blocks of rows around them. A
-    run copies the rows into the store, where workers read them.
+    source, and a changed row recomputes only the fragments around it. A run copies the rows into
+    the store, where workers read them.
 
     Args:
         data: A `pyarrow` Table, RecordBatch or RecordBatchReader, a pandas or polars frame, a
@@ -74,14 +64,17 @@ def table(
         data = data.read_all()  # it can be read once
     if not callable(data):
         _check_columns(_column_names(data), partition_column)
-    catalog = Catalog(lambda: _InMemory(data, partition_column), partition_column)
-    return TableSource(catalog, partition_column, allow_empty, label)
+    return TableSource(
+        load=functools.cache(lambda: _InMemory(data, partition_column)),
+        partition_column=partition_column,
+        is_partitioned=partition_column is not None,
+        label=label,
+        allow_empty=allow_empty,
+    )
 
 
 class _InMemory(Rows):
     """The rows of an object in memory, as an Arrow table."""
-
-    window = _WINDOW
 
     def __init__(self, data: Any, partition_column: str | None) -> None:
         if callable(data):
@@ -90,17 +83,19 @@ class _InMemory(Rows):
             _check_columns(_column_names(data), partition_column)
         found = _as_arrow(data)
         _check_columns(found.schema.names, partition_column)
-        self.schema = table_schema(found.schema)
+        schema = table_schema(found.schema)
         try:
-            check_storable(self.schema, _LABEL)
+            check_storable(schema, _LABEL)
         except VaneError as error:
             raise SourceError(str(error)) from error
-        self._table = in_plain_types(found, self.schema)
-        self.count = len(self._table)
+        super().__init__(schema, len(found), partition_column)
+        self._table = in_plain_types(found, schema)
+        if partition_column is not None:  # rows are taken from all over it
+            self._table = self._table.combine_chunks()
 
     def take(self, positions: Positions) -> pa.Table:
-        if isinstance(positions, slice):
-            return self._table.slice(positions.start, positions.stop - positions.start)
+        if isinstance(positions, range):
+            return self._table.slice(positions.start, len(positions))
         return self._table.take(pa.array(positions))
 
     def column(self, name: str) -> pa.ChunkedArray:

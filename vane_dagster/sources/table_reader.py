@@ -19,9 +19,9 @@ from vane_dagster.storage.stored_tables import (
     ArrowRows,
     ParquetRows,
     Place,
-    any_record,
     identity_of,
     loaded_places,
+    read_record,
     tables,
 )
 from vane_dagster.types.kinds import as_lists, is_list_view
@@ -80,7 +80,10 @@ class TableReader(SourceReader):
             return loaded_places(span.detail)
         identity = identity_of(span.url)
         assert identity is not None, f"{span.url!r} is no table of a store"
-        return list(any_record(self.root, identity).places(span.start, span.stop))
+        table = read_record(self.root, identity)
+        if table is None:
+            raise FileNotFoundError(span.url)
+        return list(table.places(span.start, span.stop))
 
     def _span(self, rows: ParquetRows) -> FileSpan:
         return FileSpan(tables(self.root).file_url(rows.name), rows.start, rows.stop)

@@ -14,11 +14,10 @@ source files.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -29,7 +28,7 @@ from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
 from vane_dagster.storage.row_records import SUFFIX as RECORDS
-from vane_dagster.storage.shipped_files import FILES, RECORD, parse_record, shipped_files
+from vane_dagster.storage.shipped_files import FILES, RECORD, contents_of, shipped_files
 from vane_dagster.storage.store import ANNOUNCED, CONDEMNED, Store
 from vane_dagster.storage.stored_tables import (
     TABLES,
@@ -109,10 +108,18 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
     named = {identity for stage, _ in stages for identity in stage.tables}
     for stage, needed in stages:
         yield stage.collect(needed, policy)
-    if report := _collect_files(FILES, shipped_files(store.root), policy, _unused_files):
+    if report := _collect_files(
+        FILES, shipped_files(store.root), policy, lambda path: path.endswith(RECORD), contents_of
+    ):
         yield report
-    unused = functools.partial(_unused_tables, named)
-    if report := _collect_files(TABLES, tables(store.root), policy, unused):
+    if report := _collect_files(
+        TABLES,
+        tables(store.root),
+        policy,
+        lambda path: record_of(path) is not None,
+        files_of,
+        lambda path: record_of(path) in named or is_kept(path),
+    ):
         yield report
 
 
@@ -120,56 +127,48 @@ def _collect_files(
     name: str,
     folder: Location,
     policy: GcPolicy,
-    find_unused: Callable[[Location, Mapping[str, FileInfo], GcPolicy], set[str]],
+    is_record: Callable[[str], bool],
+    files_of: Callable[[bytes, str], set[str]],
+    is_kept: Callable[[str], bool] = lambda path: False,
 ) -> GcReport | None:
-    """Delete the files of a folder that no recent run has needed; None without files."""
+    """Delete the files of a folder that no recent run has needed.
+
+    Args:
+        name: The folder's name.
+        folder: The folder.
+        policy: When files may be removed.
+        is_record: Whether a path is that of a record.
+        files_of: Returns the paths of the files that a record names, by its content and URL.
+        is_kept: Whether a path is that of a record that is kept, however old it is.
+
+    Returns:
+        None if it has no files.
+    """
+    oldest = policy.now - policy.keep - policy.grace
+
+    def find_unused(listed: Mapping[str, FileInfo]) -> set[str]:
+        found = {path for path, info in listed.items() if info.modified < oldest}
+        found = {path for path in found if not is_kept(path)}
+        records = [path for path in listed if is_record(path) and path not in found]
+        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+            for path, data in zip(records, threads.map(folder.read, records)):
+                found -= files_of(data, folder.file_url(path))
+        return found
+
     listed = folder.entries()
     if not listed:
         return None
     report = GcReport(name)
-    unused = find_unused(folder, listed, policy)
+    unused = find_unused(listed)
     if unused and not policy.dry_run:
         # A run may have begun since: what it needs has a new record by now.
-        unused &= find_unused(folder, folder.entries(), policy)
+        unused &= find_unused(folder.entries())
         folder.delete(sorted(unused))
     for path in sorted(unused):
         is_temporary = path.rpartition("/")[2].startswith(TEMPORARY)
         found = report.temporaries if is_temporary else report.files
         found[folder.file_url(path)] = listed[path].size
     return report
-
-
-def _unused_files(folder: Location, listed: Mapping[str, FileInfo], policy: GcPolicy) -> set[str]:
-    """Return the names of records, and of contents without a record, that are old enough."""
-    oldest = policy.now - policy.keep - policy.grace
-    unused = {name for name, info in listed.items() if info.modified < oldest}
-    records = [name for name in listed if name.endswith(RECORD) and name not in unused]
-    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        for name, data in zip(records, threads.map(folder.read, records)):
-            stored = parse_record(data, folder.file_url(name))
-            unused -= {digest for digest, _ in stored.files.values()}
-    return unused
-
-
-def _unused_tables(
-    named: Collection[str], folder: Location, listed: Mapping[str, FileInfo], policy: GcPolicy
-) -> set[str]:
-    """Return the records, and the files without a record, that are old enough.
-
-    Args:
-        named: The identities of tables that manifests to keep name.
-        folder: The folder of tables.
-        listed: Its files.
-        policy: When files may be removed.
-    """
-    oldest = policy.now - policy.keep - policy.grace
-    unused = {path for path, info in listed.items() if info.modified < oldest}
-    unused -= {path for path in unused if record_of(path) in named or is_kept(path)}
-    records = [path for path in listed if record_of(path) and path not in unused]
-    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        for path, data in zip(records, threads.map(folder.read, records)):
-            unused -= files_of(data, folder.file_url(path))
-    return unused
 
 
 class _ChangedError(Exception):

@@ -75,6 +75,11 @@ def parse_record(data: bytes, url: str) -> StoredFile:
     return stored
 
 
+def contents_of(data: bytes, url: str) -> set[str]:
+    """Return the digests of the contents that a record names; see `parse_record`."""
+    return {digest for digest, _ in parse_record(data, url).files.values()}
+
+
 def mark_needed(root: Location, digest: str, data: bytes) -> None:
     """Write a record, which keeps its contents from garbage collection for some time.
 

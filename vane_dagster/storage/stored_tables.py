@@ -4,8 +4,8 @@ Below ``<root>/~tables``:
 
 | path | content |
 |---|---|
-| ``rows/<digest>.parquet`` | rows, under the digest of their content |
-| ``made/<identity>-<attempt>/*.parquet`` | what one execution of a function has written |
+| ``made/<identity>/<attempt>-<number>.parquet`` | rows of a table that the driver has written |
+| ``made/<identity>-<attempt>/*.parquet`` | rows of a table that one execution on Ray has written |
 | ``files/<attempt>-<number>.parquet`` | rows of versions of files of another format |
 | ``records/<identity>/<name>.json`` | where the rows of a table are |
 
@@ -16,12 +16,12 @@ writes its record again, so the record's age tells garbage collection when it wa
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.codec import require_format
@@ -30,19 +30,17 @@ from vane_dagster.types.schema import read_schema, schema_record
 
 TABLES = "~tables"
 """The folder below the store's root; no pipeline has such a name."""
-ROWS = "rows"
 MADE = "made"
 INGESTED = "files"
 RECORDS = "records"
 SCHEME = "table://"
 """The prefix of the URLs that identify tables in manifests."""
 COMPLETE = "complete"
-"""The name of the record of a table that was made by code, which is written last."""
+"""The name of a table's record, which is written last."""
 KEPT_TYPES = "types"
 """The name of the record of a source's types, which is never collected."""
 _FORMAT = 1
 _SUFFIX = ".json"
-_GROUP_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -157,6 +155,38 @@ def clipped(places: Iterable[Place], start: int, stop: int) -> Iterator[Place]:
         first = last
 
 
+def joined(places: Iterable[Place]) -> list[Place]:
+    """Return places, of which those that follow each other in a file are one."""
+    found: list[Place] = []
+    for place in places:
+        if found and replace(found[-1], start=found[-1].stop, stop=place.stop) == place:
+            found[-1] = replace(found[-1], stop=place.stop)
+        else:
+            found.append(place)
+    return found
+
+
+def placed(pieces: Iterable[Piece], places: Iterable[Place]) -> Iterator[Piece]:
+    """Yield pieces with the places of their rows.
+
+    Args:
+        pieces: The pieces.
+        places: Where all of their rows are, in order.
+    """
+    rest = deque(places)
+    for piece in pieces:
+        own: list[Place] = []
+        missing = piece.rows
+        while missing:
+            place = rest.popleft()
+            stop = min(place.stop, place.start + missing)
+            own.append(replace(place, stop=stop))
+            missing -= stop - place.start
+            if stop < place.stop:
+                rest.appendleft(replace(place, start=stop))
+        yield replace(piece, places=tuple(own))
+
+
 def tables(root: Location) -> Location:
     """Return the folder of tables in a store."""
     return root.child(TABLES)
@@ -178,8 +208,8 @@ def write_record(root: Location, identity: str, name: str, table: StoredTable) -
     Args:
         root: The store's root.
         identity: The table's identity.
-        name: The record's name: of one table, the records of several fragment rules differ.
-        table: The table.
+        name: The record's name.
+        table: The table, with all files written.
 
     Raises:
         StoreError: If the store refuses.
@@ -228,72 +258,18 @@ def read_record(root: Location, identity: str, name: str = COMPLETE) -> StoredTa
     return _parsed(data, folder.file_url(name + _SUFFIX))
 
 
-def recorded(root: Location) -> set[str]:
-    """Return the identities of the tables that have a record."""
-    return set(root.child(TABLES, RECORDS).folders())
-
-
-def any_record(root: Location, identity: str) -> StoredTable:
-    """Return a table by any of its records.
+def has_all_rows(root: Location, table: StoredTable) -> bool:
+    """Return whether a table's rows are in files of the store, all of which are there.
 
     Args:
         root: The store's root.
-        identity: The table's identity.
-
-    Raises:
-        FileNotFoundError: If it has none.
-        StoreError: If a record cannot be read.
+        table: The table.
     """
-    folder = _records(root, identity)
-    names = sorted(folder.names())
-    if not names:
-        raise FileNotFoundError(folder.url)
-    return _parsed(folder.read(names[0]), folder.file_url(names[0]))
-
-
-def stored_rows(root: Location) -> set[str]:
-    """Return the names of the files with rows under the digest of their content."""
-    return set(root.child(TABLES, ROWS).names())
-
-
-def write_rows(root: Location, digest: str, rows: pa.Table) -> None:
-    """Write rows under the digest of their content; see `rows_name`.
-
-    Args:
-        root: The store's root.
-        digest: Digest of the rows.
-        rows: The rows.
-
-    Raises:
-        StoreError: If the store refuses.
-    """
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd", write_page_checksum=True)
-    root.child(TABLES, ROWS).write(rows_name(digest), memoryview(sink.getvalue()))
-
-
-def write_ingested(root: Location, name: str, rows: pa.Table) -> None:
-    """Write rows of files of another format.
-
-    Args:
-        root: The store's root.
-        name: The name of the new file.
-        rows: The rows.
-
-    Raises:
-        StoreError: If the store refuses.
-    """
-    sink = pa.BufferOutputStream()
-    texts = [column.name for column in rows.schema if pa.types.is_string(column.type)]
-    pq.write_table(
-        rows, sink, row_group_size=_GROUP_ROWS, use_dictionary=texts, write_page_checksum=True
-    )
-    root.child(TABLES, INGESTED).write(name, memoryview(sink.getvalue()))
-
-
-def rows_name(digest: str) -> str:
-    """Return the name of the file with the rows of a digest, in the folder of such files."""
-    return f"{digest}.parquet"
+    if any(isinstance(place, ArrowRows) for piece in table.pieces for place in piece.places):
+        return False
+    folders = {name.rpartition("/")[0] for name in table.files}
+    found = {f"{each}/{name}" for each in folders for name in tables(root).child(each).names()}
+    return table.files <= found
 
 
 def record_of(path: str) -> str | None:

@@ -24,7 +24,7 @@ from vane_dagster.sources import FragmentRule, ReadContext, Source, SourceTable 
 from vane_dagster.storage.filesystem import Location  # noqa: E402
 from vane_dagster.storage.manifest import FileRecord  # noqa: E402
 from vane_dagster.storage.store import Store  # noqa: E402
-from vane_dagster.storage.stored_tables import ArrowRows, loaded_places, stored_rows  # noqa: E402
+from vane_dagster.storage.stored_tables import ArrowRows, loaded_places, tables  # noqa: E402
 
 # The library gives pyarrow an argument that is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
@@ -82,7 +82,7 @@ def test_arrow_files_are_read_where_they_are(saved, store):
     table = split(source, store)
     assert len(table.fragments) >= COUNT / RULE.rows
     assert all(are_in_place(table))
-    assert not stored_rows(store.root)
+    assert not tables(store.root).child("made").entries()
     rows = read(source, store)
     assert rows["id"].to_pylist() == list(range(COUNT))
     # It is the same source as the same rows in memory.
@@ -96,6 +96,20 @@ def test_a_copy_does_not_need_the_files(saved, store):
     source = vd.huggingface(saved, copy=True)
     assert not any(are_in_place(split(source, store)))
     assert read(source, store) == read(vd.huggingface(saved), store)
+
+
+def test_the_same_rows_in_other_files(saved, store, tmp_path):
+    first = vd.huggingface(saved)
+    rows = read(first, store)
+    saved.rename(tmp_path / "moved")
+    moved = vd.huggingface(tmp_path / "moved")
+    assert listed(moved) == listed(first)
+    assert all(are_in_place(split(moved, store)))
+    assert read(moved, store) == rows
+    copied = vd.huggingface(tmp_path / "moved", copy=True)
+    assert listed(copied) == listed(first)
+    assert not any(are_in_place(split(copied, store)))
+    assert read(copied, store) == rows
 
 
 CHANGES: dict[str, tuple[Callable[[Any], Any], bool]] = {
@@ -312,6 +326,9 @@ def test_streams_in_memory(store):
     assert read(vd.huggingface(doubled, version="1").of_pipeline("doubled"), store)["id"][9] == (
         pa.scalar(18)
     ), "two pipelines share no rows by chance"
+    failing = stream.map(lambda row: {"id": 1 // (row["id"] - 5)})
+    with pytest.raises(vd.SourceError, match="IterableDataset in memory failed: ZeroDivision"):
+        split(vd.huggingface(failing, version="4"), store)
     empty = datasets.IterableDataset.from_generator(lambda: iter(()))
     with pytest.raises(vd.SourceError, match="no columns are known"):
         split(vd.huggingface(empty, version="3"), store)

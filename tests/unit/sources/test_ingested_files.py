@@ -8,8 +8,8 @@ import pytest
 
 import vane_dagster as vd
 from support.ingested import RULE, bound, rows
-from vane_dagster.sources import ingested_files
-from vane_dagster.sources.ingested_files import PieceWriter
+from vane_dagster.sources import piece_writer
+from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import tables
@@ -17,7 +17,7 @@ from vane_dagster.storage.stored_tables import tables
 
 @pytest.mark.parametrize("size", [1, 40, 1 << 20])
 def test_a_file_that_is_read_again_has_its_rows_once(size, tmp_path, monkeypatch):
-    monkeypatch.setattr(ingested_files, "PIECE_BYTES", size)
+    monkeypatch.setattr(piece_writer, "PIECE_BYTES", size)
     root = Location(str(tmp_path))
     with PieceWriter(root) as writer:
         writer.begin("a")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,13 @@ import pytest
 
 import vane_dagster as vd
 from vane_dagster.sources import FragmentRule, ReadContext
-from vane_dagster.sources.made_source import MadeSource
+from vane_dagster.sources.stored_table_source import StoredTableSource, write_blocks
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
-from vane_dagster.storage.stored_tables import (
-    ROWS,
-    ParquetRows,
-    Piece,
-    StoredTable,
-    create_record,
-    rows_name,
-    write_rows,
-)
+from vane_dagster.storage.stored_tables import StoredTable, create_record
 
 
-class Counted(MadeSource):
+class Counted(StoredTableSource):
     """Makes three files of 10, 40 and 5 rows, and counts how often."""
 
     kind = "counted"
@@ -43,9 +36,9 @@ class Counted(MadeSource):
         self.calls.append(partition)
         pieces = []
         for name, count in (("a", 10), ("b", 40), ("c", 5)):
-            write_rows(self.store_root, name, pa.table({"n": [f"{name}{i}" for i in range(count)]}))
-            place = ParquetRows(f"{ROWS}/{rows_name(name)}", 0, count)
-            pieces.append(Piece(name, count, count * 8, (place,)))
+            rows = pa.table({"n": [f"{name}{i}" for i in range(count)]})
+            (block,) = write_blocks(self.store_root, identity, [rows])
+            pieces.append(replace(block, identity=name, bytes=count * 8))
         return StoredTable(pa.schema({"n": pa.string()}), tuple(pieces))
 
 
@@ -81,8 +74,25 @@ def test_rows_are_made_once(bound):
     assert bound.calls == [None]
 
 
+def test_code_that_fails_leaves_nothing_that_is_read(bound, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Counted, "calls", None)
+        with pytest.raises(vd.SourceError, match=r"here: counted rows failed: AttributeError: "):
+            split(bound, 100)
+    assert split(bound, 100) == [ALL]
+    assert bound.calls == [None]
+
+
+def test_rows_that_were_deleted_are_made_again(bound):
+    split(bound, 100)
+    folder = bound.store_root.child("~tables", "made")
+    folder.delete([next(iter(folder.entries()))])
+    assert split(bound, 100) == [ALL]
+    assert len(bound.calls) == 2
+
+
 def test_two_runs_at_once_agree(bound):
-    other = StoredTable(pa.schema({"n": pa.string()}), bound.make(None, "", "").pieces[:1])
+    other = StoredTable(pa.schema({"n": pa.string()}), bound.make(None, "idNone", "").pieces[:1])
     create_record(bound.store_root, "idNone", other)
     assert split(bound, 100) == [ALL[:10]]
 

@@ -8,12 +8,11 @@ import pyarrow as pa
 import pytest
 
 from support.typed_source import SOURCE_TYPES
-from vane_dagster.sources import FragmentRule
-from vane_dagster.sources.row_blocks import blocks, content_digest
+from vane_dagster.sources import row_blocks
+from vane_dagster.sources.row_blocks import BLOCK_ROWS, blocks
 from vane_dagster.sources.table_reader import in_plain_types, table_schema
 
 ROWS = 20_000
-RULE = FragmentRule(1_000)
 
 
 def rows(start: int, stop: int) -> pa.Table:
@@ -25,8 +24,13 @@ def plain(table: pa.Table) -> pa.Table:
     return in_plain_types(table, table_schema(table.schema))
 
 
-def digests(*chunks: pa.Table, rule: FragmentRule = RULE) -> list[str]:
-    return [block.digest for block in blocks(chunks, rule)]
+def digests(*chunks: pa.Table) -> list[str]:
+    return [block.identity for block, _ in blocks(chunks)]
+
+
+def content_digest(table: pa.Table) -> str:
+    (found,) = digests(table)
+    return found
 
 
 def new(before: list[str], after: list[str]) -> int:
@@ -35,47 +39,60 @@ def new(before: list[str], after: list[str]) -> int:
 
 def test_blocks_hold_all_rows_in_order():
     table = rows(0, ROWS)
-    found = list(blocks([table], RULE))
-    assert pa.concat_tables(block.rows for block in found) == table
-    assert [block.first for block in found] == np.cumsum(
-        [0, *(len(block.rows) for block in found[:-1])]
-    ).tolist()
-    assert [len(block.rows) for block in found] == [RULE.rows] * (ROWS // RULE.rows)
+    found = list(blocks([table]))
+    assert pa.concat_tables(part for _, part in found) == table
+    assert [block.rows for block, _ in found] == [len(part) for _, part in found]
+    whole, rest = divmod(ROWS, BLOCK_ROWS)
+    assert [block.rows for block, _ in found] == [BLOCK_ROWS] * whole + [rest]
 
 
-@pytest.mark.parametrize("size", [1, 7, 999, 4_096])
+@pytest.mark.parametrize("size", [1, 2, 7])
 def test_chunks_have_no_influence(size):
-    table = rows(0, 3_000)
-    chunks = [table.slice(start, size) for start in range(0, len(table), size)]
+    table = rows(0, 10_000)
+    step = size * BLOCK_ROWS
+    chunks = [table.slice(start, step) for start in range(0, len(table), step)]
     assert digests(*chunks) == digests(table)
+    divided = pa.concat_tables(table.slice(start, 999) for start in range(0, len(table), 999))
+    assert digests(divided) == digests(table)
 
 
 def test_a_change_leaves_the_blocks_before_it():
     table = rows(0, ROWS)
     before = digests(table)
     assert new(before, digests(rows(0, ROWS + 50))) == 1
-    inserted = pa.concat_tables([rows(0, 5_000), rows(ROWS, ROWS + 1), rows(0, ROWS).slice(5_000)])
+    inserted = pa.concat_tables([rows(0, 5_200), rows(ROWS, ROWS + 1), rows(0, ROWS).slice(5_200)])
     assert digests(inserted)[:5] == before[:5]
     values = table["x"].to_numpy().copy()
-    values[1_000:1_200] += 1  # one hundredth of the rows
+    values[1_024:1_224] += 1  # one hundredth of the rows
     changed = table.set_column(2, "x", pa.array(values))
     assert new(before, digests(changed)) == 1
 
 
-def test_rows_that_are_all_equal_have_full_blocks():
+def test_equal_blocks_are_different_rows():
     table = pa.table({"n": np.zeros(2_500, np.int64)})
-    sizes = [len(block.rows) for block in blocks([table], RULE)]
-    assert sum(sizes) == 2_500
-    assert max(sizes) <= 1_000
+    found = digests(table)
+    assert len(set(found)) == 3
+    assert found[1] == f"{found[0]}~1"
 
 
 def test_large_rows_make_small_blocks():
-    table = pa.table({"data": [bytes([n % 256]) * 100_000 for n in range(64)]})
-    found = list(blocks([table], FragmentRule(1_000, 1 << 20)))
-    assert all(block.bytes <= (1 << 20) + 100_004 for block in found)
-    assert sum(len(block.rows) for block in found) == 64
-    one = list(blocks([table.slice(0, 2)], FragmentRule(1_000, 10)))
-    assert [len(block.rows) for block in one] == [1, 1]
+    table = pa.table({"data": [bytes([n % 256]) * (1 << 20) for n in range(64)]})
+    found = [block for block, _ in blocks([table])]
+    assert [block.rows for block in found] == [4] * 16  # with their sizes, 8 are too large
+    larger = pa.table({"data": [b"a" * (9 << 20), b"b" * (9 << 20)]})
+    assert [block.rows for block, _ in blocks([larger])] == [1, 1]
+    # The other blocks stay when one row becomes larger.
+    grown = table.to_pylist()
+    grown[5] = {"data": b"x" * (6 << 20)}
+    assert new([block.identity for block in found], digests(pa.Table.from_pylist(grown))) <= 2
+
+
+def test_rows_that_are_too_large_to_be_put_together(monkeypatch):
+    table = pa.table({"data": [bytes([n]) * (1 << 20) for n in range(64)]})
+    chunked = pa.concat_tables(table.slice(n, 1) for n in range(64))
+    expected = digests(table)
+    monkeypatch.setattr(row_blocks, "_MOST_BYTES", 16 << 20)
+    assert digests(chunked) == expected
 
 
 @pytest.mark.parametrize("name", SOURCE_TYPES)
@@ -144,11 +161,17 @@ def test_digests_are_frozen():
             "box": [{"x": n / 4, "ok": n % 2 == 0} for n in range(3_000)],
         }
     )
-    assert [(block.first, block.digest) for block in blocks([table], RULE)] == FROZEN
+    assert [content_digest(table.slice(first, 1_000)) for first in (0, 1_000, 2_000)] == FROZEN
+    assert digests(table) == FROZEN_BLOCKS
 
 
 FROZEN = [
-    (0, "35318b65b312982e93d6e1c4cb5df5432aa51b21"),
-    (1000, "19c9aa2c91543c9672bc62a0757a7ca88aa96a05"),
-    (2000, "18c233475ff10c0dd7b7dba594391be10ac919ea"),
+    "35318b65b312982e93d6e1c4cb5df5432aa51b21",
+    "19c9aa2c91543c9672bc62a0757a7ca88aa96a05",
+    "18c233475ff10c0dd7b7dba594391be10ac919ea",
+]
+FROZEN_BLOCKS = [
+    "4ab00fff5f1035c670b53443ddd57049c946dcb1",
+    "5908a928838c6cc28aab375b9b46e8688d3542a7",
+    "55cbd3b36f979aebe44b687d84985a152fdf30d6",
 ]

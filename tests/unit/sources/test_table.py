@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.sources import FragmentRule, ReadContext, SourceTable
+from vane_dagster.sources import FragmentRule, ReadContext, SourceTable, piece_writer
 from vane_dagster.sources.rows_source import RowsSource
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan
@@ -75,21 +75,50 @@ def test_the_same_rows_of_any_kind_are_the_same_source(kind, store):
     assert read(source, store).equals(ROWS)
 
 
-def test_only_what_the_store_lacks_is_written(store):
+def test_a_changed_row_changes_its_own_fragment(store):
     rows = pa.table({"id": range(5_000)})
-    rule = FragmentRule(500)
-    split(vd.table(rows), store, rule=rule)
-    folder = store.root.child("~tables", "rows")
-    before = folder.names()
-    assert len(before) > 5
-    times = {info.modified for info in folder.entries().values()}
+    rule = FragmentRule(1_024)
+    before = split(vd.table(rows), store, rule=rule).fragments
+    assert len(before) == 5
     grown = pa.concat_tables([rows, pa.table({"id": [5_000]})])
-    former = {f.identity for f in split(vd.table(rows), store, rule=rule).fragments}
-    now = split(vd.table(grown), store, rule=rule).fragments
-    assert len({f.identity for f in now} - former) == 1
-    assert len(folder.names()) == len(before) + 1
-    assert times < {info.modified for info in folder.entries().values()}
-    assert sum(f.stop - f.start for f in now) == 5_001
+    changed = pa.table({"id": [*range(3_000), -1, *range(3_001, 5_000)]})
+    for table in (grown, changed):
+        now = split(vd.table(table), store, rule=rule).fragments
+        assert len({f.identity for f in now} - {f.identity for f in before}) == 1
+        assert sum(f.stop - f.start for f in now) == len(table)
+
+
+def test_a_table_is_written_once(store):
+    source = vd.table(pa.table({"id": range(5_000)}))
+    folder = store.root.child("~tables", "made")
+    before = [split(source, store, rule=FragmentRule(rows)) for rows in (500, 5_000)]
+    times = {name: info.modified for name, info in folder.entries().items()}
+    assert len(times) == 1
+    assert [len(table.fragments) for table in before] == [14, 1]
+    split(source, store, rule=FragmentRule(700))
+    assert {name: info.modified for name, info in folder.entries().items()} == times
+    # Files that were deleted are written again, under other names.
+    folder.delete(list(times))
+    assert split(source, store).fragments
+    assert read(source, store)["id"].to_pylist() == list(range(5_000))
+    assert len(folder.entries()) == 1
+    assert not set(folder.entries()) & set(times)
+
+
+def test_rows_in_several_files(store, monkeypatch):
+    monkeypatch.setattr(piece_writer, "PIECE_BYTES", 10_000)
+    rows = pa.table({"id": range(5_000), "text": [f"text {n}" for n in range(5_000)]})
+    assert read(vd.table(rows), store).equals(rows)
+    assert len(store.root.child("~tables", "made").entries()) > 1
+
+
+def test_rows_that_change_between_the_listing_and_the_copy_are_refused(store):
+    values = np.arange(5_000)
+    source = vd.table({"id": values})
+    files = [listed(source)]
+    values[17] = -1
+    with pytest.raises(vd.SourceError, match="has changed while the run was planned"):
+        source.bind(store).split(files, RULE, "here")
 
 
 def test_equal_blocks_are_different_fragments(store):

@@ -18,20 +18,21 @@ from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import FileRecord, Manifest
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import (
+    COMPLETE,
     ArrowRows,
     ParquetRows,
     Piece,
     StoredTable,
-    any_record,
     create_record,
     dumped_places,
+    has_all_rows,
     identity_of,
+    joined,
     loaded_places,
+    placed,
     read_record,
-    stored_rows,
     table_url,
     write_record,
-    write_rows,
 )
 
 DAY = 86_400.0
@@ -43,15 +44,19 @@ def store(tmp_path: Path) -> Store:
     return Store(Location(str(tmp_path / "store")))
 
 
-def table(*digests: str) -> StoredTable:
-    places = (ParquetRows(f"rows/{digest}.parquet", 0, 3) for digest in digests)
-    return StoredTable(SCHEMA, tuple(Piece(d, 3, 24, (p,)) for d, p in zip(digests, places)))
+def table(*names: str) -> StoredTable:
+    places = (ParquetRows(f"made/{name}.parquet", 0, 3) for name in names)
+    return StoredTable(SCHEMA, tuple(Piece(d, 3, 24, (p,)) for d, p in zip(names, places)))
 
 
-def keep(store: Store, identity: str, *digests: str) -> None:
-    for digest in digests:
-        write_rows(store.root, digest, pa.table({"id": [1, 2, 3]}))
-    write_record(store.root, identity, "10-20", table(*digests))
+def keep(store: Store, identity: str, *names: str) -> None:
+    for name in names:
+        store.root.child("~tables", "made").write(f"{name}.parquet", b"made")
+    write_record(store.root, identity, COMPLETE, table(*names))
+
+
+def files(store: Store) -> set[str]:
+    return set(store.root.child("~tables", "made").entries())
 
 
 def age(store: Store, days: float, below: str = "") -> None:
@@ -77,14 +82,14 @@ def commit(store: Store, identity: str) -> None:
 
 def test_places_and_records_are_read_as_written(store):
     places = (
-        ParquetRows("rows/a.parquet", 5, 9),
+        ParquetRows("made/a.parquet", 5, 9),
         ArrowRows("/data/a.arrow", 100, 17, 0, 4, (("id", "key"),)),
     )
     assert loaded_places(dumped_places(places)) == places
     stored = StoredTable(SCHEMA, (Piece("a", 8, 64, places),))
-    write_record(store.root, "x", "1-2", stored)
-    assert any_record(store.root, "x") == stored
-    assert stored.files == {"rows/a.parquet"}
+    write_record(store.root, "x", COMPLETE, stored)
+    assert read_record(store.root, "x") == stored
+    assert stored.files == {"made/a.parquet"}
 
 
 def test_a_range_of_rows_crosses_places():
@@ -101,6 +106,27 @@ def test_a_range_of_rows_crosses_places():
         ArrowRows("/c", 1, 1, 20, 22),
     ]
     assert list(stored.places(8, 1 << 62)) == [ArrowRows("/c", 1, 1, 23, 24)]
+
+
+def test_places_of_pieces():
+    places = [ParquetRows("a", 0, 3), ParquetRows("b", 10, 12), ArrowRows("/c", 1, 1, 20, 24)]
+    pieces = list(placed([Piece(str(n), 1 + n, 1, ()) for n in (0, 3, 3)], places))
+    assert [piece.places for piece in pieces] == [
+        (ParquetRows("a", 0, 1),),
+        (ParquetRows("a", 1, 3), ParquetRows("b", 10, 12)),
+        (ArrowRows("/c", 1, 1, 20, 24),),
+    ]
+    assert joined(place for piece in pieces for place in piece.places) == places
+    other = ArrowRows("/c", 1, 2, 24, 25)  # changed since
+    assert joined([*places, other]) == [*places, other]
+
+
+def test_whether_the_store_has_all_rows(store):
+    keep(store, "x", "a", "b")
+    assert has_all_rows(store.root, table("a", "b"))
+    assert not has_all_rows(store.root, table("a", "c"))
+    elsewhere = StoredTable(SCHEMA, (Piece("a", 4, 1, (ArrowRows("/c", 1, 1, 20, 24),)),))
+    assert not has_all_rows(store.root, elsewhere)
 
 
 def test_the_first_to_complete_a_table_wins(store):
@@ -123,27 +149,25 @@ def test_wrong_records(store):
     folder.write("complete.json", b'{"format": 1}')
     with pytest.raises(StoreError, match=r"is not readable: 'pieces'\. Delete it"):
         read_record(store.root, "x")
-    with pytest.raises(FileNotFoundError):
-        any_record(store.root, "y")
 
 
 def test_what_no_recent_run_needed_is_deleted(store):
     keep(store, "old", "a", "b")
     age(store, 9)
     keep(store, "new", "b", "c")
-    age(store, 9, "rows")
-    assert collected(store, dry_run=True) == ["records/old/10-20.json", "rows/a.parquet"]
-    assert len(stored_rows(store.root)) == 3
-    assert collected(store) == ["records/old/10-20.json", "rows/a.parquet"]
-    assert stored_rows(store.root) == {"b.parquet", "c.parquet"}
+    age(store, 9, "made")
+    assert collected(store, dry_run=True) == ["made/a.parquet", "records/old/complete.json"]
+    assert len(files(store)) == 3
+    assert collected(store) == ["made/a.parquet", "records/old/complete.json"]
+    assert files(store) == {"b.parquet", "c.parquet"}
     assert collected(store) == []
 
 
 def test_new_files_without_a_record_are_kept(store):
-    write_rows(store.root, "a", pa.table({"id": [1]}))
+    store.root.child("~tables", "made").write("a.parquet", b"rows")
     assert collected(store) == []
     age(store, 9)
-    assert collected(store) == ["rows/a.parquet"]
+    assert collected(store) == ["made/a.parquet"]
 
 
 def test_what_a_manifest_in_force_names_is_kept(store):
@@ -151,16 +175,16 @@ def test_what_a_manifest_in_force_names_is_kept(store):
     keep(store, "y", "b")
     age(store, 30)
     commit(store, "x")
-    assert collected(store) == ["records/y/10-20.json", "rows/b.parquet"]
-    assert any_record(store.root, "x") == table("a")
+    assert collected(store) == ["made/b.parquet", "records/y/complete.json"]
+    assert read_record(store.root, "x") == table("a")
 
 
 def test_a_run_that_needs_a_table_keeps_it(store):
     rows = vd.table({"id": range(100)})
-    files = rows.list_files([None], "here")[None]
-    assert not isinstance(files, vd.SourceError)
+    listed = rows.list_files([None], "here")[None]
+    assert not isinstance(listed, vd.SourceError)
     rule = FragmentRule(1_000)
-    rows.bind(store).split(files, rule, "here")
+    rows.bind(store).split(listed, rule, "here")
     age(store, 30)
-    rows.bind(store).split(files, rule, "here")
+    rows.bind(store).split(listed, rule, "here")
     assert collected(store) == []

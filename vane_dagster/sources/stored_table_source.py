@@ -1,0 +1,263 @@
+"""`StoredTableSource`: rows that are a table in the store, which the first run writes there.
+
+The driver alone imports this module. A table is identified by the content of its rows, or by the
+code that makes them. The first run that needs it makes it, and completes it by a record that is
+written last; later runs read it. Workers get a `TableReader`.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line
+from vane_dagster.sources.base import (
+    FragmentRule,
+    Listed,
+    ReadContext,
+    Source,
+    SourceReader,
+    SourceTable,
+    fragment_record,
+)
+from vane_dagster.sources.piece_writer import PieceWriter
+from vane_dagster.sources.row_blocks import blocks
+from vane_dagster.sources.table_reader import TableReader
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord
+from vane_dagster.storage.store import Store
+from vane_dagster.storage.stored_tables import (
+    COMPLETE,
+    MADE,
+    Piece,
+    Place,
+    StoredTable,
+    clipped,
+    create_record,
+    dumped_places,
+    has_all_rows,
+    joined,
+    placed,
+    read_record,
+    table_url,
+    write_record,
+)
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+_MAX_PLACES = 256
+_one_at_a_time = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTableSource(Source):
+    """Rows that are a table in the store.
+
+    Attributes:
+        partitioned_by: The argument that gives the source partitions, for messages.
+        is_partitioned: Whether it has partitions.
+        allow_empty: Whether a partition without rows is accepted.
+        root: The store's root, once the source is bound to it.
+    """
+
+    partitioned_by: ClassVar[str]
+    is_partitioned: bool = False
+    allow_empty: bool = False
+    root: Location | None = field(default=None, init=False, repr=False, compare=False)
+
+    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
+        if self.is_partitioned and partitions_def is None:
+            raise DefinitionError(
+                f"{location}: {self.place} has partitions, and the pipeline has no partitions_def. "
+                "Give one, or leave the source's out"
+            )
+        if partitions_def is not None and not self.is_partitioned:
+            raise DefinitionError(
+                f"{location}: the pipeline has partitions, and {self.place} does not say which of "
+                f"its rows belong to one. Give it, for example {self.partitioned_by}"
+            )
+
+    @abstractmethod
+    def identity(self, partition: str | None) -> str | None:
+        """Return what identifies the rows of a partition, as hex digits; None if it has no rows.
+
+        It is that of their content, or of the code that makes them, which is not run.
+
+        Raises:
+            VaneError: If they have no identity.
+        """
+
+    @abstractmethod
+    def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
+        """Write the rows of a partition into the store, in files with unique names.
+
+        Args:
+            partition: The partition's key.
+            identity: Their identity.
+            location: The pipeline, for messages.
+
+        Raises:
+            VaneError: If the rows cannot be read or made, or the store refuses.
+            Exception: Of code that is not of this package.
+        """
+
+    def bytes_of(self, partition: str | None) -> int:
+        """Return the size of a partition's rows in memory; 0 if it is not known."""
+        return 0
+
+    def bind(self, store: Store) -> Source:
+        bound = replace(self)
+        object.__setattr__(bound, "root", store.root)
+        return bound
+
+    def list_files(
+        self, partitions: Sequence[str | None], location: str
+    ) -> Mapping[str | None, Listed]:
+        """Return a record for each partition that may have rows, with the identity of its rows.
+
+        Args:
+            partitions: Keys; ``[None]`` for an unpartitioned pipeline.
+            location: The pipeline, for messages.
+        """
+
+        def listed(partition: str | None) -> Listed:
+            try:
+                identity = self.identity(partition)
+                if identity is None:
+                    return ()
+                return (FileRecord(table_url(identity), self.bytes_of(partition), identity),)
+            except VaneError as error:
+                return SourceError(f"{location}: {self.place}: {error}")
+
+        return {partition: listed(partition) for partition in partitions}
+
+    def split(
+        self,
+        files: Sequence[FileRecord],
+        rule: FragmentRule,
+        location: str,
+        partition: str | None = None,
+    ) -> SourceTable:
+        """Make the rows unless the store has them, and divide them into fragments.
+
+        Args:
+            files: The partition's record.
+            rule: The maximum size of a fragment.
+            location: The pipeline, for messages.
+            partition: The partition's key.
+
+        Raises:
+            SourceError: If they cannot be made, or there are none.
+            StoreError: If the store refuses.
+        """
+        if not files:
+            return SourceTable(self.schema(location), ())
+        (file,) = files
+        with _one_at_a_time:  # each may use the whole cluster
+            table = self._stored(partition, file.version, location)
+        if not table.pieces and not self.allow_empty:
+            where = "" if partition is None else f" for partition {partition!r}"
+            raise SourceError(
+                f"{location}: {self.place} made no rows{where}. If that is in order, give "
+                "allow_empty=True"
+            )
+        return SourceTable(table.schema, tuple(_fragments(file.url, table, rule)))
+
+    def _stored(self, partition: str | None, identity: str, location: str) -> StoredTable:
+        """Return the table of a partition, which is kept from garbage collection from now on."""
+        root = self.store_root
+        found = read_record(root, identity)
+        if found is None:
+            return create_record(root, identity, self._made(partition, identity, location))
+        write_record(root, identity, COMPLETE, found)
+        # Files in the store may have been deleted, and others be elsewhere by now.
+        if not has_all_rows(root, found):
+            found = self._made(partition, identity, location)
+            write_record(root, identity, COMPLETE, found)
+        return found
+
+    def _made(self, partition: str | None, identity: str, location: str) -> StoredTable:
+        try:
+            return self.make(partition, identity, location)
+        except VaneError:
+            raise
+        except Exception as error:  # of the user's code, or of a library
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            if any(kind.__name__ == "RayTaskError" for kind in type(error).__mro__):
+                # Its text has the tracebacks of the worker; the first is that of the cause.
+                cause = str(error).partition("\n\nThe above exception")[0]
+                reason = cause.strip().rpartition("\n")[2].strip()
+            raise SourceError(
+                f"{location}: {self.url_for(partition)} failed: {reason.rstrip('.')}. Nothing of "
+                "it is kept; fix it and run the partition again"
+            ) from error
+
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+        return TableReader(self.store_root).read(fragment, schema, context)
+
+    def current(self, file: FileRecord) -> FileRecord:
+        """Return the record unchanged: other rows are another table."""
+        return file
+
+    def for_workers(self) -> SourceReader:
+        return TableReader(self.store_root)
+
+    @property
+    def store_root(self) -> Location:
+        """The root of the store to which the source is bound."""
+        assert self.root is not None, f"{self.place} is bound to a store before it is used"
+        return self.root
+
+
+def write_blocks(root: Location, identity: str, chunks: Iterable[pa.Table]) -> tuple[Piece, ...]:
+    """Write rows into a store.
+
+    Args:
+        root: The store's root.
+        identity: The identity of the table.
+        chunks: The rows; see `row_blocks.blocks`.
+
+    Returns:
+        The blocks of the rows.
+
+    Raises:
+        StoreError: If the store refuses.
+    """
+    pieces = []
+    with PieceWriter(root, f"{MADE}/{identity}") as writer:
+        writer.begin(identity)
+        for piece, rows in blocks(chunks):
+            pieces.append(piece)
+            writer.write(rows)
+    places = [place for written in writer.pieces(identity) for place in written.places]
+    return tuple(placed(pieces, places))
+
+
+def _fragments(url: str, table: StoredTable, rule: FragmentRule) -> Iterator[FragmentRecord]:
+    """Yield fragments of consecutive rows, of a part of a large piece or of several small ones."""
+    spans: list[tuple[FileRecord, int, int]] = []
+    places: list[Place] = []
+    first = rows = size = 0
+
+    def fragment() -> FragmentRecord:
+        identity, detail = fragment_record(spans, size).identity, dumped_places(places)
+        return FragmentRecord(url, first, first + rows, identity, size, detail=detail)
+
+    for piece in table.pieces:
+        for start, stop in rule.cut(piece.rows, piece.bytes):
+            count, own = stop - start, piece.bytes * (stop - start) // piece.rows
+            is_large = rows + count > rule.rows or size + own > rule.bytes
+            if spans and (is_large or len(places) >= _MAX_PLACES):
+                yield fragment()
+                first, spans, places, rows, size = first + rows, [], [], 0, 0
+            spans.append((FileRecord("", piece.rows, piece.identity), start, stop))
+            places[-1:] = joined([*places[-1:], *clipped(piece.places, start, stop)])
+            rows, size = rows + count, size + own
+    if spans:
+        yield fragment()
