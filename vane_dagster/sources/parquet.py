@@ -27,7 +27,7 @@ from vane_dagster.sources.base import (
 )
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.grouping import FileSize, group, is_small
-from vane_dagster.sources.parquet_scan import reading_detail, scan, scan_projected
+from vane_dagster.sources.parquet_scan import ROW_NUMBER, scan, scan_projected
 from vane_dagster.sources.schemas import common_columns
 from vane_dagster.storage.filesystem import IO_THREADS, Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
@@ -39,8 +39,6 @@ SmallFiles = Literal["separate", "group"]
 
 PARQUET = "parquet"
 """The kind of every source of Parquet files."""
-ROW_NUMBER = "file_row_number"
-"""DuckDB's name for a row's position in its file."""
 
 
 class ParquetReader(SourceReader):
@@ -203,14 +201,12 @@ def read_footers(
     small: dict[str, tuple[FileRecord, FileSize, str, str]] = {}
     for file, (_, metadata), columns in zip(files, footers, common.files):
         types = kept_types(columns.own) + columns.extra
-        absent = dict.fromkeys(column.name for column in columns.absent)
-        detail = reading_detail([column.name for column in columns.cast], absent)
-        held = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-        size = FileSize(file.url, metadata.num_rows, held)
+        detail, groups = columns.detail(), row_groups(metadata)
+        size = FileSize(file.url, metadata.num_rows, sum(held for _, held in groups))
         if source.groups_small_files and size.rows and is_small(size, rule.rows, rule.bytes):
             small[file.url] = (file, size, types, detail)
         else:
-            fragments += cut(file, metadata, rule, types, detail)
+            fragments += cut(file, groups, rule, types, detail)
     for grouped in group([size for _, size, _, _ in small.values()], rule.rows, rule.bytes):
         members = [small[each.url] for each in grouped]
         spans = [(file, 0, size.rows) for file, size, _, _ in members]
@@ -273,8 +269,18 @@ def kept_types(schema: pa.Schema) -> str:
     return "".join(f"\n{f.name}: {f.type}" for f in schema if seen_by_sql(f.type) != f.type)
 
 
+def row_groups(footer: pq.FileMetaData) -> list[tuple[int, int]]:
+    """Return the rows and bytes of each row group of a file."""
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    return [(group.num_rows, group.total_byte_size) for group in groups]
+
+
 def cut(
-    file: FileRecord, footer: Any, rule: FragmentRule, types: str = "", detail: str = ""
+    file: FileRecord,
+    groups: Sequence[tuple[int, int]],
+    rule: FragmentRule,
+    types: str = "",
+    detail: str = "",
 ) -> Iterator[FragmentRecord]:
     """Cut a file into fragments along its row groups, and within row groups that are too large.
 
@@ -283,13 +289,12 @@ def cut(
 
     Args:
         file: The file.
-        footer: Its Parquet metadata.
+        groups: Rows and bytes of each row group.
         rule: The maximum size of a fragment.
         types: A text that is included in the fragments' digests.
         detail: The detail of the fragments' spans.
     """
-    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-    rows, sizes = [g.num_rows for g in groups], [g.total_byte_size for g in groups]
+    rows, sizes = [count for count, _ in groups], [size for _, size in groups]
     if not sum(rows):
         return
     row_bytes = max(1.0, sum(sizes) / sum(rows))

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -51,6 +52,19 @@ class FileColumns:
     cast: tuple[pa.Field, ...] = ()
     absent: tuple[pa.Field, ...] = ()
 
+    @classmethod
+    def of(cls, own: pa.Schema, common: pa.Schema) -> FileColumns:
+        """Return how the columns of a file become others.
+
+        Args:
+            own: The file's columns, in the plain encodings of their types.
+            common: The other columns.
+        """
+        kinds = {each.name: each.type for each in own}
+        cast = [each for each in common if kinds.get(each.name, each.type) != each.type]
+        absent = [each for each in common if each.name not in kinds]
+        return cls(own, tuple(cast), tuple(absent))
+
     @property
     def extra(self) -> str:
         """The text for the `extra` argument of `fragment_record`.
@@ -61,6 +75,18 @@ class FileColumns:
         texts = [json.dumps([f.name, str(f.type)]) for f in self.cast]
         texts += [json.dumps([f.name, str(f.type), "absent"]) for f in self.absent]
         return "".join(f"\n{text}" for text in texts)
+
+    def detail(self, constants: Mapping[str, str | None] = {}, live: Any = None) -> str:
+        """Return the detail of the file's spans, as JSON; empty for a file that is read as it is.
+
+        Args:
+            constants: Values of columns that the file lacks, as text; the others are null.
+            live: The entry of `lake_source.LiveRows`, if there is one.
+        """
+        lacking = {each.name: constants.get(each.name) for each in self.absent}
+        record = {"cast": [each.name for each in self.cast], "constants": lacking, "live": live}
+        record = {name: value for name, value in record.items() if value}
+        return json.dumps(record) if record else ""
 
 
 @dataclass(frozen=True)
@@ -89,25 +115,21 @@ def common_columns(files: Sequence[tuple[str, pa.Schema]], location: str) -> Com
         SourceError: If columns have no common type, or names that SQL does not distinguish. It
             names all of them, with their files.
     """
-    by_bytes: dict[bytes, int] = {}
-    kinds: dict[pa.Schema, int] = {}
-    urls: list[list[str]] = []
-    own: list[int] = []
+    kinds: dict[bytes, tuple[pa.Schema, list[str]]] = {}
+    keys = []
     for url, found in files:
-        data = found.remove_metadata().serialize().to_pybytes()  # hashed faster than a schema
-        if data not in by_bytes:
-            by_bytes[data] = kinds.setdefault(plain_schema(found), len(kinds))
-            if len(kinds) > len(urls):
-                urls.append([])
-        own.append(by_bytes[data])
-        urls[own[-1]].append(url)
-    schema = _merged(list(zip(kinds, urls)), location)
-    conversions = [_conversion(kind, schema) for kind in kinds]
+        key = found.remove_metadata().serialize().to_pybytes()  # hashed faster than a schema
+        if key not in kinds:
+            kinds[key] = (plain_schema(found), [])
+        kinds[key][1].append(url)
+        keys.append(key)
+    schema = _merged(list(kinds.values()), location)
+    columns = {key: FileColumns.of(own, schema) for key, (own, _) in kinds.items()}
     partial: dict[str, list[str]] = {}
-    for conversion, same in zip(conversions, urls):
-        for column in conversion.absent:
+    for key, (_, same) in kinds.items():
+        for column in columns[key].absent:
             partial.setdefault(column.name, []).extend(same)
-    return CommonColumns(schema, tuple(conversions[index] for index in own), partial)
+    return CommonColumns(schema, tuple(columns[key] for key in keys), partial)
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
@@ -115,13 +137,19 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
 
 
-def conform(table: pa.Table, schema: pa.Schema, rows: int | None = None) -> pa.Table:
-    """Convert rows of a file to common columns: cast types, and add absent columns as nulls.
+def conform(
+    table: pa.Table,
+    schema: pa.Schema,
+    rows: int | None = None,
+    constants: Mapping[str, str | None] = {},
+) -> pa.Table:
+    """Convert rows of a file to common columns: cast types, and add absent columns.
 
     Args:
         table: The rows, with the columns of the file that are in `schema`.
         schema: The common columns, or some of them.
         rows: The number of rows. Default: the table's; one without columns may have lost it.
+        constants: Values of columns that the file lacks, as text; the others are null.
 
     Raises:
         pa.ArrowInvalid: If a value does not fit its common type.
@@ -130,7 +158,10 @@ def conform(table: pa.Table, schema: pa.Schema, rows: int | None = None) -> pa.T
     columns = []
     for column in schema:
         index = table.schema.get_field_index(column.name)
-        if index < 0 or pa.types.is_null(table.schema.field(index).type):
+        if (text := constants.get(column.name)) is not None:
+            value = pa.array([text]).cast(column.type)[0]
+            columns.append(pa.chunked_array([pa.repeat(value, count)]))
+        elif index < 0 or pa.types.is_null(table.schema.field(index).type):
             columns.append(pa.chunked_array([pa.nulls(count, column.type)]))
         else:
             columns.append(table.column(index).cast(column.type))
@@ -248,10 +279,3 @@ def _shown_files(urls: Sequence[str]) -> str:
 def _shown(kind: pa.DataType) -> str:
     text = str(kind)
     return text if len(text) <= _MAX_TYPE else f"{text[:_MAX_TYPE]}..."
-
-
-def _conversion(own: pa.Schema, common: pa.Schema) -> FileColumns:
-    present = {each.name: each.type for each in own}
-    cast = [each for each in common if each.name in present and each.type != present[each.name]]
-    absent = [each for each in common if each.name not in present]
-    return FileColumns(own, tuple(cast), tuple(absent))

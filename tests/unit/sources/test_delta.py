@@ -16,8 +16,8 @@ import vane_dagster as vd
 from support.delta_tables import commit, log_actions, use_features
 from vane_dagster.sources import FileSpan
 from vane_dagster.sources.base import FragmentRule, ReadContext
-from vane_dagster.sources.delta_table import LiveRows
-from vane_dagster.sources.parquet_scan import reading_detail
+from vane_dagster.sources.lake_source import LiveRows
+from vane_dagster.sources.schemas import FileColumns
 from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.sql import conjuncts
 
@@ -62,11 +62,14 @@ def test_a_source_fits_the_partitions():
 @pytest.mark.parametrize("deleted", [[], [100], list(range(100, 200)), [101, 150, 199]])
 def test_details_are_read_as_they_were_written(deleted):
     mask = np.array([i not in deleted for i in range(100, 200)])
-    detail = reading_detail(["n"], {"day": "x"}, live=LiveRows(100, 40, mask).entry())
+    common = pa.schema([("n", pa.int64()), ("day", pa.string())])
+    columns = FileColumns.of(pa.schema([("n", pa.int32())]), common)
+    detail = columns.detail({"day": "x"}, LiveRows(100, 40, mask).entry())
     found = LiveRows.of(FileSpan("f", 40, 90, detail))
     assert found is not None
     assert (found.first, found.start, found.mask.tolist()) == (100, 40, mask.tolist())
     assert json.loads(detail)["constants"] == {"day": "x"}
+    assert json.loads(detail)["cast"] == ["n"]
     assert LiveRows.of(FileSpan("f", 0, 1)) is None
 
 
