@@ -14,12 +14,12 @@ import pyarrow as pa
 from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError
-from vane_dagster.sources.base import ReadContext, SourceReader
-from vane_dagster.sources.delta_table import DeltaTable, load
+from vane_dagster.sources.base import ReadContext
+from vane_dagster.sources.delta_table import DeltaTable
 from vane_dagster.sources.lake_source import (
     FolderReader,
     FolderSource,
-    LakeTable,
+    FolderTable,
     LiveRows,
     Version,
     folder_arguments,
@@ -27,7 +27,6 @@ from vane_dagster.sources.lake_source import (
 )
 from vane_dagster.sources.parquet import ParquetReader
 from vane_dagster.sources.parquet_scan import scan
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord
 from vane_dagster.types.sql import conjuncts
 
@@ -68,19 +67,8 @@ class DeltaSource(DeltaReader, FolderSource):
     """
 
     kind: ClassVar[str] = "delta"
-    function: ClassVar[str] = "vd.delta"
-
-    def for_workers(self) -> SourceReader:
-        return DeltaReader(storage_options=self.storage_options)
-
-    def load(self, place: Location, version: Version) -> Any:
-        return load(place, version)
-
-    def versions_of(self, table: Any) -> str:
-        return f"the latest is {table.version()}"
-
-    def table(self, place: Location, loaded: Any, location: str) -> LakeTable:
-        return DeltaTable(place, loaded, self.columns, self, location)
+    table_type: ClassVar[type[FolderTable]] = DeltaTable
+    reader_type: ClassVar[type[FolderReader]] = DeltaReader
 
 
 @known_keywords("vd.delta")

@@ -18,24 +18,29 @@ import pyarrow.compute as pc
 
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import SourceError, names
-from vane_dagster.sources.base import FragmentRule, ReadContext, SourceReader
-from vane_dagster.sources.lake_source import LakeTable, Mask, Version, cut_live, digest
+from vane_dagster.sources.base import FragmentRule, ReadContext
+from vane_dagster.sources.lake_source import (
+    FolderSource,
+    FolderTable,
+    Mask,
+    Version,
+    cut_live,
+    digest,
+)
 from vane_dagster.sources.parquet import read_footer, row_groups
-from vane_dagster.sources.parquet_scan import ROW_NUMBER, scan_projected
+from vane_dagster.sources.parquet_scan import ROW_NUMBER, check_row_number, scan_projected
 from vane_dagster.sources.schemas import FileColumns, plain_schema
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.table_options import table_options
 from vane_dagster.types.duckdb_connection import shared
+from vane_dagster.types.schema import check_distinct
 from vane_dagster.types.sql import bind, conjuncts, referenced_columns
 
 _FEATURES = frozenset({
     "deletionVectors", "domainMetadata", "timestampNtz", "typeWidening", "typeWidening-preview",
     "v2Checkpoint", "vacuumProtocolCheck",
 })  # fmt: skip
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-_NUMBER = re.compile(r"(?<![A-Za-z_])[0-9][0-9A-Za-z_.]*")
-_QUOTED_KINDS = (pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
 
 
 @dataclass(frozen=True)
@@ -53,39 +58,26 @@ class DataFile:
     where: str
 
 
-class DeltaTable(LakeTable):
+class DeltaTable(FolderTable):
     """A version of a table.
 
     Args:
         place: The table's folder.
         table: The table at this version, of deltalake.
-        columns: The columns to read; None for all.
-        reader: The options of the table's file system.
+        source: The source.
         location: The pipeline, for messages.
 
     Raises:
         SourceError: If it cannot be read.
     """
 
-    def __init__(
-        self,
-        place: Location,
-        table: Any,
-        columns: Sequence[str] | None,
-        reader: SourceReader,
-        location: str,
-    ) -> None:
-        super().__init__(location)
-        self._place, self._table, self._reader = place, table, reader
+    def __init__(self, place: Location, table: Any, source: FolderSource, location: str) -> None:
+        super().__init__(place, table, source, location)
+        owner, columns = self._owner, source.columns
         self.version = f"version {table.version()} of Delta table {place.url!r}"
-        owner = f"{location}: Delta table {place.url!r}"
         _check_features(table, owner)
         self._all = plain_schema(pa.schema(table.schema().to_arrow()))
-        if ROW_NUMBER in self._all.names:
-            raise SourceError(
-                f"{owner} has a column {ROW_NUMBER!r}, which is what the reader calls a row's "
-                "place in its file; rename it"
-            )
+        check_row_number(self._all.names, owner)
         require_columns(owner, columns or (), self._all.names, SourceError)
         wanted = self._all.names if columns is None else columns
         self.schema = pa.schema([self._all.field(name) for name in wanted])
@@ -103,8 +95,33 @@ class DeltaTable(LakeTable):
         self._partition = pa.table(
             {n: pc.struct_field(values, n).cast(self._all.field(n).type) for n in partitioned}
         )
-        self._constants = dict(zip(partitioned, map(_texts, self._partition.columns)))
+        texts = [values.cast(pa.string()).to_pylist() for values in self._partition.columns]
+        self._constants = dict(zip(partitioned, texts))
         self._live = _live(table)
+
+    @staticmethod
+    def load(place: Location, version: Version) -> Any:
+        import deltalake
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        options = None if place.is_local else table_options(place)
+        url, number = place.path if place.is_local else place.url, None
+        if isinstance(version, int):
+            number, version = version, None
+        try:
+            table = deltalake.DeltaTable(url, version=number, storage_options=options)
+            if version is not None:
+                table.load_as_version(version)
+        except TableNotFoundError:
+            return None
+        except (DeltaError, ValueError):
+            if version is None and number is None:
+                raise
+            return None  # if the latest version cannot be loaded either, its error says why
+        return table
+
+    def versions(self) -> str:
+        return f"the latest is {self._table.version()}"
 
     def list_units(self, where: str | None) -> Iterator[tuple[FileRecord, DataFile]]:
         """List the data files that may have rows that pass a filter, sorted by URL.
@@ -136,16 +153,11 @@ class DeltaTable(LakeTable):
         self, record: FileRecord, unit: DataFile, rule: FragmentRule
     ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
         """Cut a data file along its row groups; filtered rows are counted by reading them."""
-        found, footer = read_footer(record, self._reader, self.location)
+        found, footer = read_footer(record, self._source, self.location)
         needed = {each.name: each for each in [*self.schema, *self._tested(unit.where)]}
         columns = FileColumns.of(plain_schema(found), pa.schema(needed.values()))
-        lower = {name.lower(): name for name in columns.own.names}
-        if wrong := [each.name for each in columns.absent if each.name.lower() in lower]:
-            raise SourceError(
-                f"{self.location}: data file {record.url!r} has a column "
-                f"{lower[wrong[0].lower()]!r}, and its table {wrong[0]!r}; rewrite the file with "
-                "the table's name"
-            )
+        lacking = [each.name for each in columns.absent]
+        check_distinct([*columns.own.names, *lacking], f"{self.location}, {record.url!r}")
         live = np.ones(footer.num_rows, bool) if unit.live is None else unit.live
         if unit.where:
             every = FileSpan(record.url, 0, footer.num_rows, columns.detail(unit.constants))
@@ -155,8 +167,7 @@ class DeltaTable(LakeTable):
             return columns.detail(unit.constants, rows)
 
         fragments = cut_live(record, row_groups(footer), live, rule, detail)
-        absent = [each.name for each in columns.absent if each.name not in unit.constants]
-        return list(fragments), absent
+        return list(fragments), [name for name in lacking if name not in unit.constants]
 
     def _by_partition(self, condition: str) -> Mask:
         """Return which files pass a condition on partition columns."""
@@ -187,7 +198,7 @@ class DeltaTable(LakeTable):
         """Return which rows of a file pass a filter."""
         row, schema = [("row", ROW_NUMBER)], pa.schema(self._tested(where))
         context = ReadContext(self.location, shared().cursor)
-        options = self._reader.options_for(every.url)
+        options = self._source.options_for(every.url)
         passed = scan_projected(every, schema, row, where, options, context)
         mask = np.zeros(every.stop, bool)
         mask[passed.column("row").to_numpy()] = True
@@ -214,62 +225,24 @@ def _is_comparable(condition: str, kinds: Sequence[pa.DataType]) -> bool:
 
     It converts a constant to the type of the column: it takes dec > 1.499 for dec > 1.50.
     """
-    numbers = _NUMBER.findall(_QUOTED.sub("", condition))
+    unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", condition)
+    numbers = re.findall(r"(?<![A-Za-z_])[0-9][0-9A-Za-z_.]*", unquoted)
     if all(map(pa.types.is_integer, kinds)):
         return "'" not in condition and all(map(str.isdigit, numbers))
-    return not numbers and all(any(is_kind(kind) for is_kind in _QUOTED_KINDS) for kind in kinds)
-
-
-def load(place: Location, version: Version) -> Any:
-    """Load a version of a table; None if there is no such table or version.
-
-    Args:
-        place: The table's folder.
-        version: A version number, or a time; None for the latest version.
-    """
-    import deltalake
-    from deltalake.exceptions import DeltaError, TableNotFoundError
-
-    options = None if place.is_local else table_options(place)
-    url, number = place.path if place.is_local else place.url, None
-    if isinstance(version, int):
-        number, version = version, None
-    try:
-        table = deltalake.DeltaTable(url, version=number, storage_options=options)
-        if version is not None:
-            table.load_as_version(version)
-    except TableNotFoundError:
-        return None
-    except (DeltaError, ValueError):
-        if version is None and number is None:
-            raise
-        return None  # if the latest version cannot be loaded either, its error says why
-    return table
+    quoted = (pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
+    return not numbers and all(any(is_kind(kind) for is_kind in quoted) for kind in kinds)
 
 
 def _check_features(table: Any, what: str) -> None:
     """Refuse a table whose data files cannot be read as Parquet files with the table's columns."""
+    unknown = set(table.protocol().reader_features or ()) - _FEATURES - {"columnMapping"}
     if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        unknown.add("columnMapping")
+    if unknown:
         raise SourceError(
-            f"{what} has column mapping, and its files have other column names. Rewrite it without "
-            "column mapping, for example as a copy"
+            f"{what} uses {names(sorted(unknown))}, which vd.delta cannot read. Write the table "
+            "without these features, for example as a copy"
         )
-    features = set(table.protocol().reader_features or ())
-    if unknown := sorted(features - _FEATURES - {"columnMapping"}):
-        raise SourceError(
-            f"{what} uses {names(unknown)}, which vd.delta cannot read. Write the table without "
-            "these features, for example as a copy"
-        )
-
-
-def _texts(values: pa.ChunkedArray) -> list[str | None]:
-    """Return values as texts that Arrow and SQL cast to their type."""
-    kind = values.type
-    if pa.types.is_timestamp(kind) and kind.tz:
-        texts = values.cast(pa.timestamp(kind.unit)).cast(pa.string())
-        return [None if text is None else f"{text}Z" for text in texts.to_pylist()]
-    found: list[str | None] = values.cast(pa.string()).to_pylist()
-    return found
 
 
 def _live(table: Any) -> dict[str, Mask]:

@@ -45,7 +45,6 @@ class IcebergSource(IcebergReader, LakeSource):
     """
 
     kind: ClassVar[str] = "iceberg"
-    function: ClassVar[str] = "vd.iceberg"
     snapshot: int | str | None = None
 
     @property

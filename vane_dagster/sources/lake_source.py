@@ -251,7 +251,6 @@ class LakeSource(LakeReader, Source):
         planned: The tables of a run, by URL, once the source is bound to a store.
     """
 
-    function: ClassVar[str]
     filter: str | None = None
     columns: tuple[str, ...] | None = None
     asset: str | None = None
@@ -276,7 +275,7 @@ class LakeSource(LakeReader, Source):
         texts = [each for each in (self.place, self.filter or "") if PLACEHOLDER.search(each)]
         if partitions_def is not None and not texts:
             raise DefinitionError(
-                f"{location}: {self.function}({self.place!r}) has no {{partition_key}}, so that "
+                f"{location}: vd.{self.kind}({self.place!r}) has no {{partition_key}}, so that "
                 'every partition would have the same rows; write filter="day = '
                 "'{partition_key}'\", or leave partitions_def out"
             )
@@ -335,7 +334,7 @@ class LakeSource(LakeReader, Source):
             return None
         return SourceError(
             f"{location}: {self.url_for(partition)!r} has no rows. Check the filter, write the "
-            f"partition first, or accept it with {self.function}(..., allow_empty=True)"
+            f"partition first, or accept it with vd.{self.kind}(..., allow_empty=True)"
         )
 
     def split(
@@ -397,6 +396,39 @@ class FolderReader(LakeReader):
         return self.storage_options
 
 
+class FolderTable(LakeTable):
+    """A version of a table that is a folder.
+
+    Args:
+        place: The folder.
+        table: The library's table at this version.
+        source: The source.
+        location: The pipeline, for messages.
+
+    Raises:
+        SourceError: If it cannot be read.
+    """
+
+    def __init__(self, place: Location, table: Any, source: FolderSource, location: str) -> None:
+        super().__init__(location)
+        self._place, self._table, self._source = place, table, source
+        self._owner = f"{location}: {source.kind.capitalize()} table {place.url!r}"
+
+    @staticmethod
+    @abstractmethod
+    def load(place: Location, version: Version) -> Any:
+        """Load the library's table at a version; None if there is no such table or version.
+
+        Args:
+            place: The table.
+            version: The version; None for the latest version.
+        """
+
+    @abstractmethod
+    def versions(self) -> str:
+        """Return the known versions, for a message."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FolderSource(FolderReader, LakeSource):
     """The rows of a table that is a folder.
@@ -404,10 +436,17 @@ class FolderSource(FolderReader, LakeSource):
     Attributes:
         url: A local path or ``s3://`` URL, with placeholders for the partition's key.
         table_version: The version; None for the latest version.
+        table_type: A version of a table of this format.
+        reader_type: The reader in workers.
     """
 
+    table_type: ClassVar[type[FolderTable]]
+    reader_type: ClassVar[type[FolderReader]]
     url: str
     table_version: Version = None
+
+    def for_workers(self) -> SourceReader:
+        return self.reader_type(storage_options=self.storage_options)
 
     @property
     def place(self) -> str:
@@ -428,36 +467,13 @@ class FolderSource(FolderReader, LakeSource):
             url = place.fs.unstrip_protocol(found[-1])
         return self.open_table(url, location).schema
 
-    @abstractmethod
-    def load(self, place: Location, version: Version) -> Any:
-        """Load a version of a table; None if there is no such table or version.
-
-        Args:
-            place: The table.
-            version: The version; None for the latest version.
-        """
-
-    @abstractmethod
-    def versions_of(self, table: Any) -> str:
-        """Return the versions of a table, for a message."""
-
-    @abstractmethod
-    def table(self, place: Location, loaded: Any, location: str) -> LakeTable:
-        """Return a version of a table as a run plans it.
-
-        Args:
-            place: The table.
-            loaded: The version.
-            location: The pipeline, for messages.
-        """
-
     def open_table(self, url: str, location: str) -> LakeTable:
         place, latest = Location(url, self.storage_options), None
         what = f"{location}: {self.kind.capitalize()} table {shown_url(url)}"
         try:
-            found = with_retries(lambda: self.load(place, self.table_version))
+            found = with_retries(lambda: self.table_type.load(place, self.table_version))
             if found is None and self.table_version is not None:
-                latest = self.load(place, None)
+                latest = self.table_type.load(place, None)
         except Exception as error:  # drivers raise plain exceptions too
             raise SourceError(
                 f"{what} cannot be read: {type(error).__name__}: {first_line(error)}. Check that "
@@ -465,12 +481,13 @@ class FolderSource(FolderReader, LakeSource):
             ) from error
         if latest is not None:
             raise SourceError(
-                f"{what} has no version {self.table_version!r}; {self.versions_of(latest)}. "
-                "Versions that were cleaned up are gone"
+                f"{what} has no version {self.table_version!r}; "
+                f"{self.table_type(place, latest, self, location).versions()}. Versions that were "
+                "cleaned up are gone"
             )
         if found is None:
             raise SourceError(f"{what} does not exist. Check the path, or write the table first")
-        return self.table(place, found, location)
+        return self.table_type(place, found, self, location)
 
 
 def folder_arguments(

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster.errors import SourceError, names
-from vane_dagster.sources.base import FragmentRule, ReadContext, SourceReader, unreadable
+from vane_dagster.sources.base import FragmentRule, ReadContext, unreadable
 from vane_dagster.sources.lake_source import (
     FolderReader,
     FolderSource,
-    LakeTable,
+    FolderTable,
     SpanDetail,
     Version,
     digest,
@@ -88,7 +88,10 @@ class LanceReader(FolderReader):
         for version in (detail.version, None):
             table = open_table(Location(detail.table, self.storage_options), version)
             fragment = None if table is None else table.get_fragment(detail.fragment)
-            if fragment is not None and _state(fragment.metadata) == detail.state:
+            if (
+                fragment is not None
+                and _state(fragment.metadata, fragment.metadata.files) == detail.state
+            ):
                 return fragment
         raise SourceError(
             f"{location}: version {detail.version} of Lance table {detail.table!r} is gone, and "
@@ -98,56 +101,37 @@ class LanceReader(FolderReader):
         )
 
 
-@dataclass(frozen=True)
-class LanceSource(LanceReader, FolderSource):
-    """The rows of a Lance table.
-
-    A unit is a fragment with its deletions, so a commit that adds fragments computes only those.
-    """
-
-    kind: ClassVar[str] = "lance"
-    function: ClassVar[str] = "vd.lance"
-
-    def for_workers(self) -> SourceReader:
-        return LanceReader(storage_options=self.storage_options)
-
-    def load(self, place: Location, version: Version) -> Any:
-        assert not isinstance(version, datetime.datetime)
-        return open_table(place, version)
-
-    def versions_of(self, table: Any) -> str:
-        return (
-            f"it has {names([*table.tags.list(), *(str(v['version']) for v in table.versions())])}"
-        )
-
-    def table(self, place: Location, loaded: Any, location: str) -> LakeTable:
-        return LanceTable(place.url, loaded, self.columns, location)
-
-
-class LanceTable(LakeTable):
+class LanceTable(FolderTable):
     """A table at one version.
 
     Args:
-        url: The table.
+        place: The table's folder.
         table: The table at this version, a `lance.LanceDataset`.
-        columns: The columns to read; None for all.
+        source: The source.
         location: The pipeline, for messages.
 
     Raises:
         SourceError: If it lacks a column.
     """
 
-    def __init__(self, url: str, table: Any, columns: Sequence[str] | None, location: str) -> None:
-        super().__init__(location)
-        self._url, self._table = url, table
-        owner = f"Lance table {url!r}"
-        self.version = f"version {table.version} of {owner}"
-        require_columns(f"{location}: {owner}", columns or (), table.schema.names, SourceError)
-        wanted = None if columns is None else list(columns)
-        read = self._table.scanner(columns=wanted, blob_handling=_BLOBS)
+    def __init__(self, place: Location, table: Any, source: FolderSource, location: str) -> None:
+        super().__init__(place, table, source, location)
+        self.version = f"version {table.version} of Lance table {place.url!r}"
+        require_columns(self._owner, source.columns or (), table.schema.names, SourceError)
+        wanted = None if source.columns is None else list(source.columns)
+        read = table.scanner(columns=wanted, blob_handling=_BLOBS)
         self.schema = plain_schema(read.projected_schema)
         # A column's id is never another one's, unlike its name.
-        self._columns = {each.name(): each for each in self._table.lance_schema.fields()}
+        self._columns = {each.name(): each for each in table.lance_schema.fields()}
+
+    @staticmethod
+    def load(place: Location, version: Version) -> Any:
+        assert not isinstance(version, datetime.datetime)
+        return open_table(place, version)
+
+    def versions(self) -> str:
+        known = [*self._table.tags.list(), *(str(v["version"]) for v in self._table.versions())]
+        return f"it has {names(known)}"
 
     def list_units(self, where: str | None) -> Iterable[tuple[FileRecord, tuple[int, RowsDetail]]]:
         """Return the fragments with rows that pass a filter, in the table's order.
@@ -170,11 +154,15 @@ class LanceTable(LakeTable):
         tests = where and [where, [[name, self._id(name)] for name in tested]]
         for id, metadata in fragments.items():
             if rows := counts.get(id):
-                version = digest([_state(metadata, fields), columns, tests])
-                url = _data_url(self._table, self._url, metadata)
-                record = FileRecord(url, self._stored_bytes(metadata), version)
-                state = _state(metadata)
-                yield record, (rows, RowsDetail(self._url, self._table.version, id, state, where))
+                files = [each for each in metadata.files if fields.intersection(each.fields)]
+                version = digest([_state(metadata, files), columns, tests])
+                url = _data_url(self._table, self._place.url, metadata)
+                size = sum(each.file_size_bytes or 0 for each in files)
+                record, state = FileRecord(url, size, version), _state(metadata, metadata.files)
+                yield (
+                    record,
+                    (rows, RowsDetail(self._place.url, self._table.version, id, state, where)),
+                )
 
     def cut(
         self, record: FileRecord, unit: tuple[int, RowsDetail], rule: FragmentRule
@@ -200,7 +188,7 @@ class LanceTable(LakeTable):
                 found.update(dict(zip(ids.tolist(), counts.tolist())))
         except Exception as error:  # the driver raises plain exceptions
             fix = f"Check the filter, which is {where!r}"
-            raise unreadable(self._url, error, self.location, fix) from error
+            raise unreadable(self._place.url, error, self.location, fix) from error
         return found
 
     def _id(self, column: str) -> int | None:
@@ -217,12 +205,6 @@ class LanceTable(LakeTable):
             pending += each.children()
         return found
 
-    def _stored_bytes(self, metadata: Any) -> int:
-        """Return the size of the data files of a fragment that have columns to read."""
-        fields = self._field_ids(self.schema.names)
-        files = [each for each in metadata.files if fields.intersection(each.fields)]
-        return sum(each.file_size_bytes or 0 for each in files)
-
     def _blob_bytes(self, fragment: Any, where: str | None) -> int:
         """Return the bytes of blobs, which may be in files beside the fragment's."""
         described = self._table.scanner(columns=self.schema.names).projected_schema
@@ -237,6 +219,18 @@ class LanceTable(LakeTable):
         rows = fragment.to_table(columns=blobs, filter=where)
         sizes = [pc.sum(pc.struct_field(rows.column(name), "size")).as_py() for name in blobs]
         return sum(size or 0 for size in sizes)
+
+
+@dataclass(frozen=True)
+class LanceSource(LanceReader, FolderSource):
+    """The rows of a Lance table.
+
+    A unit is a fragment with its deletions, so a commit that adds fragments computes only those.
+    """
+
+    kind: ClassVar[str] = "lance"
+    table_type: ClassVar[type[FolderTable]] = LanceTable
+    reader_type: ClassVar[type[FolderReader]] = LanceReader
 
 
 @known_keywords("vd.lance")
@@ -279,20 +273,11 @@ def lance(
     return LanceSource(**place, **lake_arguments(where, filter, columns, asset, allow_empty))
 
 
-def _state(metadata: Any, fields: set[int] | None = None) -> str:
-    """Return a digest of what the rows of a fragment follow from.
-
-    Args:
-        metadata: The `lance.FragmentMetadata`.
-        fields: Ids of the fields that count; None for all.
-    """
-    files = [
-        [str(each.path), list(each.fields), each.base_id]
-        for each in metadata.files
-        if fields is None or fields.intersection(each.fields)
-    ]
+def _state(metadata: Any, files: Sequence[Any]) -> str:
+    """Return a digest of some data files of a fragment and its deletions."""
+    parts = [[str(each.path), list(each.fields), each.base_id] for each in files]
     deletions = metadata.deletion_file
-    return digest([files, metadata.physical_rows, deletions and deletions.asdict()])
+    return digest([parts, metadata.physical_rows, deletions and deletions.asdict()])
 
 
 def _data_url(table: Any, url: str, metadata: Any) -> str:

@@ -98,6 +98,23 @@ def scan_projected(
     return table
 
 
+def check_row_number(names: Sequence[str], owner: str) -> None:
+    """Refuse a column with the name of a row's position.
+
+    Args:
+        names: The columns.
+        owner: The file or table, for the message.
+
+    Raises:
+        SourceError: If there is one.
+    """
+    if ROW_NUMBER in names:
+        raise SourceError(
+            f"{owner} has a column {ROW_NUMBER!r}, which is what the reader calls a row's place in "
+            "its file; rename it"
+        )
+
+
 def groups_between(counts: Iterable[int], start: int, stop: int) -> tuple[list[int], int, int]:
     """Return the row groups that overlap a range, their first row, and the row after their last.
 

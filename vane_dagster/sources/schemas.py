@@ -25,7 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.errors import SourceError
+from vane_dagster.errors import SourceError, names
 from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
 
 _MAX_PROBLEMS = 10
@@ -258,7 +258,7 @@ def _merged(files: Sequence[tuple[pa.Schema, Sequence[str]]], location: str) -> 
 
 def _refused(problems: Mapping[tuple[str, str], Sequence[str]], location: str) -> SourceError:
     listed = [
-        f"{found} in {_shown_files(urls)}, but {expected}"
+        f"{found} in {names(urls, _SHOWN_FILES)}, but {expected}"
         for (found, expected), urls in problems.items()
     ]
     if len(listed) > _MAX_PROBLEMS:
@@ -268,12 +268,6 @@ def _refused(problems: Mapping[tuple[str, str], Sequence[str]], location: str) -
         "wider types (int32 and int64, float32 and float64), and a column may be missing in some. "
         "Write the files again with one type, or take them out of the source"
     )
-
-
-def _shown_files(urls: Sequence[str]) -> str:
-    more = len(urls) - _SHOWN_FILES
-    shown = ", ".join(repr(url) for url in urls[:_SHOWN_FILES])
-    return f"{shown} and {more:,} more files" if more > 0 else shown
 
 
 def _shown(kind: pa.DataType) -> str:

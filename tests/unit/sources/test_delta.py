@@ -100,7 +100,7 @@ def test_column_mapping_is_refused(tmp_path):
     commit(table, [{"protocol": protocol}, {"metaData": metadata}])
     error = listing(table)
     assert isinstance(error, vd.SourceError)
-    assert "has column mapping, and its files have other column names" in str(error)
+    assert "uses 'columnMapping', which vd.delta cannot read" in str(error)
 
 
 @pytest.mark.parametrize(
