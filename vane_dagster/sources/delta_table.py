@@ -158,14 +158,11 @@ class DeltaTable(FolderTable):
         columns = FileColumns.of(plain_schema(found), pa.schema(needed.values()))
         lacking = [each.name for each in columns.absent]
         check_distinct([*columns.own.names, *lacking], f"{self.location}, {record.url!r}")
+        detail = columns.detail(unit.constants)
         live = np.ones(footer.num_rows, bool) if unit.live is None else unit.live
         if unit.where:
-            every = FileSpan(record.url, 0, footer.num_rows, columns.detail(unit.constants))
+            every = FileSpan(record.url, 0, footer.num_rows, detail)
             live = live & self._passing(every, unit.where)
-
-        def detail(rows: Sequence[Any] | None) -> str:
-            return columns.detail(unit.constants, rows)
-
         fragments = cut_live(record, row_groups(footer), live, rule, detail)
         return list(fragments), [name for name in lacking if name not in unit.constants]
 

@@ -116,7 +116,7 @@ class IcebergTable(LakeTable):
             rows = footer.num_rows
             live = np.ones(rows, bool) if where is None else task.passing(where, rows)
             live[deleted] = False
-            return list(cut_live(record, row_groups(footer), live, rule, detail.with_live))
+            return list(cut_live(record, row_groups(footer), live, rule, detail.dumps()))
 
         return with_retries(_failpoints.failing("read", record.url, planned)), ()
 

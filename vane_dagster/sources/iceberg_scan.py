@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FunctionType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -44,18 +44,12 @@ class TaskDetail(SpanDetail):
         schema: The schema by which the file is read.
         spec: The partition spec of the file.
         partition: Values of identity transforms, in Iceberg's binary form as hex digits.
-        live: The entry of `LiveRows`; None if all rows of the file are left.
     """
 
     snapshot: int
     schema: int
     spec: int
     partition: Sequence[str | None]
-    live: Sequence[Any] | None = None
-
-    def with_live(self, live: Sequence[Any] | None) -> str:
-        """Return the detail of a span."""
-        return replace(self, live=live).dumps()
 
 
 @dataclass(frozen=True)

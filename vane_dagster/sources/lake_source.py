@@ -18,7 +18,7 @@ import json
 import os
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -84,7 +84,8 @@ class SpanDetail:
         """
         if not span.detail:
             raise FileNotFoundError(span.url)
-        return cls(**json.loads(span.detail))
+        entries = json.loads(span.detail).items()
+        return cls(**{name: value for name, value in entries if name != "live"})
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,15 @@ class LiveRows:
     start: int
     mask: Mask
 
-    def entry(self) -> list[Any]:
-        """Return the entry "live" of the detail of their span."""
-        packed = zlib.compress(np.packbits(self.mask).tobytes())
-        return [self.first, self.start, len(self.mask), base64.b85encode(packed).decode()]
+    def added_to(self, detail: str) -> str:
+        """Return the detail of their span.
+
+        Args:
+            detail: What else is needed to read them, as JSON; empty for nothing.
+        """
+        packed = base64.b85encode(zlib.compress(np.packbits(self.mask).tobytes())).decode()
+        entry = [self.first, self.start, len(self.mask), packed]
+        return json.dumps({**json.loads(detail or "{}"), "live": entry})
 
     @classmethod
     def of(cls, span: FileSpan) -> LiveRows | None:
@@ -557,7 +563,7 @@ def cut_live(
     groups: Sequence[tuple[int, int]],
     live: Mask,
     rule: FragmentRule,
-    detail: Callable[[list[Any] | None], str],
+    detail: str,
 ) -> Iterator[FragmentRecord]:
     """Cut a data file along its row groups, and number the rows that are left.
 
@@ -566,13 +572,13 @@ def cut_live(
         groups: Rows and bytes of each row group.
         live: Which positions hold rows.
         rule: The maximum size of a fragment.
-        detail: Returns the detail of a span with an entry of `LiveRows`; None if all are left.
+        detail: The detail of all spans.
     """
     start, is_whole = 0, bool(np.all(live))
     for piece in cut(record, groups, rule):
         rows = LiveRows(piece.start, start, live[piece.start : piece.stop])
         if count := int(np.sum(rows.mask)):
             size = piece.bytes * count // len(rows.mask)
-            details = [detail(None if is_whole else rows.entry())]
+            details = [detail if is_whole else rows.added_to(detail)]
             yield fragment_record([(record, start, start + count)], size, details=details)
         start += count

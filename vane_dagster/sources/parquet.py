@@ -83,11 +83,7 @@ class ParquetFiles(ParquetReader, Source):
     """A source of Parquet files, independent of how they are listed."""
 
     kind: ClassVar[str] = PARQUET
-
-    @property
-    def groups_small_files(self) -> bool:
-        """Whether a fragment may hold many small files."""
-        return False
+    small_files: SmallFiles = "separate"
 
     def split(
         self,
@@ -108,7 +104,7 @@ class ParquetFiles(ParquetReader, Source):
             types = kept_types(columns.own) + columns.extra
             detail, groups = columns.detail(), row_groups(metadata)
             size = FileSize(file.url, metadata.num_rows, sum(held for _, held in groups))
-            if self.groups_small_files and size.rows and is_small(size, rule.rows, rule.bytes):
+            if self.small_files == "group" and size.rows and is_small(size, rule.rows, rule.bytes):
                 small[file.url] = (file, size, types, detail)
             else:
                 fragments += cut(file, groups, rule, types, detail)
@@ -160,12 +156,8 @@ class ParquetSource(FileSource, ParquetFiles):
         return f"Parquet files at {self.url}"
 
     @property
-    def groups_small_files(self) -> bool:
-        return self.small_files == "group"
-
-    @property
     def splitting(self) -> str:
-        return "group small files, 1" if self.groups_small_files else ""
+        return "group small files, 1" if self.small_files == "group" else ""
 
 
 @known_keywords("vd.parquet")

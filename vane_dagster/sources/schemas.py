@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
@@ -76,15 +75,14 @@ class FileColumns:
         texts += [json.dumps([f.name, str(f.type), "absent"]) for f in self.absent]
         return "".join(f"\n{text}" for text in texts)
 
-    def detail(self, constants: Mapping[str, str | None] = {}, live: Any = None) -> str:
+    def detail(self, constants: Mapping[str, str | None] = {}) -> str:
         """Return the detail of the file's spans, as JSON; empty for a file that is read as it is.
 
         Args:
             constants: Values of columns that the file lacks, as text; the others are null.
-            live: The entry of `lake_source.LiveRows`, if there is one.
         """
         lacking = {each.name: constants.get(each.name) for each in self.absent}
-        record = {"cast": [each.name for each in self.cast], "constants": lacking, "live": live}
+        record = {"cast": [each.name for each in self.cast], "constants": lacking}
         record = {name: value for name, value in record.items() if value}
         return json.dumps(record) if record else ""
 

@@ -17,6 +17,7 @@ from support.delta_tables import commit, log_actions, use_features
 from vane_dagster.sources import FileSpan
 from vane_dagster.sources.base import FragmentRule, ReadContext
 from vane_dagster.sources.lake_source import LiveRows
+from vane_dagster.sources.planned_read import read_planned
 from vane_dagster.sources.schemas import FileColumns
 from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.sql import conjuncts
@@ -64,7 +65,7 @@ def test_details_are_read_as_they_were_written(deleted):
     mask = np.array([i not in deleted for i in range(100, 200)])
     common = pa.schema([("n", pa.int64()), ("day", pa.string())])
     columns = FileColumns.of(pa.schema([("n", pa.int32())]), common)
-    detail = columns.detail({"day": "x"}, LiveRows(100, 40, mask).entry())
+    detail = LiveRows(100, 40, mask).added_to(columns.detail({"day": "x"}))
     found = LiveRows.of(FileSpan("f", 40, 90, detail))
     assert found is not None
     assert (found.first, found.start, found.mask.tolist()) == (100, 40, mask.tolist())
@@ -76,7 +77,7 @@ def test_details_are_read_as_they_were_written(deleted):
 def test_many_deleted_rows_have_a_small_detail():
     mask = np.ones(131_072, bool)
     mask[::100] = False
-    assert len(json.dumps(LiveRows(0, 0, mask).entry())) < 2_000
+    assert len(LiveRows(0, 0, mask).added_to("")) < 2_000
 
 
 def write(folder: Path, **more: Any) -> Path:
@@ -152,6 +153,9 @@ def test_a_data_file_that_is_vacuumed_before_it_is_read(filter, tmp_path):
     words = r"here: data file .*\.parquet' of the version of a Delta table .* is gone; VACUUM"
     with pytest.raises(vd.SourceError, match=words):
         reader.read(found.fragments[0], found.schema, context)
+    files = source.list_files([None], "here")[None]
+    with pytest.raises(vd.SourceError, match=words):  # as workers do
+        read_planned(reader, found.fragments[0], found.schema, files, context)
     if filter is None:
         with pytest.raises(vd.SourceError, match=words):
             reader.project(found.fragments[0], found.schema, [("n", "n + 1")], None, context)

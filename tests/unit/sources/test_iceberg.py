@@ -80,9 +80,11 @@ def test_an_extra_that_is_not_installed(monkeypatch):
 def test_details_are_read_as_they_were_written():
     detail = TaskDetail(1, 2, 3, ["00", None])
     assert TaskDetail.of(FileSpan("f", 0, 1, detail.dumps())) == detail
-    assert LiveRows.of(FileSpan("f", 0, 1, detail.with_live(None))) is None
+    assert LiveRows.of(FileSpan("f", 0, 1, detail.dumps())) is None
     live = LiveRows(4, 2, np.array([True, False, True]))
-    found = LiveRows.of(FileSpan("f", 2, 4, detail.with_live(live.entry())))
+    span = FileSpan("f", 2, 4, live.added_to(detail.dumps()))
+    assert TaskDetail.of(span) == detail
+    found = LiveRows.of(span)
     assert found is not None
     assert (found.first, found.start, found.mask.tolist()) == (4, 2, [True, False, True])
     with pytest.raises(FileNotFoundError):
