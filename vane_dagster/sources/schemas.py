@@ -30,11 +30,7 @@ from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
 _MAX_PROBLEMS = 10
 _SHOWN_FILES = 2
 _MAX_TYPE = 120
-_INTEGERS = (
-    (pa.int8(), pa.int16(), pa.int32(), pa.int64()),
-    (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
-    (pa.float16(), pa.float32(), pa.float64()),
-)
+_NUMBERS = (pa.types.is_signed_integer, pa.types.is_unsigned_integer, pa.types.is_floating)
 
 
 @dataclass(frozen=True)
@@ -175,58 +171,34 @@ def wider_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         one: A type, in its plain encoding.
         other: Another.
     """
-    if one == other or pa.types.is_null(other):
-        return one
-    if pa.types.is_null(one):
-        return other
-    for kinds in _INTEGERS:
-        if one in kinds and other in kinds:
-            return max(one, other, key=kinds.index)
-    found = _wider_decimal(one, other) or _wider_nested(one, other)
-    if found is not None:
-        return found
+    schemas = [pa.schema([("x", kind)]) for kind in (one, other)]
+    try:
+        wide = pa.unify_schemas(schemas, promote_options="permissive").field("x").type
+        if _holds(wide, one) and _holds(wide, other):
+            return plain_type(wide)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        pass
     seen = seen_by_sql(one)
     return seen if seen is not None and seen_by_sql(other) == seen else None
 
 
-def _wider_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    if not (pa.types.is_decimal(one) and pa.types.is_decimal(other)) or one.scale != other.scale:
-        return None
-    make = pa.decimal128 if max(one.precision, other.precision) <= 38 else pa.decimal256
-    return make(max(one.precision, other.precision), one.scale)
-
-
-def _wider_nested(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the common type of two structs, lists or maps; None for any other types."""
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        fields: dict[str, pa.DataType | None] = {each.name: each.type for each in one}
-        for each in other:
-            known = fields.get(each.name)
-            fields[each.name] = each.type if known is None else wider_type(known, each.type)
-        lower = {name.lower() for name in fields}
-        distinct = (
-            len(lower) == len(fields) and _has_distinct_names(one) and _has_distinct_names(other)
-        )
-        return pa.struct(fields) if distinct and None not in fields.values() else None
-    if pa.types.is_map(one) and pa.types.is_map(other):
-        key = wider_type(one.key_type, other.key_type)
-        item = wider_type(one.item_type, other.item_type)
-        return None if key is None or item is None else pa.map_(key, item)
-    if (size := _list_size(one)) is not None and size == _list_size(other):
-        child = wider_type(one.value_type, other.value_type)
-        return None if child is None else pa.list_(child, size)
-    return None
-
-
-def _has_distinct_names(kind: pa.StructType) -> bool:
-    return len({each.name for each in kind}) == len(kind.fields)
-
-
-def _list_size(kind: pa.DataType) -> int | None:
-    """Return the size of lists of a fixed size, -1 for other lists; None for other types."""
-    if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size)
-    return -1 if pa.types.is_list(kind) else None
+def _holds(wide: pa.DataType, kind: pa.DataType) -> bool:
+    """Return whether a type holds the values of another one as values of the same kind."""
+    if wide == kind or pa.types.is_null(kind):
+        return True
+    if pa.types.is_struct(wide) and pa.types.is_struct(kind):
+        is_distinct = len({each.name.lower() for each in wide}) == wide.num_fields
+        return is_distinct and all(_holds(wide.field(f.name).type, f.type) for f in kind)
+    if pa.types.is_map(wide):
+        inner = (wide.key_type, kind.key_type), (wide.item_type, kind.item_type)
+        return all(_holds(*each) for each in inner)
+    if pa.types.is_list(wide) or pa.types.is_fixed_size_list(wide):
+        return wide.id == kind.id and _holds(wide.value_type, kind.value_type)
+    if pa.types.is_decimal(wide):
+        return bool(pa.types.is_decimal(kind) and kind.scale == wide.scale)
+    return any(is_number(wide) and is_number(kind) for is_number in _NUMBERS) or (
+        (seen := seen_by_sql(wide)) is not None and seen_by_sql(kind) == seen
+    )
 
 
 def _merged(files: Sequence[tuple[pa.Schema, Sequence[str]]], location: str) -> pa.Schema:
