@@ -324,10 +324,8 @@ class LakeSource(LakeReader, Source):
             try:
                 units = bound._table(key, location).units(filled_filter(self.filter, key))
                 return tuple(record for record, _ in units.values())
-            except SourceError as error:
-                return error
             except VaneError as error:
-                return SourceError(str(error))
+                return error if isinstance(error, SourceError) else SourceError(str(error))
 
         # One partition of each table first, so that each table is opened once.
         firsts = {fill_placeholders(self.place, key): key for key in reversed(partitions)}
@@ -474,26 +472,29 @@ class FolderSource(FolderReader, LakeSource):
         return self.open_table(url, location).schema
 
     def open_table(self, url: str, location: str) -> LakeTable:
-        place, latest = Location(url, self.storage_options), None
+        place, load = Location(url, self.storage_options), self.table_type.load
         what = f"{location}: {self.kind.capitalize()} table {shown_url(url)}"
         try:
-            found = with_retries(lambda: self.table_type.load(place, self.table_version))
-            if found is None and self.table_version is not None:
-                latest = self.table_type.load(place, None)
+            found = with_retries(lambda: load(place, self.table_version))
+            if found is not None:
+                return self.table_type(place, found, self, location)
+            latest = None if self.table_version is None else load(place, None)
+            if latest is None:
+                raise SourceError(
+                    f"{what} does not exist. Check the path, or write the table first"
+                )
+            known = self.table_type(place, latest, self, location).versions()
+        except VaneError:
+            raise
         except Exception as error:  # drivers raise plain exceptions too
             raise SourceError(
                 f"{what} cannot be read: {type(error).__name__}: {first_line(error)}. Check that "
                 "the credentials reach it"
             ) from error
-        if latest is not None:
-            raise SourceError(
-                f"{what} has no version {self.table_version!r}; "
-                f"{self.table_type(place, latest, self, location).versions()}. Versions that were "
-                "cleaned up are gone"
-            )
-        if found is None:
-            raise SourceError(f"{what} does not exist. Check the path, or write the table first")
-        return self.table_type(place, found, self, location)
+        raise SourceError(
+            f"{what} has no version {self.table_version!r}; {known}. Versions that were cleaned up "
+            "are gone"
+        )
 
 
 def folder_arguments(
