@@ -183,8 +183,9 @@ class DeltaTable(FolderTable):
             found = self._table.file_uris(file_pruning_predicate=condition)
         except Exception:  # the driver raises plain exceptions too; rows are filtered anyway
             return every
-        selected = np.isin(self._urls, [self._place.fs.unstrip_protocol(uri) for uri in found])
-        return selected if np.sum(selected) == len(found) else every
+        urls = {self._place.fs.unstrip_protocol(uri) for uri in found}
+        selected = np.array([url in urls for url in self._urls], bool)
+        return selected if np.sum(selected) == len(found) else every  # every URL is known
 
     def _tested(self, where: str) -> list[pa.Field]:
         """Return the columns of a filter."""

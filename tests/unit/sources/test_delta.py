@@ -137,6 +137,13 @@ def test_bad_columns_and_filters(tmp_path):
         error = listing(table, **given)
         assert isinstance(error, vd.SourceError), given
         assert words in str(error)
+    other_case = write(tmp_path / "case", N=[1, 2])
+    metadata = log_actions(other_case, "metaData")[-1]
+    metadata["schemaString"] = metadata["schemaString"].replace('"N"', '"n"')
+    commit(other_case, [{"metaData": metadata}])
+    source = vd.delta(str(other_case))
+    with pytest.raises(vd.VaneError, match=r"columns 'N' and 'n' are the same name to SQL"):
+        source.split(source.list_files([None], "here")[None], FragmentRule(10), "here")
     clash = write(tmp_path / "more", file_row_number=[1, 2])
     assert "rename it" in str(listing(clash))
 
@@ -159,6 +166,15 @@ def test_a_data_file_that_is_vacuumed_before_it_is_read(filter, tmp_path):
     if filter is None:
         with pytest.raises(vd.SourceError, match=words):
             reader.project(found.fragments[0], found.schema, [("n", "n + 1")], None, context)
+
+
+def test_the_columns_of_tables_with_placeholders_are_those_of_the_last(tmp_path):
+    source = vd.delta(f"{tmp_path}/{{partition_key}}/t")
+    with pytest.raises(vd.SourceError, match="no Delta table at"):
+        source.schema("here")
+    write(tmp_path / "a")
+    write(tmp_path / "b", n=[1, 2])
+    assert source.schema("here").names == ["id", "n"]
 
 
 def test_binary_partition_columns_are_refused(tmp_path):
