@@ -28,7 +28,6 @@ import pyarrow.compute as pc
 
 from vane_dagster.errors import DefinitionError, SourceError, first_line, names
 from vane_dagster.sources.files import file_identity, listed_file
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.transient_errors import advice
 from vane_dagster.types.duckdb_connection import shared
@@ -143,7 +142,7 @@ class SourceReader(ABC):
     """The part of a source that runs in workers: it reads fragments of listed files.
 
     Attributes:
-        reads_contents: Whether `read` opens the files. They must not have changed then.
+        reads_contents: Whether `read` opens files that may be replaced. They must not have changed.
     """
 
     reads_contents: ClassVar[bool] = True
@@ -450,37 +449,6 @@ def fragment_record(
     )
     rows = sum(span.stop - span.start for span in files)
     return FragmentRecord(files[0].url, 0, rows, identity, size, files)
-
-
-def is_gone(url: str, storage_options: Mapping[str, Any]) -> bool:
-    """Return whether a file does not exist; False if its file system cannot be asked.
-
-    Args:
-        url: The file.
-        storage_options: Options of its fsspec file system.
-    """
-    place = Location(url, storage_options)
-    try:
-        place.fs.invalidate_cache()
-        return not place.fs.exists(place.path)
-    except Exception:  # drivers raise their own exception classes
-        return False
-
-
-def cleaned_up(url: str, version: str, cleanup: str, location: str) -> SourceError:
-    """Return the error for a data file of a table's version that is gone.
-
-    Args:
-        url: The file.
-        version: The version and its table.
-        cleanup: The operation that deletes files of former versions.
-        location: The pipeline or fragment.
-    """
-    return SourceError(
-        f"{location}: data file {url!r} of {version} is gone; {cleanup} deletes the files of "
-        "former versions. Run the partition again, which reads the latest version. If the source "
-        "names a version, name one that the table still has. Keep versions longer than runs take"
-    )
 
 
 def unreadable(url: str, error: Exception, location: str, fix: str | None = None) -> SourceError:

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster.errors import DefinitionError, SourceError, names
-from vane_dagster.sources.base import FragmentRule, SourceReader, unreadable
+from vane_dagster.sources.base import FragmentRule, SourceReader
 from vane_dagster.sources.iceberg_scan import (
     IcebergReader,
     ScanTask,
     TaskDetail,
-    expired,
     open_table,
     tested_ids,
     with_schema,
 )
-from vane_dagster.sources.lake_source import (
-    LakeSource,
-    LakeTable,
-    cut_evenly,
-    digest,
-    lake_arguments,
-)
+from vane_dagster.sources.lake_source import LakeSource, LakeTable, cut_live, digest, lake_arguments
+from vane_dagster.sources.parquet import row_groups
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.iceberg_catalog import iceberg_errors, parse_catalog, parse_identifier
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.transient_errors import with_retries
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
-Unit = tuple[Positions, TaskDetail]
-"""The deleted positions of a data file, sorted, and its scan task."""
+Unit = tuple[Positions, str | None, TaskDetail]
+"""The deleted positions of a data file, the filter of its rows, and its scan task."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +45,6 @@ class IcebergSource(IcebergReader, LakeSource):
     """
 
     kind: ClassVar[str] = "iceberg"
-    function: ClassVar[str] = "vd.iceberg"
     snapshot: int | str | None = None
 
     @property
@@ -89,6 +81,8 @@ class IcebergTable(LakeTable):
             self._snapshot = self._wanted(source.snapshot)
             schema_id = self._snapshot.schema_id
         self._metadata = with_schema(self._table, schema_id)
+        snapshot_id = self._snapshot and self._snapshot.snapshot_id
+        self.version = f"snapshot {snapshot_id} of Iceberg table {source.table!r}"
         self._read = self._metadata.schema()
         if source.columns is not None:
             known = [each.name for each in self._read.fields]
@@ -113,31 +107,18 @@ class IcebergTable(LakeTable):
     def cut(
         self, record: FileRecord, unit: Unit, rule: FragmentRule
     ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
-        """Cut a data file along its row groups; rows that are filtered are counted by a scan."""
-        try:
-            read = _failpoints.failing("read", record.url, lambda: self._cut(record, *unit, rule))
-            return with_retries(read), ()
-        except FileNotFoundError as error:
-            snapshot, table = unit[1].snapshot, self._source.table
-            raise expired(record.url, snapshot, table, self.location) from error
-        except Exception as error:  # from pyiceberg, pyarrow, or a file system's driver
-            raise unreadable(record.url, error, self.location) from error
+        """Cut a data file along its row groups; rows that pass a filter are found by reading it."""
+        deleted, where, detail = unit
+        task = ScanTask(self._table, record.url, detail)
 
-    def _cut(
-        self, record: FileRecord, deleted: Positions, detail: TaskDetail, rule: FragmentRule
-    ) -> list[FragmentRecord]:
-        fragments: list[FragmentRecord] = []
-        position = start = 0
-        footer = ScanTask(self._table, record.url, detail).footer()
-        for first, last, rows, size in _runs(footer, rule):
-            own = replace(detail, groups=(first, last), position=position, start=start)
-            if detail.filter is None:
-                left = rows - int(np.diff(np.searchsorted(deleted, [position, position + rows]))[0])
-            else:
-                left = ScanTask(self._table, record.url, own).count()
-            fragments += cut_evenly(record, start, left, size * left // rows, rule, own.dumps())
-            position, start = position + rows, start + left
-        return fragments
+        def planned() -> list[FragmentRecord]:
+            footer = task.footer()
+            rows = footer.num_rows
+            live = np.ones(rows, bool) if where is None else task.passing(where, rows)
+            live[deleted] = False
+            return list(cut_live(record, row_groups(footer), live, rule, detail.dumps()))
+
+        return with_retries(_failpoints.failing("read", record.url, planned)), ()
 
     def _wanted(self, snapshot: int | str) -> Any:
         is_id = isinstance(snapshot, int)
@@ -176,23 +157,21 @@ class IcebergTable(LakeTable):
                 )
             named = [np.asarray(each) for each in positions.get(file.file_path, ())]
             deleted = np.unique(np.concatenate([np.array([], np.int64), *named]))
-            deletes = [(each.file_path, each.file_format.value) for each in task.delete_files]
             detail = TaskDetail(
                 snapshot=self._snapshot.snapshot_id,
                 schema=self._metadata.current_schema_id,
                 spec=file.spec_id,
                 partition=self._partition(file),
-                deletes=sorted(deletes) if len(deleted) else (),
-                filter=None if isinstance(task.residual, AlwaysTrue) else where,
             )
+            of_rows = None if isinstance(task.residual, AlwaysTrue) else where
             columns = [
                 (each.field_id, each.name, str(each.field_type), str(each.initial_default))
                 for each in self._read.fields
             ]
-            tests = detail.filter and [detail.filter, tested]
+            tests = of_rows and [of_rows, tested]
             version = digest([columns, digest(deleted.tobytes()), tests, detail.partition])
             record = FileRecord(file.file_path, file.file_size_in_bytes, version)
-            yield record, (deleted, detail)
+            yield record, (deleted, of_rows, detail)
 
     def _tasks(self, scan: Any) -> Sequence[Any]:
         try:
@@ -220,20 +199,6 @@ class IcebergTable(LakeTable):
             else None
             for each, value in zip(self._metadata.specs()[file.spec_id].fields, file.partition)
         ]
-
-
-def _runs(footer: pq.FileMetaData, rule: FragmentRule) -> Iterator[tuple[int, int, int, int]]:
-    """Yield runs of row groups: the first, the one after the last, their rows and bytes."""
-    first = rows = size = 0
-    for index in range(footer.num_row_groups):
-        group = footer.row_group(index)
-        own = (group.num_rows, group.total_byte_size)
-        if rows and (rows + own[0] > rule.rows or size + own[1] > rule.bytes):
-            yield first, index, rows, size
-            first, rows, size = index, 0, 0
-        rows, size = rows + own[0], size + own[1]
-    if rows:
-        yield first, footer.num_row_groups, rows, size
 
 
 @known_keywords("vd.iceberg")

@@ -7,15 +7,14 @@ costs the time and memory of its own row groups.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import FunctionType, SimpleNamespace
+from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -23,97 +22,63 @@ import pyarrow.parquet as pq
 from vane_dagster import _failpoints
 from vane_dagster._secrets import revealed
 from vane_dagster.errors import SourceError
-from vane_dagster.sources.base import ReadContext, SourceReader, cleaned_up, unreadable
+from vane_dagster.sources.base import ReadContext
+from vane_dagster.sources.lake_source import LakeReader, Mask, SpanDetail
+from vane_dagster.sources.parquet_scan import groups_between
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog, iceberg_errors
-from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+from vane_dagster.storage.manifest import FileSpan
 from vane_dagster.storage.transient_errors import with_retries
-
-if TYPE_CHECKING:
-    import pyarrow.dataset as ds
 
 _REFRESH_SECONDS = 300.0
 """A catalog may lend credentials that expire: workers load the table again after this time."""
+_POSITION = "__position"
 _loaded: dict[tuple[str, str, str], tuple[float, Any]] = {}
 
 
 @dataclass(frozen=True)
-class TaskDetail:
-    """A scan task of pyiceberg without its data file's statistics, as the `detail` of spans.
+class TaskDetail(SpanDetail):
+    """A scan task of pyiceberg without its deletes and its data file's statistics.
 
     Attributes:
         snapshot: The snapshot in which the task was planned.
         schema: The schema by which the file is read.
         spec: The partition spec of the file.
         partition: Values of identity transforms, in Iceberg's binary form as hex digits.
-        deletes: Path and format of each file of position deletes or deletion vectors.
-        filter: The row filter; None if all rows of the file pass it.
-        groups: The first row group to read, and the one after the last.
-        position: Position in the file of the first row of these row groups.
-        start: Number of the first row of these row groups that is left.
     """
 
     snapshot: int
     schema: int
     spec: int
     partition: Sequence[str | None]
-    deletes: Sequence[Sequence[str]] = ()
-    filter: str | None = None
-    groups: Sequence[int] = (0, 0)
-    position: int = 0
-    start: int = 0
-
-    def dumps(self) -> str:
-        """Convert to JSON."""
-        return json.dumps(vars(self))
-
-    @classmethod
-    def of(cls, span: FileSpan) -> TaskDetail:
-        """Read what `dumps` wrote.
-
-        Raises:
-            FileNotFoundError: If the span has no detail, as for a file that is gone.
-        """
-        if not span.detail:
-            raise FileNotFoundError(span.url)
-        return cls(**json.loads(span.detail))
 
 
 @dataclass(frozen=True)
-class IcebergReader(SourceReader):
-    """Reads rows of scan tasks of an Iceberg table.
+class IcebergReader(LakeReader):
+    """Reads rows of scan tasks of an Iceberg table, by its schema.
 
     Attributes:
         catalog: The catalog.
         table: Identifier of the table.
     """
 
+    cleanup: ClassVar[str] = "a cleanup after expire_snapshots"
     catalog: IcebergCatalog
     table: str
 
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        """Read rows by pyiceberg, which applies deletes, the filter and the table's schema."""
-        read = [self._read_span(span, schema, context) for span in fragment.spans]
-        return pa.concat_tables(read)
+    def planned_version(self, span: FileSpan) -> str:
+        return f"snapshot {TaskDetail.of(span).snapshot} of Iceberg table {self.table!r}"
 
-    def current(self, file: FileRecord) -> FileRecord:
-        """Return the record of a data file, which never changes once it is written."""
-        return dataclasses.replace(file, size=len(self._opened(None).io.new_input(file.url)))
+    def exists(self, url: str) -> bool:
+        return bool(self._opened(None).io.new_input(url).exists())
 
-    def _read_span(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
+    def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
         detail = TaskDetail.of(span)
 
         def read() -> pa.Table:
             task = ScanTask(self._opened(detail), span.url, detail)
-            return task.rows(span.start - detail.start, span.stop - detail.start, schema)
+            return task.rows(span.start, span.stop, schema)
 
-        try:
-            return with_retries(_failpoints.failing("read", span.url, read))
-        except SourceError:
-            raise
-        except FileNotFoundError as error:
-            raise expired(span.url, detail.snapshot, self.table, context.location) from error
-        except Exception as error:  # from pyiceberg, pyarrow, or the driver of a file system
-            raise unreadable(span.url, error, context.location) from error
+        return with_retries(_failpoints.failing("read", span.url, read))
 
     def _opened(self, detail: TaskDetail | None) -> Any:
         """Return the table, loaded again if it was changed or written anew since the last time."""
@@ -127,19 +92,6 @@ class IcebergReader(SourceReader):
         if now - loaded > _REFRESH_SECONDS or not is_known:
             _loaded[key] = (now, open_table(self.catalog, self.table, "a worker"))
         return _loaded[key][1]
-
-
-def expired(url: str, snapshot: int, table: str, location: str) -> SourceError:
-    """Return the error for a data file, or a file of its deletes, that is gone.
-
-    Args:
-        url: The data file.
-        snapshot: The snapshot in which it was planned.
-        table: Identifier of the table.
-        location: The pipeline or fragment, for messages.
-    """
-    version = f"snapshot {snapshot} of Iceberg table {table!r}"
-    return cleaned_up(url, version, "a cleanup after expire_snapshots", location)
 
 
 def open_table(catalog: IcebergCatalog, table: str, location: str) -> Any:
@@ -211,7 +163,7 @@ class ScanTask:
         from pyiceberg.table import FileScanTask
         from pyiceberg.typedef import Record
 
-        self._io, self._url, self._detail = table.io, url, detail
+        self._io, self._url = table.io, url
         self._metadata = with_schema(table, detail.schema)
         self._schema = self._metadata.schema()
         values = [
@@ -228,58 +180,78 @@ class ScanTask:
             partition=Record(*values),
         )
         file.spec_id = detail.spec
-        deletes = {
-            DataFile.from_args(file_path=path, file_format=FileFormat(kind))
-            for path, kind in detail.deletes
-        }
-        self._task = FileScanTask(file, deletes)
+        self._task = FileScanTask(file)
 
     def rows(self, start: int, stop: int, schema: pa.Schema) -> pa.Table:
-        """Read rows by their numbers among those that are left of the row groups.
+        """Read rows by their positions in the file, also those that are deleted.
 
         Args:
             start: The first row.
             stop: The row after the last.
             schema: The columns, with their types.
         """
-        found, at = [schema.empty_table()], 0
-        for batch in self._batches(schema.names):
+        found = [schema.empty_table()]
+        for at, batch in self._batches(schema.names, start, stop):
             first, last = max(0, start - at), min(batch.num_rows, stop - at)
             if first < last:
                 table = pa.Table.from_batches([batch.slice(first, last - first)])
                 found.append(table.select(schema.names).cast(schema))
-            at += batch.num_rows
-            if at >= stop:
+            if at + batch.num_rows >= stop:
                 break
         return pa.concat_tables(found)
 
-    def count(self) -> int:
-        """Return the number of rows that are left, by reading the columns of the filter."""
-        ids = tested_ids(self._schema, self._detail.filter)
-        paths = (self._schema.find_column_name(id) or "" for id in ids)
-        names = dict.fromkeys(path.partition(".")[0] for path in paths)
-        return sum(batch.num_rows for batch in self._batches(list(names)))
+    def passing(self, where: str, rows: int) -> Mask:
+        """Return which rows pass a filter, by reading its columns.
+
+        Args:
+            where: The filter.
+            rows: The number of rows of the file.
+        """
+        from pyiceberg.expressions.parser import parse
+        from pyiceberg.expressions.visitors import bind
+        from pyiceberg.io.pyarrow import expression_to_pyarrow
+
+        passing = bind(self._schema, parse(where), case_sensitive=True)
+        expression = expression_to_pyarrow(passing, self._schema)
+        paths = (self._schema.find_column_name(id) or "" for id in tested_ids(self._schema, where))
+        names = list(dict.fromkeys(path.partition(".")[0] for path in paths))
+        mask = np.zeros(rows, bool)
+        for at, batch in self._batches(names, 0, rows):
+            positions = pa.array(np.arange(at, at + batch.num_rows))
+            table = pa.Table.from_batches([batch]).append_column(_POSITION, positions)
+            mask[table.filter(expression).column(_POSITION).to_numpy()] = True
+        return mask
 
     def footer(self) -> pq.FileMetaData:
         """Return the file's Parquet metadata."""
         with self._io.new_input(self._url).open() as stream:
             return pq.read_metadata(stream)
 
-    def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Read the rows that are left of the row groups, batch by batch."""
+    def _batches(
+        self, names: Sequence[str], start: int, stop: int
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Read the row groups with some rows, batch by batch, each with its first row."""
+        import pyarrow.dataset as ds  # imports pandas if it is installed
         from pyiceberg.expressions import AlwaysTrue
-        from pyiceberg.expressions.parser import parse
         from pyiceberg.io import pyarrow as library
 
-        where, position = self._detail.filter, self._detail.position
-        passing = AlwaysTrue() if where is None else parse(where)
-        scan = library.ArrowScan(self._metadata, self._io, self._schema.select(*names), passing)
-        positions = library._read_all_delete_files(self._io, [self._task]).get(self._url, ())
-        deletes = {self._url: [pc.subtract(each, position) for each in positions]}
+        at = start
+
+        def fragment(format: ds.ParquetFileFormat, stream: Any) -> ds.ParquetFileFragment:
+            nonlocal at
+            whole = format.make_fragment(stream)
+            counts = (group.num_rows for group in whole.row_groups)
+            groups, at, _ = groups_between(counts, start, stop)
+            return whole.subset(row_group_ids=groups)
+
+        def file_format(kind: Any, **options: Any) -> SimpleNamespace:
+            own = ds.ParquetFileFormat(**options)
+            return SimpleNamespace(make_fragment=functools.partial(fragment, own))
+
         # Copies of the library's functions, which differ in the two names.
         known = {
             **vars(library),
-            "_get_file_format": self._format,
+            "_get_file_format": file_format,
             "ArrowProjectionVisitor": _projection(),
         }
         for function in (
@@ -289,24 +261,12 @@ class ScanTask:
         ):
             name, defaults = function.__name__, function.__defaults__
             read = known[name] = FunctionType(function.__code__, known, name, defaults)
-        yield from read(scan, [self._task], deletes)
-
-    def _format(self, kind: Any, **options: Any) -> _RowGroups:
-        """Return the format of the file, in place of the library's function."""
-        import pyarrow.dataset as ds  # imports pandas if it is installed
-
-        return _RowGroups(ds.ParquetFileFormat(**options), range(*self._detail.groups))
-
-
-class _RowGroups(NamedTuple):
-    """A format of Parquet files that opens some of their row groups."""
-
-    format: ds.ParquetFileFormat
-    groups: Sequence[int]
-
-    def make_fragment(self, stream: Any) -> ds.ParquetFileFragment:
-        """Open a file, as a `pyarrow.dataset.FileFormat` does."""
-        return self.format.make_fragment(stream).subset(row_group_ids=self.groups)
+        wanted = self._schema.select(*names)
+        for batch in read(
+            library.ArrowScan(self._metadata, self._io, wanted, AlwaysTrue()), [self._task], {}
+        ):
+            yield at, batch
+            at += batch.num_rows
 
 
 @functools.lru_cache(maxsize=1)

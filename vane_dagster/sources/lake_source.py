@@ -2,41 +2,204 @@
 
 The library lists the version's data files, selects those that may have rows of a partition, and
 applies deletes and changes of the schema. A unit of it is one file, or one fragment, of the table.
+
+Rows of a unit are numbered without those that are deleted or do not pass the filter. For Parquet
+files, a span's detail has a bit for each row of its range, which says whether it is left. Lance
+counts the rows that are left itself.
 """
 
 from __future__ import annotations
 
+import base64
+import datetime
 import hashlib
 import itertools
 import json
+import os
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from vane_dagster._arguments import (
     PLACEHOLDER,
     check_placeholders,
+    checked_url,
     fill_placeholders,
     filled_filter,
     list_of_names,
 )
-from vane_dagster.errors import DefinitionError, SourceError, VaneError, names
-from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceTable, fragment_record
+from vane_dagster._secrets import url_parts, with_options
+from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line, names
+from vane_dagster.sources.base import (
+    FragmentRule,
+    Listed,
+    ReadContext,
+    Source,
+    SourceReader,
+    SourceTable,
+    fragment_record,
+    unreadable,
+)
 from vane_dagster.sources.file_source import asset_path, key_in_path
-from vane_dagster.storage.filesystem import IO_THREADS
-from vane_dagster.storage.manifest import FileRecord, FragmentRecord
+from vane_dagster.sources.parquet import cut
+from vane_dagster.storage.filesystem import IO_THREADS, Location, absolute_url, shown_url
+from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+from vane_dagster.storage.table_options import check_table_url
+from vane_dagster.storage.transient_errors import with_retries
+from vane_dagster.types.tensors import unsliced
 
 if TYPE_CHECKING:
     import dagster as dg
 
     from vane_dagster.storage.store import Store
 
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Units = Mapping[tuple[str, str], tuple[FileRecord, Any]]
 """Units by the URL and version of their record, each with what its table needs to cut it."""
+Version = int | str | datetime.datetime | None
+_Detail = TypeVar("_Detail", bound="SpanDetail")
+
+
+@dataclass(frozen=True)
+class SpanDetail:
+    """What a library needs to read rows, as the `detail` of their span."""
+
+    def dumps(self) -> str:
+        """Convert to JSON."""
+        return json.dumps(vars(self))
+
+    @classmethod
+    def of(cls: type[_Detail], span: FileSpan) -> _Detail:
+        """Read what `dumps` wrote.
+
+        Raises:
+            FileNotFoundError: If the span has no detail, as for a file that is gone.
+        """
+        if not span.detail:
+            raise FileNotFoundError(span.url)
+        entries = json.loads(span.detail).items()
+        return cls(**{name: value for name, value in entries if name != "live"})
+
+
+@dataclass(frozen=True)
+class LiveRows:
+    """The rows at a range of positions in a data file, some of which are no rows of the partition.
+
+    Attributes:
+        first: The first position.
+        start: Number of the first row.
+        mask: Which positions hold rows: neither deleted nor filtered out.
+    """
+
+    first: int
+    start: int
+    mask: Mask
+
+    def added_to(self, detail: str) -> str:
+        """Return the detail of their span.
+
+        Args:
+            detail: What else is needed to read them, as JSON; empty for nothing.
+        """
+        packed = base64.b85encode(zlib.compress(np.packbits(self.mask).tobytes())).decode()
+        entry = [self.first, self.start, len(self.mask), packed]
+        return json.dumps({**json.loads(detail or "{}"), "live": entry})
+
+    @classmethod
+    def of(cls, span: FileSpan) -> LiveRows | None:
+        """Read the detail of a span; None if rows and positions are the same."""
+        entry = json.loads(span.detail).get("live") if span.detail else None
+        if entry is None:
+            return None
+        first, start, count, text = entry
+        packed = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
+        return cls(first, start, np.unpackbits(packed, count=count).astype(bool))
+
+
+class LakeReader(SourceReader):
+    """Reads rows of the data files of a table, which never change once they are written.
+
+    Attributes:
+        cleanup: The operation that deletes the data files of former versions.
+    """
+
+    reads_contents: ClassVar[bool] = False
+    cleanup: ClassVar[str]
+
+    @abstractmethod
+    def planned_version(self, span: FileSpan) -> str:
+        """Return the table's version in which rows were planned, for messages."""
+
+    @abstractmethod
+    def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
+        """Read rows by the library, numbered by their positions in a data file.
+
+        Args:
+            span: The rows.
+            schema: The columns to read, with their types.
+            context: Location and DuckDB connection.
+        """
+
+    def exists(self, url: str) -> bool:
+        """Return whether a data file exists."""
+        place = Location(url, self.options_for(url))
+        place.fs.invalidate_cache()
+        return bool(place.fs.exists(place.path))
+
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+        """Read the rows that are not deleted and pass the filter."""
+        return pa.concat_tables(self._read(span, schema, context) for span in fragment.spans)
+
+    def current(self, file: FileRecord) -> FileRecord:
+        """Return the record of a data file unchanged."""
+        if not self.exists(file.url):
+            raise FileNotFoundError(file.url)
+        return file
+
+    @contextmanager
+    def read_errors(self, url: str, version: str, location: str) -> Iterator[None]:
+        """Convert errors of libraries and file systems, and name the cause for a file that is gone.
+
+        Args:
+            url: The data file.
+            version: The version and its table.
+            location: The pipeline or fragment, for messages.
+
+        Raises:
+            SourceError: If the file cannot be read.
+        """
+        try:
+            yield
+        except Exception as error:  # drivers raise their own exception classes
+            try:
+                is_gone = not self.exists(url)
+            except Exception:  # the first error says more
+                is_gone = False
+            if is_gone:
+                raise SourceError(
+                    f"{location}: data file {url!r} of {version} is gone; {self.cleanup} deletes "
+                    "the files of former versions. Run the partition again, which reads the latest "
+                    "version. If the source names a version, name one that the table still has. "
+                    "Keep versions longer than runs take"
+                ) from error
+            if isinstance(error, VaneError):
+                raise
+            raise unreadable(url, error, location) from error
+
+    def _read(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
+        with self.read_errors(span.url, self.planned_version(span), context.location):
+            if (live := LiveRows.of(span)) is None:
+                return self.read_rows(span, schema, context)
+            every = replace(span, start=live.first, stop=live.first + len(live.mask))
+            table = unsliced(self.read_rows(every, schema, context)).filter(pa.array(live.mask))
+            return table.slice(span.start - live.start, span.stop - span.start)
 
 
 class LakeTable(ABC):
@@ -47,9 +210,11 @@ class LakeTable(ABC):
 
     Attributes:
         schema: The columns to read, with their types.
+        version: The version and its table, for messages.
     """
 
     schema: pa.Schema
+    version: str
 
     def __init__(self, location: str) -> None:
         self.location = location
@@ -81,7 +246,7 @@ class LakeTable(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LakeSource(Source):
+class LakeSource(LakeReader, Source):
     """The rows of a table, at one version or at the latest one of each run.
 
     Attributes:
@@ -92,7 +257,6 @@ class LakeSource(Source):
         planned: The tables of a run, by URL, once the source is bound to a store.
     """
 
-    function: ClassVar[str]
     filter: str | None = None
     columns: tuple[str, ...] | None = None
     asset: str | None = None
@@ -117,7 +281,7 @@ class LakeSource(Source):
         texts = [each for each in (self.place, self.filter or "") if PLACEHOLDER.search(each)]
         if partitions_def is not None and not texts:
             raise DefinitionError(
-                f"{location}: {self.function}({self.place!r}) has no {{partition_key}}, so that "
+                f"{location}: vd.{self.kind}({self.place!r}) has no {{partition_key}}, so that "
                 'every partition would have the same rows; write filter="day = '
                 "'{partition_key}'\", or leave partitions_def out"
             )
@@ -136,8 +300,6 @@ class LakeSource(Source):
         return url if where is None else f"{url} where {where}"
 
     def schema(self, location: str) -> pa.Schema:
-        if PLACEHOLDER.search(self.place):
-            return super().schema(location)
         return self.open_table(self.place, location).schema
 
     def bind(self, store: Store) -> Source:
@@ -145,7 +307,7 @@ class LakeSource(Source):
 
     @property
     def splitting(self) -> str:
-        return "rows of a unit, 2"
+        return "rows of a unit, 3"
 
     def list_files(
         self, partitions: Sequence[str | None], location: str
@@ -162,10 +324,8 @@ class LakeSource(Source):
             try:
                 units = bound._table(key, location).units(filled_filter(self.filter, key))
                 return tuple(record for record, _ in units.values())
-            except SourceError as error:
-                return error
             except VaneError as error:
-                return SourceError(str(error))
+                return error if isinstance(error, SourceError) else SourceError(str(error))
 
         # One partition of each table first, so that each table is opened once.
         firsts = {fill_placeholders(self.place, key): key for key in reversed(partitions)}
@@ -178,7 +338,7 @@ class LakeSource(Source):
             return None
         return SourceError(
             f"{location}: {self.url_for(partition)!r} has no rows. Check the filter, write the "
-            f"partition first, or accept it with {self.function}(..., allow_empty=True)"
+            f"partition first, or accept it with vd.{self.kind}(..., allow_empty=True)"
         )
 
     def split(
@@ -195,9 +355,13 @@ class LakeSource(Source):
                 f"{location}: table {self.place!r} was changed while the run was planned, so that "
                 f"{names(gone)} is no longer in it. Run the partition again"
             )
+
+        def pieces_of(file: FileRecord) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
+            with self.read_errors(file.url, table.version, location):
+                return table.cut(file, units[file.url, file.version][1], rule)
+
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            cut = [units[file.url, file.version][1] for file in files]
-            pieces = list(threads.map(table.cut, files, cut, itertools.repeat(rule)))
+            pieces = list(threads.map(pieces_of, files))
         partial: dict[str, list[str]] = {}
         for file, (_, lacking) in zip(files, pieces):
             for name in lacking:
@@ -220,6 +384,146 @@ class LakeSource(Source):
         if url not in self.planned:
             self.planned[url] = self.open_table(url, location)
         return self.planned[url]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderReader(LakeReader):
+    """Reads rows of tables that are folders.
+
+    Attributes:
+        storage_options: Options of the fsspec file system; never part of a key.
+    """
+
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def options_for(self, url: str) -> Mapping[str, Any]:
+        return self.storage_options
+
+
+class FolderTable(LakeTable):
+    """A version of a table that is a folder.
+
+    Args:
+        place: The folder.
+        table: The library's table at this version.
+        source: The source.
+        location: The pipeline, for messages.
+
+    Raises:
+        SourceError: If it cannot be read.
+    """
+
+    def __init__(self, place: Location, table: Any, source: FolderSource, location: str) -> None:
+        super().__init__(location)
+        self._place, self._table, self._source = place, table, source
+        self._owner = f"{location}: {source.kind.capitalize()} table {place.url!r}"
+
+    @staticmethod
+    @abstractmethod
+    def load(place: Location, version: Version) -> Any:
+        """Load the library's table at a version; None if there is no such table or version.
+
+        Args:
+            place: The table.
+            version: The version; None for the latest version.
+        """
+
+    @abstractmethod
+    def versions(self) -> str:
+        """Return the known versions, for a message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderSource(FolderReader, LakeSource):
+    """The rows of a table that is a folder.
+
+    Attributes:
+        url: A local path or ``s3://`` URL, with placeholders for the partition's key.
+        table_version: The version; None for the latest version.
+        table_type: A version of a table of this format.
+        reader_type: The reader in workers.
+    """
+
+    table_type: ClassVar[type[FolderTable]]
+    reader_type: ClassVar[type[FolderReader]]
+    url: str
+    table_version: Version = None
+
+    def for_workers(self) -> SourceReader:
+        return self.reader_type(storage_options=self.storage_options)
+
+    @property
+    def place(self) -> str:
+        return self.url
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (self.url,)
+
+    def schema(self, location: str) -> pa.Schema:
+        """Return the columns of the table; of the last one if the URL has placeholders."""
+        url = self.url
+        if PLACEHOLDER.search(url):
+            place = Location(PLACEHOLDER.sub("*", url), self.storage_options)
+            found = sorted(place.fs.glob(place.path))
+            if not found:
+                raise SourceError(f"{location}: no {self.kind.capitalize()} table at {place.url!r}")
+            url = place.fs.unstrip_protocol(found[-1])
+        return self.open_table(url, location).schema
+
+    def open_table(self, url: str, location: str) -> LakeTable:
+        place, load = Location(url, self.storage_options), self.table_type.load
+        what = f"{location}: {self.kind.capitalize()} table {shown_url(url)}"
+        try:
+            found = with_retries(lambda: load(place, self.table_version))
+            if found is not None:
+                return self.table_type(place, found, self, location)
+            latest = None if self.table_version is None else load(place, None)
+            if latest is None:
+                raise SourceError(
+                    f"{what} does not exist. Check the path, or write the table first"
+                )
+            known = self.table_type(place, latest, self, location).versions()
+        except VaneError:
+            raise
+        except Exception as error:  # drivers raise plain exceptions too
+            raise SourceError(
+                f"{what} cannot be read: {type(error).__name__}: {first_line(error)}. Check that "
+                "the credentials reach it"
+            ) from error
+        raise SourceError(
+            f"{what} has no version {self.table_version!r}; {known}. Versions that were cleaned up "
+            "are gone"
+        )
+
+
+def folder_arguments(
+    where: str,
+    url: str | os.PathLike[str],
+    version: Version,
+    kinds: tuple[type, ...],
+    expected: str,
+    storage_options: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Validate the arguments that sources of tables in folders have.
+
+    Args:
+        where: The function, for messages.
+        url: The table.
+        version: The version.
+        kinds: The types that it may have.
+        expected: Their description, for messages.
+        storage_options: Options of the fsspec file system.
+
+    Raises:
+        DefinitionError: If one has another form.
+    """
+    url, found = url_parts(absolute_url(checked_url(where, url)))
+    check_table_url(where, url, where.partition(".")[2].capitalize())
+    if isinstance(version, bool) or not isinstance(version, (*kinds, type(None))):
+        raise DefinitionError(f"{where}: version is {version!r}; expected {expected}")
+    options = with_options(found, storage_options)
+    return {"url": url.rstrip("/"), "table_version": version, "storage_options": options}
 
 
 def lake_arguments(
@@ -255,20 +559,27 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def cut_evenly(
-    record: FileRecord, start: int, rows: int, size: int, rule: FragmentRule, detail: str
+def cut_live(
+    record: FileRecord,
+    groups: Sequence[tuple[int, int]],
+    live: Mask,
+    rule: FragmentRule,
+    detail: str,
 ) -> Iterator[FragmentRecord]:
-    """Cut rows of a unit into fragments of about the same number of rows.
+    """Cut a data file along its row groups, and number the rows that are left.
 
     Args:
-        record: The unit's record.
-        start: Number of the first row in the unit.
-        rows: The number of rows.
-        size: Their estimated bytes in memory.
+        record: The file's record.
+        groups: Rows and bytes of each row group.
+        live: Which positions hold rows.
         rule: The maximum size of a fragment.
-        detail: What is needed to read them, for all fragments.
+        detail: The detail of all spans.
     """
-    ranges = rule.cut(rows, size)
-    for first, stop in ranges:
-        span = (record, start + first, start + stop)
-        yield fragment_record([span], size // len(ranges), details=[detail])
+    start, is_whole = 0, bool(np.all(live))
+    for piece in cut(record, groups, rule):
+        rows = LiveRows(piece.start, start, live[piece.start : piece.stop])
+        if count := int(np.sum(rows.mask)):
+            size = piece.bytes * count // len(rows.mask)
+            details = [detail if is_whole else rows.added_to(detail)]
+            yield fragment_record([(record, start, start + count)], size, details=details)
+        start += count

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import datetime
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,30 +14,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster import _failpoints
-from vane_dagster._arguments import PLACEHOLDER, checked_url
 from vane_dagster._keywords import known_keywords, require_columns
-from vane_dagster._secrets import url_parts, with_options
-from vane_dagster.errors import DefinitionError, SourceError, names
-from vane_dagster.sources.base import (
-    FragmentRule,
-    ReadContext,
-    SourceReader,
-    cleaned_up,
-    is_gone,
-    unreadable,
-)
+from vane_dagster.errors import SourceError, names
+from vane_dagster.sources.base import FragmentRule, ReadContext, unreadable
 from vane_dagster.sources.lake_source import (
-    LakeSource,
-    LakeTable,
-    cut_evenly,
+    FolderReader,
+    FolderSource,
+    FolderTable,
+    SpanDetail,
+    Version,
     digest,
+    folder_arguments,
     lake_arguments,
 )
+from vane_dagster.sources.parquet import cut
 from vane_dagster.sources.schemas import plain_schema
-from vane_dagster.storage.filesystem import Location, absolute_url
+from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import open_table, require_lance
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
-from vane_dagster.storage.table_options import check_table_url
 from vane_dagster.storage.transient_errors import with_retries
 
 _BLOBS = "all_binary"
@@ -45,8 +39,8 @@ _BLOBS = "all_binary"
 
 
 @dataclass(frozen=True)
-class RowsDetail:
-    """What is needed to read rows of a table's fragment, as the `detail` of their span.
+class RowsDetail(SpanDetail):
+    """What is needed to read rows of a table's fragment.
 
     Attributes:
         table: URL of the table.
@@ -62,49 +56,23 @@ class RowsDetail:
     state: str
     filter: str | None = None
 
-    @classmethod
-    def of(cls, span: FileSpan) -> RowsDetail:
-        """Read the detail of a span.
-
-        Raises:
-            FileNotFoundError: If it has none, as the span of a file that is gone.
-        """
-        if not span.detail:
-            raise FileNotFoundError(span.url)
-        return cls(**json.loads(span.detail))
-
 
 @dataclass(frozen=True)
-class LanceReader(SourceReader):
-    """Reads rows of the fragments of Lance tables.
+class LanceReader(FolderReader):
+    """Reads rows of the fragments of Lance tables."""
 
-    Attributes:
-        storage_options: Options of the fsspec file system; never part of a key.
-    """
+    cleanup: ClassVar[str] = "cleanup_old_versions"
 
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    def planned_version(self, span: FileSpan) -> str:
+        detail = RowsDetail.of(span)
+        return f"version {detail.version} of Lance table {detail.table!r}"
 
-    def options_for(self, url: str) -> Mapping[str, Any]:
-        return self.storage_options
-
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+    def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Read live rows that pass the filter; blobs are read as their bytes."""
-        read = [self._read_span(span, schema, context.location) for span in fragment.spans]
-        return pa.concat_tables(read)
-
-    def current(self, file: FileRecord) -> FileRecord:
-        """Return the record of a fragment, whose files never change once they are written."""
-        place = Location(file.url, self.storage_options)
-        place.fs.invalidate_cache()
-        if not place.fs.exists(place.path):
-            raise FileNotFoundError(file.url)
-        return file
-
-    def _read_span(self, span: FileSpan, schema: pa.Schema, location: str) -> pa.Table:
         detail = RowsDetail.of(span)
 
         def read() -> pa.Table:
-            found = self._fragment(detail, location).scanner(
+            found = self._fragment(detail, context.location).scanner(
                 columns=schema.names,
                 filter=detail.filter,
                 offset=span.start,
@@ -113,22 +81,17 @@ class LanceReader(SourceReader):
             )
             return found.to_table().select(schema.names).cast(schema)
 
-        try:
-            return with_retries(_failpoints.failing("read", span.url, read))
-        except SourceError:
-            raise
-        except Exception as error:  # the driver raises plain exceptions
-            if is_gone(span.url, self.storage_options):
-                version = f"version {detail.version} of Lance table {detail.table!r}"
-                raise cleaned_up(span.url, version, "cleanup_old_versions", location) from error
-            raise unreadable(span.url, error, location) from error
+        return with_retries(_failpoints.failing("read", span.url, read))
 
     def _fragment(self, detail: RowsDetail, location: str) -> Any:
         """Return the fragment of the planned version, or of the latest one if that is gone."""
         for version in (detail.version, None):
             table = open_table(Location(detail.table, self.storage_options), version)
             fragment = None if table is None else table.get_fragment(detail.fragment)
-            if fragment is not None and _state(fragment.metadata) == detail.state:
+            if (
+                fragment is not None
+                and _state(fragment.metadata, fragment.metadata.files) == detail.state
+            ):
                 return fragment
         raise SourceError(
             f"{location}: version {detail.version} of Lance table {detail.table!r} is gone, and "
@@ -138,71 +101,37 @@ class LanceReader(SourceReader):
         )
 
 
-@dataclass(frozen=True)
-class LanceSource(LanceReader, LakeSource):
-    """The rows of a Lance table.
-
-    A unit is a fragment with its deletions, so a commit that adds fragments computes only those.
-
-    Attributes:
-        url: A local path or ``s3://`` URL, with placeholders for the partition's key.
-        table_version: A version's number, or a tag; None for the latest version.
-    """
-
-    kind: ClassVar[str] = "lance"
-    function: ClassVar[str] = "vd.lance"
-    url: str = ""
-    table_version: int | str | None = None
-
-    @property
-    def place(self) -> str:
-        return self.url
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        return (self.url,)
-
-    def schema(self, location: str) -> pa.Schema:
-        """Return the columns of the table; of the last one if the URL has placeholders."""
-        url = self.url
-        if PLACEHOLDER.search(url):
-            place = Location(PLACEHOLDER.sub("*", url), self.storage_options)
-            found = sorted(place.fs.glob(place.path))
-            if not found:
-                raise SourceError(f"{location}: no Lance table at {place.url!r}")
-            url = place.fs.unstrip_protocol(found[-1])
-        return self.open_table(url, location).schema
-
-    def for_workers(self) -> SourceReader:
-        return LanceReader(self.storage_options)
-
-    def open_table(self, url: str, location: str) -> LakeTable:
-        return LanceTable(self, url, location)
-
-
-class LanceTable(LakeTable):
+class LanceTable(FolderTable):
     """A table at one version.
 
     Args:
+        place: The table's folder.
+        table: The table at this version, a `lance.LanceDataset`.
         source: The source.
-        url: The table.
         location: The pipeline, for messages.
 
     Raises:
-        SourceError: If there is no such table or version.
+        SourceError: If it lacks a column.
     """
 
-    def __init__(self, source: LanceSource, url: str, location: str) -> None:
-        super().__init__(location)
-        self._url = url
-        self._table = self._open(Location(url, source.storage_options), source.table_version)
-        owner, columns = f"{location}: Lance table {url!r}", source.columns
-        require_columns(owner, columns or (), self._table.schema.names, SourceError)
-        wanted = None if columns is None else list(columns)
-        read = self._table.scanner(columns=wanted, blob_handling=_BLOBS)
+    def __init__(self, place: Location, table: Any, source: FolderSource, location: str) -> None:
+        super().__init__(place, table, source, location)
+        self.version = f"version {table.version} of Lance table {place.url!r}"
+        require_columns(self._owner, source.columns or (), table.schema.names, SourceError)
+        wanted = None if source.columns is None else list(source.columns)
+        read = table.scanner(columns=wanted, blob_handling=_BLOBS)
         self.schema = plain_schema(read.projected_schema)
         # A column's id is never another one's, unlike its name.
-        self._columns = {each.name(): each for each in self._table.lance_schema.fields()}
+        self._columns = {each.name(): each for each in table.lance_schema.fields()}
+
+    @staticmethod
+    def load(place: Location, version: Version) -> Any:
+        assert not isinstance(version, datetime.datetime)
+        return open_table(place, version)
+
+    def versions(self) -> str:
+        known = [*self._table.tags.list(), *(str(v["version"]) for v in self._table.versions())]
+        return f"it has {names(known)}"
 
     def list_units(self, where: str | None) -> Iterable[tuple[FileRecord, tuple[int, RowsDetail]]]:
         """Return the fragments with rows that pass a filter, in the table's order.
@@ -225,11 +154,15 @@ class LanceTable(LakeTable):
         tests = where and [where, [[name, self._id(name)] for name in tested]]
         for id, metadata in fragments.items():
             if rows := counts.get(id):
-                version = digest([_state(metadata, fields), columns, tests])
-                url = _data_url(self._table, self._url, metadata)
-                record = FileRecord(url, self._stored_bytes(metadata), version)
-                state = _state(metadata)
-                yield record, (rows, RowsDetail(self._url, self._table.version, id, state, where))
+                files = [each for each in metadata.files if fields.intersection(each.fields)]
+                version = digest([_state(metadata, files), columns, tests])
+                url = _data_url(self._table, self._place.url, metadata)
+                size = sum(each.file_size_bytes or 0 for each in files)
+                record, state = FileRecord(url, size, version), _state(metadata, metadata.files)
+                yield (
+                    record,
+                    (rows, RowsDetail(self._place.url, self._table.version, id, state, where)),
+                )
 
     def cut(
         self, record: FileRecord, unit: tuple[int, RowsDetail], rule: FragmentRule
@@ -241,25 +174,7 @@ class LanceTable(LakeTable):
         width = sum(_width(each.type) for each in self.schema)
         blobs = self._blob_bytes(fragment, detail.filter)
         size = max(int(record.size * share), width * rows + blobs)
-        return list(cut_evenly(record, 0, rows, size, rule, json.dumps(vars(detail)))), ()
-
-    def _open(self, place: Location, wanted: int | str | None) -> Any:
-        try:
-            found = with_retries(lambda: open_table(place, wanted))
-        except Exception as error:  # the driver raises plain exceptions
-            raise unreadable(self._url, error, self.location) from error
-        if found is None and wanted is not None and (latest := open_table(place)) is not None:
-            known = [*latest.tags.list(), *(str(each["version"]) for each in latest.versions())]
-            raise SourceError(
-                f"{self.location}: Lance table {self._url!r} has no version {wanted!r}; it has "
-                f"{names(known)}. Versions that were cleaned up are gone"
-            )
-        if found is None:
-            raise SourceError(
-                f"{self.location}: no Lance table at {self._url!r}. Check the path, or write the "
-                "table first"
-            )
-        return found
+        return list(cut(record, [(rows, size)], rule, detail=detail.dumps())), ()
 
     def _passing(self, where: str) -> dict[int, int]:
         """Return the number of rows that pass a filter, by the fragment's id, in one scan."""
@@ -273,7 +188,7 @@ class LanceTable(LakeTable):
                 found.update(dict(zip(ids.tolist(), counts.tolist())))
         except Exception as error:  # the driver raises plain exceptions
             fix = f"Check the filter, which is {where!r}"
-            raise unreadable(self._url, error, self.location, fix) from error
+            raise unreadable(self._place.url, error, self.location, fix) from error
         return found
 
     def _id(self, column: str) -> int | None:
@@ -290,12 +205,6 @@ class LanceTable(LakeTable):
             pending += each.children()
         return found
 
-    def _stored_bytes(self, metadata: Any) -> int:
-        """Return the size of the data files of a fragment that have columns to read."""
-        fields = self._field_ids(self.schema.names)
-        files = [each for each in metadata.files if fields.intersection(each.fields)]
-        return sum(each.file_size_bytes or 0 for each in files)
-
     def _blob_bytes(self, fragment: Any, where: str | None) -> int:
         """Return the bytes of blobs, which may be in files beside the fragment's."""
         described = self._table.scanner(columns=self.schema.names).projected_schema
@@ -310,6 +219,18 @@ class LanceTable(LakeTable):
         rows = fragment.to_table(columns=blobs, filter=where)
         sizes = [pc.sum(pc.struct_field(rows.column(name), "size")).as_py() for name in blobs]
         return sum(size or 0 for size in sizes)
+
+
+@dataclass(frozen=True)
+class LanceSource(LanceReader, FolderSource):
+    """The rows of a Lance table.
+
+    A unit is a fragment with its deletions, so a commit that adds fragments computes only those.
+    """
+
+    kind: ClassVar[str] = "lance"
+    table_type: ClassVar[type[FolderTable]] = LanceTable
+    reader_type: ClassVar[type[FolderReader]] = LanceReader
 
 
 @known_keywords("vd.lance")
@@ -347,31 +268,16 @@ def lance(
     """
     where = "vd.lance"
     require_lance(where)
-    url, found = url_parts(absolute_url(checked_url(where, url)))
-    check_table_url(where, url, "Lance")
-    if type(version) not in (int, str, type(None)):
-        raise DefinitionError(
-            f"{where}: version is {version!r}; expected the number of a version, or a tag"
-        )
-    arguments = lake_arguments(where, filter, columns, asset, allow_empty)
-    options = with_options(found, storage_options)
-    return LanceSource(options, url.rstrip("/"), version, **arguments)
+    expected = "the number of a version, or a tag"
+    place = folder_arguments(where, url, version, (int, str), expected, storage_options)
+    return LanceSource(**place, **lake_arguments(where, filter, columns, asset, allow_empty))
 
 
-def _state(metadata: Any, fields: set[int] | None = None) -> str:
-    """Return a digest of what the rows of a fragment follow from.
-
-    Args:
-        metadata: The `lance.FragmentMetadata`.
-        fields: Ids of the fields that count; None for all.
-    """
-    files = [
-        [str(each.path), list(each.fields), each.base_id]
-        for each in metadata.files
-        if fields is None or fields.intersection(each.fields)
-    ]
+def _state(metadata: Any, files: Sequence[Any]) -> str:
+    """Return a digest of some data files of a fragment and its deletions."""
+    parts = [[str(each.path), list(each.fields), each.base_id] for each in files]
     deletions = metadata.deletion_file
-    return digest([files, metadata.physical_rows, deletions and deletions.asdict()])
+    return digest([parts, metadata.physical_rows, deletions and deletions.asdict()])
 
 
 def _data_url(table: Any, url: str, metadata: Any) -> str:

@@ -27,7 +27,7 @@ from vane_dagster.sources.base import (
 )
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.grouping import FileSize, group, is_small
-from vane_dagster.sources.parquet_scan import reading_detail, scan, scan_projected
+from vane_dagster.sources.parquet_scan import check_row_number, scan, scan_projected
 from vane_dagster.sources.schemas import common_columns
 from vane_dagster.storage.filesystem import IO_THREADS, Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
@@ -39,8 +39,6 @@ SmallFiles = Literal["separate", "group"]
 
 PARQUET = "parquet"
 """The kind of every source of Parquet files."""
-ROW_NUMBER = "file_row_number"
-"""DuckDB's name for a row's position in its file."""
 
 
 class ParquetReader(SourceReader):
@@ -85,11 +83,7 @@ class ParquetFiles(ParquetReader, Source):
     """A source of Parquet files, independent of how they are listed."""
 
     kind: ClassVar[str] = PARQUET
-
-    @property
-    def groups_small_files(self) -> bool:
-        """Whether a fragment may hold many small files."""
-        return False
+    small_files: SmallFiles = "separate"
 
     def split(
         self,
@@ -98,7 +92,34 @@ class ParquetFiles(ParquetReader, Source):
         location: str,
         partition: str | None = None,
     ) -> SourceTable:
-        return read_footers(files, self, rule, location)
+        """Read the files' footers, cut the files into fragments, and group small ones."""
+        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+            footers = list(threads.map(lambda file: read_footer(file, self, location), files))
+        common = common_columns([(f.url, own) for f, (own, _) in zip(files, footers)], location)
+        for file, own in zip(files, common.files):
+            check_row_number(own.own.names, f"{location}: {file.url!r}")
+        fragments: list[FragmentRecord] = []
+        small: dict[str, tuple[FileRecord, FileSize, str, str]] = {}
+        for file, (_, metadata), columns in zip(files, footers, common.files):
+            types = kept_types(columns.own) + columns.extra
+            detail, groups = columns.detail(), row_groups(metadata)
+            size = FileSize(file.url, metadata.num_rows, sum(held for _, held in groups))
+            if self.small_files == "group" and size.rows and is_small(size, rule.rows, rule.bytes):
+                small[file.url] = (file, size, types, detail)
+            else:
+                fragments += cut(file, groups, rule, types, detail)
+        for grouped in group([size for _, size, _, _ in small.values()], rule.rows, rule.bytes):
+            members = [small[each.url] for each in grouped]
+            spans = [(file, 0, size.rows) for file, size, _, _ in members]
+            extra = "".join(types for _, _, types, _ in members)
+            details = [detail for _, _, _, detail in members]
+            held = sum(size.bytes for size in grouped)
+            fragments.append(fragment_record(spans, held, extra, details))
+        if small:
+            fragments.sort(
+                key=lambda fragment: fragment.url
+            )  # stable: rows of a file stay in order
+        return SourceTable(common.schema, tuple(fragments), common.partial)
 
     def find(
         self, spans: Sequence[FileSpan], column: pa.Field, id: Any
@@ -135,12 +156,8 @@ class ParquetSource(FileSource, ParquetFiles):
         return f"Parquet files at {self.url}"
 
     @property
-    def groups_small_files(self) -> bool:
-        return self.small_files == "group"
-
-    @property
     def splitting(self) -> str:
-        return "group small files, 1" if self.groups_small_files else ""
+        return "group small files, 1" if self.small_files == "group" else ""
 
 
 @known_keywords("vd.parquet")
@@ -174,53 +191,6 @@ def parquet(
     arguments = file_arguments("vd.parquet", url, asset, storage_options, allow_empty)
     one_of("vd.parquet", "small_files", small_files, ("separate", "group"))
     return ParquetSource(*arguments, small_files)
-
-
-def read_footers(
-    files: Sequence[FileRecord], source: ParquetFiles, rule: FragmentRule, location: str
-) -> SourceTable:
-    """Read the files' footers, cut the files into fragments, and group small ones.
-
-    Args:
-        files: The files.
-        source: The source.
-        rule: The maximum size of a fragment.
-        location: The pipeline, for messages.
-
-    Raises:
-        SourceError: If a file is not Parquet, or columns have no common type.
-    """
-    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        footers = list(threads.map(lambda file: read_footer(file, source, location), files))
-    common = common_columns([(f.url, own) for f, (own, _) in zip(files, footers)], location)
-    if ROW_NUMBER in common.schema.names:
-        first = next(file for file, own in zip(files, common.files) if ROW_NUMBER in own.own.names)
-        raise SourceError(
-            f"{location}: {first.url!r} has a column {ROW_NUMBER!r}, which is what the reader "
-            "calls a row's place in its file; rename it"
-        )
-    fragments: list[FragmentRecord] = []
-    small: dict[str, tuple[FileRecord, FileSize, str, str]] = {}
-    for file, (_, metadata), columns in zip(files, footers, common.files):
-        types = kept_types(columns.own) + columns.extra
-        absent = dict.fromkeys(column.name for column in columns.absent)
-        detail = reading_detail([column.name for column in columns.cast], absent)
-        held = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-        size = FileSize(file.url, metadata.num_rows, held)
-        if source.groups_small_files and size.rows and is_small(size, rule.rows, rule.bytes):
-            small[file.url] = (file, size, types, detail)
-        else:
-            fragments += cut(file, metadata, rule, types, detail)
-    for grouped in group([size for _, size, _, _ in small.values()], rule.rows, rule.bytes):
-        members = [small[each.url] for each in grouped]
-        spans = [(file, 0, size.rows) for file, size, _, _ in members]
-        extra = "".join(types for _, _, types, _ in members)
-        details = [detail for _, _, _, detail in members]
-        held = sum(size.bytes for size in grouped)
-        fragments.append(fragment_record(spans, held, extra, details))
-    if small:
-        fragments.sort(key=lambda fragment: fragment.url)  # stable: rows of a file stay in order
-    return SourceTable(common.schema, tuple(fragments), common.partial)
 
 
 def read_footer(
@@ -273,8 +243,18 @@ def kept_types(schema: pa.Schema) -> str:
     return "".join(f"\n{f.name}: {f.type}" for f in schema if seen_by_sql(f.type) != f.type)
 
 
+def row_groups(footer: pq.FileMetaData) -> list[tuple[int, int]]:
+    """Return the rows and bytes of each row group of a file."""
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    return [(group.num_rows, group.total_byte_size) for group in groups]
+
+
 def cut(
-    file: FileRecord, footer: Any, rule: FragmentRule, types: str = "", detail: str = ""
+    file: FileRecord,
+    groups: Sequence[tuple[int, int]],
+    rule: FragmentRule,
+    types: str = "",
+    detail: str = "",
 ) -> Iterator[FragmentRecord]:
     """Cut a file into fragments along its row groups, and within row groups that are too large.
 
@@ -283,13 +263,12 @@ def cut(
 
     Args:
         file: The file.
-        footer: Its Parquet metadata.
+        groups: Rows and bytes of each row group.
         rule: The maximum size of a fragment.
         types: A text that is included in the fragments' digests.
         detail: The detail of the fragments' spans.
     """
-    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-    rows, sizes = [g.num_rows for g in groups], [g.total_byte_size for g in groups]
+    rows, sizes = [count for count, _ in groups], [size for _, size in groups]
     if not sum(rows):
         return
     row_bytes = max(1.0, sum(sizes) / sum(rows))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import duckdb
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -35,49 +34,8 @@ from vane_dagster.types.sql import (
 )
 from vane_dagster.types.tensors import unsliced
 
-_ROW = "file_row_number"
-
-
-@dataclass(frozen=True)
-class _FileRows:
-    """Rows `start` to `stop` of a file.
-
-    Attributes:
-        url: The file.
-        start: First row.
-        stop: Row after the last.
-        schema: The columns to read.
-        storage_options: Options of the fsspec file system.
-        cast: Names of columns that have another type in the file.
-        constants: Columns that the file lacks, each with its value as text; None for null.
-    """
-
-    url: str
-    start: int
-    stop: int
-    schema: pa.Schema
-    storage_options: Mapping[str, Any] = field(repr=False)
-    cast: Collection[str] = ()
-    constants: Mapping[str, str | None] = field(default_factory=dict)
-
-
-def reading_detail(cast: Collection[str], constants: Mapping[str, str | None], **more: Any) -> str:
-    """Return the detail of a file's spans, as JSON; empty for a file that is read as it is.
-
-    Args:
-        cast: Names of the columns that have another type in the file.
-        constants: Columns that the file lacks, each with its value as text; None for null.
-        **more: Further entries, for another reader.
-    """
-    record = {"cast": list(cast), "constants": constants, **more}
-    record = {name: value for name, value in record.items() if value}
-    return json.dumps(record) if record else ""
-
-
-def _file_rows(span: FileSpan, schema: pa.Schema, storage_options: Mapping[str, Any]) -> _FileRows:
-    record = json.loads(span.detail) if span.detail else {}
-    columns = (record.get("cast", ()), record.get("constants", {}))
-    return _FileRows(span.url, span.start, span.stop, schema, storage_options, *columns)
+ROW_NUMBER = "file_row_number"
+"""DuckDB's name for a row's position in its file."""
 
 
 def scan(
@@ -94,14 +52,11 @@ def scan(
     Raises:
         SourceError: If they cannot be read.
     """
-    rows = _file_rows(span, schema, storage_options)
-    kept = _kept_out_of_sql(rows.schema.names, rows)
-    table = _read_row_groups(rows, kept, context)
-    if others := [name for name in rows.schema.names if name not in table.column_names]:
-        read = _query(rows, ", ".join(quote(name) for name in others), context)
-        columns = [*zip(others, read.columns), *zip(table.column_names, table.columns)]
-        table = pa.table(dict(columns))
-    return table.select(rows.schema.names).cast(rows.schema)
+    table = _FileRows(span, schema, storage_options, context).row_groups(schema.names, whole=True)
+    if table is None:
+        columns = [(name, quote(name)) for name in schema.names]
+        table = scan_projected(span, schema, columns, None, storage_options, context)
+    return table.cast(schema)
 
 
 def scan_projected(
@@ -128,64 +83,168 @@ def scan_projected(
         SourceError: If they cannot be read.
         SchemaError: If an expression fails for a row.
     """
-    rows = _file_rows(span, schema, storage_options)
-    passed = passed_through(columns, rows.schema)
-    kept = _kept_out_of_sql(passed.values(), rows)
+    rows = _FileRows(span, schema, storage_options, context)
+    passed = passed_through(columns, schema)
+    kinds = {name: schema.field(name).type for name in passed.values()}
+    kept = [name for name, kind in kinds.items() if seen_by_sql(kind) != kind]
     computed = [(name, e) for name, e in columns if passed.get(name) not in kept]
     place = unused("row", [name for name, _ in columns])
-    table = _computed([*computed, (place, _ROW)] if kept else computed, where, rows, context)
-    if kept:
-        values = _read_row_groups(rows, kept, context, whole=False)
-        values = values.take(pc.subtract(table.column(place), rows.start))
+    table = rows.computed([*computed, (place, ROW_NUMBER)] if kept else computed, where)
+    if kept and (values := rows.row_groups(kept)) is not None:
+        values = values.take(pc.subtract(table.column(place), span.start))
         found = dict(zip(table.column_names, table.columns))
         found |= {n: values.column(c) for n, c in passed.items() if c in kept}
         table = pa.table({name: found[name] for name, _ in columns})
     return table
 
 
-def _kept_out_of_sql(names: Iterable[str], rows: _FileRows) -> list[str]:
-    """Return the columns with types that SQL would change."""
-    kinds = {name: rows.schema.field(name).type for name in names}
-    return [name for name, kind in kinds.items() if seen_by_sql(kind) != kind]
+def check_row_number(names: Sequence[str], owner: str) -> None:
+    """Refuse a column with the name of a row's position.
 
+    Args:
+        names: The columns.
+        owner: The file or table, for the message.
 
-def _read_row_groups(
-    rows: _FileRows, columns: Sequence[str], context: ReadContext, whole: bool = True
-) -> pa.Table:
-    """Read columns with Arrow's Parquet reader, which decodes whole row groups.
-
-    With `whole`, read all columns if the range consists of whole row groups.
+    Raises:
+        SourceError: If there is one.
     """
-    location = Location(rows.url, rows.storage_options)
-
-    def read() -> pa.Table:
-        with location.fs.open(location.path, "rb") as stream, _opened(location, stream) as file:
-            groups, first, stop = _row_groups(file.metadata, rows)
-            aligned = whole and (first, stop) == (rows.start, rows.stop)
-            wanted = rows.schema.names if aligned else list(columns)
-            if not wanted:
-                return pa.table({})
-            present = [name for name in wanted if name not in rows.constants]
-            table = file.read_row_groups(groups, columns=present, use_threads=False)
-            table = table.select(present).slice(rows.start - first, rows.stop - rows.start)
-            count = table.num_rows if present else max(0, min(rows.stop, stop) - rows.start)
-            fields = [rows.schema.field(name) for name in wanted]
-            return _with_constants(conform(unsliced(table), pa.schema(fields), count), rows)
-
-    try:
-        return with_retries(_failpoints.failing("read", rows.url, read))
-    except Exception as error:  # drivers raise their own exception classes
-        raise _unreadable(rows, context, error) from error
+    if ROW_NUMBER in names:
+        raise SourceError(
+            f"{owner} has a column {ROW_NUMBER!r}, which is what the reader calls a row's place in "
+            "its file; rename it"
+        )
 
 
-def _with_constants(table: pa.Table, rows: _FileRows) -> pa.Table:
-    """Fill the columns that a file lacks, and that are not null."""
-    for index, column in enumerate(table.schema):
-        text = rows.constants.get(column.name)
-        if text is not None:
-            value = pa.array([text]).cast(column.type)[0]
-            table = table.set_column(index, column, pa.repeat(value, table.num_rows))
-    return table
+def groups_between(counts: Iterable[int], start: int, stop: int) -> tuple[list[int], int, int]:
+    """Return the row groups that overlap a range, their first row, and the row after their last.
+
+    Args:
+        counts: The rows of each row group.
+        start: First row of the range.
+        stop: The row after its last.
+    """
+    edges = np.cumsum([0, *counts])
+    groups = np.flatnonzero((edges[:-1] < stop) & (edges[1:] > start)).tolist()
+    if not groups:
+        return [], start, start
+    return groups, int(edges[groups[0]]), int(edges[groups[-1] + 1])
+
+
+class _FileRows:
+    """Rows of a file.
+
+    Args:
+        span: The rows, with the detail of `FileColumns`.
+        schema: The columns to read.
+        storage_options: Options of the fsspec file system.
+        context: Location and DuckDB connection.
+    """
+
+    def __init__(
+        self,
+        span: FileSpan,
+        schema: pa.Schema,
+        storage_options: Mapping[str, Any],
+        context: ReadContext,
+    ) -> None:
+        detail = json.loads(span.detail) if span.detail else {}
+        self.cast, self.constants = detail.get("cast", ()), detail.get("constants", {})
+        self.span, self.schema, self.context = span, schema, context
+        self.place = Location(span.url, storage_options)
+
+    def row_groups(self, columns: Sequence[str], whole: bool = False) -> pa.Table | None:
+        """Read columns with Arrow's Parquet reader, which decodes whole row groups.
+
+        Args:
+            columns: The columns.
+            whole: Whether to return None if the rows are not those of whole row groups.
+        """
+        span, place = self.span, self.place
+
+        def read() -> pa.Table | None:
+            with place.fs.open(place.path, "rb") as stream, _opened(place, stream) as file:
+                footer = file.metadata
+                counts = (footer.row_group(i).num_rows for i in range(footer.num_row_groups))
+                groups, first, stop = groups_between(counts, span.start, span.stop)
+                if whole and (first, stop) != (span.start, span.stop):
+                    return None
+                present = [name for name in columns if name not in self.constants]
+                table = file.read_row_groups(groups, columns=present, use_threads=False)
+                table = table.select(present).slice(span.start - first, span.stop - span.start)
+                count = table.num_rows if present else max(0, min(span.stop, stop) - span.start)
+                fields = pa.schema([self.schema.field(name) for name in columns])
+                return conform(unsliced(table), fields, count, self.constants)
+
+        try:
+            return with_retries(_failpoints.failing("read", span.url, read))
+        except Exception as error:  # drivers raise their own exception classes
+            raise self.unreadable(error) from error
+
+    def computed(self, columns: Sequence[tuple[str, str]], where: str | None) -> pa.Table:
+        """Compute expressions over the rows that pass a filter.
+
+        An error is attributed to the file if its columns cannot be read without SQL either, else to
+        the SQL.
+        """
+
+        def run(columns: Sequence[tuple[str, str]], where: str | None) -> pa.Table:
+            return self._asked(select_list(columns), where)
+
+        try:
+            return run(columns, where)
+        except (duckdb.IOException, OSError) as error:
+            raise self.unreadable(error) from error
+        except duckdb.Error as error:
+            read = computed_from(columns, where, self.schema)
+            try:
+                self._asked(", ".join(quote(name) for name in read) or ROW_NUMBER, None)
+            except (duckdb.Error, OSError) as damage:
+                raise self.unreadable(damage) from damage
+            raise expression_error(columns, where, run, error, self.context.location) from error
+
+    def unreadable(self, error: Exception) -> SourceError:
+        """Return the error for a file that cannot be read."""
+        damaged = is_damage(error) or isinstance(error, duckdb.Error)
+        fix = "Write it again, or take it out of the source" if damaged else None
+        return unreadable(self.span.url, error, self.context.location, fix)
+
+    def _asked(self, listed: str, where: str | None) -> pa.Table:
+        query = (
+            f"SELECT {listed} FROM {self._table()} AS source "
+            f"WHERE {ROW_NUMBER} >= {self.span.start} AND {ROW_NUMBER} < {self.span.stop}"
+        )
+        query += f" AND ({where})" if where else ""
+
+        def read() -> pa.Table:
+            return self.context.connect().sql(query).to_arrow_table()
+
+        return with_retries(_failpoints.failing("read", self.span.url, read))
+
+    def _table(self) -> str:
+        """Return the file in SQL, with the columns that it lacks, and others cast.
+
+        Casts are of columns whose type in SQL is not the one that the file declares.
+        """
+        if not self.place.is_local:
+            _register(self.place.fs, self.context.connect())
+        casts, constants = [], ""
+        for column in self.schema:
+            if (seen := seen_by_sql(column.type)) is None:
+                continue
+            name, kind = quote(column.name), sql_name(seen)
+            if column.name in self.constants:
+                text = self.constants[column.name]
+                value = "NULL" if text is None else literal(text)
+                constants += f", {f'{value}::{kind}' if kind else value} AS {name}"
+            elif kind and (seen != column.type or _has_sizes(seen) or column.name in self.cast):
+                casts.append(f"{name}::{kind} AS {name}")
+        # Names of folders, such as day=2026-01-01, are no columns.
+        options = f"{ROW_NUMBER}=true, hive_partitioning=false"
+        file = f"read_parquet({literal(duckdb_path(self.place.fs, self.place.path))}, {options})"
+        if not casts and not constants:
+            return file
+        replaced = f" REPLACE ({', '.join(casts)})" if casts else ""
+        return f"(SELECT *{replaced}{constants} FROM {file})"
 
 
 def _opened(location: Location, stream: object) -> pq.ParquetFile:
@@ -194,106 +253,10 @@ def _opened(location: Location, stream: object) -> pq.ParquetFile:
     return pq.ParquetFile(stream, pre_buffer=True, page_checksum_verification=True)
 
 
-def _row_groups(footer: pq.FileMetaData, rows: _FileRows) -> tuple[list[int], int, int]:
-    """Return the row groups that overlap a range, their first row, and the row after their last."""
-    edges = [0]
-    for index in range(footer.num_row_groups):
-        edges.append(edges[-1] + footer.row_group(index).num_rows)
-    spans = list(enumerate(itertools.pairwise(edges)))
-    reached = [(i, a, b) for i, (a, b) in spans if a < rows.stop and b > rows.start]
-    if not reached:
-        return [], rows.start, rows.start
-    return [i for i, _, _ in reached], reached[0][1], reached[-1][2]
-
-
-def _computed(
-    columns: Sequence[tuple[str, str]], where: str | None, rows: _FileRows, context: ReadContext
-) -> pa.Table:
-    """Compute expressions over the rows that pass a filter.
-
-    An error is attributed to the file if its columns cannot be read without SQL either, else to the
-    SQL.
-    """
-
-    def run(columns: Sequence[tuple[str, str]], where: str | None) -> pa.Table:
-        return _asked(rows, select_list(columns), where, context)
-
-    try:
-        return run(columns, where)
-    except (duckdb.IOException, OSError) as error:
-        raise _unreadable(rows, context, error) from error
-    except duckdb.Error as error:
-        read = computed_from(columns, where, rows.schema)
-        _query(rows, ", ".join(quote(name) for name in read) or _ROW, context)
-        raise expression_error(columns, where, run, error, context.location) from error
-
-
-def _query(rows: _FileRows, listed: str, context: ReadContext) -> pa.Table:
-    try:
-        return _asked(rows, listed, None, context)
-    except (duckdb.Error, OSError) as error:
-        raise _unreadable(rows, context, error) from error
-
-
-def _asked(rows: _FileRows, listed: str, where: str | None, context: ReadContext) -> pa.Table:
-    # Names of folders, as day=2026-01-01, are no columns.
-    options = f"{_ROW}=true, hive_partitioning=false"
-    table = f"read_parquet({literal(_duckdb_path(rows, context))}, {options})"
-    casts, constants = _casts(rows), _constants(rows)
-    if casts or constants:
-        replaced = f" REPLACE ({casts})" if casts else ""
-        table = f"(SELECT *{replaced}{constants} FROM {table})"
-    query = (
-        f"SELECT {listed} FROM {table} AS source "
-        f"WHERE {_ROW} >= {rows.start} AND {_ROW} < {rows.stop}"
-    )
-    query += f" AND ({where})" if where else ""
-
-    def read() -> pa.Table:
-        return context.connect().sql(query).to_arrow_table()
-
-    return with_retries(_failpoints.failing("read", rows.url, read))
-
-
-def _casts(rows: _FileRows) -> str:
-    """Return casts of columns whose type in SQL is not the one that the file declares."""
-    present = [field for field in rows.schema if field.name not in rows.constants]
-    seen = [(field.name, field.type, seen_by_sql(field.type)) for field in present]
-    kinds = [
-        (name, sql_name(s)) for name, kind, s in seen
-        if s is not None and (s != kind or _has_sizes(s) or name in rows.cast)
-    ]  # fmt: skip
-    return ", ".join(f"{quote(name)}::{kind} AS {quote(name)}" for name, kind in kinds if kind)
-
-
-def _constants(rows: _FileRows) -> str:
-    """Return the columns that the file lacks, as further columns of a SELECT."""
-    found = ""
-    for name, text in rows.constants.items():
-        seen = seen_by_sql(rows.schema.field(name).type) if name in rows.schema.names else None
-        if seen is not None:
-            value, kind = "NULL" if text is None else literal(text), sql_name(seen)
-            found += f", {f'{value}::{kind}' if kind else value} AS {quote(name)}"
-    return found
-
-
 def _has_sizes(kind: pa.DataType) -> bool:
     """Return whether a type contains fixed-size lists, which Parquet does not have."""
     inner = [kind.field(index).type for index in range(kind.num_fields)]
     return pa.types.is_fixed_size_list(kind) or any(_has_sizes(child) for child in inner)
-
-
-def _unreadable(rows: _FileRows, context: ReadContext, error: Exception) -> SourceError:
-    damaged = is_damage(error) or isinstance(error, duckdb.Error)
-    fix = "Write it again, or take it out of the source" if damaged else None
-    return unreadable(rows.url, error, context.location, fix)
-
-
-def _duckdb_path(rows: _FileRows, context: ReadContext) -> str:
-    location = Location(rows.url, rows.storage_options)
-    if not location.is_local:
-        _register(location.fs, context.connect())
-    return duckdb_path(location.fs, location.path)
 
 
 _registered: dict[str, fsspec.AbstractFileSystem] = {}

@@ -90,7 +90,8 @@ def as_planned(
     try:
         table = read()
     except Exception as error:  # a file that is replaced during the read may raise anything
-        check_unchanged(source, files, location)
+        if source.reads_contents:
+            check_unchanged(source, files, location)
         if isinstance(error, VaneError):
             raise
         raise unreadable(files[0].url, error, location) from error
@@ -122,9 +123,5 @@ def check_unchanged(source: SourceReader, files: Sequence[FileRecord], location:
                 f"bytes when it was planned, {now.size} now). Run the partition again"
             )
 
-    remote = [file for file in files if not file.url.startswith("file:")]
-    if len(remote) > 1:
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            list(threads.map(check, remote))
-    for file in files if len(remote) <= 1 else set(files).difference(remote):
-        check(file)
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+        list(threads.map(check, files))

@@ -24,17 +24,13 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from vane_dagster.errors import SourceError
+from vane_dagster.errors import SourceError, names
 from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
 
 _MAX_PROBLEMS = 10
 _SHOWN_FILES = 2
 _MAX_TYPE = 120
-_INTEGERS = (
-    (pa.int8(), pa.int16(), pa.int32(), pa.int64()),
-    (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
-    (pa.float16(), pa.float32(), pa.float64()),
-)
+_NUMBERS = (pa.types.is_signed_integer, pa.types.is_unsigned_integer, pa.types.is_floating)
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,19 @@ class FileColumns:
     cast: tuple[pa.Field, ...] = ()
     absent: tuple[pa.Field, ...] = ()
 
+    @classmethod
+    def of(cls, own: pa.Schema, common: pa.Schema) -> FileColumns:
+        """Return how the columns of a file become others.
+
+        Args:
+            own: The file's columns, in the plain encodings of their types.
+            common: The other columns.
+        """
+        kinds = {each.name: each.type for each in own}
+        cast = [each for each in common if kinds.get(each.name, each.type) != each.type]
+        absent = [each for each in common if each.name not in kinds]
+        return cls(own, tuple(cast), tuple(absent))
+
     @property
     def extra(self) -> str:
         """The text for the `extra` argument of `fragment_record`.
@@ -61,6 +70,17 @@ class FileColumns:
         texts = [json.dumps([f.name, str(f.type)]) for f in self.cast]
         texts += [json.dumps([f.name, str(f.type), "absent"]) for f in self.absent]
         return "".join(f"\n{text}" for text in texts)
+
+    def detail(self, constants: Mapping[str, str | None] = {}) -> str:
+        """Return the detail of the file's spans, as JSON; empty for a file that is read as it is.
+
+        Args:
+            constants: Values of columns that the file lacks, as text; the others are null.
+        """
+        lacking = {each.name: constants.get(each.name) for each in self.absent}
+        record = {"cast": [each.name for each in self.cast], "constants": lacking}
+        record = {name: value for name, value in record.items() if value}
+        return json.dumps(record) if record else ""
 
 
 @dataclass(frozen=True)
@@ -89,25 +109,21 @@ def common_columns(files: Sequence[tuple[str, pa.Schema]], location: str) -> Com
         SourceError: If columns have no common type, or names that SQL does not distinguish. It
             names all of them, with their files.
     """
-    by_bytes: dict[bytes, int] = {}
-    kinds: dict[pa.Schema, int] = {}
-    urls: list[list[str]] = []
-    own: list[int] = []
+    kinds: dict[bytes, tuple[pa.Schema, list[str]]] = {}
+    keys = []
     for url, found in files:
-        data = found.remove_metadata().serialize().to_pybytes()  # hashed faster than a schema
-        if data not in by_bytes:
-            by_bytes[data] = kinds.setdefault(plain_schema(found), len(kinds))
-            if len(kinds) > len(urls):
-                urls.append([])
-        own.append(by_bytes[data])
-        urls[own[-1]].append(url)
-    schema = _merged(list(zip(kinds, urls)), location)
-    conversions = [_conversion(kind, schema) for kind in kinds]
+        key = found.remove_metadata().serialize().to_pybytes()  # hashed faster than a schema
+        if key not in kinds:
+            kinds[key] = (plain_schema(found), [])
+        kinds[key][1].append(url)
+        keys.append(key)
+    schema = _merged(list(kinds.values()), location)
+    columns = {key: FileColumns.of(own, schema) for key, (own, _) in kinds.items()}
     partial: dict[str, list[str]] = {}
-    for conversion, same in zip(conversions, urls):
-        for column in conversion.absent:
+    for key, (_, same) in kinds.items():
+        for column in columns[key].absent:
             partial.setdefault(column.name, []).extend(same)
-    return CommonColumns(schema, tuple(conversions[index] for index in own), partial)
+    return CommonColumns(schema, tuple(columns[key] for key in keys), partial)
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
@@ -115,13 +131,19 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
 
 
-def conform(table: pa.Table, schema: pa.Schema, rows: int | None = None) -> pa.Table:
-    """Convert rows of a file to common columns: cast types, and add absent columns as nulls.
+def conform(
+    table: pa.Table,
+    schema: pa.Schema,
+    rows: int | None = None,
+    constants: Mapping[str, str | None] = {},
+) -> pa.Table:
+    """Convert rows of a file to common columns: cast types, and add absent columns.
 
     Args:
         table: The rows, with the columns of the file that are in `schema`.
         schema: The common columns, or some of them.
         rows: The number of rows. Default: the table's; one without columns may have lost it.
+        constants: Values of columns that the file lacks, as text; the others are null.
 
     Raises:
         pa.ArrowInvalid: If a value does not fit its common type.
@@ -130,7 +152,10 @@ def conform(table: pa.Table, schema: pa.Schema, rows: int | None = None) -> pa.T
     columns = []
     for column in schema:
         index = table.schema.get_field_index(column.name)
-        if index < 0 or pa.types.is_null(table.schema.field(index).type):
+        if (text := constants.get(column.name)) is not None:
+            value = pa.array([text]).cast(column.type)[0]
+            columns.append(pa.chunked_array([pa.repeat(value, count)]))
+        elif index < 0 or pa.types.is_null(table.schema.field(index).type):
             columns.append(pa.chunked_array([pa.nulls(count, column.type)]))
         else:
             columns.append(table.column(index).cast(column.type))
@@ -146,58 +171,34 @@ def wider_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         one: A type, in its plain encoding.
         other: Another.
     """
-    if one == other or pa.types.is_null(other):
-        return one
-    if pa.types.is_null(one):
-        return other
-    for kinds in _INTEGERS:
-        if one in kinds and other in kinds:
-            return max(one, other, key=kinds.index)
-    found = _wider_decimal(one, other) or _wider_nested(one, other)
-    if found is not None:
-        return found
+    schemas = [pa.schema([("x", kind)]) for kind in (one, other)]
+    try:
+        wide = pa.unify_schemas(schemas, promote_options="permissive").field("x").type
+        if _holds(wide, one) and _holds(wide, other):
+            return plain_type(wide)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        pass
     seen = seen_by_sql(one)
     return seen if seen is not None and seen_by_sql(other) == seen else None
 
 
-def _wider_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    if not (pa.types.is_decimal(one) and pa.types.is_decimal(other)) or one.scale != other.scale:
-        return None
-    make = pa.decimal128 if max(one.precision, other.precision) <= 38 else pa.decimal256
-    return make(max(one.precision, other.precision), one.scale)
-
-
-def _wider_nested(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the common type of two structs, lists or maps; None for any other types."""
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        fields: dict[str, pa.DataType | None] = {each.name: each.type for each in one}
-        for each in other:
-            known = fields.get(each.name)
-            fields[each.name] = each.type if known is None else wider_type(known, each.type)
-        lower = {name.lower() for name in fields}
-        distinct = (
-            len(lower) == len(fields) and _has_distinct_names(one) and _has_distinct_names(other)
-        )
-        return pa.struct(fields) if distinct and None not in fields.values() else None
-    if pa.types.is_map(one) and pa.types.is_map(other):
-        key = wider_type(one.key_type, other.key_type)
-        item = wider_type(one.item_type, other.item_type)
-        return None if key is None or item is None else pa.map_(key, item)
-    if (size := _list_size(one)) is not None and size == _list_size(other):
-        child = wider_type(one.value_type, other.value_type)
-        return None if child is None else pa.list_(child, size)
-    return None
-
-
-def _has_distinct_names(kind: pa.StructType) -> bool:
-    return len({each.name for each in kind}) == len(kind.fields)
-
-
-def _list_size(kind: pa.DataType) -> int | None:
-    """Return the size of lists of a fixed size, -1 for other lists; None for other types."""
-    if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size)
-    return -1 if pa.types.is_list(kind) else None
+def _holds(wide: pa.DataType, kind: pa.DataType) -> bool:
+    """Return whether a type holds the values of another one as values of the same kind."""
+    if wide == kind or pa.types.is_null(kind):
+        return True
+    if pa.types.is_struct(wide) and pa.types.is_struct(kind):
+        is_distinct = len({each.name.lower() for each in wide}) == wide.num_fields
+        return is_distinct and all(_holds(wide.field(f.name).type, f.type) for f in kind)
+    if pa.types.is_map(wide):
+        inner = (wide.key_type, kind.key_type), (wide.item_type, kind.item_type)
+        return all(_holds(*each) for each in inner)
+    if pa.types.is_list(wide) or pa.types.is_fixed_size_list(wide):
+        return wide.id == kind.id and _holds(wide.value_type, kind.value_type)
+    if pa.types.is_decimal(wide):
+        return bool(pa.types.is_decimal(kind) and kind.scale == wide.scale)
+    return any(is_number(wide) and is_number(kind) for is_number in _NUMBERS) or (
+        (seen := seen_by_sql(wide)) is not None and seen_by_sql(kind) == seen
+    )
 
 
 def _merged(files: Sequence[tuple[pa.Schema, Sequence[str]]], location: str) -> pa.Schema:
@@ -227,7 +228,7 @@ def _merged(files: Sequence[tuple[pa.Schema, Sequence[str]]], location: str) -> 
 
 def _refused(problems: Mapping[tuple[str, str], Sequence[str]], location: str) -> SourceError:
     listed = [
-        f"{found} in {_shown_files(urls)}, but {expected}"
+        f"{found} in {names(urls, _SHOWN_FILES)}, but {expected}"
         for (found, expected), urls in problems.items()
     ]
     if len(listed) > _MAX_PROBLEMS:
@@ -239,19 +240,6 @@ def _refused(problems: Mapping[tuple[str, str], Sequence[str]], location: str) -
     )
 
 
-def _shown_files(urls: Sequence[str]) -> str:
-    more = len(urls) - _SHOWN_FILES
-    shown = ", ".join(repr(url) for url in urls[:_SHOWN_FILES])
-    return f"{shown} and {more:,} more files" if more > 0 else shown
-
-
 def _shown(kind: pa.DataType) -> str:
     text = str(kind)
     return text if len(text) <= _MAX_TYPE else f"{text[:_MAX_TYPE]}..."
-
-
-def _conversion(own: pa.Schema, common: pa.Schema) -> FileColumns:
-    present = {each.name: each.type for each in own}
-    cast = [each for each in common if each.name in present and each.type != present[each.name]]
-    absent = [each for each in common if each.name not in present]
-    return FileColumns(own, tuple(cast), tuple(absent))

@@ -97,7 +97,7 @@ def test_a_version_is_read_as_it_was(tmp_path, local, materialize):
     assert ids(tmp_path) == list(range(10))
     text = failure(materialize(docs(table, version=7), local, raises=False))
     assert "has no version 7" in text
-    assert "The latest is 1; versions whose log was cleaned up are gone" in text
+    assert "; the latest is 1. Versions that were cleaned up are gone" in text
     text = failure(materialize(docs(tmp_path / "none"), local, raises=False))
     assert "does not exist. Check the path, or write the table first" in text
 

@@ -160,7 +160,7 @@ def test_a_table_for_each_partition(tmp_path, local, materialize):
         materialize(pipeline, local, partition=key)
         assert ids(tmp_path, key) == list(range(first, first + 5))
     text = failure(materialize(pipeline, local, partition="c", raises=False))
-    assert f"no Lance table at '{tmp_path}/lake/c.lance'" in text
+    assert f"Lance table '{tmp_path}/lake/c.lance' does not exist" in text
     text = failure(materialize(pipeline, local, partition="..", raises=False))
     assert "would leave the source's folder" in text
 
@@ -262,7 +262,7 @@ def test_what_write_published_is_a_source(tmp_path, local, materialize):
 
 def test_an_observable_source_and_its_errors(tmp_path, url, local, materialize):
     text = failure(materialize(docs(url), local, raises=False))
-    assert f"no Lance table at {url!r}. Check the path" in text
+    assert f"Lance table {url!r} does not exist. Check the path" in text
     lance.write_dataset(rows([]), url)
     assert "has no rows. Check the filter" in failure(materialize(docs(url), local, raises=False))
     assert materialize(docs(url, allow_empty=True), local).success

@@ -29,7 +29,7 @@ from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.files import content_hash
-from vane_dagster.sources.parquet import _ranges, read_footers
+from vane_dagster.sources.parquet import _ranges
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.store import Store
@@ -59,7 +59,7 @@ def fragments(tmp_path: Path, rule: FragmentRule, rows: int, group: int) -> list
     table = {"id": range(rows), "v": [float(n) for n in range(rows)]}
     write_source(tmp_path / "src", table, row_group_size=group)
     found = vd.parquet(str(tmp_path / "src"))
-    footers = read_footers(list_files(found, None, "here"), found, rule, "here")
+    footers = found.split(list_files(found, None, "here"), rule, "here")
     return [(f.start, f.stop) for f in footers.fragments]
 
 
@@ -107,7 +107,7 @@ def test_row_groups_of_large_rows_are_cut_by_their_own_bytes(tmp_path):
     write_source(tmp_path / "src", source, row_group_size=100, use_dictionary=False)
     found = vd.parquet(str(tmp_path / "src"))
     rule = FragmentRule(500, bytes=200_000)
-    cut = read_footers(list_files(found, None, "here"), found, rule, "here").fragments
+    cut = found.split(list_files(found, None, "here"), rule, "here").fragments
     light, heavy = [f for f in cut if f.stop <= 900], [f for f in cut if f.start >= 900]
     assert len(light) + len(heavy) == len(cut), "no fragment has both"
     assert [f.start for f in heavy] == [900, 933, 966], "a million bytes, 400,000 each at most"

@@ -16,8 +16,9 @@ import vane_dagster as vd
 from support.delta_tables import commit, log_actions, use_features
 from vane_dagster.sources import FileSpan
 from vane_dagster.sources.base import FragmentRule, ReadContext
-from vane_dagster.sources.delta_table import LiveRows
-from vane_dagster.sources.parquet_scan import reading_detail
+from vane_dagster.sources.lake_source import LiveRows
+from vane_dagster.sources.planned_read import read_planned
+from vane_dagster.sources.schemas import FileColumns
 from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.sql import conjuncts
 
@@ -62,18 +63,21 @@ def test_a_source_fits_the_partitions():
 @pytest.mark.parametrize("deleted", [[], [100], list(range(100, 200)), [101, 150, 199]])
 def test_details_are_read_as_they_were_written(deleted):
     mask = np.array([i not in deleted for i in range(100, 200)])
-    detail = reading_detail(["n"], {"day": "x"}, live=LiveRows(100, 40, mask).entry())
+    common = pa.schema([("n", pa.int64()), ("day", pa.string())])
+    columns = FileColumns.of(pa.schema([("n", pa.int32())]), common)
+    detail = LiveRows(100, 40, mask).added_to(columns.detail({"day": "x"}))
     found = LiveRows.of(FileSpan("f", 40, 90, detail))
     assert found is not None
     assert (found.first, found.start, found.mask.tolist()) == (100, 40, mask.tolist())
     assert json.loads(detail)["constants"] == {"day": "x"}
+    assert json.loads(detail)["cast"] == ["n"]
     assert LiveRows.of(FileSpan("f", 0, 1)) is None
 
 
 def test_many_deleted_rows_have_a_small_detail():
     mask = np.ones(131_072, bool)
     mask[::100] = False
-    assert len(json.dumps(LiveRows(0, 0, mask).entry())) < 2_000
+    assert len(LiveRows(0, 0, mask).added_to("")) < 2_000
 
 
 def write(folder: Path, **more: Any) -> Path:
@@ -97,7 +101,7 @@ def test_column_mapping_is_refused(tmp_path):
     commit(table, [{"protocol": protocol}, {"metaData": metadata}])
     error = listing(table)
     assert isinstance(error, vd.SourceError)
-    assert "has column mapping, and its files have other column names" in str(error)
+    assert "uses 'columnMapping', which vd.delta cannot read" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +137,13 @@ def test_bad_columns_and_filters(tmp_path):
         error = listing(table, **given)
         assert isinstance(error, vd.SourceError), given
         assert words in str(error)
+    other_case = write(tmp_path / "case", N=[1, 2])
+    metadata = log_actions(other_case, "metaData")[-1]
+    metadata["schemaString"] = metadata["schemaString"].replace('"N"', '"n"')
+    commit(other_case, [{"metaData": metadata}])
+    source = vd.delta(str(other_case))
+    with pytest.raises(vd.VaneError, match=r"columns 'N' and 'n' are the same name to SQL"):
+        source.split(source.list_files([None], "here")[None], FragmentRule(10), "here")
     clash = write(tmp_path / "more", file_row_number=[1, 2])
     assert "rename it" in str(listing(clash))
 
@@ -149,9 +160,21 @@ def test_a_data_file_that_is_vacuumed_before_it_is_read(filter, tmp_path):
     words = r"here: data file .*\.parquet' of the version of a Delta table .* is gone; VACUUM"
     with pytest.raises(vd.SourceError, match=words):
         reader.read(found.fragments[0], found.schema, context)
+    files = source.list_files([None], "here")[None]
+    with pytest.raises(vd.SourceError, match=words):  # as workers do
+        read_planned(reader, found.fragments[0], found.schema, files, context)
     if filter is None:
         with pytest.raises(vd.SourceError, match=words):
             reader.project(found.fragments[0], found.schema, [("n", "n + 1")], None, context)
+
+
+def test_the_columns_of_tables_with_placeholders_are_those_of_the_last(tmp_path):
+    source = vd.delta(f"{tmp_path}/{{partition_key}}/t")
+    with pytest.raises(vd.SourceError, match="no Delta table at"):
+        source.schema("here")
+    write(tmp_path / "a")
+    write(tmp_path / "b", n=[1, 2])
+    assert source.schema("here").names == ["id", "n"]
 
 
 def test_binary_partition_columns_are_refused(tmp_path):

@@ -142,7 +142,7 @@ def test_every_column_and_file_that_differs_is_in_one_error():
             {"id": pa.int64(), "N": pa.int64()},
         )
     text = str(caught.value)
-    assert "here: column 'n' is string in '1.p', '3.p' and 2 more files, but int64 in '0.p'" in text
+    assert "here: column 'n' is string in '1.p', '3.p' and 2 more, but int64 in '0.p'" in text
     assert "column 't' is int32 in '2.p', but string in '0.p'" in text
     assert "column 'v' is fixed_size_list<item: float>[3] in '2.p', but fixed_size" in text
     assert "column 'N' is in '6.p', but 'n' in '0.p', and SQL ignores case" in text

@@ -29,7 +29,6 @@ from support.typed_source import (
 from vane_dagster.planning.source_code import pack_source
 from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.files import listed_file
-from vane_dagster.sources.parquet import read_footers
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
@@ -193,7 +192,7 @@ def assert_kept(written: pa.Array, folder: Path) -> None:
     """By row groups, by rows inside one, and through projects of a file and of rows in memory."""
     file = write_source(folder / "src", pa.table({"id": range(3), "x": written}))
     source = vd.parquet(str(file))
-    schema = read_footers(list_files(source, None, ""), source, FragmentRule(10), "").schema
+    schema = source.split(list_files(source, None, ""), FragmentRule(10), "").schema
     # Parquet itself stores dates of 64 bits and timestamps in seconds as other types.
     array = written.cast(plain_type(pq.read_schema(file).field("x").type))
     assert schema.field("x").type == array.type
@@ -290,7 +289,7 @@ def test_an_expression_over_a_type_that_sql_widens(tmp_path):
     moments = pa.array([1, None, 3], pa.timestamp("ms", "Europe/Berlin"))
     file = write_source(tmp_path, pa.table({"id": range(3), "v": halves, "t": moments}))
     source = vd.parquet(str(file))
-    schema = read_footers(list_files(source, None, ""), source, FragmentRule(10), "").schema
+    schema = source.split(list_files(source, None, ""), FragmentRule(10), "").schema
     rows = source_rows(str(file), 0, 3, schema, listed_file(str(file), source), "id")
     columns = (("id", "id"), ("first", "v[1]"), ("twice", "[v, v]"), ("ms", "epoch_ms(t)"))
     op = Project(columns, None)
@@ -308,7 +307,7 @@ def test_files_whose_types_sql_sees_alike_are_read_together(tmp_path):
         write_source(tmp_path, pa.table({"id": [ord(name)], "at": at}), f"{name}.parquet")
     source = vd.parquet(str(tmp_path))
     files = list_files(source, None, "here")
-    schema = read_footers(files, source, FragmentRule(10), "here").schema
+    schema = source.split(files, FragmentRule(10), "here").schema
     assert schema.field("at").type == pa.timestamp("us")
     found = []
     for file in files:
