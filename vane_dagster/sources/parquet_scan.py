@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,8 +160,8 @@ def _read_row_groups(
     location = Location(rows.url, rows.storage_options)
 
     def read() -> pa.Table:
-        with location.fs.open(location.path, "rb") as stream, _opened(location, stream) as file:
-            groups, first, stop = _row_groups(file.metadata, rows)
+        with opened(location) as file:
+            groups, first, stop = row_groups(file.metadata, rows.start, rows.stop)
             aligned = whole and (first, stop) == (rows.start, rows.stop)
             wanted = rows.schema.names if aligned else list(columns)
             if not wanted:
@@ -188,21 +189,25 @@ def _with_constants(table: pa.Table, rows: _FileRows) -> pa.Table:
     return table
 
 
-def _opened(location: Location, stream: object) -> pq.ParquetFile:
-    if location.is_local:
-        return pq.ParquetFile(location.path, memory_map=True, page_checksum_verification=True)
-    return pq.ParquetFile(stream, pre_buffer=True, page_checksum_verification=True)
+@contextmanager
+def opened(location: Location) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file; pages are verified by their checksums."""
+    with location.fs.open(location.path, "rb") as stream:
+        local, remote = (location.path, {"memory_map": True}), (stream, {"pre_buffer": True})
+        source, options = local if location.is_local else remote
+        with pq.ParquetFile(source, page_checksum_verification=True, **options) as file:
+            yield file
 
 
-def _row_groups(footer: pq.FileMetaData, rows: _FileRows) -> tuple[list[int], int, int]:
+def row_groups(footer: pq.FileMetaData, start: int, stop: int) -> tuple[list[int], int, int]:
     """Return the row groups that overlap a range, their first row, and the row after their last."""
     edges = [0]
     for index in range(footer.num_row_groups):
         edges.append(edges[-1] + footer.row_group(index).num_rows)
     spans = list(enumerate(itertools.pairwise(edges)))
-    reached = [(i, a, b) for i, (a, b) in spans if a < rows.stop and b > rows.start]
+    reached = [(i, a, b) for i, (a, b) in spans if a < stop and b > start]
     if not reached:
-        return [], rows.start, rows.start
+        return [], start, start
     return [i for i, _, _ in reached], reached[0][1], reached[-1][2]
 
 

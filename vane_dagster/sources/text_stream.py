@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import functools
 import gzip
 import io
 import lzma
@@ -20,8 +21,8 @@ from vane_dagster.sources.base import unreadable
 from vane_dagster.storage.damage import is_damage
 from vane_dagster.storage.filesystem import Location
 
-BLOCK = 8 << 20
-"""Bytes of one request to the file system."""
+BLOCK = 16 << 20
+"""Bytes of one request to the file system, and the maximum bytes of a row of CSV."""
 UTF_8 = "utf-8"
 MAX_LINE = 256 << 20
 """Maximum bytes of a line."""
@@ -69,10 +70,6 @@ def parse_encoding(where: str, encoding: Any) -> str:
         ) from None
 
 
-class RowTooLongError(Exception):
-    """A row does not fit into the window of the file."""
-
-
 @dataclass(frozen=True)
 class TextStream:
     """The text of a file, without a byte order mark.
@@ -82,14 +79,12 @@ class TextStream:
         encoding: The encoding of the file.
         location: The pipeline, for messages.
         storage_options: Options of the fsspec file system.
-        window: Bytes that are parsed at a time, if a row has to fit into them.
     """
 
     url: str
     encoding: str
     location: str
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    window: int = 4 << 20
 
     @property
     def compression(self) -> str | None:
@@ -97,18 +92,28 @@ class TextStream:
         return next((_COMPRESSIONS[s] for s in _COMPRESSIONS if self.url.endswith(s)), None)
 
     def blocks(self) -> Iterator[bytes]:
-        """Read the text in UTF-8, in blocks of at most about `BLOCK` bytes.
+        """Read the text as valid UTF-8, in blocks that hold about `BLOCK` bytes of the file.
 
         Raises:
             SourceError: If the file cannot be read, decompressed or decoded.
         """
+        line = 1
         try:
             with self.opened() as stream:
-                for number, block in enumerate(self._decoded(self._checked(_read(stream)))):
+                read = iter(functools.partial(stream.read, BLOCK), b"")
+                texts = codecs.iterdecode(self._checked(read), self.encoding)
+                for number, text in enumerate(texts):
+                    block = text.encode()
                     yield block.removeprefix(codecs.BOM_UTF8) if number == 0 else block
+                    line += block.count(b"\n")
         except SourceError:
             raise
-        except UnicodeDecodeError as error:
+        except UnicodeError as error:
+            if self.encoding == UTF_8 and isinstance(error, UnicodeDecodeError):
+                raise self.refused(
+                    'it is not valid UTF-8. Set encoding= to the file\'s encoding, as "latin-1"',
+                    line + error.object.count(b"\n", 0, error.start),
+                ) from error
             raise self.refused(
                 f"it is not valid {self.encoding}. Set encoding= to the file's encoding, or write "
                 "it again as UTF-8"
@@ -130,23 +135,6 @@ class TextStream:
         """
         where = f", line {line}" if line is not None else ""
         return SourceError(f"{self.location}: {self.url!r}{where}: {reason}")
-
-    def not_utf_8(self, block: bytes, first: int) -> SourceError:
-        """Return the error for text that is not valid UTF-8.
-
-        Args:
-            block: The text.
-            first: The number of its first line.
-        """
-        try:
-            block.decode()
-            line = None
-        except UnicodeDecodeError as error:
-            line = first + block.count(b"\n", 0, error.start)
-        return self.refused(
-            'it is not valid UTF-8. Set encoding= to the encoding of the file, as "latin-1"',
-            line=line,
-        )
 
     @contextmanager
     def opened(self) -> Iterator[Any]:
@@ -176,52 +164,6 @@ class TextStream:
                     )
             yield block
 
-    def _decoded(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        if self.encoding == UTF_8:
-            yield from blocks
-            return
-        decoder = codecs.getincrementaldecoder(self.encoding)()
-        for block in blocks:
-            yield decoder.decode(block).encode(UTF_8)
-        yield decoder.decode(b"", final=True).encode(UTF_8)
-
-
-class BlockReader(io.RawIOBase):
-    """A file object over blocks of bytes, for readers that want one."""
-
-    def __init__(self, blocks: Iterable[bytes]) -> None:
-        self._blocks = iter(blocks)
-        self._held, self._at = b"", 0
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Return up to a number of bytes; none at the end.
-
-        They do not end between CR and LF: Arrow's reader takes an LF at the beginning of a block
-        for the rest of a line end, also in quotes.
-        """
-        while self._held[self._at :] in (b"", b"\r"):
-            block = next(self._blocks, None)
-            if block is None:
-                break
-            self._held, self._at = self._held[self._at :] + block, 0
-        start, stop = self._at, min(self._at + max(2, size or 0), len(self._held))
-        if stop - start > 1 and self._held[stop - 1] == 13:  # CR
-            stop -= 1
-        self._at = stop
-        return self._held[start:stop]
-
-
-def is_utf_8(text: bytes) -> bool:
-    """Return whether bytes are valid UTF-8."""
-    try:
-        pa.array([text], pa.large_binary()).cast(pa.large_string())
-    except pa.ArrowInvalid:
-        return False
-    return True
-
 
 def whole_lines(blocks: Iterable[bytes], stream: TextStream) -> Iterator[bytes]:
     """Join and cut blocks so that each ends after a newline, except for the last.
@@ -244,6 +186,33 @@ def whole_lines(blocks: Iterable[bytes], stream: TextStream) -> Iterator[bytes]:
         yield rest
 
 
-def _read(stream: Any) -> Iterator[bytes]:
-    while block := stream.read(BLOCK):
-        yield block
+class BlockReader(io.RawIOBase):
+    """A file object over blocks of bytes, for Arrow's reader: each read returns a block.
+
+    No block ends between CR and LF: the reader takes an LF at the beginning of a block for the rest
+    of a line end, also in quotes.
+
+    Args:
+        blocks: The blocks.
+        last: The last line, without an end.
+    """
+
+    def __init__(self, blocks: Iterable[bytes], last: bytes) -> None:
+        self._blocks = _whole_ends(blocks, last)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        return next(self._blocks, b"")
+
+
+def _whole_ends(blocks: Iterable[bytes], last: bytes) -> Iterator[bytes]:
+    held, is_ended = b"", True
+    for block in blocks:
+        is_ended = block.endswith((b"\r", b"\n"))
+        whole = (held + block).removesuffix(b"\r")
+        held = b"\r" if block.endswith(b"\r") else b""
+        if whole:
+            yield whole
+    yield held + (b"" if is_ended else b"\n") + last

@@ -137,7 +137,7 @@ def test_whole_numbers_among_fractions_lose_nothing(tmp_path):
     ("data", "expected"),
     [
         (b'[{"a":1}]', "is a JSON array, expected JSON lines"),
-        (b'{"a":1}\n5\n', ", line 2: it is a number; expected an object a line"),
+        (b'{"a":1}\n5\n', ", line 2: it is no object; expected an object a line"),
         (b'{"a":1}\n\n{"a":\n', ", line 3: it is not valid JSON"),
         (b'{"a":1}\n{"a":"\xe9"}\n', ", line 2: it is not valid UTF-8"),
         (b'{"a":1,"a":2}\n', ", line 1: an object has a key twice"),
@@ -171,6 +171,20 @@ def test_long_lines_are_read(tmp_path):
     text = b'{"s":"' + b"x" * 20_000_000 + b'","n":1}\n{"n":2}\n'
     source = vd.json(written(tmp_path, text), schema={"n": "BIGINT"})
     assert [row["n"] for row in rows(source)] == [1, 2]
+
+
+def test_booleans_among_numbers_stay_booleans(tmp_path):
+    text = b'{"v":[1.5]}\n{"v":[true]}\n{"v":[2],"x":{}}\n'
+    found = [row["v"] for row in rows(vd.json(written(tmp_path, text)))]
+    assert [json.loads(value) for value in found] == [[1.5], [True], [2]]
+    assert found[1] == "[true]"
+
+
+def test_lists_that_the_fast_reader_truncates_are_read(tmp_path):
+    text = b'{"k":false}\n{"k":[true]}\n{"k":{}}\n{"k":[]}\n{"l":[]}\n{"l":[null,null]}\n'
+    found = rows(vd.json(written(tmp_path, text)))
+    assert [row["k"] for row in found[:4]] == ["false", "[true]", "{}", "[]"]
+    assert [row["l"] for row in found[4:]] == [[], [None, None]]
 
 
 def test_other_encodings(tmp_path):
