@@ -63,11 +63,6 @@ class CsvSource(IngestedSource):
     kind: ClassVar[str] = "csv"
     function: ClassVar[str] = "vd.csv"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".csv", ".tsv")
-    options: ClassVar[tuple[str, ...]] = (
-        *IngestedSource.options,
-        *("delimiter", "header", "column_names", "quote", "escape", "null_values", "skip_rows"),
-        *("decimal_separator", "date_format", "timestamp_format"),
-    )
     delimiter: str | None = None
     header: bool = True
     column_names: tuple[str, ...] | None = None

@@ -20,7 +20,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -224,8 +224,7 @@ _Declared = TypeVar("_Declared", bound="IngestedSource")
 class IngestedSource(FileSource):
     """Files that are converted into Parquet once.
 
-    A subclass defines `convert`, and sets `options` to the names of its attributes that change the
-    rows.
+    A subclass defines `convert`. Its own attributes are options of a format that change the rows.
 
     Attributes:
         is_text: Whether values are texts in the files.
@@ -245,7 +244,6 @@ class IngestedSource(FileSource):
 
     reads_contents: ClassVar[bool] = False  # the rows in the store are those of a version
     is_text: ClassVar[bool] = True
-    options: ClassVar[tuple[str, ...]] = ("encoding",)
     columns: pa.Schema | None = None
     types: pa.Schema | None = None
     encoding: str = "utf-8"
@@ -372,7 +370,9 @@ class IngestedSource(FileSource):
     @property
     def reading(self) -> str:
         """The text of everything in the declaration that changes how a file is converted."""
-        values = {name: getattr(self, name) for name in self.options}
+        known = {each.name for each in fields(IngestedSource)} - {"encoding"}
+        own = [each.name for each in fields(self) if each.name not in known]
+        values = {name: getattr(self, name) for name in own}
         return json.dumps([self.kind, _VERSION, values], sort_keys=True)
 
     def schema(self, location: str) -> pa.Schema:
@@ -614,8 +614,9 @@ class IngestedSource(FileSource):
                 "schema=, or write the file again"
             )
         check_distinct(list(found), location)
+        declared = self.types.names if self.types is not None else ()
         mixed = [name for name, kind in found.items() if kind == MIXED]
-        for name in set(mixed).difference(self.types.names if self.types is not None else ()):
+        for name in (each for each in mixed if each not in declared):
             having = sorted(file.url for file, rows in files if name in rows.types.names)
             raise SourceError(
                 f"{location}: column {name!r} has values without a common type, in "
