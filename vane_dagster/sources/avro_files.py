@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, described
-from vane_dagster.sources.column_types import shown_types
-from vane_dagster.sources.ingested_files import Converted, IngestedSource, SmallFiles
+from vane_dagster.sources.ingested_files import IngestedSource, SmallFiles
 from vane_dagster.sources.text_stream import TextStream
 from vane_dagster.types.schema import SchemaLike
 
@@ -37,7 +36,7 @@ class AvroSource(IngestedSource):
     suffix: ClassVar[str] = ".avro"
     is_text: ClassVar[bool] = False
 
-    def convert(self, stream: TextStream) -> Iterator[Converted]:
+    def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         import fastavro
 
         try:
@@ -45,13 +44,12 @@ class AvroSource(IngestedSource):
                 reader = fastavro.block_reader(file)
                 columns = reader.writer_schema["fields"]
                 schema = pa.schema([(each["name"], _type(each["type"])) for each in columns])
-                yield schema.empty_table(), schema
+                yield schema.empty_table()
                 for block in reader:
                     rows = list(block)
                     for row in rows:
                         row.update({k: str(v) for k, v in row.items() if isinstance(v, UUID)})
-                    table = pa.Table.from_pylist(rows, schema)
-                    yield table, shown_types(table)
+                    yield pa.Table.from_pylist(rows, schema)
         except OSError:
             raise
         except Exception as error:  # of fastavro, and of what decompresses its blocks

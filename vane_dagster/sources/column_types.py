@@ -17,11 +17,6 @@ LARGEST = 2**53
 """The whole numbers up to it are those that a double holds."""
 
 
-def shown_types(rows: pa.Table) -> pa.Schema:
-    """Return what rows show of the types of their columns."""
-    return pa.schema([shown(name, rows.column(name)) for name in rows.column_names])
-
-
 def shown(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Field:
     """Return what the values of a column show of its type."""
     is_small = True

@@ -19,7 +19,7 @@ from vane_dagster._arguments import list_of_names, one_of
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError
 from vane_dagster.sources.column_types import shown
-from vane_dagster.sources.ingested_files import Converted, IngestedSource, SmallFiles
+from vane_dagster.sources.ingested_files import IngestedSource, SmallFiles
 from vane_dagster.sources.text_stream import (
     BLOCK,
     BlockReader,
@@ -82,7 +82,16 @@ class CsvSource(IngestedSource):
     def forms(self) -> TextTypes:
         return TextTypes(self.date_format, self.timestamp_format, self.decimal_separator)
 
-    def convert(self, stream: TextStream) -> Iterator[Converted]:
+    def shown(self, rows: pa.Table) -> pa.Schema:
+        def found(name: str, values: pa.ChunkedArray) -> pa.Field:
+            texts = values.combine_chunks()
+            kind = self.forms.type_of(texts)
+            numbers = self.forms.cast(texts, kind) if pa.types.is_integer(kind) else []
+            return shown(name, pa.array(numbers, kind))
+
+        return pa.schema(list(map(found, rows.column_names, rows.columns)))
+
+    def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         blocks = stream.blocks()
         head = b""
         while len(head) < _HEADER_BYTES and (block := next(blocks, b"")):
@@ -90,7 +99,7 @@ class CsvSource(IngestedSource):
         header = self._header(head, stream)
         names, delimiter = header.names, header.delimiter
         rows = pa.schema(dict.fromkeys(names, pa.string())).empty_table()
-        yield rows, pa.schema(dict.fromkeys(names, pa.null()))
+        yield rows
         if not names:
             return
         blocks = itertools.chain([head[header.bytes :]], blocks)
@@ -124,8 +133,7 @@ class CsvSource(IngestedSource):
                 if following is None:
                     ending = [column[-1].as_py() for column in batch.columns]
                     batch = batch.slice(0, batch.num_rows - 1)
-                fields = [self._shown(*each) for each in zip(names, batch.columns)]
-                yield pa.Table.from_batches([batch]), pa.schema(fields)
+                yield pa.Table.from_batches([batch])
         except pa.ArrowInvalid as error:
             raise self._explained(error, header, stream) from error
         if ending != [_LAST] + [None] * (len(names) - 1):
@@ -133,12 +141,6 @@ class CsvSource(IngestedSource):
                 "a quote is not closed. Close it, or declare another quote, or quote=None",
                 line=self._line(count, header, stream),
             )
-
-    def _shown(self, name: str, values: pa.Array) -> pa.Field:
-        kind = self.forms.type_of(values)
-        if pa.types.is_integer(kind):
-            return shown(name, self.forms.cast(values, kind))
-        return pa.field(name, kind)
 
     def _header(self, head: bytes, stream: TextStream) -> _Header:
         lines = io.StringIO(head.decode("latin-1"), newline="")  # a character a byte

@@ -42,7 +42,7 @@ from vane_dagster.sources.base import (
     fragment_record,
     unreadable,
 )
-from vane_dagster.sources.column_types import MIXED, joined
+from vane_dagster.sources.column_types import MIXED, joined, shown
 from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.files import file_identity, file_version
@@ -83,9 +83,6 @@ if TYPE_CHECKING:
     from vane_dagster.storage.store import Store
 
 SmallFiles = Literal["separate", "group"]
-Converted = tuple[pa.Table, pa.Schema]
-"""Rows of a file, and what they show of the types of its columns; see `column_types`."""
-
 PIECE_BYTES = 32 << 20
 """Bytes in memory at which a piece is written."""
 _SMALL_BYTES = 1 << 20
@@ -258,19 +255,22 @@ class IngestedSource(FileSource):
     # What a format defines.
 
     @abstractmethod
-    def convert(self, stream: TextStream) -> Iterator[Converted]:
+    def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         """Read a file.
 
         Args:
             stream: The file.
 
         Yields:
-            Its rows in order, in tables of bounded size, each with what it shows of the types of
-            its columns. At least one table, possibly without rows.
+            Its rows in order, in tables of bounded size. At least one table, possibly without rows.
 
         Raises:
             SourceError: If it cannot be read or parsed.
         """
+
+    def shown(self, rows: pa.Table) -> pa.Schema:
+        """Return what rows show of the types of their columns; see `column_types`."""
+        return pa.schema([shown(*column) for column in zip(rows.column_names, rows.columns)])
 
     @property
     def forms(self) -> TextTypes:
@@ -382,8 +382,8 @@ class IngestedSource(FileSource):
         source = replace(self, url=PLACEHOLDER.sub("*", self.url))
         files = source.required(source.list_files([None], location)[None], None, location)
         tables = self.convert(self._stream(files[-1].url, location))
-        shown = [types for _, types in itertools.islice(tables, 2)]  # the first may have no rows
-        found = IngestedFile((), reduce(joined, shown))
+        first = map(self.shown, itertools.islice(tables, 2))  # one may have no rows
+        found = IngestedFile((), reduce(joined, first))
         return self._schema(
             self._with_declared(self._found_types([(files[-1], found)], location)), location
         )
@@ -458,47 +458,41 @@ class IngestedSource(FileSource):
         pieces: dict[str, list[Piece]] = {}
         for piece in kept.pieces if kept else ():
             pieces.setdefault(piece.identity, []).append(piece)
-        written, shown = (kept.facts["written"], kept.facts["shown"]) if kept else (0.0, {})
+        written, schemas = (kept.facts["written"], kept.facts["shown"]) if kept else (0.0, {})
         known = {
             key: IngestedFile(tuple(pieces.get(key, ())), types)
-            for text, keys in shown.items()
+            for text, keys in schemas.items()
             for types in [read_schema(text)]
             for key in keys
         }
 
         listed = {file.url: file for file in self._listed.get(partition, files)}
-        found: dict[str, IngestedFile | SourceError] = {
-            file.url: known[key] for file in files if (key := file_identity(file)) in known
-        }
-        small, large = _lots([file for file in files if file.url not in found])
+        keys = [file_identity(file) for file in files]
+        found: dict[str, IngestedFile | SourceError] = {k: known[k] for k in keys if k in known}
+        small, large = _lots([file for key, file in zip(keys, files) if key not in found])
         for lots, count in ((small, IO_THREADS), (large, os.cpu_count() or 1)):
             with ThreadPoolExecutor(max_workers=count) as threads:
-                for lot, made in zip(
-                    lots, threads.map(lambda lot: self._ingest(lot, location, listed), lots)
-                ):
-                    found.update(zip([file.url for file in lot], made))
-        converted = {
-            file_identity(file): rows
-            for file in files
-            if isinstance(rows := found[file.url], IngestedFile)
-        }
+                made = threads.map(lambda lot: self._ingest(lot, location, listed), lots)
+                for lot, ingested in zip(lots, made):
+                    found.update(zip(map(file_identity, lot), ingested))
+        converted = {k: rows for k, rows in found.items() if isinstance(rows, IngestedFile)}
         failed = [each for each in found.values() if isinstance(each, SourceError)]
         if converted != known or time.time() - written > _DAY:
-            shown = {}
+            by_types: dict[pa.Schema, list[str]] = {}
             for key, rows in converted.items():
-                shown.setdefault(rows.types, []).append(key)
+                by_types.setdefault(rows.types, []).append(key)
             table = StoredTable(
                 pa.schema([]),
                 tuple(piece for rows in converted.values() for piece in rows.pieces),
                 {
                     "written": time.time(),
-                    "shown": {schema_record(types): keys for types, keys in shown.items()},
+                    "shown": {schema_record(types): keys for types, keys in by_types.items()},
                 },
             )
             write_record(self._root, *record, table)
         if failed:
             raise _together(failed, location)
-        return [converted[file_identity(file)] for file in files]
+        return [converted[key] for key in keys]
 
     def _ingest(
         self, files: Sequence[FileRecord], location: str, listed: Mapping[str, FileRecord]
@@ -518,8 +512,8 @@ class IngestedSource(FileSource):
                 def convert(url: str = file.url, key: str = key) -> pa.Schema:
                     types = pa.schema([])
                     writer.begin(key)
-                    for rows, shown in self.convert(self._stream(url, location)):
-                        types = joined(types, shown)
+                    for rows in self.convert(self._stream(url, location)):
+                        types = joined(types, self.shown(rows))
                         writer.write(rows)
                     return types
 
@@ -586,9 +580,9 @@ class IngestedSource(FileSource):
                 kept = create_record(self._root, identity, types, KEPT_TYPES)
             elif pa.null() in kept.schema.types:  # a column had no value so far
                 rows = self._ingested(files, location, partition)
-                shown = _common_types(rows)
+                now = _common_types(rows)
                 known = {
-                    f.name: shown.get(f.name, f.type) if pa.types.is_null(f.type) else f.type
+                    f.name: now.get(f.name, f.type) if pa.types.is_null(f.type) else f.type
                     for f in kept.schema
                 }
                 if pa.schema(known) != kept.schema:
@@ -824,8 +818,8 @@ _one_at_a_time = threading.Lock()
 
 def _common_types(files: Iterable[IngestedFile]) -> dict[str, pa.DataType]:
     """Return the types that files show together, by column."""
-    shown = reduce(joined, dict.fromkeys(file.types for file in files), pa.schema([]))
-    return dict(zip(shown.names, shown.types))
+    found = reduce(joined, dict.fromkeys(file.types for file in files), pa.schema([]))
+    return dict(zip(found.names, found.types))
 
 
 def _misfit(url: str, row: int, column: pa.Field) -> str:

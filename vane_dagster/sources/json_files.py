@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster.sources.column_types import LARGEST, shown_types
-from vane_dagster.sources.ingested_files import Converted, IngestedSource, SmallFiles
+from vane_dagster.sources.column_types import LARGEST
+from vane_dagster.sources.ingested_files import IngestedSource, SmallFiles
 from vane_dagster.sources.text_stream import TextStream, whole_lines, with_compressed
 from vane_dagster.types.schema import SchemaLike
 
@@ -48,7 +48,7 @@ class JsonSource(IngestedSource):
         declared = self.columns or self.types or ()
         return frozenset(each.name for each in declared if pa.types.is_string(each.type))
 
-    def convert(self, stream: TextStream) -> Iterator[Converted]:
+    def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         line = 1
         for block in whole_lines(stream.blocks(), stream):
             if line == 1 and block.lstrip().startswith(b"["):
@@ -59,13 +59,12 @@ class JsonSource(IngestedSource):
                 )
             if block.strip():
                 try:
-                    rows = self._parsed(block, line, stream)
+                    yield self._parsed(block, line, stream)
                 except RecursionError:
                     raise stream.refused("a value is nested too deeply", line=line) from None
-                yield rows, shown_types(rows)
             line += block.count(b"\n")
         if line == 1:
-            yield pa.table({}), pa.schema([])
+            yield pa.table({})
 
     def _parsed(self, block: bytes, line: int, stream: TextStream) -> pa.Table:
         """Parse whole lines.

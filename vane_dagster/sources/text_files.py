@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster.sources.ingested_files import Converted, IngestedSource, SmallFiles
+from vane_dagster.sources.ingested_files import IngestedSource, SmallFiles
 from vane_dagster.sources.text_stream import TextStream, whole_lines, with_compressed
 
 _SCHEMA = pa.schema([("text", pa.string())])
@@ -25,10 +25,10 @@ class TextSource(IngestedSource):
     function: ClassVar[str] = "vd.text"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".txt")
 
-    def convert(self, stream: TextStream) -> Iterator[Converted]:
-        yield _SCHEMA.empty_table(), _SCHEMA
+    def convert(self, stream: TextStream) -> Iterator[pa.Table]:
+        yield _SCHEMA.empty_table()
         for block in whole_lines(stream.blocks(), stream):
-            yield pa.table([_lines(block)], schema=_SCHEMA), _SCHEMA
+            yield pa.table([_lines(block)], schema=_SCHEMA)
 
 
 @known_keywords("vd.text")
