@@ -42,8 +42,7 @@ class AvroSource(IngestedSource):
         try:
             with stream.opened() as file:
                 reader = fastavro.block_reader(file)
-                columns = reader.writer_schema["fields"]
-                schema = pa.schema([(each["name"], _type(each["type"])) for each in columns])
+                schema = pa.schema(list(_type(reader.writer_schema)))
                 yield schema.empty_table()
                 for block in reader:
                     rows = list(block)

@@ -114,8 +114,8 @@ class CsvSource(IngestedSource):
                 parse_options=arrow_csv.ParseOptions(
                     delimiter=delimiter,
                     quote_char=self.quote or False,
-                    double_quote=self.escape in (None, self.quote),
-                    escape_char=self.escape if self.escape not in (None, self.quote) else False,
+                    double_quote=not self.escape,
+                    escape_char=self.escape or False,
                     newlines_in_values=bool(self.quote),
                     ignore_empty_lines=len(names) > 1,  # of one column, they are nulls
                 ),
@@ -199,9 +199,8 @@ class CsvSource(IngestedSource):
         quoting: dict[str, Any] = {"quotechar": self.quote}
         if not self.quote:
             quoting = {"quoting": python_csv.QUOTE_NONE}
-        escape = self.escape if self.escape != self.quote else None
         return python_csv.reader(
-            lines, delimiter=delimiter, escapechar=escape, strict=strict, **quoting
+            lines, delimiter=delimiter, escapechar=self.escape, strict=strict, **quoting
         )
 
     def _line(self, row: int, header: _Header, stream: TextStream) -> int | None:
@@ -321,7 +320,7 @@ def csv(
         header=header,
         column_names=names,
         quote=quote,
-        escape=escape,
+        escape=None if escape == quote else escape,
         null_values=list_of_names(where, "null_values", null_values) or (),
         skip_rows=skip_rows,
         decimal_separator=one_of(where, "decimal_separator", decimal_separator, (".", ",")),

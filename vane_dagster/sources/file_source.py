@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import dagster as dg
 
 _LISTED_ONE_BY_ONE = 64
-_COMPARED_ONE_BY_ONE = 8
 _MAGIC = re.compile(r"[*?\[]")
 Suffix = Union[str, tuple[str, ...]]
 """A suffix of file names, or several."""
@@ -383,8 +382,6 @@ class _Patterns:
     def __init__(self, patterns: Sequence[_Pattern]) -> None:
         self._patterns = patterns
         self._by_name: dict[str, list[_Pattern]] = {}
-        if len(patterns) <= _COMPARED_ONE_BY_ONE:
-            return
         columns = zip(*(pattern.names for pattern in patterns))
         plain = [names for names in columns if not any(map(glob.has_magic, names))]
         for name, pattern in zip(max(plain, key=lambda n: len(set(n)), default=()), patterns):

@@ -87,7 +87,7 @@ PIECE_BYTES = 32 << 20
 """Bytes in memory at which a piece is written."""
 _SMALL_BYTES = 1 << 20
 """Files below this size are converted together, if there are many."""
-_SMALL_FILES = 256
+_SMALL_FILES = 128
 """Small files that are converted together."""
 _ROUNDING = 1e-6
 _VERSION = 1
@@ -384,9 +384,7 @@ class IngestedSource(FileSource):
         tables = self.convert(self._stream(files[-1].url, location))
         first = map(self.shown, itertools.islice(tables, 2))  # one may have no rows
         found = IngestedFile((), reduce(joined, first))
-        return self._schema(
-            self._with_declared(self._found_types([(files[-1], found)], location)), location
-        )
+        return self._schema(self._found_types([(files[-1], found)], location), location)
 
     # Planning.
 
@@ -424,22 +422,22 @@ class IngestedSource(FileSource):
         own = "\n".join(["", self.reading, *_types_text(schema)])
         fragments: list[FragmentRecord] = []
         small: dict[str, tuple[FileRecord, IngestedFile]] = {}
+        sizes: list[FileSize] = []
         for file, rows in found:
             size = FileSize(file.url, rows.rows, rows.bytes)
             if size.rows and self.small_files == "group" and is_small(size, rule.rows, rule.bytes):
                 small[file.url] = (file, rows)
+                sizes.append(size)
                 continue
             for start, stop, held in rows.ranges(rule):
                 detail = [rows.detail(start, stop)]
                 fragments.append(fragment_record([(file, start, stop)], held, own, detail))
-        sizes = [FileSize(url, rows.rows, rows.bytes) for url, (_, rows) in small.items()]
         for grouped in group(sizes, rule.rows, rule.bytes):
             members = [small[each.url] for each in grouped]
             spans = [(file, 0, rows.rows) for file, rows in members]
             details = [rows.detail(0, rows.rows) for _, rows in members]
-            fragments.append(
-                fragment_record(spans, sum(size.bytes for size in grouped), own, details)
-            )
+            held = sum(size.bytes for size in grouped)
+            fragments.append(fragment_record(spans, held, own, details))
         fragments.sort(key=lambda fragment: fragment.url)  # stable: rows of a file stay in order
         partial = {
             name: urls
@@ -469,8 +467,11 @@ class IngestedSource(FileSource):
         listed = {file.url: file for file in self._listed.get(partition, files)}
         keys = [file_identity(file) for file in files]
         found: dict[str, IngestedFile | SourceError] = {k: known[k] for k in keys if k in known}
-        small, large = _lots([file for key, file in zip(keys, files) if key not in found])
-        for lots, count in ((small, IO_THREADS), (large, os.cpu_count() or 1)):
+        lacked = [file for key, file in zip(keys, files) if key not in found]
+        small = [file for file in lacked if file.size < _SMALL_BYTES]
+        together = [small[n : n + _SMALL_FILES] for n in range(0, len(small), _SMALL_FILES)]
+        alone = [[file] for file in lacked if file.size >= _SMALL_BYTES]
+        for lots, count in ((together, IO_THREADS), (alone, os.cpu_count() or 1)):
             with ThreadPoolExecutor(max_workers=count) as threads:
                 made = threads.map(lambda lot: self._ingest(lot, location, listed), lots)
                 for lot, ingested in zip(lots, made):
@@ -588,12 +589,7 @@ class IngestedSource(FileSource):
                 if pa.schema(known) != kept.schema:
                     kept = StoredTable(pa.schema(known))
                     write_record(self._root, identity, KEPT_TYPES, kept)
-        return self._with_declared(kept.schema)
-
-    def _with_declared(self, found: pa.Schema) -> pa.Schema:
-        """Return columns with the declared types, and those without a value as text."""
-        kinds = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in found}
-        return pa.schema(kinds | {column.name: column.type for column in self.types or ()})
+        return kept.schema
 
     def _found_types(
         self, files: Sequence[tuple[FileRecord, IngestedFile]], location: str
@@ -619,16 +615,18 @@ class IngestedSource(FileSource):
             )
         return pa.schema(found | dict.fromkeys(mixed, pa.null()))
 
-    def _schema(self, kinds: pa.Schema, location: str) -> pa.Schema:
-        """Return the columns of the rows."""
-        if not self.include_paths:
-            return kinds
-        if _PATH in (name.lower() for name in kinds.names):
-            raise SourceError(
-                f"{location}: the files have a column {_PATH!r} of their own. Leave "
-                "include_paths=True out, or rename the column"
-            )
-        return kinds.append(pa.field(_PATH, pa.string()))
+    def _schema(self, found: pa.Schema, location: str) -> pa.Schema:
+        """Return the columns of the rows: with declared types, and as text without a value."""
+        kinds = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in found}
+        kinds |= {column.name: column.type for column in self.types or ()}
+        if self.include_paths:
+            if _PATH in map(str.lower, kinds):
+                raise SourceError(
+                    f"{location}: the files have a column {_PATH!r} of their own. Leave "
+                    "include_paths=True out, or rename the column"
+                )
+            kinds[_PATH] = pa.string()
+        return pa.schema(kinds)
 
     def _check_columns(
         self, files: Sequence[tuple[FileRecord, IngestedFile]], schema: pa.Schema, location: str
@@ -838,21 +836,6 @@ def _merged(one: Sequence[Place], other: Sequence[Place]) -> tuple[Place, ...]:
     if (first.name, first.stop) != (second.name, second.start):
         return ()
     return (replace(first, stop=second.stop),)
-
-
-def _lots(
-    files: Sequence[FileRecord],
-) -> tuple[list[list[FileRecord]], list[list[FileRecord]]]:
-    """Divide files: small ones into lots that are converted together, and large ones."""
-    small: list[list[FileRecord]] = []
-    size = 0
-    for file in (file for file in files if file.size < _SMALL_BYTES):
-        if not small or len(small[-1]) == _SMALL_FILES or size + file.size > PIECE_BYTES:
-            small.append([])
-            size = 0
-        small[-1].append(file)
-        size += file.size
-    return small, [[file] for file in files if file.size >= _SMALL_BYTES]
 
 
 def _types_text(schema: pa.Schema | None) -> list[str]:

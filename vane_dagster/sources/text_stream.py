@@ -7,10 +7,11 @@ import codecs
 import functools
 import gzip
 import io
+import itertools
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,8 @@ MAX_LINE = 256 << 20
 """Maximum bytes of a line."""
 
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
-_UNPACKERS: Mapping[str, Callable[[Any], Any]] = {
+_UNPACKERS: Mapping[str | None, Callable[[Any], Any]] = {
+    None: nullcontext,
     "gzip": lambda packed: gzip.GzipFile(fileobj=packed),
     "bzip2": bz2.BZ2File,
     "xz": lzma.LZMAFile,
@@ -101,7 +103,8 @@ class TextStream:
         try:
             with self.opened() as stream:
                 read = iter(functools.partial(stream.read, BLOCK), b"")
-                texts = codecs.iterdecode(self._checked(read), self.encoding)
+                self._check(first := next(read, b""))
+                texts = codecs.iterdecode(itertools.chain([first], read), self.encoding)
                 for number, text in enumerate(texts):
                     block = text.encode()
                     yield block.removeprefix(codecs.BOM_UTF8) if number == 0 else block
@@ -140,29 +143,22 @@ class TextStream:
     def opened(self) -> Iterator[Any]:
         """Open the file for reading of its decompressed bytes."""
         location = Location(self.url, self.storage_options)
-        with ExitStack() as opened:
-            raw: Any
-            if location.is_local:
-                raw = opened.enter_context(io.FileIO(location.path))
-            else:
-                raw = opened.enter_context(location.fs.open(location.path, cache_type="none"))
-            if self.compression is None:
-                yield raw
-                return
-            buffered = opened.enter_context(io.BufferedReader(raw, BLOCK))
-            yield opened.enter_context(_UNPACKERS[self.compression](buffered))
+        with (
+            location.fs.open(location.path, cache_type="none") as raw,
+            io.BufferedReader(raw, BLOCK) as buffered,
+            _UNPACKERS[self.compression](buffered) as stream,
+        ):
+            yield stream
 
-    def _checked(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the blocks; refuse a file whose first bytes are those of another format."""
-        for number, block in enumerate(blocks):
-            for magic, found in _MAGIC.items() if number == 0 else ():
-                is_wide = magic in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-                if block.startswith(magic) and not (is_wide and self.encoding != UTF_8):
-                    raise self.refused(
-                        f"it is {found}; expected text in {self.encoding}, or take the file out "
-                        "of the source"
-                    )
-            yield block
+    def _check(self, first: bytes) -> None:
+        """Refuse a file whose first bytes are those of another format."""
+        for magic, found in _MAGIC.items():
+            is_wide = magic in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            if first.startswith(magic) and not (is_wide and self.encoding != UTF_8):
+                raise self.refused(
+                    f"it is {found}; expected text in {self.encoding}, or take the file out of "
+                    "the source"
+                )
 
 
 def whole_lines(blocks: Iterable[bytes], stream: TextStream) -> Iterator[bytes]:
