@@ -402,9 +402,7 @@ class IngestedSource(FileSource):
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
         found = super().list_files(partitions, location)
-        self._listed.update(
-            (key, files) for key, files in found.items() if not isinstance(files, SourceError)
-        )
+        self._listed.update({key: each for key, each in found.items() if isinstance(each, tuple)})
         return found
 
     def split(
@@ -453,12 +451,11 @@ class IngestedSource(FileSource):
         """Return what the store has of files, after those that it lacks are converted."""
         record = self._digest("shown"), hashlib.sha256(self.url_for(partition).encode()).hexdigest()
         kept = read_record(self._root, *record)
-        pieces: dict[str, list[Piece]] = {}
-        for piece in kept.pieces if kept else ():
-            pieces.setdefault(piece.identity, []).append(piece)
+        by_file = itertools.groupby(kept.pieces if kept else (), lambda piece: piece.identity)
+        pieces = {key: tuple(same) for key, same in by_file}
         written, schemas = (kept.facts["written"], kept.facts["shown"]) if kept else (0.0, {})
         known = {
-            key: IngestedFile(tuple(pieces.get(key, ())), types)
+            key: IngestedFile(pieces.get(key, ()), types)
             for text, keys in schemas.items()
             for types in [read_schema(text)]
             for key in keys
@@ -534,12 +531,9 @@ class IngestedSource(FileSource):
         """Read a file by a function, and check before and afterwards that it is as listed."""
         self._check_version(file, location)
         try:
-            found = with_retries(_failpoints.failing("read", file.url, read))
-        except SourceError:
+            return with_retries(_failpoints.failing("read", file.url, read))
+        finally:
             self._check_version(file, location)
-            raise
-        self._check_version(file, location)
-        return found
 
     def _check_version(self, file: FileRecord, location: str) -> None:
         if file_version(self._current(file, location)) != file_version(file):
@@ -595,15 +589,16 @@ class IngestedSource(FileSource):
         self, files: Sequence[tuple[FileRecord, IngestedFile]], location: str
     ) -> pa.Schema:
         """Return the types that all values of some files have; null for those without one."""
+        known: dict[str, None] = {}
         for types, url in {rows.types: file.url for file, rows in files}.items():
-            check_distinct(types.names, f"{location}, {url!r}")
+            known |= dict.fromkeys(types.names)
+            check_distinct(list(known), f"{location}, {url!r}")
         found = _common_types(rows for _, rows in files)
         if not found:
             raise SourceError(
                 f"{location}: {files[0][0].url!r} has no row to find columns in. Declare them by "
                 "schema=, or write the file again"
             )
-        check_distinct(list(found), location)
         declared = self.types.names if self.types is not None else ()
         mixed = [name for name, kind in found.items() if kind == MIXED]
         for name in (each for each in mixed if each not in declared):
@@ -641,9 +636,11 @@ class IngestedSource(FileSource):
                 f"{location}: no file has the column {unknown[0]!r} of schema= or types=; "
                 f"{files[0][0].url!r} has {names(files[0][1].types.names, 10)}"
             )
+        lower = {name.lower() for name in schema.names}
         for types, url in filled.items():
-            check_distinct(list(dict.fromkeys(schema.names + types.names)), f"{location}, {url!r}")
-            if types.names and not set(types.names) & set(schema.names):
+            read = [name for name in types.names if name.lower() in lower]
+            check_distinct([*dict.fromkeys(schema.names + read)], f"{location}, {url!r}")
+            if types.names and not read:
                 raise SourceError(
                     f"{location}: {url!r} has none of the columns {names(schema.names, 10)}, but "
                     f"{names(types.names, 10)}. Check its header, or take it out of the source"

@@ -6,6 +6,7 @@ import json as python_json
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,10 +59,7 @@ class JsonSource(IngestedSource):
                     "'data.jsonl' (FORMAT json)"
                 )
             if block.strip():
-                try:
-                    yield self._parsed(block, line, stream)
-                except RecursionError:
-                    raise stream.refused("a value is nested too deeply", line=line) from None
+                yield self._parsed(block, line, stream)
             line += block.count(b"\n")
         if line == 1:
             yield pa.table({})
@@ -75,23 +73,22 @@ class JsonSource(IngestedSource):
             stream: The file, for messages.
         """
         schema = None
-        for _ in range(2):
-            try:
+        refused = pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, RecursionError
+        with suppress(*refused):
+            for _ in range(2):
                 found = arrow_json.read_json(
                     pa.BufferReader(block),
                     arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
                     arrow_json.ParseOptions(explicit_schema=schema),
                 )
                 found.validate()  # the reader truncates some lists
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
-                break
-            plain = pa.schema([pa.field(f.name, _as_text(f.type)) for f in found.schema])
-            if plain == found.schema:
-                others = [f.name for f in plain if not pa.types.is_string(f.type)]
-                if any(map(_is_inexact, found.columns)) or not self._texts.isdisjoint(others):
+                plain = pa.schema([pa.field(f.name, _as_text(f.type)) for f in found.schema])
+                if plain == found.schema:
+                    others = [f.name for f in plain if not pa.types.is_string(f.type)]
+                    if self._texts.isdisjoint(others) and not any(map(_is_inexact, found.columns)):
+                        return found
                     break
-                return found
-            schema = plain  # texts that look like times
+                schema = plain  # texts that look like times
         return _by_line(block, line, stream, self._texts)
 
 
@@ -196,10 +193,10 @@ def _by_line(block: bytes, first: int, stream: TextStream, texts: Collection[str
         return pa.table(
             {key: _column([row.get(key) for row in rows], key in texts) for key in keys}
         )
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, RecursionError):
         raise stream.refused(
-            "a string has a surrogate that is no character, in this line or one that follows. "
-            "Write it again as UTF-8",
+            "in this line or one that follows, a string has a surrogate that is no character, or "
+            "a value is nested too deeply. Write it again",
             line=first,
         ) from None
 

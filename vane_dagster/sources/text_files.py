@@ -28,7 +28,11 @@ class TextSource(IngestedSource):
     def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         yield _SCHEMA.empty_table()
         for block in whole_lines(stream.blocks(), stream):
-            yield pa.table([_lines(block)], schema=_SCHEMA)
+            ended = pa.array([block.removesuffix(b"\n")], pa.large_binary())
+            lines = pc.split_pattern(ended, b"\n").flatten()
+            has_return = pc.ends_with(lines, b"\r")
+            lines = pc.if_else(has_return, pc.binary_slice(lines, 0, -1), lines)
+            yield pa.table([lines.cast(pa.string())], schema=_SCHEMA)
 
 
 @known_keywords("vd.text")
@@ -66,11 +70,3 @@ def text(
         *(url, None, None, encoding, include_paths),
         *(small_files, asset, allow_empty, storage_options),
     )
-
-
-def _lines(block: bytes) -> pa.Array:
-    """Return the lines of a text, without their ends."""
-    lines = pc.split_pattern(pa.array([block.removesuffix(b"\n")], pa.large_binary()), b"\n")
-    lines = lines.flatten()
-    has_return = pc.ends_with(lines, b"\r")
-    return pc.if_else(has_return, pc.binary_slice(lines, 0, -1), lines).cast(pa.string())

@@ -112,14 +112,13 @@ class TextStream:
         except SourceError:
             raise
         except UnicodeError as error:
+            at = None
             if self.encoding == UTF_8 and isinstance(error, UnicodeDecodeError):
-                raise self.refused(
-                    'it is not valid UTF-8. Set encoding= to the file\'s encoding, as "latin-1"',
-                    line + error.object.count(b"\n", 0, error.start),
-                ) from error
+                at = line + error.object.count(b"\n", 0, error.start)
             raise self.refused(
-                f"it is not valid {self.encoding}. Set encoding= to the file's encoding, or write "
-                "it again as UTF-8"
+                f"it is not valid {self.encoding.upper()}. Set encoding= to the file's encoding, "
+                "such as 'latin-1', or write it again as UTF-8",
+                at,
             ) from error
         except Exception as error:  # drivers and decompressors raise their own exception classes
             if self.compression and (isinstance(error, _DAMAGE) or is_damage(error)):

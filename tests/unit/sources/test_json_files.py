@@ -12,6 +12,8 @@ import pytest
 import vane_dagster as vd
 from support.ingested import misfits, refusal, rows, types
 from vane_dagster.sources import FragmentRule
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
 
 
 def written(folder: Path, data: bytes, name: str = "a.jsonl") -> str:
@@ -190,3 +192,19 @@ def test_lists_that_the_fast_reader_truncates_are_read(tmp_path):
 def test_other_encodings(tmp_path):
     url = written(tmp_path, '{"a":"é"}\n'.encode("utf-16"))
     assert rows(vd.json(url, encoding="utf-16")) == [{"a": "é"}]
+
+
+def test_keys_that_only_a_later_file_has_are_not_read(tmp_path):
+    """So they may differ in case alone."""
+    store = Store(Location(str(tmp_path / "store")))
+    folder = tmp_path / "src"
+    folder.mkdir()
+    source = vd.json(written(folder, b'{"id":1}\n')).bind(store)
+    assert rows(source) == [{"id": 1}]
+    written(folder, b'{"id":2,"new":1,"NEW":2}\n', "b.jsonl")
+    assert rows(source) == [{"id": 1}, {"id": 2}]
+
+
+def test_a_value_that_is_nested_too_deeply_is_refused(tmp_path):
+    text = b'{"a":1}\n{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    assert "a.jsonl', line " in refusal(vd.json(written(tmp_path, text)))
