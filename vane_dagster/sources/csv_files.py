@@ -133,7 +133,8 @@ class CsvSource(IngestedSource):
                 if following is None:
                     ending = [column[-1].as_py() for column in batch.columns]
                     batch = batch.slice(0, batch.num_rows - 1)
-                yield pa.Table.from_batches([batch])
+                if batch.num_rows:
+                    yield pa.Table.from_batches([batch])
         except pa.ArrowInvalid as error:
             raise self._explained(error, header, stream) from error
         if ending != [_LAST] + [None] * (len(names) - 1):

@@ -7,6 +7,7 @@ the ISO format, or in the one that is declared; they are never guessed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time
@@ -48,12 +49,13 @@ class TextTypes:
 
     def type_of(self, values: pa.Array) -> pa.DataType:
         """Return the first type that all texts have; that of null if all are empty."""
-        values = _trimmed(values).drop_null()
-        if not len(values):
+        values = values.drop_null()
+        if not len(values) or not len(values := _trimmed(values).drop_null()):
             return pa.null()
         # By a declared format, `20240131` may be a date.
         kinds = sorted(_KINDS, key=lambda kind: self._format(kind) is None)
-        having = (k for k in kinds if self._have(values[:1], k) and self._have(values, k))
+        first = values[0].as_py().replace(self.decimal_separator, ".")
+        having = (k for k in kinds if re.search(_KINDS[k], first) and self._have(values, k))
         return next(having, pa.string())
 
     def cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -63,9 +65,9 @@ class TextTypes:
             pa.ArrowInvalid: If one does not have the type.
             ValueError: If one does not have the declared format.
         """
-        if pa.types.is_string(kind):
-            return values
-        values = _trimmed(values)
+        return values if pa.types.is_string(kind) else self._cast(_trimmed(values), kind)
+
+    def _cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
         if form := self._format(kind):
             return _parsed(values, form, kind)
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
@@ -101,7 +103,7 @@ class TextTypes:
                 return False
             if pa.types.is_floating(kind):
                 return _are_exact(values)
-            self.cast(values, kind)
+            self._cast(values, kind)
         except (pa.ArrowInvalid, ValueError):
             return False
         return True
@@ -166,7 +168,8 @@ def is_readable(kind: pa.DataType, is_text: bool) -> bool:
 def _trimmed(values: pa.Array) -> pa.Array:
     """Return texts without white space around them; null for those that then are empty."""
     values = pc.utf8_trim_whitespace(values)
-    return pc.if_else(pc.equal(pc.binary_length(values), 0), None, values)
+    is_empty = pc.equal(values, "")
+    return pc.if_else(is_empty, None, values) if pc.any(is_empty).as_py() else values
 
 
 def _match_any(values: pa.Array, pattern: str) -> bool:
