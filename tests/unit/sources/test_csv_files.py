@@ -408,6 +408,7 @@ def test_compressed_files_are_cut_too(name, pack, tmp_path):
     ("data", "expected"),
     [
         (b"", "is empty, and has no header"),
+        (b'"a,b\n1,2\n', "its header cannot be parsed"),
         (b"a,a\n1,2\n", "has the column 'a' twice"),
         (b"a,A\n1,2\n", "has the column 'a' twice"),
         (b"a,b\n1,2\n3\n", ", line 3: the row has 1 fields, expected 2"),
