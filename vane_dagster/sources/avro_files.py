@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,18 +13,10 @@ import pyarrow as pa
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, described
-from vane_dagster.sources.ingested_files import (
-    Converted,
-    SmallFiles,
-    declared_types,
-    shared_options,
-)
+from vane_dagster.sources.ingested_files import IngestedSource, SmallFiles
 from vane_dagster.sources.text_stream import TextStream
-from vane_dagster.sources.typed_files import TypedSource, is_declared, shown_types
 from vane_dagster.types.schema import SchemaLike
 
-_FIRST_ROWS, _ROWS, _BYTES = 100, 10_000, 8 << 20
-"""Rows that are converted at a time: at first, at most, and by their size."""
 _TYPES = {
     "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(),
     "float": pa.float32(), "double": pa.float64(), "bytes": pa.binary(), "string": pa.string(),
@@ -37,31 +28,27 @@ _TYPES = {
 
 
 @dataclass(frozen=True)
-class AvroSource(TypedSource):
+class AvroSource(IngestedSource):
     """Avro files that match a URL pattern for each partition; see `avro`."""
 
     kind: ClassVar[str] = "avro"
     function: ClassVar[str] = "vd.avro"
     suffix: ClassVar[str] = ".avro"
+    is_text: ClassVar[bool] = False
 
-    def convert(self, stream: TextStream) -> Iterator[Converted]:
+    def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         import fastavro
 
         try:
             with stream.opened() as file:
-                reader = fastavro.reader(file)
-                columns = {
-                    each["name"]: _type(each["type"]) for each in reader.writer_schema["fields"]
-                }
-                schema = pa.schema(columns)
-                yield schema.empty_table(), shown_types(schema.empty_table())
-                count = _FIRST_ROWS
-                while rows := list(itertools.islice(reader, count)):
+                reader = fastavro.block_reader(file)
+                schema = pa.schema(list(_type(reader.writer_schema)))
+                yield schema.empty_table()
+                for block in reader:
+                    rows = list(block)
                     for row in rows:
                         row.update({k: str(v) for k, v in row.items() if isinstance(v, UUID)})
-                    table = pa.Table.from_pylist(rows, schema)
-                    yield table, shown_types(table)
-                    count = max(1, min(_ROWS, _BYTES * len(rows) // max(1, table.nbytes)))
+                    yield pa.Table.from_pylist(rows, schema)
         except OSError:
             raise
         except Exception as error:  # of fastavro, and of what decompresses its blocks
@@ -107,12 +94,9 @@ def avro(
     """
     if find_spec("fastavro") is None:
         raise DefinitionError("vd.avro needs fastavro. Install 'vane-dagster[avro]'")
-    columns, pinned_types = declared_types("vd.avro", schema, types, is_declared)
-    return AvroSource(
-        **shared_options("vd.avro", url, asset, allow_empty, storage_options, "utf-8", small_files),
-        include_paths=include_paths,
-        columns=columns,
-        types=pinned_types,
+    return AvroSource.declared(
+        *(url, schema, types, "utf-8", include_paths),
+        *(small_files, asset, allow_empty, storage_options),
     )
 
 

@@ -3,44 +3,57 @@
 from __future__ import annotations
 
 import csv as python_csv
+import io
 import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
 
-from vane_dagster._arguments import list_of_names
+from vane_dagster._arguments import list_of_names, one_of
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError
-from vane_dagster.sources.ingested_files import (
-    Converted,
-    IngestedSource,
-    SmallFiles,
-    declared_types,
-    shared_options,
-)
+from vane_dagster.sources.column_types import shown
+from vane_dagster.sources.ingested_files import IngestedSource, SmallFiles
 from vane_dagster.sources.text_stream import (
+    BLOCK,
     BlockReader,
-    RowTooLongError,
     TextStream,
-    is_utf_8,
     whole_lines,
     with_compressed,
 )
-from vane_dagster.sources.text_types import KINDS, TextTypes, joined
+from vane_dagster.sources.text_types import TextTypes
 from vane_dagster.types.schema import SchemaLike
 
 _DELIMITERS = (",", "\t", ";", "|")
 _HEADER_BYTES = 4 << 20
 """Bytes in which the header has to end."""
+_LAST = "\N{SYMBOL FOR END OF TRANSMISSION}"
+"""The first field of a row that is added to each file: a quote that is not closed swallows it."""
+_ANY_SIZE = 2**31 - 1
 _WIDTH = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
-_SEPARATOR = re.compile(rb'"?sep=([,;\t|])"?\r?\n')
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r|\Z)")
+_SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\r?\n')
+
+
+class _Header(NamedTuple):
+    """What precedes the rows of a file.
+
+    Attributes:
+        names: The names of the columns.
+        delimiter: The character between fields.
+        bytes: The number of bytes before the first row.
+        lines: The number of lines before it.
+    """
+
+    names: Sequence[str]
+    delimiter: str
+    bytes: int
+    lines: int
 
 
 @dataclass(frozen=True)
@@ -50,11 +63,6 @@ class CsvSource(IngestedSource):
     kind: ClassVar[str] = "csv"
     function: ClassVar[str] = "vd.csv"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".csv", ".tsv")
-    options: ClassVar[tuple[str, ...]] = (
-        *IngestedSource.options,
-        *("delimiter", "header", "column_names", "quote", "escape", "null_values", "skip_rows"),
-        *("decimal_separator", "date_format", "timestamp_format"),
-    )
     delimiter: str | None = None
     header: bool = True
     column_names: tuple[str, ...] | None = None
@@ -74,210 +82,160 @@ class CsvSource(IngestedSource):
     def forms(self) -> TextTypes:
         return TextTypes(self.date_format, self.timestamp_format, self.decimal_separator)
 
-    def common_type(self, found: Sequence[Any]) -> pa.DataType:
-        return KINDS[reduce(joined, found)]
+    def shown(self, rows: pa.Table) -> pa.Schema:
+        def found(name: str, values: pa.ChunkedArray) -> pa.Field:
+            texts = values.combine_chunks()
+            kind = self.forms.type_of(texts)
+            numbers = self.forms.cast(texts, kind) if pa.types.is_integer(kind) else []
+            return shown(name, pa.array(numbers, kind))
 
-    def joined(self, one: Any, other: Any) -> Any:
-        return joined(one, other)
+        return pa.schema(list(map(found, rows.column_names, rows.columns)))
 
-    def convert(self, stream: TextStream) -> Iterator[Converted]:
+    def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         blocks = stream.blocks()
         head = b""
-        while len(head) < _HEADER_BYTES and (block := next(blocks, None)) is not None:
+        while len(head) < _HEADER_BYTES and (block := next(blocks, b"")):
             head += block
-        names, delimiter, start = self._header(head, stream)
-        tail = _Tail(itertools.chain([head[start:]], blocks))
-        texts = dict.fromkeys(names, pa.string())
-        kinds = dict.fromkeys(names, "null")
-        yield pa.schema(texts).empty_table(), kinds
-        if tail.is_blank:
+        header = self._header(head, stream)
+        names, delimiter = header.names, header.delimiter
+        rows = pa.schema(dict.fromkeys(names, pa.string())).empty_table()
+        yield rows
+        if not names:
             return
-        last, rows = "", 0
+        blocks = itertools.chain([head[header.bytes :]], blocks)
+        last = (_LAST + delimiter * (len(names) - 1)).encode()
+        count, ending = 0, []
         try:
             reader = arrow_csv.open_csv(
-                pa.PythonFile(BlockReader(tail), mode="r"),
+                pa.PythonFile(BlockReader(blocks, last), mode="r"),
                 read_options=arrow_csv.ReadOptions(
-                    column_names=names, block_size=stream.window, use_threads=False
+                    column_names=names, use_threads=False, block_size=_ANY_SIZE
                 ),
                 parse_options=arrow_csv.ParseOptions(
                     delimiter=delimiter,
                     quote_char=self.quote or False,
-                    double_quote=self.escape in (None, self.quote),
-                    escape_char=self.escape if self.escape not in (None, self.quote) else False,
+                    double_quote=not self.escape,
+                    escape_char=self.escape or False,
                     newlines_in_values=bool(self.quote),
                     ignore_empty_lines=len(names) > 1,  # of one column, they are nulls
                 ),
                 convert_options=arrow_csv.ConvertOptions(
-                    column_types=texts,
+                    check_utf8=False,
+                    column_types=rows.schema,
                     null_values=["", *self.null_values],
                     strings_can_be_null=True,
                     quoted_strings_can_be_null=False,
                 ),
             )
-            for batch in reader:
-                typed = {
-                    name: self.forms.typed(column, kinds[name])
-                    for name, column in zip(names, batch.columns)
-                }
-                found = {name: kind for name, (kind, _) in typed.items()}
-                yield pa.table({name: column for name, (_, column) in typed.items()}), found
-                kinds = {name: joined(kinds[name], found[name]) for name in names}
-                rows += batch.num_rows
-                if batch.num_rows and batch.num_columns:
-                    last = batch.column(-1)[-1].as_py() or ""
+            batches = itertools.chain(filter(len, reader), [None])
+            for batch, following in itertools.pairwise(batches):
+                count += batch.num_rows
+                if following is None:
+                    ending = [column[-1].as_py() for column in batch.columns]
+                    batch = batch.slice(0, batch.num_rows - 1)
+                if batch.num_rows:
+                    yield pa.Table.from_batches([batch])
         except pa.ArrowInvalid as error:
-            raise self._explained(error, delimiter, stream) from error
-        if self.quote and self._is_open(last, tail.bytes):
+            raise self._explained(error, header, stream) from error
+        if ending != [_LAST] + [None] * (len(names) - 1):
             raise stream.refused(
                 "a quote is not closed. Close it, or declare another quote, or quote=None",
-                line=self._line(rows, delimiter, stream),
+                line=self._line(count, header, stream),
             )
 
-    def _header(self, head: bytes, stream: TextStream) -> tuple[list[str], str, int]:
-        """Return the names of the columns, the delimiter, and where the rows begin."""
-        start = 0
-        for number, line in enumerate(_LINE.finditer(head)):
-            if number >= self.skip_rows and line[0].strip(b"\r\n"):
-                break
-            start = line.end()
-        if start == len(head):
+    def _header(self, head: bytes, stream: TextStream) -> _Header:
+        lines = io.StringIO(head.decode("latin-1"), newline="")  # a character a byte
+        for _ in range(self.skip_rows):
+            lines.readline()
+        start = lines.tell()
+        while (line := lines.readline()) and not line.strip("\r\n"):
+            start = lines.tell()
+        if not line:
             if self.header:
                 raise stream.refused(
                     "it is empty, and has no header. Write it again, take it out of the source, "
                     "or declare header=False"
                 )
-            return list(self._own_names(0)), ",", start
-        delimiter = self.delimiter or max(
-            _DELIMITERS, key=lambda each: len(self._first(head, start, each)[0])
-        )
-        if named := _SEPARATOR.match(head, start):  # as Excel writes and reads it
-            delimiter, start = self.delimiter or named[1].decode(), named.end()
-        fields, end = self._first(head, start, delimiter)
+            return _Header(self._own_names(0), ",", start, 0)
+        separator = _SEPARATOR.match(line)  # as Excel writes and reads it
+        if separator:
+            start = lines.tell()
+
+        def first(delimiter: str) -> list[str]:
+            lines.seek(start)
+            try:
+                return next(self._records(lines, delimiter, strict=self.header), [])
+            except python_csv.Error:  # no such record, or a field of more than 128 KiB
+                return []
+
+        sniffed = separator[1] if separator else max(_DELIMITERS, key=lambda d: len(first(d)))
+        delimiter = self.delimiter or sniffed
+        fields = first(delimiter)
         if not self.header:
-            return list(self._own_names(len(fields))), delimiter, start
-        if end == len(head) >= _HEADER_BYTES:
-            raise stream.refused(
-                f"its header does not end in the first {_HEADER_BYTES >> 20} MiB. Check the quotes "
-                "and the newlines"
+            return _Header(
+                self._own_names(len(fields)), delimiter, start, len(head[:start].splitlines())
             )
-        names = [field.strip() for field in fields]
+        if not fields or lines.tell() == len(head) >= _HEADER_BYTES:
+            raise stream.refused(
+                f"its header cannot be parsed, or does not end in {_HEADER_BYTES >> 20} MiB. Check "
+                "the quotes and the newlines"
+            )
+        names = [field.strip().encode("latin-1").decode() for field in fields]
         lower = [name.lower() for name in names]
         if repeated := [name for name in names if lower.count(name.lower()) > 1]:
             raise stream.refused(
                 f"the header has the column {repeated[0]!r} twice (SQL ignores case). Rename one, "
                 "or declare skip_rows=1, header=False and column_names=[...]"
             )
-        return names, delimiter, end
+        end = lines.tell()
+        return _Header(names, delimiter, end, len(head[:end].splitlines()))
 
     def _own_names(self, count: int) -> Sequence[str]:
         """Return the names of the columns of a file without a header."""
         declared = self.columns.names if self.columns is not None else self.column_names
         return declared or [f"column{number}" for number in range(count)]
 
-    def _first(self, text: bytes, start: int, delimiter: str) -> tuple[list[str], int]:
-        """Return the fields of the record at a position of a text, and the position after it."""
-        end = start
-
-        def lines() -> Iterator[str]:
-            nonlocal end
-            for line in _LINE.finditer(text, start):
-                end = line.end()
-                yield line[0].decode("utf-8", "replace")
-
-        try:
-            return next(self._records(lines(), delimiter), []), end
-        except python_csv.Error:  # a field of more than 128 KiB
-            return [], len(text)
-
-    def _records(self, lines: Iterable[str], delimiter: str) -> Any:
+    def _records(self, lines: Iterable[str], delimiter: str, strict: bool = False) -> Any:
         """Return Python's own reader of some lines."""
         quoting: dict[str, Any] = {"quotechar": self.quote}
         if not self.quote:
             quoting = {"quoting": python_csv.QUOTE_NONE}
-        escape = self.escape if self.escape != self.quote else None
-        return python_csv.reader(lines, delimiter=delimiter, escapechar=escape, **quoting)
+        return python_csv.reader(
+            lines, delimiter=delimiter, escapechar=self.escape, strict=strict, **quoting
+        )
 
-    def _line(self, row: int, delimiter: str, stream: TextStream) -> int | None:
+    def _line(self, row: int, header: _Header, stream: TextStream) -> int | None:
         """Return the number of the line at which a row begins; None if Python cannot tell."""
         blocks = whole_lines(stream.blocks(), stream)
         lines = (
-            line.decode("utf-8", "replace")
-            for block in blocks
-            for line in block.splitlines(keepends=True)
+            line.decode("latin-1") for block in blocks for line in block.splitlines(keepends=True)
         )
-        records = self._records(itertools.islice(lines, self.skip_rows, None), delimiter)
-        wanted, before = row + self.header, self.skip_rows
-        try:
+        below = itertools.islice(lines, header.lines, None)
+        records = self._records(below, header.delimiter)
+        number = header.lines
+        with suppress(python_csv.Error):
             for record in records:
-                wanted -= bool(record)
-                if not wanted:
-                    return before + 1
-                before = self.skip_rows + records.line_num
-        except python_csv.Error:
-            pass
+                row -= bool(record) or len(header.names) == 1
+                if not row:
+                    return number + 1
+                number = header.lines + int(records.line_num)
         return None
 
-    def _is_open(self, last: str, tail: bytes) -> bool:
-        """Return whether the last field of a file is in quotes that are not closed.
-
-        Args:
-            last: The value of the field.
-            tail: The last bytes of the file.
-        """
-        quote = str(self.quote)
-        written = f"{quote}{last.replace(quote, quote * 2)}".encode()
-        is_closed = not last.strip("\r\n") and tail.endswith(written * 2)  # `"\n"\n`
-        is_at_end = tail.endswith(written[-len(tail) :]) and not last.endswith(quote)
-        return is_at_end and not is_closed
-
-    def _explained(self, error: Exception, delimiter: str, stream: TextStream) -> Exception:
+    def _explained(self, error: Exception, header: _Header, stream: TextStream) -> Exception:
         """Return what is wrong by the message of Arrow's reader, without the data in it."""
         text = str(error)
         if "straddling" in text or "block size" in text:
-            return RowTooLongError()
+            return stream.refused(
+                f"a row has more than {BLOCK >> 20} MiB. Check the quotes and the newlines"
+            )
         if width := _WIDTH.search(text):
             row, expected, found = map(int, width.groups())
             return stream.refused(
                 f"the row has {found} fields, expected {expected}. Fix the row, or check "
                 "delimiter=, quote= and skip_rows=",
-                line=self._line(row, delimiter, stream),
+                line=self._line(row, header, stream),
             )
-        if "UTF8" in text:
-            line = 1
-            for block in whole_lines(stream.blocks(), stream):
-                if not is_utf_8(block):
-                    return stream.not_utf_8(block, line)
-                line += block.count(b"\n")
         return stream.refused("it cannot be parsed as CSV. Check delimiter=, quote= and escape=")
-
-
-class _Tail:
-    """Blocks of text, of which the last bytes are kept.
-
-    Attributes:
-        bytes: The last bytes of what was read.
-        is_blank: Whether there is nothing but empty lines.
-    """
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self.bytes = b""
-        first: list[bytes] = []
-        self.is_blank = True
-        for block in blocks:
-            first.append(block)
-            if block.strip(b"\r\n"):
-                self.is_blank = False
-                break
-        self._blocks = itertools.chain(first, blocks)
-
-    def __iter__(self) -> Iterator[bytes]:
-        for block in self._blocks:
-            before = self.bytes if len(block) < _TAIL else b""
-            self.bytes = before + block[-_TAIL:]
-            yield block
-
-
-_TAIL = 1 << 16
 
 
 @known_keywords("vd.csv")
@@ -343,9 +301,8 @@ def csv(
         SchemaError: If a type is unknown.
     """
     where = "vd.csv"
-    columns, pinned_types = declared_types(where, schema, types)
     names = list_of_names(where, "column_names", column_names)
-    if names is not None and (header or columns is not None):
+    if names is not None and (header or schema is not None):
         raise DefinitionError(
             f"{where}: column_names are for files without a header whose types are found in the "
             "files; declare header=False, or schema= alone"
@@ -355,25 +312,19 @@ def csv(
         is_one = isinstance(value, str) and len(value.encode()) == 1
         if value is not None and not is_one:
             raise DefinitionError(f"{where}: {name} is {value!r}; expected one ASCII character")
-    if decimal_separator not in (".", ","):
-        raise DefinitionError(
-            f"{where}: decimal_separator is {decimal_separator!r}; expected '.' or ','"
-        )
     if type(skip_rows) is not int or skip_rows < 0:
         raise DefinitionError(f"{where}: skip_rows is {skip_rows!r}; expected a number from 0 up")
-    return CsvSource(
-        **shared_options(where, url, asset, allow_empty, storage_options, encoding, small_files),
-        include_paths=include_paths,
-        columns=columns,
-        types=pinned_types,
+    return CsvSource.declared(
+        *(url, schema, types, encoding, include_paths),
+        *(small_files, asset, allow_empty, storage_options),
         delimiter=delimiter,
         header=header,
         column_names=names,
         quote=quote,
-        escape=escape,
+        escape=None if escape == quote else escape,
         null_values=list_of_names(where, "null_values", null_values) or (),
         skip_rows=skip_rows,
-        decimal_separator=decimal_separator,
+        decimal_separator=one_of(where, "decimal_separator", decimal_separator, (".", ",")),
         date_format=date_format,
         timestamp_format=timestamp_format,
     )

@@ -106,9 +106,6 @@ class File:
             OSError: If it cannot be read, such as FileNotFoundError.
         """
         location = self._location
-        if location.is_local:
-            with open(location.path, "rb") as stream:
-                return stream.read()
         return bytes(with_retries(functools.partial(location.fs.cat_file, location.path)))
 
     def to_tempfile(self) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import functools
 import glob
 import itertools
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Union
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     import dagster as dg
 
 _LISTED_ONE_BY_ONE = 64
-_COMPARED_ONE_BY_ONE = 8
 _MAGIC = re.compile(r"[*?\[]")
 Suffix = Union[str, tuple[str, ...]]
 """A suffix of file names, or several."""
@@ -233,20 +234,13 @@ def _escape_hint(source: FileSource, partition: str | None) -> str:
     for pattern, name in zip(place.path.split("/"), literal.split("/")):
         if pattern == name and glob.has_magic(pattern):
             folder = literal[: literal.index(pattern) + len(pattern)]
-            if not _exists(place.fs, folder):
-                return ""
-            return (
-                f". There is {folder!r}, but *, ? and [ make a URL a pattern; to name it as it "
-                f"is, write {glob.escape(pattern)!r} in place of {pattern!r}"
-            )
+            with suppress(Exception):  # drivers raise their own exception classes
+                if place.fs.exists(folder):
+                    return (
+                        f". There is {folder!r}, but *, ? and [ make a URL a pattern; to name it "
+                        f"as it is, write {glob.escape(pattern)!r} in place of {pattern!r}"
+                    )
     return ""
-
-
-def _exists(fs: fsspec.AbstractFileSystem, path: str) -> bool:
-    try:
-        return bool(fs.exists(path))
-    except Exception:  # drivers raise their own exception classes
-        return False
 
 
 def _list_one(source: FileSource, partition: str | None, location: str) -> Listed:
@@ -258,12 +252,17 @@ def _list_one(source: FileSource, partition: str | None, location: str) -> Liste
             return _recorded(fs, matched.get(partition, ()))
         return _recorded(fs, _expand(fs, path, source.suffix))
 
+    return _attempt(lambda: with_retries(files), source.url_for(partition), location)
+
+
+def _attempt(files: Callable[[], tuple[FileRecord, ...]], url: str, location: str) -> Listed:
+    """Return the files of a partition, or the error if they cannot be listed."""
     try:
-        return with_retries(files)
+        return files()
     except SourceError as error:
         return SourceError(f"{location}: {error}")
     except Exception as error:  # drivers raise their own exception classes
-        return _unlisted(source.url_for(partition), error, location)
+        return _unlisted(url, error, location)
 
 
 def _unlisted(url: str, error: Exception, location: str) -> SourceError:
@@ -383,8 +382,6 @@ class _Patterns:
     def __init__(self, patterns: Sequence[_Pattern]) -> None:
         self._patterns = patterns
         self._by_name: dict[str, list[_Pattern]] = {}
-        if len(patterns) <= _COMPARED_ONE_BY_ONE:
-            return
         columns = zip(*(pattern.names for pattern in patterns))
         plain = [names for names in columns if not any(map(glob.has_magic, names))]
         for name, pattern in zip(max(plain, key=lambda n: len(set(n)), default=()), patterns):
@@ -416,14 +413,9 @@ def _list_together(
         matched = with_retries(lambda: _matched(fs, patterns))
     except Exception as error:  # drivers raise their own exception classes
         return {**dict.fromkeys(partitions, _unlisted(source.url, error, location)), **found}
-    for pattern in patterns:
-        key = pattern.partition
-        try:
-            found[key] = _recorded(fs, matched.get(key, ()))
-        except SourceError as error:
-            found[key] = SourceError(f"{location}: {error}")
-        except OSError as error:  # gone since it was listed
-            found[key] = _unlisted(source.url_for(key), error, location)
+    for key in (pattern.partition for pattern in patterns):
+        recorded = functools.partial(_recorded, fs, matched.get(key, ()))
+        found[key] = _attempt(recorded, source.url_for(key), location)
     return found
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -99,17 +98,74 @@ class ImagesSource(FilesSource):
         paths = listed_rows(fragment.spans).select([PATH])
         if schema.names == [PATH]:
             return paths
-        found = _Images(self, fragment.spans)
+        decoded: list[npt.NDArray[np.uint8] | None] | npt.NDArray[np.uint8]
+        decoded = [None] * len(fragment.spans)
+        if self.size is not None:
+            decoded = np.zeros((len(fragment.spans), *self._shape), np.uint8)
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            list(threads.map(found.read, range(len(fragment.spans))))
-        for place, error in sorted(found.errors.items()):
-            nothing_read = len(found.unread) == len(fragment.spans)
-            if self.errors == "raise" or nothing_read:
+            images = list(threads.map(self._image, fragment.spans, decoded))
+        nothing_read = not any(image.is_read for image in images)
+        for span, image in zip(fragment.spans, images):
+            if image.error is not None and (self.errors == "raise" or nothing_read):
                 fix = None if nothing_read else _FIX
-                raise unreadable(fragment.spans[place].url, error, context.location, fix)
-        columns = {PATH: paths.column(PATH), **found.columns()}
+                raise unreadable(span.url, image.error, context.location, fix)
+        columns = {PATH: paths.column(PATH), **self._columns(images, decoded)}
         kept = [*schema.names, *([ROW_ERROR] if ROW_ERROR in columns else [])]
         return pa.table({name: columns[name] for name in kept})
+
+    def _image(self, span: FileSpan, decoded: npt.NDArray[np.uint8] | None) -> _Image:
+        """Read a file, and write its image to an array if there is one."""
+        is_read = False
+        try:
+            location = Location(span.url, self.options_for(span.url))
+            data = bytes(with_retries(lambda: location.fs.cat_file(location.path)))
+            is_read = True
+            height, width = self._decode(data, decoded)
+        except Exception as error:  # drivers and decoders raise any class
+            return _Image(is_read, error)
+        return _Image(is_read, None, data if decoded is None else None, height, width)
+
+    def _decode(self, data: bytes, decoded: npt.NDArray[np.uint8] | None) -> tuple[int, int]:
+        from PIL import Image
+
+        if not data:
+            raise ValueError("the file is empty")
+        with _opened(data, self.max_pixels) as image:
+            found = image.height, image.width
+            if (pixels := image.height * image.width) > self.max_pixels:
+                raise Image.DecompressionBombError(
+                    f"{image.width} x {image.height} are {pixels} pixels, more than "
+                    f"max_pixels={self.max_pixels}"
+                )
+            if decoded is not None:
+                height, width = decoded.shape[:2]
+                image.draft(None, (width * _SCALED, height * _SCALED))
+                converted = image if image.mode == self.mode else _converted(image, self.mode)
+                if converted.size != (width, height):
+                    converted = converted.resize((width, height), Image.Resampling.BILINEAR)
+                decoded[...] = np.asarray(converted)
+        return found
+
+    def _columns(self, images: Sequence[_Image], decoded: Any) -> dict[str, Any]:
+        """Return the columns, with nulls and errors for rows that failed."""
+        failed = [image.error is not None for image in images]
+        if self.size is None:
+            values = zip(*[(image.data, image.height, image.width) for image in images])
+            fields = [self.columns.field(name) for name in ("image", "height", "width")]
+            found = {field.name: pa.array(each, field.type) for field, each in zip(fields, values)}
+        else:
+            kept = decoded[~np.array(failed)] if any(failed) else decoded
+            tensors = from_ndarray(kept, self.columns.field("image").type)
+            found = {"image": with_null_rows(tensors, failed)}
+        errors = [
+            None if image.error is None else (type(image.error).__name__, first_line(image.error))
+            for image in images
+        ]
+        if self.errors == "null":
+            found[ERROR_COLUMN] = pa.array([e and ": ".join(e) for e in errors], pa.string())
+        elif any(failed):
+            found[ROW_ERROR] = pa.array(errors, ROW_ERROR_TYPE)
+        return found
 
 
 _FIX = (
@@ -119,94 +175,22 @@ _FIX = (
 )
 
 
-class _Images:
-    """The images of a fragment that are being read.
+class _Image(NamedTuple):
+    """What was read of a file.
 
     Attributes:
-        errors: The errors of rows, by position.
-        unread: Positions of rows of which not even the bytes could be read.
+        is_read: Whether its bytes could be read.
+        error: Why there is no image, if there is none.
+        data: The encoded image, unless it was decoded.
+        height: Its height in pixels.
+        width: Its width.
     """
 
-    def __init__(self, source: ImagesSource, spans: Sequence[FileSpan]) -> None:
-        self._source, self._spans = source, spans
-        self._lock = threading.Lock()
-        self._bytes: list[bytes | None] = [None] * len(spans)
-        self._sizes: list[tuple[int, int] | None] = [None] * len(spans)
-        self._decoded: npt.NDArray[np.uint8] | None = None
-        if source.size is not None:
-            self._decoded = np.zeros((len(spans), *source._shape), np.uint8)
-        self.errors: dict[int, Exception] = {}
-        self.unread: set[int] = set()
-
-    def read(self, place: int) -> None:
-        """Read one file."""
-        url, options = self._spans[place].url, self._source.options_for(self._spans[place].url)
-        try:
-            location = Location(url, options)
-            data = with_retries(lambda: location.fs.cat_file(location.path))
-        except Exception as error:  # drivers raise their own exception classes
-            self._failed(place, error)
-            self.unread.add(place)
-            return
-        try:
-            self._decode(place, bytes(data))
-        except Exception as error:  # decoders raise any class for a damaged file
-            self._failed(place, error)
-
-    def _failed(self, place: int, error: Exception) -> None:
-        with self._lock:
-            self.errors[place] = error
-
-    def _decode(self, place: int, data: bytes) -> None:
-        from PIL import Image
-
-        if not data:
-            raise ValueError("the file is empty")
-        with _opened(data, self._source.max_pixels) as image:
-            pixels = image.width * image.height
-            if pixels > self._source.max_pixels:
-                raise Image.DecompressionBombError(
-                    f"{image.width} x {image.height} are {pixels} pixels, more than "
-                    f"max_pixels={self._source.max_pixels}"
-                )
-            self._sizes[place] = (image.height, image.width)
-            if self._decoded is None:
-                self._bytes[place] = data
-                return
-            height, width = self._decoded.shape[1:3]
-            image.draft(None, (width * _SCALED, height * _SCALED))
-            converted = (
-                image if image.mode == self._source.mode else _converted(image, self._source)
-            )
-            if converted.size != (width, height):
-                converted = converted.resize((width, height), Image.Resampling.BILINEAR)
-            self._decoded[place] = np.asarray(converted)
-
-    def columns(self) -> dict[str, Any]:
-        """Return the columns, with nulls and errors for rows that failed."""
-        failed = [place in self.errors for place in range(len(self._spans))]
-        if self._decoded is None:
-            sizes = [(None, None) if s is None or f else s for s, f in zip(self._sizes, failed)]
-            found: dict[str, Any] = {
-                "image": pa.array(self._bytes, pa.binary()),
-                "height": pa.array([height for height, _ in sizes], pa.int32()),
-                "width": pa.array([width for _, width in sizes], pa.int32()),
-            }
-        else:
-            kept = self._decoded[~np.array(failed)] if self.errors else self._decoded
-            images = from_ndarray(kept, self._source.columns.field("image").type)
-            found = {"image": with_null_rows(images, failed)}
-        shown = {place: (type(e).__name__, first_line(e)) for place, e in self.errors.items()}
-        if self._source.errors == "null":
-            texts = [": ".join(shown[i]) if i in shown else None for i in range(len(failed))]
-            found[ERROR_COLUMN] = pa.array(texts, pa.string())
-        elif shown:
-            records = [
-                dict(zip(("error", "message"), shown[i])) if i in shown else None
-                for i in range(len(failed))
-            ]
-            found[ROW_ERROR] = pa.array(records, ROW_ERROR_TYPE)
-        return found
+    is_read: bool
+    error: Exception | None
+    data: bytes | None = None
+    height: int | None = None
+    width: int | None = None
 
 
 def _opened(data: bytes, max_pixels: int) -> Any:
@@ -225,20 +209,16 @@ def _opened(data: bytes, max_pixels: int) -> Any:
         raise UnidentifiedImageError("it is no image in a format that Pillow reads") from error
 
 
-def _converted(image: Any, source: ImagesSource) -> Any:
-    """Convert an image to the source's mode; the first frame of an animation."""
-    if image.mode in ("P", "PA") and source.mode != "L":  # palettes may have transparency
+def _converted(image: Any, mode: str) -> Any:
+    """Convert an image to another mode; the first frame of an animation."""
+    from PIL import Image
+
+    if image.mode in ("P", "PA") and mode != "L":  # palettes may have transparency
         image = image.convert("RGBA")
     if image.mode.startswith("I;16") or image.mode == "I":  # Pillow would clip 16 bits to 8
         values = np.asarray(image).astype(np.float64) / 257
-        image = _from_array(np.clip(values, 0, 255).astype(np.uint8))
-    return image.convert(source.mode)
-
-
-def _from_array(values: npt.NDArray[np.uint8]) -> Any:
-    from PIL import Image
-
-    return Image.fromarray(values)
+        image = Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
+    return image.convert(mode)
 
 
 @known_keywords("vd.images")

@@ -2,9 +2,9 @@
 
 Planning converts each version of a file that the store lacks, in bounded memory, into pieces of at
 most `PIECE_BYTES`. A record for each partition says which pieces a file has, and which types its
-columns have. The types of the source are those that all values of the first run's files have; they
-are kept in the store, so that a later file cannot change them. A span's detail has the pieces of
-its rows, so that a worker reads these alone.
+columns show; see `column_types`. The types of the source are those that all values of the first
+run's files have; they are kept in the store, so that a later file cannot change them. A span's
+detail has the pieces of its rows, so that a worker reads these alone.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import os
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import PLACEHOLDER, one_of
@@ -40,18 +40,15 @@ from vane_dagster.sources.base import (
     fragment_record,
     unreadable,
 )
+from vane_dagster.sources.column_types import MIXED, joined, shown
 from vane_dagster.sources.conversion_tasks import call
 from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.files import file_identity, file_version
 from vane_dagster.sources.grouping import FileSize, group, is_small
-from vane_dagster.sources.piece_writer import PIECE_BYTES, PieceWriter
-from vane_dagster.sources.text_stream import (
-    MAX_LINE,
-    RowTooLongError,
-    TextStream,
-    parse_encoding,
-)
+from vane_dagster.sources.parquet_scan import counts, groups_between, opened
+from vane_dagster.sources.piece_writer import PieceWriter
+from vane_dagster.sources.text_stream import TextStream, parse_encoding
 from vane_dagster.sources.text_types import MOST_MISFITS, TextTypes, cast_each, is_readable
 from vane_dagster.storage.filesystem import IO_THREADS, Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
@@ -70,18 +67,22 @@ from vane_dagster.storage.stored_tables import (
     write_record,
 )
 from vane_dagster.storage.transient_errors import with_retries
-from vane_dagster.types.schema import SchemaLike, check_distinct, parse_schema, type_name
+from vane_dagster.types.schema import (
+    SchemaLike,
+    check_distinct,
+    parse_schema,
+    read_schema,
+    schema_record,
+    type_name,
+)
 
 if TYPE_CHECKING:
     from vane_dagster.storage.store import Store
 
 SmallFiles = Literal["separate", "group"]
-Converted = tuple[pa.Table, Mapping[str, Any]]
-"""Rows of a file, and what they show of the types of its columns, as JSON values."""
-
 _SMALL_BYTES = 1 << 20
 """Files below this size are converted together, if there are many."""
-_SMALL_FILES = 256
+_SMALL_FILES = 128
 """Small files that are converted together."""
 _FILES_A_CPU, _LOTS_A_CPU = 2, 8
 """Conversions at a time for each CPU: of a file, and of small files, which wait for requests."""
@@ -98,11 +99,11 @@ class IngestedFile:
 
     Attributes:
         pieces: Its rows.
-        types: What it shows of the types of its columns, by name, as JSON values.
+        types: What it shows of the types of its columns.
     """
 
     pieces: tuple[Piece, ...]
-    types: Mapping[str, Any]
+    types: pa.Schema
 
     @property
     def rows(self) -> int:
@@ -132,12 +133,14 @@ class IngestedFile:
         return f"{start} {dumped_places(list(clipped(places, start, stop)))}"
 
 
+_Declared = TypeVar("_Declared", bound="IngestedSource")
+
+
 @dataclass(frozen=True)
 class IngestedSource(FileSource):
     """Files that are converted into Parquet once.
 
-    A subclass defines `convert`, `joined` and `common_type`, and sets `options` to the names of
-    its attributes that change the rows.
+    A subclass defines `convert`. Its own attributes are options of a format that change the rows.
 
     Attributes:
         is_text: Whether values are texts in the files.
@@ -152,52 +155,42 @@ class IngestedSource(FileSource):
         include_paths: Whether there is a column `path`.
         small_files: "separate" or "group".
         root: The store's root, once the source is bound to it.
+        pipeline: The pipeline, whose kept types are its own.
     """
 
     reads_contents: ClassVar[bool] = False  # the rows in the store are those of a version
     is_text: ClassVar[bool] = True
-    options: ClassVar[tuple[str, ...]] = ("encoding",)
     columns: pa.Schema | None = None
     types: pa.Schema | None = None
     encoding: str = "utf-8"
     include_paths: bool = False
     small_files: SmallFiles = "group"
-    root: Location | None = field(default=None, init=False, repr=False, compare=False)
-    _connect: Callable[[], bool] | None = field(default=None, init=False, repr=False, compare=False)
+    root: Location | None = field(default=None, repr=False, compare=False)
+    pipeline: str = field(default="", repr=False, compare=False)
+    connect: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
     _listed: dict[str | None, tuple[FileRecord, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _pipeline: str = field(default="", init=False, repr=False, compare=False)
 
     # What a format defines.
 
     @abstractmethod
-    def convert(self, stream: TextStream) -> Iterator[Converted]:
+    def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         """Read a file.
 
         Args:
             stream: The file.
 
         Yields:
-            Its rows in order, in tables of bounded size, each with what it shows of the types of
-            its columns. At least one table, possibly without rows.
+            Its rows in order, in tables of bounded size. At least one table, possibly without rows.
 
         Raises:
             SourceError: If it cannot be read or parsed.
-            RowTooLongError: If a row does not fit into the window of the stream.
         """
 
-    @abstractmethod
-    def joined(self, one: Any, other: Any) -> Any:
-        """Return what two parts of a column show of its type together."""
-
-    @abstractmethod
-    def common_type(self, found: Sequence[Any]) -> pa.DataType | None:
-        """Return the type of a column by what is known of it in several files; None if none fits.
-
-        Args:
-            found: What each file shows, as of `convert`.
-        """
+    def shown(self, rows: pa.Table) -> pa.Schema:
+        """Return what rows show of the types of their columns; see `column_types`."""
+        return pa.schema([shown(*column) for column in zip(rows.column_names, rows.columns)])
 
     @property
     def forms(self) -> TextTypes:
@@ -208,15 +201,82 @@ class IngestedSource(FileSource):
         """Convert values to a type, of which none is changed.
 
         Args:
-            values: The values, as `convert` yielded them: texts, or what stands for them.
+            values: The values, as `convert` yielded them.
             kind: The type.
 
         Raises:
             pa.ArrowInvalid: If one does not have the type.
+            ValueError: If one does not have the declared format.
         """
-        return self.forms.cast(values.cast(pa.string()), kind)
+        own = values.type
+        is_rounded = pa.types.is_floating(own) and pa.types.is_decimal(kind)  # its text is not
+        if pa.types.is_string(own) or is_rounded:
+            return self.forms.cast(values.cast(pa.string()), kind)
+        is_boolean = pa.types.is_boolean(own) or pa.types.is_boolean(kind)
+        if is_boolean and not pa.types.is_string(kind):
+            raise pa.ArrowInvalid("a number is neither true nor false")
+        is_number = pa.types.is_integer(own) or pa.types.is_floating(own)
+        if is_number and pa.types.is_temporal(kind):
+            raise pa.ArrowInvalid("a number is no time")
+        return values.cast(kind)
 
     # Declaration.
+
+    @classmethod
+    def declared(
+        cls: type[_Declared],
+        url: str | os.PathLike[str],
+        schema: SchemaLike | None,
+        types: SchemaLike | None,
+        encoding: str,
+        include_paths: bool,
+        small_files: SmallFiles,
+        asset: Any,
+        allow_empty: bool,
+        storage_options: Mapping[str, Any] | None,
+        **own: Any,
+    ) -> _Declared:
+        """Validate the arguments that all formats have.
+
+        Args:
+            url: The URL pattern.
+            schema: All columns, with their types.
+            types: The types of some columns.
+            encoding: The encoding of the files.
+            include_paths: Whether there is a column `path`.
+            small_files: "separate" or "group".
+            asset: The asset that writes the files.
+            allow_empty: Whether a partition without rows is accepted.
+            storage_options: Options of the fsspec file system.
+            **own: The other attributes of the source.
+
+        Raises:
+            DefinitionError: If one is wrong.
+            SchemaError: If a type is unknown, or the format cannot have it.
+        """
+        where = str(cls.function)
+        if schema is not None and types is not None:
+            raise DefinitionError(
+                f"{where}: schema and types are both given; schema names all columns, types those "
+                "whose type is not to be found in the files. Give one"
+            )
+        given = schema if types is None else types
+        pinned = None if given is None else parse_schema(given, where)
+        for column in pinned or ():
+            if not is_readable(column.type, cls.is_text):
+                raise SchemaError(
+                    f"{where}: column {column.name!r} is {type_name(column.type)}, which is not "
+                    "read from such files; declare VARCHAR, and convert it in the pipeline"
+                )
+        return cls(
+            *file_arguments(where, url, asset, storage_options, allow_empty),
+            encoding=parse_encoding(where, encoding),
+            columns=pinned if types is None else None,
+            types=pinned if types is not None else None,
+            include_paths=include_paths,
+            small_files=one_of(where, "small_files", small_files, ("separate", "group")),
+            **own,
+        )
 
     def describe(self) -> str:
         return f"{self.label} files at {self.url}"
@@ -230,7 +290,9 @@ class IngestedSource(FileSource):
     @property
     def reading(self) -> str:
         """The text of everything in the declaration that changes how a file is converted."""
-        values = {name: getattr(self, name) for name in self.options}
+        known = {each.name for each in fields(IngestedSource)} - {"encoding"}
+        own = [each.name for each in fields(self) if each.name not in known]
+        values = {name: getattr(self, name) for name in own}
         return json.dumps([self.kind, _VERSION, values], sort_keys=True)
 
     def schema(self, location: str) -> pa.Schema:
@@ -239,41 +301,31 @@ class IngestedSource(FileSource):
             return self._schema(self.columns, location)
         source = replace(self, url=PLACEHOLDER.sub("*", self.url))
         files = source.required(source.list_files([None], location)[None], None, location)
-        types: dict[str, Any] = {}
         tables = self.convert(self._stream(files[-1].url, location))
-        for _, found_types in itertools.islice(tables, 2):  # the first one may have no rows
-            types = self._joined(types, found_types)
-        found = self._found_types([(files[-1].url, IngestedFile((), types))], location)
-        return self._schema(self._declared(found), location)
+        first = map(self.shown, itertools.islice(tables, 2))  # one may have no rows
+        found = IngestedFile((), reduce(joined, first))
+        return self._schema(self._found_types([(files[-1], found)], location), location)
 
     # Planning.
 
     def of_pipeline(self, name: str) -> Source:
         """Return the source with types of its own: another pipeline may have been there before."""
-        return self._with(_pipeline=name)
+        return replace(self, pipeline=name)
 
     def bind(self, store: Store) -> Source:
-        return self._with(root=store.root)
+        return replace(self, root=store.root)
 
     def with_cluster(self, connect: Callable[[], bool]) -> Source:
-        return self._with(_connect=connect)
+        return replace(self, connect=connect)
 
     def for_workers(self) -> IngestedSource:
-        return self._with()  # without what was listed, and without the cluster
-
-    def _with(self, **given: Any) -> IngestedSource:
-        made = replace(self)
-        for name, value in {"root": self.root, "_pipeline": self._pipeline, **given}.items():
-            object.__setattr__(made, name, value)
-        return made
+        return replace(self, connect=None)  # without what was listed
 
     def list_files(
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
         found = super().list_files(partitions, location)
-        self._listed.update(
-            (key, files) for key, files in found.items() if not isinstance(files, SourceError)
-        )
+        self._listed.update({key: each for key, each in found.items() if isinstance(each, tuple)})
         return found
 
     def split(
@@ -291,28 +343,28 @@ class IngestedSource(FileSource):
         own = "\n".join(["", self.reading, *_types_text(schema)])
         fragments: list[FragmentRecord] = []
         small: dict[str, tuple[FileRecord, IngestedFile]] = {}
+        sizes: list[FileSize] = []
         for file, rows in found:
             size = FileSize(file.url, rows.rows, rows.bytes)
             if size.rows and self.small_files == "group" and is_small(size, rule.rows, rule.bytes):
                 small[file.url] = (file, rows)
+                sizes.append(size)
                 continue
             for start, stop, held in rows.ranges(rule):
                 detail = [rows.detail(start, stop)]
                 fragments.append(fragment_record([(file, start, stop)], held, own, detail))
-        sizes = [FileSize(url, rows.rows, rows.bytes) for url, (_, rows) in small.items()]
         for grouped in group(sizes, rule.rows, rule.bytes):
             members = [small[each.url] for each in grouped]
             spans = [(file, 0, rows.rows) for file, rows in members]
             details = [rows.detail(0, rows.rows) for _, rows in members]
-            fragments.append(
-                fragment_record(spans, sum(size.bytes for size in grouped), own, details)
-            )
+            held = sum(size.bytes for size in grouped)
+            fragments.append(fragment_record(spans, held, own, details))
         fragments.sort(key=lambda fragment: fragment.url)  # stable: rows of a file stay in order
         partial = {
             name: urls
             for name in schema.names
             if name != _PATH
-            and (urls := [f.url for f, r in found if r.rows and name not in r.types])
+            and (urls := [f.url for f, r in found if r.rows and name not in r.types.names])
         }
         return SourceTable(schema, tuple(fragments), partial)
 
@@ -320,23 +372,26 @@ class IngestedSource(FileSource):
         self, files: Sequence[FileRecord], location: str, partition: str | None
     ) -> list[IngestedFile]:
         """Return what the store has of files, after those that it lacks are converted."""
-        record = self._digest("files"), hashlib.sha256(self.url_for(partition).encode()).hexdigest()
+        record = self._digest("shown"), hashlib.sha256(self.url_for(partition).encode()).hexdigest()
         kept = read_record(self._root, *record)
-        pieces: dict[str, list[Piece]] = {}
-        for piece in kept.pieces if kept else ():
-            pieces.setdefault(piece.identity, []).append(piece)
-        facts = dict(kept.facts) if kept else {}
-        written = facts.pop("written", 0.0)
+        by_file = itertools.groupby(kept.pieces if kept else (), lambda piece: piece.identity)
+        pieces = {key: tuple(same) for key, same in by_file}
+        written, schemas = (kept.facts["written"], kept.facts["shown"]) if kept else (0.0, {})
         known = {
-            key: IngestedFile(tuple(pieces.get(key, ())), types) for key, types in facts.items()
+            key: IngestedFile(pieces.get(key, ()), types)
+            for text, keys in schemas.items()
+            for types in [read_schema(text)]
+            for key in keys
         }
 
         listed = {file.url: file for file in self._listed.get(partition, files)}
-        found: dict[str, IngestedFile | SourceError] = {
-            file.url: known[key] for file in files if (key := file_identity(file)) in known
-        }
-        lots = _lots([file for file in files if file.url not in found])
-        on_cluster = bool(lots) and self._connect is not None and self._connect()
+        keys = [file_identity(file) for file in files]
+        found: dict[str, IngestedFile | SourceError] = {k: known[k] for k in keys if k in known}
+        lacked = [file for key, file in zip(keys, files) if key not in found]
+        small = [file for file in lacked if file.size < _SMALL_BYTES]
+        lots = [small[n : n + _SMALL_FILES] for n in range(0, len(small), _SMALL_FILES)]
+        lots += [[file] for file in lacked if file.size >= _SMALL_BYTES]
+        on_cluster = bool(lots) and self.connect is not None and self.connect()
         reader = self.for_workers()
 
         def convert(lot: Sequence[FileRecord]) -> list[IngestedFile | SourceError]:
@@ -347,25 +402,26 @@ class IngestedSource(FileSource):
             )
 
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            for lot, made in zip(lots, threads.map(convert, lots)):
-                found.update(zip([file.url for file in lot], made))
-        converted = {
-            file_identity(file): rows
-            for file in files
-            if isinstance(rows := found[file.url], IngestedFile)
-        }
+            for lot, ingested in zip(lots, threads.map(convert, lots)):
+                found.update(zip(map(file_identity, lot), ingested))
+        converted = {k: rows for k, rows in found.items() if isinstance(rows, IngestedFile)}
         failed = [each for each in found.values() if isinstance(each, SourceError)]
         if converted != known or time.time() - written > _DAY:
+            by_types: dict[pa.Schema, list[str]] = {}
+            for key, rows in converted.items():
+                by_types.setdefault(rows.types, []).append(key)
             table = StoredTable(
                 pa.schema([]),
                 tuple(piece for rows in converted.values() for piece in rows.pieces),
-                {key: dict(rows.types) for key, rows in converted.items()}
-                | {"written": time.time()},
+                {
+                    "written": time.time(),
+                    "shown": {schema_record(types): keys for types, keys in by_types.items()},
+                },
             )
             write_record(self._root, *record, table)
         if failed:
             raise _together(failed, location)
-        return [converted[file_identity(file)] for file in files]
+        return [converted[key] for key in keys]
 
     def _ingest(
         self, files: Sequence[FileRecord], location: str, listed: Mapping[str, FileRecord]
@@ -378,15 +434,15 @@ class IngestedSource(FileSource):
             listed: The files as they were listed, by URL.
         """
         keys = [file_identity(file) for file in files]
-        found: list[Mapping[str, Any] | SourceError] = []
+        found: list[pa.Schema | SourceError] = []
         with PieceWriter(self._root) as writer:
             for file, key in zip(files, keys):
 
-                def convert(stream: TextStream, key: str = key) -> Mapping[str, Any]:
-                    types: dict[str, Any] = {}
+                def convert(url: str = file.url, key: str = key) -> pa.Schema:
+                    types = pa.schema([])
                     writer.begin(key)
-                    for rows, shown in self.convert(stream):
-                        types = self._joined(types, shown)
+                    for rows in self.convert(self._stream(url, location)):
+                        types = joined(types, self.shown(rows))
                         writer.write(rows)
                     return types
 
@@ -401,45 +457,21 @@ class IngestedSource(FileSource):
         ]
 
     def _read_version(
-        self, file: FileRecord, read: Callable[[TextStream], Any], location: str
-    ) -> Any:
-        """Read a file, and check that it is the listed version.
-
-        Args:
-            file: The file.
-            read: Reads it. It is called again after a transient error, or with a larger window.
-            location: The pipeline, for messages.
-        """
-
-        def whole() -> Any:
-            stream = self._stream(file.url, location)
-            while stream.window <= MAX_LINE:
-                try:
-                    return read(stream)
-                except RowTooLongError:
-                    stream = replace(stream, window=8 * stream.window)
-            raise stream.refused(
-                f"a row has more than {MAX_LINE >> 20} MiB. Check the quotes and the newlines"
-            )
-
-        before = self._current(file, location)
-        if file_version(before) != file_version(file):
-            raise _replaced(file, location)
-        failed: SourceError | None = None
+        self, file: FileRecord, read: Callable[[], pa.Schema], location: str
+    ) -> pa.Schema:
+        """Read a file by a function, and check before and afterwards that it is as listed."""
+        self._check_version(file, location)
         try:
-            found = with_retries(_failpoints.failing("read", file.url, whole))
-        except SourceError as error:
-            failed = error
-        if file_version(self._current(file, location)) != file_version(before):
-            raise _replaced(file, location)
-        if failed is not None:
-            raise failed
-        return found
+            return with_retries(_failpoints.failing("read", file.url, read))
+        finally:
+            self._check_version(file, location)
 
-    def _joined(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what two parts of a file show of the types of its columns together."""
-        both = {name: self.joined(one[name], other[name]) for name in one if name in other}
-        return {**one, **other, **both}
+    def _check_version(self, file: FileRecord, location: str) -> None:
+        if file_version(self._current(file, location)) != file_version(file):
+            raise SourceError(
+                f"{location}: {file.url!r} was replaced while the run read it. Run the partition "
+                "again"
+            )
 
     def _current(self, file: FileRecord, location: str) -> FileRecord:
         try:
@@ -470,78 +502,80 @@ class IngestedSource(FileSource):
                     if key != partition:
                         with suppress(SourceError):  # it is the other partition's error
                             found += zip(others, self._ingested(others, location, key))
-                by_url = [(file.url, rows) for file, rows in found]
-                types = StoredTable(self._found_types(by_url, location))
+                types = StoredTable(self._found_types(found, location))
                 kept = create_record(self._root, identity, types, KEPT_TYPES)
             elif pa.null() in kept.schema.types:  # a column had no value so far
-                known = {column.name: column.type for column in kept.schema}
                 rows = self._ingested(files, location, partition)
-                for name in [name for name, kind in known.items() if pa.types.is_null(kind)]:
-                    shown = [each.types[name] for each in rows if name in each.types]
-                    known[name] = (self.common_type(shown) if shown else None) or pa.null()
+                now = _common_types(rows)
+                known = {
+                    f.name: now.get(f.name, f.type) if pa.types.is_null(f.type) else f.type
+                    for f in kept.schema
+                }
                 if pa.schema(known) != kept.schema:
                     kept = StoredTable(pa.schema(known))
                     write_record(self._root, identity, KEPT_TYPES, kept)
-        return self._declared(kept.schema)
+        return kept.schema
 
-    def _declared(self, found: pa.Schema) -> pa.Schema:
-        """Return columns with the declared types, and those without a value as text."""
-        kinds = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in found}
-        return pa.schema(kinds | {column.name: column.type for column in self.types or ()})
-
-    def _found_types(self, files: Sequence[tuple[str, IngestedFile]], location: str) -> pa.Schema:
-        """Return the types that all values of some files have."""
-        found: dict[str, dict[str, Any]] = {}
-        for url, rows in files:
-            check_distinct(list(rows.types), f"{location}, {url!r}")
-            for name, kind in rows.types.items():
-                found.setdefault(name, {})[url] = kind
+    def _found_types(
+        self, files: Sequence[tuple[FileRecord, IngestedFile]], location: str
+    ) -> pa.Schema:
+        """Return the types that all values of some files have; null for those without one."""
+        known: dict[str, None] = {}
+        for types, url in {rows.types: file.url for file, rows in files}.items():
+            known |= dict.fromkeys(types.names)
+            check_distinct(list(known), f"{location}, {url!r}")
+        found = _common_types(rows for _, rows in files)
         if not found:
             raise SourceError(
-                f"{location}: {files[0][0]!r} has no row to find columns in. Declare them by "
+                f"{location}: {files[0][0].url!r} has no row to find columns in. Declare them by "
                 "schema=, or write the file again"
             )
-        check_distinct(list(found), location)
-        declared = self.types or pa.schema([])
-        kinds: dict[str, pa.DataType] = {}
-        for name, by_file in found.items():
-            kind = self.common_type(list(by_file.values()))
-            if kind is None and name in declared.names:
-                kind = pa.null()
-            if kind is None:
-                raise SourceError(
-                    f"{location}: column {name!r} has values without a common type, in "
-                    f"{names(sorted(by_file), 3)}. Declare its type for all files, by types= or "
-                    "schema=, or take files out of the source"
-                )
-            kinds[name] = kind
-        return pa.schema(kinds)
-
-    def _schema(self, kinds: pa.Schema, location: str) -> pa.Schema:
-        """Return the columns of the rows."""
-        if not self.include_paths:
-            return kinds
-        if _PATH in (name.lower() for name in kinds.names):
+        declared = self.types.names if self.types is not None else ()
+        mixed = [name for name, kind in found.items() if kind == MIXED]
+        for name in (each for each in mixed if each not in declared):
+            having = sorted(file.url for file, rows in files if name in rows.types.names)
             raise SourceError(
-                f"{location}: the files have a column {_PATH!r} of their own. Leave "
-                "include_paths=True out, or rename the column"
+                f"{location}: column {name!r} has values without a common type, in "
+                f"{names(having, 3)}. Declare its type for all files, by types= or schema=, or "
+                "take files out of the source"
             )
-        return kinds.append(pa.field(_PATH, pa.string()))
+        return pa.schema(found | dict.fromkeys(mixed, pa.null()))
+
+    def _schema(self, found: pa.Schema, location: str) -> pa.Schema:
+        """Return the columns of the rows: with declared types, and as text without a value."""
+        kinds = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in found}
+        kinds |= {column.name: column.type for column in self.types or ()}
+        if self.include_paths:
+            if _PATH in map(str.lower, kinds):
+                raise SourceError(
+                    f"{location}: the files have a column {_PATH!r} of their own. Leave "
+                    "include_paths=True out, or rename the column"
+                )
+            kinds[_PATH] = pa.string()
+        return pa.schema(kinds)
 
     def _check_columns(
         self, files: Sequence[tuple[FileRecord, IngestedFile]], schema: pa.Schema, location: str
     ) -> None:
         """Refuse a declared column that no file has, and a file without any of the columns."""
-        known = {name for _, rows in files for name in rows.types}
+        filled = {rows.types: file.url for file, rows in files if rows.rows}
+        known = {name for _, rows in files for name in rows.types.names}
         declared = self.types or (self.columns if self.is_text else None) or pa.schema([])
         unknown = [name for name in declared.names if name not in known]
-        if unknown and any(rows.rows for _, rows in files):
+        if unknown and filled:
             raise SourceError(
                 f"{location}: no file has the column {unknown[0]!r} of schema= or types=; "
-                f"{files[0][0].url!r} has {names(list(files[0][1].types), 10)}"
+                f"{files[0][0].url!r} has {names(files[0][1].types.names, 10)}"
             )
-        for file, rows in files:
-            _check_names(file, rows, schema, location)
+        lower = {name.lower() for name in schema.names}
+        for types, url in filled.items():
+            read = [name for name in types.names if name.lower() in lower]
+            check_distinct([*dict.fromkeys(schema.names + read)], f"{location}, {url!r}")
+            if types.names and not read:
+                raise SourceError(
+                    f"{location}: {url!r} has none of the columns {names(schema.names, 10)}, but "
+                    f"{names(types.names, 10)}. Check its header, or take it out of the source"
+                )
 
     # Reading.
 
@@ -551,32 +585,29 @@ class IngestedSource(FileSource):
         pieces = self._pieces(fragment, wanted, context)
         columns: dict[str, list[pa.Array]] = {name: [] for name in wanted}
         errors: dict[int, str] = {}
-        edges = np.cumsum([0, *(rows.num_rows for _, _, rows in pieces)])
         first = 0
-        for _, same in itertools.groupby(pieces, lambda piece: piece[2].schema):
-            rows = pa.concat_tables([rows for _, _, rows in same]).combine_chunks()
+        for _, same in itertools.groupby(pieces, lambda piece: piece.rows.schema):
+            rows = pa.concat_tables([piece.rows for piece in same]).combine_chunks()
             for name in wanted:
-                values, misfits = self._cast(rows, schema.field(name), fragment, context)
-                columns[name] += values.chunks
+                found, misfits = self._cast(rows, schema.field(name), fragment, context)
+                columns[name] += found
                 for place in misfits:
                     errors.setdefault(first + place, name)
             first += rows.num_rows
-        made = {
-            name: pa.chunked_array(columns[name], schema.field(name).type)
-            if name in columns
-            else pa.chunked_array([pa.repeat(path_of(url), len(rows)) for url, _, rows in pieces])
-            for name in schema.names
-        }
+        counts = [piece.rows.num_rows for piece in pieces]
+        if self.include_paths:
+            columns[_PATH] = [pa.repeat(path_of(p.url), n) for p, n in zip(pieces, counts)]
+        made = [pa.chunked_array(columns[column.name], column.type) for column in schema]
         table = pa.table(made, schema=schema)
         if not errors:
             return table
-        faults: list[Any] = [None] * first
-        for place, name in errors.items():
-            index = int(np.searchsorted(edges, place, "right")) - 1
-            url, number, _ = pieces[index]
-            row = number + place - int(edges[index]) + 1
-            message = _misfit(url, row, schema.field(name))
-            faults[place] = {"error": "SourceError", "message": message}
+        places = [
+            (p.url, p.first + n + 1) for p, count in zip(pieces, counts) for n in range(count)
+        ]
+        faults: list[Any] = [None] * len(places)
+        for index, name in errors.items():
+            message = _misfit(*places[index], schema.field(name))
+            faults[index] = {"error": "SourceError", "message": message}
         return table.append_column(ROW_ERROR, pa.array(faults, ROW_ERROR_TYPE))
 
     def find(
@@ -590,41 +621,35 @@ class IngestedSource(FileSource):
 
     def _pieces(
         self, fragment: FragmentRecord, wanted: Sequence[str], context: ReadContext
-    ) -> list[tuple[str, int, pa.Table]]:
-        """Read the pieces of a fragment: of each the file, its first row there, and the rows."""
-        placed = [(span, self._places(span, context)) for span in fragment.spans]
-        ranges: dict[str, tuple[int, int]] = {}  # of each file in the store
-        for place in itertools.chain.from_iterable(places for _, places in placed):
-            low, high = ranges.get(place.name, (place.start, place.stop))
-            ranges[place.name] = min(low, place.start), max(high, place.stop)
+    ) -> list[_Rows]:
+        """Read the pieces of a fragment, each file in the store once."""
+        placed = [(span, *each) for span in fragment.spans for each in self._places(span, context)]
+        edges: dict[str, list[int]] = {}
+        for _, _, place in placed:
+            edges.setdefault(place.name, []).extend((place.start, place.stop))
 
         def stored(name: str) -> pa.Table:
-            return self._stored(ParquetRows(name, *ranges[name]), wanted, fragment, context)
+            rows = ParquetRows(name, min(edges[name]), max(edges[name]))
+            return self._stored(rows, wanted, fragment, context)
 
-        if len(ranges) == 1:
-            tables = {name: stored(name) for name in ranges}
-        else:
-            with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-                tables = dict(zip(ranges, threads.map(stored, ranges)))
+        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+            tables = dict(zip(edges, threads.map(stored, edges)))
         found = []
-        for span, places in placed:
-            number = span.start
-            for place in places:
-                low, _ = ranges[place.name]
-                rows = tables[place.name].slice(place.start - low, place.stop - place.start)
-                found.append((span.url, number, rows))
-                number += rows.num_rows
+        for span, first, place in placed:
+            start = place.start - min(edges[place.name])
+            rows = tables[place.name].slice(start, place.stop - place.start)
+            found.append(_Rows(span.url, first, rows))
         return found
 
     def _cast(
         self, rows: pa.Table, column: pa.Field, fragment: FragmentRecord, context: ReadContext
-    ) -> tuple[pa.ChunkedArray, Sequence[int]]:
+    ) -> tuple[list[pa.Array], Sequence[int]]:
         """Cast a column of rows in the store; see `cast_each`."""
-        if rows.schema.get_field_index(column.name) < 0:
-            return pa.chunked_array([pa.nulls(rows.num_rows, column.type)]), ()
+        if column.name not in rows.column_names:
+            return [pa.nulls(rows.num_rows, column.type)], ()
         values = rows.column(column.name)
         if values.type == column.type:
-            return values, ()
+            return values.chunks, ()
         try:
             return cast_each(values, column.type, lambda part: self.cast(part, column.type))
         except pa.ArrowInvalid as error:
@@ -634,8 +659,11 @@ class IngestedSource(FileSource):
                 f"that all have, for example types={{{column.name!r}: 'VARCHAR'}}"
             ) from error
 
-    def _places(self, span: FileSpan, context: ReadContext) -> list[ParquetRows]:
-        """Return the pieces of a span; those of the file as it is now, if it has no detail."""
+    def _places(self, span: FileSpan, context: ReadContext) -> Iterator[tuple[int, ParquetRows]]:
+        """Yield the pieces of a span, those of the file as it is now if the span has no detail.
+
+        Each is preceded by the number of its first row in the file.
+        """
         detail = span.detail
         if not detail:
             file = self._current(FileRecord(span.url, 0, ""), context.location)
@@ -644,8 +672,11 @@ class IngestedSource(FileSource):
                 raise rows
             detail = rows.detail(span.start, span.stop)
         first, _, text = detail.partition(" ")
-        places = clipped(loaded_places(text), span.start - int(first), span.stop - int(first))
-        return [place for place in places if isinstance(place, ParquetRows)]
+        number = span.start
+        for place in clipped(loaded_places(text), number - int(first), span.stop - int(first)):
+            assert isinstance(place, ParquetRows)
+            yield number, place
+            number += place.stop - place.start
 
     def _stored(
         self,
@@ -656,38 +687,29 @@ class IngestedSource(FileSource):
     ) -> pa.Table:
         """Read rows of a file in the store: the wanted columns that it has."""
         folder = tables(self._root)
+        file = Location(folder.file_url(place.name), folder.storage_options)
 
         def read() -> pa.Table:
-            with (
-                folder.fs.open(folder.file(place.name), "rb") as stream,
-                pq.ParquetFile(stream) as f,
-            ):
-                sizes = [f.metadata.row_group(i).num_rows for i in range(f.num_row_groups)]
-                edges = np.cumsum([0, *sizes])
-                first = int(np.searchsorted(edges, place.start, "right")) - 1
-                last = int(np.searchsorted(edges, place.stop, "left"))
-                own = set(f.schema_arrow.names)
+            with opened(file) as parquet:
+                groups, first, _ = groups_between(counts(parquet), place.start, place.stop)
+                own = set(parquet.schema_arrow.names)
                 present = [name for name in wanted if name in own]
                 if not present:
-                    rows = pa.nulls(place.stop - place.start)
-                    return pa.table([rows], names=["\0"])
-                found = f.read_row_groups(
-                    list(range(first, last)), columns=present, use_threads=False
-                )
-                start = place.start - int(edges[first])
-                return found.select(present).slice(start, place.stop - place.start)
+                    return pa.table([pa.nulls(place.stop - place.start)], names=["\0"])
+                found = parquet.read_row_groups(groups, columns=present, use_threads=False)
+                return found.select(present).slice(place.start - first, place.stop - place.start)
 
         try:
-            return with_retries(_failpoints.failing("read", folder.file_url(place.name), read))
+            return with_retries(_failpoints.failing("read", file.url, read))
         except FileNotFoundError as error:
-            records = folder.child(RECORDS, self._digest("files")).url
+            records = folder.child(RECORDS, self._digest("shown")).url
             raise _GoneError(
                 f"{context.location}: the rows of {fragment} are no longer in the store, at "
-                f"{folder.file_url(place.name)!r}. If that file was deleted, delete {records!r} "
-                "too, and run the partition again"
+                f"{file.url!r}. If that file was deleted, delete {records!r} too, and run the "
+                "partition again"
             ) from error
         except Exception as error:  # drivers raise their own exception classes
-            raise unreadable(folder.file_url(place.name), error, context.location) from error
+            raise unreadable(file.url, error, context.location) from error
 
     # Details.
 
@@ -697,7 +719,7 @@ class IngestedSource(FileSource):
         return self.root
 
     def _digest(self, what: str) -> str:
-        pipeline = self._pipeline if what == "types" else ""
+        pipeline = self.pipeline if what == "types" else ""
         text = "\n".join([what, self.url, self.reading, pipeline])
         return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
@@ -705,103 +727,25 @@ class IngestedSource(FileSource):
         return TextStream(url, self.encoding, location, self.options_for(url))
 
 
-def _check_names(file: FileRecord, rows: IngestedFile, schema: pa.Schema, location: str) -> None:
-    """Refuse a file with rows whose columns have other names than those of the source."""
-    if not rows.rows:
-        return
-    names_kept = {name.lower(): name for name in schema.names}
-    for name in rows.types:
-        if (kept := names_kept.get(name.lower(), name)) != name:
-            raise SourceError(
-                f"{location}: {file.url!r} has the column {name!r}, which is {kept!r} in other "
-                "files. Rename it"
-            )
-    if rows.types and not any(name.lower() in names_kept for name in rows.types):
-        raise SourceError(
-            f"{location}: {file.url!r} has none of the columns {names(schema.names, 10)}, but "
-            f"{names(list(rows.types), 10)}. Check its header, or take it out of the source"
-        )
-
-
 class _GoneError(SourceError):
     """Rows in the store were collected or deleted."""
+
+
+class _Rows(NamedTuple):
+    """Consecutive rows of a file, and the number of the first one."""
+
+    url: str
+    first: int
+    rows: pa.Table
 
 
 _one_at_a_time = threading.Lock()
 
 
-def shared_options(
-    where: str,
-    url: str | os.PathLike[str],
-    asset: Any,
-    allow_empty: bool,
-    storage_options: Mapping[str, Any] | None,
-    encoding: str,
-    small_files: str,
-) -> dict[str, Any]:
-    """Validate the arguments that all formats have.
-
-    Args:
-        where: The function, for messages.
-        url: The URL pattern.
-        asset: The asset that writes the files.
-        allow_empty: Whether a partition without rows is accepted.
-        storage_options: Options of the fsspec file system.
-        encoding: The encoding of the files.
-        small_files: "separate" or "group".
-
-    Returns:
-        The attributes of an `IngestedSource`.
-
-    Raises:
-        DefinitionError: If one is wrong.
-    """
-    url, writer, allow_empty, options = file_arguments(
-        where, url, asset, storage_options, allow_empty
-    )
-    one_of(where, "small_files", small_files, ("separate", "group"))
-    return {
-        "url": url,
-        "asset": writer,
-        "allow_empty": allow_empty,
-        "storage_options": options,
-        "encoding": parse_encoding(where, encoding),
-        "small_files": small_files,
-    }
-
-
-def declared_types(
-    where: str,
-    schema: SchemaLike | None,
-    types: SchemaLike | None,
-    is_accepted: Callable[[pa.DataType], bool] = is_readable,
-) -> tuple[pa.Schema | None, pa.Schema | None]:
-    """Validate the columns and types that a declaration pins.
-
-    Args:
-        where: The function, for messages.
-        schema: All columns, with their types.
-        types: The types of some columns.
-        is_accepted: Whether the format can have values of a type.
-
-    Raises:
-        DefinitionError: If both are given.
-        SchemaError: If a type is unknown, or the format cannot have it.
-    """
-    if schema is not None and types is not None:
-        raise DefinitionError(
-            f"{where}: schema and types are both given; schema names all columns, types those "
-            "whose type is not to be found in the files. Give one"
-        )
-    parsed = [None if each is None else parse_schema(each, where) for each in (schema, types)]
-    for declared in parsed:
-        for column in declared or ():
-            if not is_accepted(column.type):
-                raise SchemaError(
-                    f"{where}: column {column.name!r} is {type_name(column.type)}, which is not "
-                    "read from such files; declare VARCHAR, and convert it in the pipeline"
-                )
-    return parsed[0], parsed[1]
+def _common_types(files: Iterable[IngestedFile]) -> dict[str, pa.DataType]:
+    """Return the types that files show together, by column."""
+    found = reduce(joined, dict.fromkeys(file.types for file in files), pa.schema([]))
+    return dict(zip(found.names, found.types))
 
 
 def _misfit(url: str, row: int, column: pa.Field) -> str:
@@ -822,27 +766,8 @@ def _convert(
     return source._ingest(files, location, listed)
 
 
-def _lots(files: Sequence[FileRecord]) -> list[list[FileRecord]]:
-    """Divide files: several small ones are converted together, and each large one alone."""
-    small: list[list[FileRecord]] = []
-    size = 0
-    for file in (file for file in files if file.size < _SMALL_BYTES):
-        if not small or len(small[-1]) == _SMALL_FILES or size + file.size > PIECE_BYTES:
-            small.append([])
-            size = 0
-        small[-1].append(file)
-        size += file.size
-    return [*small, *([file] for file in files if file.size >= _SMALL_BYTES)]
-
-
 def _types_text(schema: pa.Schema | None) -> list[str]:
     return [f"{column.name}: {column.type}" for column in schema or ()]
-
-
-def _replaced(file: FileRecord, location: str) -> SourceError:
-    return SourceError(
-        f"{location}: {file.url!r} was replaced while the run read it. Run the partition again"
-    )
 
 
 def _together(errors: Sequence[SourceError], location: str) -> SourceError:

@@ -6,6 +6,7 @@ import json as python_json
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,41 +15,25 @@ import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import SourceError
-from vane_dagster.sources.ingested_files import (
-    Converted,
-    SmallFiles,
-    declared_types,
-    shared_options,
-)
-from vane_dagster.sources.text_stream import TextStream, is_utf_8, whole_lines, with_compressed
-from vane_dagster.sources.text_types import LARGEST
-from vane_dagster.sources.typed_files import TypedSource, is_declared, shown_types
+from vane_dagster.sources.column_types import LARGEST
+from vane_dagster.sources.ingested_files import IngestedSource, SmallFiles
+from vane_dagster.sources.text_stream import TextStream, whole_lines, with_compressed
 from vane_dagster.types.schema import SchemaLike
 
-_LARGEST = float(LARGEST)
-_LONGEST = 2**63
-_OBJECTS = "expected an object a line. Fix the file, or take it out of the source"
 _MALFORMED = (
     "it is not valid JSON; expected an object a line. Fix the file, or convert JSON that spans "
     "lines, for example with jq -c ."
 )
-_TYPES = {
-    str: "a string",
-    int: "a number",
-    float: "a number",
-    bool: "true or false",
-    list: "an array",
-}
 
 
 @dataclass(frozen=True)
-class JsonSource(TypedSource):
+class JsonSource(IngestedSource):
     """Files of JSON lines that match a URL pattern for each partition; see `json`."""
 
     kind: ClassVar[str] = "json"
     function: ClassVar[str] = "vd.json"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".json", ".jsonl", ".ndjson")
+    is_text: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
@@ -64,7 +49,7 @@ class JsonSource(TypedSource):
         declared = self.columns or self.types or ()
         return frozenset(each.name for each in declared if pa.types.is_string(each.type))
 
-    def convert(self, stream: TextStream) -> Iterator[Converted]:
+    def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         line = 1
         for block in whole_lines(stream.blocks(), stream):
             if line == 1 and block.lstrip().startswith(b"["):
@@ -74,14 +59,10 @@ class JsonSource(TypedSource):
                     "'data.jsonl' (FORMAT json)"
                 )
             if block.strip():
-                try:
-                    rows = self._parsed(block, line, stream)
-                except RecursionError:
-                    raise stream.refused("a value is nested too deeply", line=line) from None
-                yield rows, shown_types(rows)
+                yield self._parsed(block, line, stream)
             line += block.count(b"\n")
         if line == 1:
-            yield pa.table({}), {}
+            yield pa.table({})
 
     def _parsed(self, block: bytes, line: int, stream: TextStream) -> pa.Table:
         """Parse whole lines.
@@ -91,25 +72,23 @@ class JsonSource(TypedSource):
             line: The number of the first one.
             stream: The file, for messages.
         """
-        if not is_utf_8(block):
-            raise stream.not_utf_8(block, line)
         schema = None
-        for _ in range(2):
-            try:
+        refused = pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, RecursionError
+        with suppress(*refused):
+            for _ in range(2):
                 found = arrow_json.read_json(
                     pa.BufferReader(block),
                     arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
                     arrow_json.ParseOptions(explicit_schema=schema),
                 )
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
-                break
-            plain = pa.schema([pa.field(f.name, _as_text(f.type)) for f in found.schema])
-            if plain == found.schema:
-                others = [f.name for f in plain if not pa.types.is_string(f.type)]
-                if _is_inexact(found) or not self._texts.isdisjoint(others):
+                found.validate()  # the reader truncates some lists
+                plain = pa.schema([pa.field(f.name, _as_text(f.type)) for f in found.schema])
+                if plain == found.schema:
+                    others = [f.name for f in plain if not pa.types.is_string(f.type)]
+                    if self._texts.isdisjoint(others) and not any(map(_is_inexact, found.columns)):
+                        return found
                     break
-                return found
-            schema = plain  # texts that look like times
+                schema = plain  # texts that look like times
         return _by_line(block, line, stream, self._texts)
 
 
@@ -153,14 +132,9 @@ def json(
         DefinitionError: If an argument is wrong.
         SchemaError: If a type is unknown.
     """
-    columns, pinned_types = declared_types("vd.json", schema, types, is_declared)
-    return JsonSource(
-        **shared_options(
-            "vd.json", url, asset, allow_empty, storage_options, encoding, small_files
-        ),
-        include_paths=include_paths,
-        columns=columns,
-        types=pinned_types,
+    return JsonSource.declared(
+        *(url, schema, types, encoding, include_paths),
+        *(small_files, asset, allow_empty, storage_options),
     )
 
 
@@ -175,29 +149,15 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _is_inexact(rows: pa.Table) -> bool:
-    """Return whether Arrow's reader may have changed a value, or has made an invalid array."""
-    kinds = rows.schema.types
-    return any(map(_has_null_lists, kinds)) or any(
-        _has_inexact(chunk) for column in rows.columns for chunk in column.chunks
-    )
-
-
-def _has_null_lists(kind: pa.DataType) -> bool:
-    """Return whether a type has lists of nulls alone, whose arrays Arrow's reader truncates."""
-    if pa.types.is_list(kind):
-        return pa.types.is_null(kind.value_type) or _has_null_lists(kind.value_type)
-    return pa.types.is_struct(kind) and any(_has_null_lists(each.type) for each in kind)
-
-
-def _has_inexact(values: pa.Array) -> bool:
+def _is_inexact(values: pa.ChunkedArray | pa.Array) -> bool:
+    """Return whether Arrow's reader may have changed a number, or cannot represent a value."""
     kind = values.type
     if pa.types.is_floating(kind):
-        return bool(pc.any(pc.greater_equal(pc.abs(values), _LARGEST)).as_py())
+        return bool(pc.any(pc.greater_equal(pc.abs(values), float(LARGEST))).as_py())
     if pa.types.is_list(kind):
-        return _has_inexact(values.flatten())
+        return _is_inexact(pc.list_flatten(values))
     if pa.types.is_struct(kind):
-        return not kind.num_fields or any(map(_has_inexact, values.flatten()))
+        return not kind.num_fields or any(map(_is_inexact, values.flatten()))
     return False
 
 
@@ -219,36 +179,37 @@ def _by_line(block: bytes, first: int, stream: TextStream, texts: Collection[str
             continue
         try:
             value = python_json.loads(line, object_pairs_hook=_object, parse_float=_float)
-        except _RefusedError as error:
-            raise stream.refused(str(error), line=number) from None
-        except (ValueError, RecursionError):
-            raise stream.refused(_MALFORMED, line=number) from None
-        if not isinstance(value, dict):
-            found = _TYPES.get(type(value), "null")
-            raise stream.refused(f"it is {found}; {_OBJECTS}", line=number)
+            if not isinstance(value, dict):
+                raise ValueError(
+                    "it is no object; expected an object a line. Fix the file, or take it out"
+                )
+        except (ValueError, RecursionError) as error:
+            is_known = type(error) is ValueError
+            reason = str(error) if is_known else _MALFORMED
+            raise stream.refused(reason, line=number) from None
         rows.append(value)
     keys = dict.fromkeys(key for row in rows for key in row)
     try:
         return pa.table(
             {key: _column([row.get(key) for row in rows], key in texts) for key in keys}
         )
-    except UnicodeEncodeError:
-        raise SourceError(
-            f"{stream.location}: {stream.url!r} has text with a surrogate that is no character, "
-            f"in a line from {first} on. Write it again as UTF-8"
+    except (UnicodeEncodeError, RecursionError):
+        raise stream.refused(
+            "in this line or one that follows, a string has a surrogate that is no character, or "
+            "a value is nested too deeply. Write it again",
+            line=first,
         ) from None
 
 
 def _column(values: Sequence[Any], is_text: bool) -> pa.Array:
     """Return a column; values without a common type as texts, as they stand in JSON."""
-    if not is_text and _is_exact(values):
-        try:
-            found = pa.array(values, from_pandas=False)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            pass
-        else:
-            if not _has_inexact(found) or not pa.types.is_nested(found.type):
-                return found
+    try:
+        found = pa.array(values, from_pandas=False)
+        is_exact = not is_text and not _is_changed(values, found.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        is_exact = False
+    if is_exact:
+        return found
     texts = [
         value
         if value is None or isinstance(value, str)
@@ -258,29 +219,25 @@ def _column(values: Sequence[Any], is_text: bool) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def _is_exact(values: Sequence[Any]) -> bool:
-    """Return whether a column of the common type of values holds each of them."""
-    kinds = {type(value) for value in values if value is not None}
-    whole = [value for value in values if type(value) is int]
-    if kinds == {int}:
-        return all(-_LONGEST <= value < _LONGEST for value in whole)
-    if kinds == {int, float}:
-        return all(abs(value) <= _LARGEST for value in whole)
-    return len(kinds) <= 1
-
-
-class _RefusedError(Exception):
-    """A value that JSON allows is not read."""
+def _is_changed(values: Sequence[Any], kind: pa.DataType) -> bool:
+    """Return whether there are booleans among numbers, which Arrow takes for 0 and 1, or `{}`."""
+    present = [value for value in values if value is not None]
+    if pa.types.is_list(kind):
+        return _is_changed([each for value in present for each in value], kind.value_type)
+    if pa.types.is_struct(kind):
+        parts = (_is_changed([v.get(f.name) for v in present], f.type) for f in kind)
+        return not kind.num_fields or any(parts)
+    return pa.types.is_floating(kind) and any(isinstance(value, bool) for value in present)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise _RefusedError("an object has a key twice. Remove one")
+        raise ValueError("an object has a key twice. Remove one")
     return found
 
 
 def _float(text: str) -> float:
     if math.isinf(number := float(text)):
-        raise _RefusedError("a number is too large for a double. Write it as a string")
+        raise ValueError("a number is too large for a double. Write it as a string")
     return number

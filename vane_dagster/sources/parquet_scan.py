@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import duckdb
@@ -115,6 +116,22 @@ def check_row_number(names: Sequence[str], owner: str) -> None:
         )
 
 
+@contextmanager
+def opened(location: Location) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file; pages are verified by their checksums."""
+    with location.fs.open(location.path, "rb") as stream:
+        local, remote = (location.path, {"memory_map": True}), (stream, {"pre_buffer": True})
+        source, options = local if location.is_local else remote
+        with pq.ParquetFile(source, page_checksum_verification=True, **options) as file:
+            yield file
+
+
+def counts(file: pq.ParquetFile) -> list[int]:
+    """Return the rows of each row group."""
+    footer = file.metadata
+    return [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
+
+
 def groups_between(counts: Iterable[int], start: int, stop: int) -> tuple[list[int], int, int]:
     """Return the row groups that overlap a range, their first row, and the row after their last.
 
@@ -162,10 +179,8 @@ class _FileRows:
         span, place = self.span, self.place
 
         def read() -> pa.Table | None:
-            with place.fs.open(place.path, "rb") as stream, _opened(place, stream) as file:
-                footer = file.metadata
-                counts = (footer.row_group(i).num_rows for i in range(footer.num_row_groups))
-                groups, first, stop = groups_between(counts, span.start, span.stop)
+            with opened(place) as file:
+                groups, first, stop = groups_between(counts(file), span.start, span.stop)
                 if whole and (first, stop) != (span.start, span.stop):
                     return None
                 present = [name for name in columns if name not in self.constants]
@@ -245,12 +260,6 @@ class _FileRows:
             return file
         replaced = f" REPLACE ({', '.join(casts)})" if casts else ""
         return f"(SELECT *{replaced}{constants} FROM {file})"
-
-
-def _opened(location: Location, stream: object) -> pq.ParquetFile:
-    if location.is_local:
-        return pq.ParquetFile(location.path, memory_map=True, page_checksum_verification=True)
-    return pq.ParquetFile(stream, pre_buffer=True, page_checksum_verification=True)
 
 
 def _has_sizes(kind: pa.DataType) -> bool:

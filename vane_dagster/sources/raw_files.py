@@ -87,10 +87,10 @@ class FilesSource(FileSource):
     ) -> SourceTable:
         """Group files, by a hash of their paths; see `grouping`."""
         by_url = {file.url: file for file in files}
-        if wrong := next((url for url in by_url if not _is_text(url)), None):
+        if wrong := [url for url in by_url if url.encode(errors="replace").decode() != url]:
             raise SourceError(
-                f"{location}: the name of {wrong!r} is no valid UTF-8, so its path cannot be in a "
-                "row. Rename the file"
+                f"{location}: the name of {wrong[0]!r} is no valid UTF-8, so its path cannot be in "
+                "a row. Rename the file"
             )
         sizes = [FileSize(file.url, 1, max(1, self.row_bytes(file))) for file in files]
         fragments = []
@@ -164,14 +164,6 @@ def listed_rows(spans: Sequence[FileSpan]) -> pa.Table:
     times = [_time(detail[1]) if len(detail) > 1 else None for detail in details]
     paths = [path_of(span.url) for span in spans]
     return pa.table([paths, pa.array(sizes, pa.int64()), times], schema=_SCHEMA)
-
-
-def _is_text(url: str) -> bool:
-    try:
-        url.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _detail(file: FileRecord) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,16 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster.sources.ingested_files import (
-    Converted,
-    IngestedSource,
-    SmallFiles,
-    shared_options,
-)
+from vane_dagster.sources.ingested_files import IngestedSource, SmallFiles
 from vane_dagster.sources.text_stream import TextStream, whole_lines, with_compressed
 
-_TEXT = "text"
-_TYPES = {_TEXT: "VARCHAR"}
+_SCHEMA = pa.schema([("text", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -31,18 +25,14 @@ class TextSource(IngestedSource):
     function: ClassVar[str] = "vd.text"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".txt")
 
-    def convert(self, stream: TextStream) -> Iterator[Converted]:
-        yield pa.table({_TEXT: pa.array([], pa.string())}), _TYPES
-        line = 1
+    def convert(self, stream: TextStream) -> Iterator[pa.Table]:
+        yield _SCHEMA.empty_table()
         for block in whole_lines(stream.blocks(), stream):
-            yield pa.table({_TEXT: _lines(block, stream, line)}), _TYPES
-            line += block.count(b"\n")
-
-    def joined(self, one: Any, other: Any) -> Any:
-        return one
-
-    def common_type(self, found: Sequence[Any]) -> pa.DataType:
-        return pa.string()
+            ended = pa.array([block.removesuffix(b"\n")], pa.large_binary())
+            lines = pc.split_pattern(ended, b"\n").flatten()
+            has_return = pc.ends_with(lines, b"\r")
+            lines = pc.if_else(has_return, pc.binary_slice(lines, 0, -1), lines)
+            yield pa.table([lines.cast(pa.string())], schema=_SCHEMA)
 
 
 @known_keywords("vd.text")
@@ -76,28 +66,7 @@ def text(
     Raises:
         DefinitionError: If an argument is wrong.
     """
-    return TextSource(
-        **shared_options(
-            "vd.text", url, asset, allow_empty, storage_options, encoding, small_files
-        ),
-        include_paths=include_paths,
+    return TextSource.declared(
+        *(url, None, None, encoding, include_paths),
+        *(small_files, asset, allow_empty, storage_options),
     )
-
-
-def _lines(block: bytes, stream: TextStream, first: int) -> pa.Array:
-    """Return the lines of a text, without their ends.
-
-    Args:
-        block: The text.
-        stream: The file, for messages.
-        first: The number of the first line.
-    """
-    ended = block[:-1] if block.endswith(b"\n") else block
-    lines = pc.split_pattern(pa.array([ended], pa.large_binary()), b"\n").flatten()
-    if b"\r" in block:
-        has_return = pc.ends_with(lines, b"\r")
-        lines = pc.if_else(has_return, pc.binary_slice(lines, 0, -1), lines)
-    try:
-        return lines.cast(pa.string())
-    except pa.ArrowInvalid as error:
-        raise stream.not_utf_8(block, first) from error

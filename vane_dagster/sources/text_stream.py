@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import functools
 import gzip
 import io
+import itertools
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +22,15 @@ from vane_dagster.sources.base import unreadable
 from vane_dagster.storage.damage import is_damage
 from vane_dagster.storage.filesystem import Location
 
-BLOCK = 8 << 20
-"""Bytes of one request to the file system."""
+BLOCK = 16 << 20
+"""Bytes of one request to the file system, and the maximum bytes of a row of CSV."""
 UTF_8 = "utf-8"
 MAX_LINE = 256 << 20
 """Maximum bytes of a line."""
 
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
-_UNPACKERS: Mapping[str, Callable[[Any], Any]] = {
+_UNPACKERS: Mapping[str | None, Callable[[Any], Any]] = {
+    None: nullcontext,
     "gzip": lambda packed: gzip.GzipFile(fileobj=packed),
     "bzip2": bz2.BZ2File,
     "xz": lzma.LZMAFile,
@@ -69,10 +72,6 @@ def parse_encoding(where: str, encoding: Any) -> str:
         ) from None
 
 
-class RowTooLongError(Exception):
-    """A row does not fit into the window of the file."""
-
-
 @dataclass(frozen=True)
 class TextStream:
     """The text of a file, without a byte order mark.
@@ -82,14 +81,12 @@ class TextStream:
         encoding: The encoding of the file.
         location: The pipeline, for messages.
         storage_options: Options of the fsspec file system.
-        window: Bytes that are parsed at a time, if a row has to fit into them.
     """
 
     url: str
     encoding: str
     location: str
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    window: int = 4 << 20
 
     @property
     def compression(self) -> str | None:
@@ -97,21 +94,31 @@ class TextStream:
         return next((_COMPRESSIONS[s] for s in _COMPRESSIONS if self.url.endswith(s)), None)
 
     def blocks(self) -> Iterator[bytes]:
-        """Read the text in UTF-8, in blocks of at most about `BLOCK` bytes.
+        """Read the text as valid UTF-8, in blocks that hold about `BLOCK` bytes of the file.
 
         Raises:
             SourceError: If the file cannot be read, decompressed or decoded.
         """
+        line = 1
         try:
             with self.opened() as stream:
-                for number, block in enumerate(self._decoded(self._checked(_read(stream)))):
+                read = iter(functools.partial(stream.read, BLOCK), b"")
+                self._check(first := next(read, b""))
+                texts = codecs.iterdecode(itertools.chain([first], read), self.encoding)
+                for number, text in enumerate(texts):
+                    block = text.encode()
                     yield block.removeprefix(codecs.BOM_UTF8) if number == 0 else block
+                    line += block.count(b"\n")
         except SourceError:
             raise
-        except UnicodeDecodeError as error:
+        except UnicodeError as error:
+            at = None
+            if self.encoding == UTF_8 and isinstance(error, UnicodeDecodeError):
+                at = line + error.object.count(b"\n", 0, error.start)
             raise self.refused(
-                f"it is not valid {self.encoding}. Set encoding= to the file's encoding, or write "
-                "it again as UTF-8"
+                f"it is not valid {self.encoding.upper()}. Set encoding= to the file's encoding, "
+                "such as 'latin-1', or write it again as UTF-8",
+                at,
             ) from error
         except Exception as error:  # drivers and decompressors raise their own exception classes
             if self.compression and (isinstance(error, _DAMAGE) or is_damage(error)):
@@ -131,96 +138,26 @@ class TextStream:
         where = f", line {line}" if line is not None else ""
         return SourceError(f"{self.location}: {self.url!r}{where}: {reason}")
 
-    def not_utf_8(self, block: bytes, first: int) -> SourceError:
-        """Return the error for text that is not valid UTF-8.
-
-        Args:
-            block: The text.
-            first: The number of its first line.
-        """
-        try:
-            block.decode()
-            line = None
-        except UnicodeDecodeError as error:
-            line = first + block.count(b"\n", 0, error.start)
-        return self.refused(
-            'it is not valid UTF-8. Set encoding= to the encoding of the file, as "latin-1"',
-            line=line,
-        )
-
     @contextmanager
     def opened(self) -> Iterator[Any]:
         """Open the file for reading of its decompressed bytes."""
         location = Location(self.url, self.storage_options)
-        with ExitStack() as opened:
-            raw: Any
-            if location.is_local:
-                raw = opened.enter_context(io.FileIO(location.path))
-            else:
-                raw = opened.enter_context(location.fs.open(location.path, cache_type="none"))
-            if self.compression is None:
-                yield raw
-                return
-            buffered = opened.enter_context(io.BufferedReader(raw, BLOCK))
-            yield opened.enter_context(_UNPACKERS[self.compression](buffered))
+        with (
+            location.fs.open(location.path, cache_type="none") as raw,
+            io.BufferedReader(raw, BLOCK) as buffered,
+            _UNPACKERS[self.compression](buffered) as stream,
+        ):
+            yield stream
 
-    def _checked(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the blocks; refuse a file whose first bytes are those of another format."""
-        for number, block in enumerate(blocks):
-            for magic, found in _MAGIC.items() if number == 0 else ():
-                is_wide = magic in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-                if block.startswith(magic) and not (is_wide and self.encoding != UTF_8):
-                    raise self.refused(
-                        f"it is {found}; expected text in {self.encoding}, or take the file out "
-                        "of the source"
-                    )
-            yield block
-
-    def _decoded(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        if self.encoding == UTF_8:
-            yield from blocks
-            return
-        decoder = codecs.getincrementaldecoder(self.encoding)()
-        for block in blocks:
-            yield decoder.decode(block).encode(UTF_8)
-        yield decoder.decode(b"", final=True).encode(UTF_8)
-
-
-class BlockReader(io.RawIOBase):
-    """A file object over blocks of bytes, for readers that want one."""
-
-    def __init__(self, blocks: Iterable[bytes]) -> None:
-        self._blocks = iter(blocks)
-        self._held, self._at = b"", 0
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Return up to a number of bytes; none at the end.
-
-        They do not end between CR and LF: Arrow's reader takes an LF at the beginning of a block
-        for the rest of a line end, also in quotes.
-        """
-        while self._held[self._at :] in (b"", b"\r"):
-            block = next(self._blocks, None)
-            if block is None:
-                break
-            self._held, self._at = self._held[self._at :] + block, 0
-        start, stop = self._at, min(self._at + max(2, size or 0), len(self._held))
-        if stop - start > 1 and self._held[stop - 1] == 13:  # CR
-            stop -= 1
-        self._at = stop
-        return self._held[start:stop]
-
-
-def is_utf_8(text: bytes) -> bool:
-    """Return whether bytes are valid UTF-8."""
-    try:
-        pa.array([text], pa.large_binary()).cast(pa.large_string())
-    except pa.ArrowInvalid:
-        return False
-    return True
+    def _check(self, first: bytes) -> None:
+        """Refuse a file whose first bytes are those of another format."""
+        for magic, found in _MAGIC.items():
+            is_wide = magic in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            if first.startswith(magic) and not (is_wide and self.encoding != UTF_8):
+                raise self.refused(
+                    f"it is {found}; expected text in {self.encoding}, or take the file out of "
+                    "the source"
+                )
 
 
 def whole_lines(blocks: Iterable[bytes], stream: TextStream) -> Iterator[bytes]:
@@ -244,6 +181,33 @@ def whole_lines(blocks: Iterable[bytes], stream: TextStream) -> Iterator[bytes]:
         yield rest
 
 
-def _read(stream: Any) -> Iterator[bytes]:
-    while block := stream.read(BLOCK):
-        yield block
+class BlockReader(io.RawIOBase):
+    """A file object over blocks of bytes, for Arrow's reader: each read returns a block.
+
+    No block ends between CR and LF: the reader takes an LF at the beginning of a block for the rest
+    of a line end, also in quotes.
+
+    Args:
+        blocks: The blocks.
+        last: The last line, without an end.
+    """
+
+    def __init__(self, blocks: Iterable[bytes], last: bytes) -> None:
+        self._blocks = _whole_ends(blocks, last)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        return next(self._blocks, b"")
+
+
+def _whole_ends(blocks: Iterable[bytes], last: bytes) -> Iterator[bytes]:
+    held, is_ended = b"", True
+    for block in blocks:
+        is_ended = block.endswith((b"\r", b"\n"))
+        whole = (held + block).removesuffix(b"\r")
+        held = b"\r" if block.endswith(b"\r") else b""
+        if whole:
+            yield whole
+    yield held + (b"" if is_ended else b"\n") + last

@@ -7,50 +7,30 @@ the ISO format, or in the one that is declared; they are never guessed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-KINDS = {
-    "null": pa.null(),
-    "bool": pa.bool_(),
-    "integer": pa.int64(),
-    "long": pa.int64(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us"),
-    "timestamptz": pa.timestamp("us", "UTC"),
-    "text": pa.string(),
-}
-"""The kinds of columns, with their types. An `integer` is one that a double holds, a `long` not."""
 MOST_MISFITS = 1_000
 """Values of a fragment that may not fit before the whole fragment fails."""
 
-_TRIED = ("bool", "integer", "double", "date", "timestamp", "timestamptz")
-_INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
-_DOUBLE = r"^-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^(?i:-?(nan|inf|infinity))$"
-_WORDS = ("true", "True", "TRUE", "false", "False", "FALSE")
-LARGEST = 2**53
-"""The whole numbers up to it are those that a double holds."""
+_KINDS = {
+    pa.bool_(): "^(true|True|TRUE|false|False|FALSE)$",
+    pa.int64(): "^(0|-?[1-9][0-9]{0,18})$",
+    pa.float64(): r"^-?((0|[1-9][0-9]{0,17})|(0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+    "|^(?i:-?(nan|inf|infinity))$",
+    pa.date32(): "",
+    pa.timestamp("us"): "",
+    pa.timestamp("us", "UTC"): "",
+}
+"""The types that are found in texts, the first one first, and the pattern of the texts."""
 _SURE_DIGITS = 15
-
-
-def joined(one: str, other: str) -> str:
-    """Return the kind of a column with values of two kinds."""
-    if one == other or other == "null":
-        return one
-    if one == "null":
-        return other
-    pair = {one, other}
-    if pair == {"integer", "long"}:
-        return "long"
-    if pair == {"date", "timestamp"}:
-        return "timestamp"
-    return "double" if pair == {"integer", "double"} else "text"
+_SMALLEST = 1e-300
+"""Doubles below it may hold fewer digits."""
 
 
 @dataclass(frozen=True)
@@ -67,60 +47,26 @@ class TextTypes:
     timestamp_format: str | None = None
     decimal_separator: str = "."
 
-    def typed(self, values: pa.Array, known: str = "null") -> tuple[str, pa.Array]:
-        """Return the kind of some values, and the values.
-
-        Those that are written as Arrow itself writes them have the type of their kind, from which
-        the same texts can be made; others stay texts.
-
-        Args:
-            values: The texts.
-            known: The kind of the values before them in their column; after texts, nothing else
-                is looked for.
-        """
-        if known == "text":
-            return known, values
-        tried = sorted(_TRIED, key=lambda kind: kind != known)  # the likeliest first
-        if not (self.date_format or self.timestamp_format):  # by which `20240131` may be a date
-            for kind in tried:
-                if (found := self._canonical(values, kind)) is not None:
-                    return _sized(kind, found), found
-        plain = _trimmed(values).drop_null()
-        if not len(plain):
-            return "null", values
-        tried.sort(key=lambda kind: self._format(KINDS[kind]) is None)
-        kind = next((kind for kind in tried if self._fits(plain, kind)), "text")
-        return _sized(kind, plain), values
-
-    def _format(self, kind: pa.DataType) -> str | None:
-        """Return the declared format of a type; None for ISO."""
-        if pa.types.is_date(kind):
-            return self.date_format
-        form = self.timestamp_format if pa.types.is_timestamp(kind) else None
-        return form if form is not None and ("%z" in form) == bool(kind.tz) else None
-
-    def _canonical(self, values: pa.Array, kind: str) -> pa.Array | None:
-        """Return values of a kind if their texts are those that Arrow makes of them."""
-        if values.null_count == len(values):
-            return None
-        try:
-            if kind == "integer":
-                is_whole = pc.all(pc.match_substring_regex(values, _INTEGER)).as_py()
-                return values.cast(pa.int64()) if is_whole else None
-            if kind == "double" and self.decimal_separator == ".":
-                found = values.cast(pa.float64())
-                return found if found.cast(pa.string()).equals(values) else None
-            if kind == "date":
-                return values.cast(pa.date32())
-        except pa.ArrowInvalid:
-            pass
-        return None
+    def type_of(self, values: pa.Array) -> pa.DataType:
+        """Return the first type that all texts have; that of null if all are empty."""
+        values = values.drop_null()
+        # By a declared format, `20240131` may be a date.
+        kinds = sorted(_KINDS, key=lambda kind: self._format(kind) is None)
+        first = _trimmed(values.slice(0, 1)).drop_null()
+        kinds = [kind for kind in kinds if self._have(first, kind)]  # no text is copied for others
+        if not kinds:
+            return pa.string()
+        values = _trimmed(values).drop_null()
+        if not len(values):
+            return pa.null()
+        return next((kind for kind in kinds if self._have(values, kind)), pa.string())
 
     def cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
         """Convert texts to a type; empty ones are null, unless they are to be texts.
 
         Raises:
             pa.ArrowInvalid: If one does not have the type.
+            ValueError: If one does not have the declared format.
         """
         return values if pa.types.is_string(kind) else self._cast(_trimmed(values), kind)
 
@@ -130,46 +76,46 @@ class TextTypes:
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             values = self._with_points(values)
         found = values.cast(kind)
-        if pa.types.is_floating(kind):
-            infinite = pc.is_inf(found)
-            if pc.any(infinite).as_py() and _match_any(values.filter(infinite), "[0-9]"):
-                raise pa.ArrowInvalid("a number is too large")
+        if pa.types.is_floating(kind) and _match_any(values.filter(pc.is_inf(found)), "[0-9]"):
+            raise pa.ArrowInvalid("a number is too large")
         if pa.types.is_integer(kind) and _match_any(values, "[xX]"):
             raise pa.ArrowInvalid("a value is hexadecimal")
         return found
+
+    def _format(self, kind: pa.DataType) -> str | None:
+        """Return the declared format of a type; None for ISO."""
+        if pa.types.is_date(kind):
+            return self.date_format
+        form = self.timestamp_format if pa.types.is_timestamp(kind) else None
+        return form if form is not None and ("%z" in form) == bool(kind.tz) else None
 
     def _with_points(self, values: pa.Array) -> pa.Array:
         """Return texts of numbers with a point as the decimal separator."""
         if self.decimal_separator == ".":
             return values
-        if pc.any(pc.match_substring(values, ".")).as_py():
+        if _match_any(values, r"\."):
             raise pa.ArrowInvalid("a value has a decimal point")
         return pc.replace_substring(values, ",", ".")
 
-    def _fits(self, values: pa.Array, kind: str) -> bool:
-        """Return whether all of some values, trimmed and without nulls, have a kind."""
+    def _have(self, values: pa.Array, kind: pa.DataType) -> bool:
+        """Return whether all texts, trimmed and without nulls, have a type."""
         try:
-            if kind == "bool":
-                return bool(pc.all(pc.is_in(values, pa.array(_WORDS))).as_py())
-            if kind == "double":
+            if pa.types.is_floating(kind):
                 values = self._with_points(values)
-            pattern = {"integer": _INTEGER, "double": _DOUBLE}.get(kind, "")
-            if not pc.all(pc.match_substring_regex(values, pattern)).as_py():
+            pattern = _KINDS[kind]
+            if pattern and not pc.all(pc.match_substring_regex(values, pattern)).as_py():
                 return False
-            if kind == "double":
-                return _is_exact(values)
-            self._cast(values, KINDS[kind])
+            if pa.types.is_floating(kind):
+                return _are_exact(values)
+            self._cast(values, kind)
         except (pa.ArrowInvalid, ValueError):
             return False
         return True
 
 
-Cast = Callable[[pa.Array], pa.Array]
-
-
 def cast_each(
-    values: pa.ChunkedArray, kind: pa.DataType, cast: Cast
-) -> tuple[pa.ChunkedArray, Sequence[int]]:
+    values: pa.ChunkedArray, kind: pa.DataType, cast: Callable[[pa.Array], pa.Array]
+) -> tuple[list[pa.Array], Sequence[int]]:
     """Cast the values of a column; those that do not fit become null.
 
     Args:
@@ -178,7 +124,7 @@ def cast_each(
         cast: Casts an array, or raises `pa.ArrowInvalid`.
 
     Returns:
-        The column, and the positions of the values that do not fit.
+        The chunks of the column, and the positions of the values that do not fit.
 
     Raises:
         pa.ArrowInvalid: If more than `MOST_MISFITS` do not fit.
@@ -186,38 +132,34 @@ def cast_each(
     misfits: list[int] = []
     found: list[pa.Array] = []
     first = 0
-
-    def add(part: pa.Array, start: int) -> None:
-        if part.null_count == len(part):
-            found.append(pa.nulls(len(part), kind))
-            return
+    parts = values.chunks[::-1]
+    while parts:
+        part = parts.pop()
         try:
-            found.append(cast(part))
+            found.append(pa.nulls(len(part), kind) if part.null_count == len(part) else cast(part))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
             if len(part) > 1:
                 middle = len(part) // 2
-                add(part.slice(0, middle), start)
-                add(part.slice(middle), start + middle)
-                return
+                parts += [part.slice(middle), part.slice(0, middle)]
+                continue
             if len(misfits) == MOST_MISFITS:
                 raise pa.ArrowInvalid(f"more than {MOST_MISFITS:,} values") from None
-            misfits.append(start)
+            misfits.append(first)
             found.append(pa.nulls(1, kind))
-
-    for chunk in values.chunks:
-        add(chunk, first)
-        first += len(chunk)
-    return pa.chunked_array(found, kind), misfits
+        first += len(part)
+    return found, misfits
 
 
-def are_small(values: pa.Array | pa.ChunkedArray) -> bool:
-    """Return whether a double holds each of some whole numbers."""
-    limits = pc.min_max(values).as_py()
-    return limits["min"] is None or (limits["min"] >= -LARGEST and limits["max"] <= LARGEST)
+def is_readable(kind: pa.DataType, is_text: bool) -> bool:
+    """Return whether values of files can be cast to a type.
 
-
-def is_readable(kind: pa.DataType) -> bool:
-    """Return whether text can be cast to a type."""
+    Args:
+        kind: The type.
+        is_text: Whether the values are texts.
+    """
+    if not is_text and pa.types.is_nested(kind) and not pa.types.is_map(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return all(is_readable(each.type, is_text) for each in fields)
     if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
         return False
     try:
@@ -230,7 +172,7 @@ def is_readable(kind: pa.DataType) -> bool:
 def _trimmed(values: pa.Array) -> pa.Array:
     """Return texts without white space around them; null for those that then are empty."""
     values = pc.utf8_trim_whitespace(values)
-    is_empty = pc.equal(pc.binary_length(values), 0)
+    is_empty = pc.equal(values, "")
     return pc.if_else(is_empty, None, values) if pc.any(is_empty).as_py() else values
 
 
@@ -238,39 +180,22 @@ def _match_any(values: pa.Array, pattern: str) -> bool:
     return bool(pc.any(pc.match_substring_regex(values, pattern)).as_py())
 
 
-def _is_exact(values: pa.Array) -> bool:
-    """Return whether texts are what a double prints, with as many digits as they have."""
-    numbers = values.cast(pa.float64())
-    infinite = pc.is_inf(numbers)
-    if pc.any(infinite).as_py() and _match_any(values.filter(infinite), "[0-9]"):
-        return False
-    if _match_any(values.filter(pc.equal(numbers, 0)), "^[^eE]*[1-9]"):  # too small
-        return False
-    if _match_any(values, "^-?[0-9]{19,}$"):  # a whole number of more than 64 bits
-        return False
-    long = pc.greater(pc.binary_length(values), _SURE_DIGITS)
-    if not pc.any(long).as_py():
+def _are_exact(texts: pa.Array) -> bool:
+    """Return whether doubles hold all digits of texts of numbers."""
+    numbers = texts.cast(pa.float64())
+    is_usual = pc.and_(pc.greater(pc.abs(numbers), _SMALLEST), pc.is_finite(numbers))
+    is_short = pc.less_equal(pc.binary_length(texts), _SURE_DIGITS)
+    is_sure = pc.or_(pc.and_(is_usual, is_short), pc.equal(numbers.cast(pa.string()), texts))
+    return all(map(_is_exact, texts.filter(pc.invert(is_sure)).unique().to_pylist()))
+
+
+def _is_exact(text: str) -> bool:
+    """Return whether a double, printed with as many digits as a text has, is that text."""
+    digits = text.lower().partition("e")[0].replace(".", "").lstrip("-0")
+    if not digits.isdigit():  # zero, or a word
         return True
-    texts, numbers = values.filter(long), numbers.filter(long)
-    other = pc.not_equal(numbers.cast(pa.string()), texts)
-    texts, numbers = texts.filter(other), numbers.filter(other)
-    return all(map(_prints, texts.to_pylist(), numbers.to_pylist()))
-
-
-def _sized(kind: str, values: pa.Array) -> str:
-    """Return the kind of values, by their size if they are whole numbers."""
-    is_long = kind == "integer" and not are_small(values.cast(pa.int64()))
-    return "long" if is_long else kind
-
-
-def _prints(text: str, number: float) -> bool:
-    """Return whether a number, printed with the digits of a text, is that text."""
-    mantissa = text.lower().partition("e")[0]
-    digits = mantissa.replace(".", "").lstrip("-0")
-    if len(digits) <= _SURE_DIGITS or not np.isfinite(number):
-        return True
-    printed = f"{abs(number):.{len(digits) - 1}e}".partition("e")[0].replace(".", "")
-    return printed == digits
+    printed = f"{abs(float(text)):.{len(digits) - 1}e}"
+    return printed.partition("e")[0].replace(".", "") == digits
 
 
 def _parsed(values: pa.Array, form: str, kind: pa.DataType) -> pa.Array:

@@ -19,7 +19,6 @@ import vane_dagster as vd
 from support.ingested import CONTEXT, RULE, bound, misfits, refusal, rows, split, types
 from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.ingested_files import IngestedFile
-from vane_dagster.sources.text_stream import TextStream
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord
 from vane_dagster.storage.store import Store
@@ -139,7 +138,7 @@ def test_a_column_without_values_so_far_has_no_type_yet(tmp_path):
     ("later", "expected"),
     [
         (b"3,c\n4,d\n", "has none of the columns 'id', 'v'"),
-        (b"ID,v\n3,c\n", "has the column 'ID', which is 'id' in other files"),
+        (b"ID,v\n3,c\n", "columns 'id' and 'ID' are the same name to SQL"),
     ],
 )
 def test_a_later_file_with_another_header_is_refused(later, expected, tmp_path):
@@ -149,16 +148,33 @@ def test_a_later_file_with_another_header_is_refused(later, expected, tmp_path):
     write(folder, a__csv=b"id,v\n1,a\n")
     rows(vd.csv(str(folder)).bind(store))
     write(folder, b__csv=later)
-    assert expected in refusal(vd.csv(str(folder)).bind(store))
+    with pytest.raises((vd.SourceError, vd.SchemaError)) as caught:
+        rows(vd.csv(str(folder)).bind(store))
+    assert f"'file://{folder}/b.csv'" in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize("size", range(14, 26))
-def test_line_ends_in_quotes_are_kept_wherever_a_window_ends(size, tmp_path, monkeypatch):
+def test_line_ends_in_quotes_are_kept_wherever_a_block_ends(size, tmp_path, monkeypatch):
     data = b'a,b\r\n1,"x\r\ny\r\n"\r\n2,"\r\n"\r\n'
-    monkeypatch.setattr(TextStream, "window", size)
-    monkeypatch.setattr("vane_dagster.sources.text_stream.BLOCK", 5)
+    monkeypatch.setattr("vane_dagster.sources.csv_files._HEADER_BYTES", 4)
+    monkeypatch.setattr("vane_dagster.sources.text_stream.BLOCK", size)
     source = vd.csv(write(tmp_path, a__csv=data))
     assert [row["b"] for row in rows(source)] == ["x\r\ny\r\n", "\r\n"]
+
+
+def test_one_column_without_a_newline_at_the_end(tmp_path):
+    """A short last line is no quote that is not closed."""
+    assert rows(vd.csv(write(tmp_path, a__csv=b"v\n9007199254740993"))) == [{"v": 2**53 + 1}]
+
+
+def test_a_row_that_does_not_fit_into_a_block_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("vane_dagster.sources.csv_files._HEADER_BYTES", 4)
+    monkeypatch.setattr("vane_dagster.sources.text_stream.BLOCK", 100)
+    text = b"a,b\n1,2\n3," + b"x" * 90 + b"\n"
+    assert [len(str(row["b"])) for row in rows(vd.csv(write(tmp_path, a__csv=text)))] == [1, 90]
+    text = b"a,b\n1,2\n3," + b"x" * 300 + b"\n"
+    assert "a row has more than" in refusal(vd.csv(write(tmp_path, a__csv=text)))
 
 
 def test_empty_lines_of_one_column_are_nulls(tmp_path):
@@ -392,6 +408,7 @@ def test_compressed_files_are_cut_too(name, pack, tmp_path):
     ("data", "expected"),
     [
         (b"", "is empty, and has no header"),
+        (b'"a,b\n1,2\n', "its header cannot be parsed"),
         (b"a,a\n1,2\n", "has the column 'a' twice"),
         (b"a,A\n1,2\n", "has the column 'a' twice"),
         (b"a,b\n1,2\n3\n", ", line 3: the row has 1 fields, expected 2"),

@@ -12,6 +12,8 @@ import pytest
 import vane_dagster as vd
 from support.ingested import misfits, refusal, rows, types
 from vane_dagster.sources import FragmentRule
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
 
 
 def written(folder: Path, data: bytes, name: str = "a.jsonl") -> str:
@@ -137,7 +139,7 @@ def test_whole_numbers_among_fractions_lose_nothing(tmp_path):
     ("data", "expected"),
     [
         (b'[{"a":1}]', "is a JSON array, expected JSON lines"),
-        (b'{"a":1}\n5\n', ", line 2: it is a number; expected an object a line"),
+        (b'{"a":1}\n5\n', ", line 2: it is no object; expected an object a line"),
         (b'{"a":1}\n\n{"a":\n', ", line 3: it is not valid JSON"),
         (b'{"a":1}\n{"a":"\xe9"}\n', ", line 2: it is not valid UTF-8"),
         (b'{"a":1,"a":2}\n', ", line 1: an object has a key twice"),
@@ -173,6 +175,36 @@ def test_long_lines_are_read(tmp_path):
     assert [row["n"] for row in rows(source)] == [1, 2]
 
 
+def test_booleans_among_numbers_stay_booleans(tmp_path):
+    text = b'{"v":[1.5]}\n{"v":[true]}\n{"v":[2],"x":{}}\n'
+    found = [row["v"] for row in rows(vd.json(written(tmp_path, text)))]
+    assert [json.loads(value) for value in found] == [[1.5], [True], [2]]
+    assert found[1] == "[true]"
+
+
+def test_lists_that_the_fast_reader_truncates_are_read(tmp_path):
+    text = b'{"k":false}\n{"k":[true]}\n{"k":{}}\n{"k":[]}\n{"l":[]}\n{"l":[null,null]}\n'
+    found = rows(vd.json(written(tmp_path, text)))
+    assert [row["k"] for row in found[:4]] == ["false", "[true]", "{}", "[]"]
+    assert [row["l"] for row in found[4:]] == [[], [None, None]]
+
+
 def test_other_encodings(tmp_path):
     url = written(tmp_path, '{"a":"é"}\n'.encode("utf-16"))
     assert rows(vd.json(url, encoding="utf-16")) == [{"a": "é"}]
+
+
+def test_keys_that_only_a_later_file_has_are_not_read(tmp_path):
+    """So they may differ in case alone."""
+    store = Store(Location(str(tmp_path / "store")))
+    folder = tmp_path / "src"
+    folder.mkdir()
+    source = vd.json(written(folder, b'{"id":1}\n')).bind(store)
+    assert rows(source) == [{"id": 1}]
+    written(folder, b'{"id":2,"new":1,"NEW":2}\n', "b.jsonl")
+    assert rows(source) == [{"id": 1}, {"id": 2}]
+
+
+def test_a_value_that_is_nested_too_deeply_is_refused(tmp_path):
+    text = b'{"a":1}\n{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    assert "a.jsonl', line " in refusal(vd.json(written(tmp_path, text)))

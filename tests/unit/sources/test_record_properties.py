@@ -29,7 +29,6 @@ def _small_blocks() -> Iterator[None]:
     """Let files be read in blocks of seven bytes, and pieces have 120."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vane_dagster.sources.text_stream.BLOCK", 7)
-        patch.setattr("vane_dagster.sources.ingested_files.PIECE_BYTES", 120)
         patch.setattr("vane_dagster.sources.piece_writer.PIECE_BYTES", 120)
         yield
 

@@ -33,7 +33,7 @@ def test_bytes_that_are_no_text_name_the_line(tmp_path):
         rows(vd.text(str(tmp_path)), FragmentRule(20))
     assert rows(vd.text(str(tmp_path), encoding="latin-1"))[50] == {"text": "ÿ"}
     (tmp_path / "a.txt").write_bytes("é".encode("utf-16")[:-1])
-    with pytest.raises(vd.SourceError, match=r"is not valid utf-16\. Set encoding="):
+    with pytest.raises(vd.SourceError, match=r"is not valid UTF-16\. Set encoding="):
         rows(vd.text(str(tmp_path), encoding="utf-16"))
 
 
