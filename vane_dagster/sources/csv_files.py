@@ -83,13 +83,8 @@ class CsvSource(IngestedSource):
         return TextTypes(self.date_format, self.timestamp_format, self.decimal_separator)
 
     def shown(self, rows: pa.Table) -> pa.Schema:
-        def found(name: str, values: pa.ChunkedArray) -> pa.Field:
-            texts = values.combine_chunks()
-            kind = self.forms.type_of(texts)
-            numbers = self.forms.cast(texts, kind) if pa.types.is_integer(kind) else []
-            return shown(name, pa.array(numbers, kind))
-
-        return pa.schema(list(map(found, rows.column_names, rows.columns)))
+        typed = (self.forms.typed(values.combine_chunks()) for values in rows.columns)
+        return pa.schema(list(map(shown, rows.column_names, typed)))
 
     def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         blocks = stream.blocks()

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.part_file import repetitive
 from vane_dagster.storage.stored_tables import INGESTED, ParquetRows, Piece, joined, tables
 
 PIECE_BYTES = 32 << 20
@@ -101,8 +102,12 @@ class PieceWriter:
 def _write(folder: Location, name: str, rows: pa.Table) -> None:
     """Write rows under the name of a new file."""
     sink = pa.BufferOutputStream()
-    texts = [column.name for column in rows.schema if pa.types.is_string(column.type)]
     pq.write_table(
-        rows, sink, row_group_size=_GROUP_ROWS, use_dictionary=texts, write_page_checksum=True
+        rows,
+        sink,
+        row_group_size=_GROUP_ROWS,
+        use_dictionary=[*repetitive(rows)],
+        write_statistics=False,
+        write_page_checksum=True,
     )
     folder.write(name, memoryview(sink.getvalue()))

@@ -104,11 +104,16 @@ class TextStream:
             with self.opened() as stream:
                 read = iter(functools.partial(stream.read, BLOCK), b"")
                 self._check(first := next(read, b""))
-                texts = codecs.iterdecode(itertools.chain([first], read), self.encoding)
-                for number, text in enumerate(texts):
-                    block = text.encode()
+                decoder = codecs.getincrementaldecoder(self.encoding)()
+                for number, block in enumerate(itertools.chain([first], read)):
+                    if self.encoding != UTF_8:
+                        block = decoder.decode(block).encode()
+                    elif not block.isascii() or decoder.getstate()[0]:
+                        decoder.decode(block)
                     yield block.removeprefix(codecs.BOM_UTF8) if number == 0 else block
                     line += block.count(b"\n")
+                if rest := decoder.decode(b"", True):
+                    yield rest.encode()
         except SourceError:
             raise
         except UnicodeError as error:

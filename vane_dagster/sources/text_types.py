@@ -7,7 +7,6 @@ the ISO format, or in the one that is declared; they are never guessed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time
@@ -20,7 +19,7 @@ MOST_MISFITS = 1_000
 
 _KINDS = {
     pa.bool_(): "^(true|True|TRUE|false|False|FALSE)$",
-    pa.int64(): "^(0|-?[1-9][0-9]{0,18})$",
+    pa.int64(): "",
     pa.float64(): r"^-?((0|[1-9][0-9]{0,17})|(0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
     "|^(?i:-?(nan|inf|infinity))$",
     pa.date32(): "",
@@ -47,19 +46,20 @@ class TextTypes:
     timestamp_format: str | None = None
     decimal_separator: str = "."
 
-    def type_of(self, values: pa.Array) -> pa.DataType:
-        """Return the first type that all texts have; that of null if all are empty."""
+    def typed(self, values: pa.Array) -> pa.Array:
+        """Convert texts that are not empty to the first type that all have; to null if all are."""
         values = values.drop_null()
         # By a declared format, `20240131` may be a date.
         kinds = sorted(_KINDS, key=lambda kind: self._format(kind) is None)
         first = _trimmed(values.slice(0, 1)).drop_null()
-        kinds = [kind for kind in kinds if self._have(first, kind)]  # no text is copied for others
+        kinds = [kind for kind in kinds if self._tried(first, kind) is not None]
         if not kinds:
-            return pa.string()
+            return values
         values = _trimmed(values).drop_null()
         if not len(values):
-            return pa.null()
-        return next((kind for kind in kinds if self._have(values, kind)), pa.string())
+            return pa.nulls(0)
+        tried = (self._tried(values, kind) for kind in kinds)
+        return next((found for found in tried if found is not None), values)
 
     def cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
         """Convert texts to a type; empty ones are null, unless they are to be texts.
@@ -97,20 +97,20 @@ class TextTypes:
             raise pa.ArrowInvalid("a value has a decimal point")
         return pc.replace_substring(values, ",", ".")
 
-    def _have(self, values: pa.Array, kind: pa.DataType) -> bool:
-        """Return whether all texts, trimmed and without nulls, have a type."""
+    def _tried(self, values: pa.Array, kind: pa.DataType) -> pa.Array | None:
+        """Convert texts, trimmed and without nulls, to a type; None if one does not have it."""
+        is_floating = pa.types.is_floating(kind)
         try:
-            if pa.types.is_floating(kind):
-                values = self._with_points(values)
+            values = self._with_points(values) if is_floating else values
             pattern = _KINDS[kind]
             if pattern and not pc.all(pc.match_substring_regex(values, pattern)).as_py():
-                return False
-            if pa.types.is_floating(kind):
-                return _are_exact(values)
-            self._cast(values, kind)
+                return None
+            found = values.cast(kind) if is_floating else self._cast(values, kind)
         except (pa.ArrowInvalid, ValueError):
-            return False
-        return True
+            return None
+        if pa.types.is_integer(kind):  # `007` and `+7` are no numbers
+            return found if found.cast(pa.string()).equals(values) else None
+        return None if is_floating and not _are_exact(values, found) else found
 
 
 def cast_each(
@@ -180,9 +180,8 @@ def _match_any(values: pa.Array, pattern: str) -> bool:
     return bool(pc.any(pc.match_substring_regex(values, pattern)).as_py())
 
 
-def _are_exact(texts: pa.Array) -> bool:
-    """Return whether doubles hold all digits of texts of numbers."""
-    numbers = texts.cast(pa.float64())
+def _are_exact(texts: pa.Array, numbers: pa.Array) -> bool:
+    """Return whether doubles hold all digits of the texts that they were made of."""
     is_usual = pc.and_(pc.greater(pc.abs(numbers), _SMALLEST), pc.is_finite(numbers))
     is_short = pc.less_equal(pc.binary_length(texts), _SURE_DIGITS)
     is_sure = pc.or_(pc.and_(is_usual, is_short), pc.equal(numbers.cast(pa.string()), texts))

@@ -77,7 +77,7 @@ def write_part(
         table.replace_schema_metadata({"vane": part_footer(info)}),
         sink,
         compression=_codecs(table.schema, target.compression),
-        use_dictionary=[*_repetitive(table)],
+        use_dictionary=[*repetitive(table)],
         write_page_checksum=True,
     )
     data = memoryview(sink.getvalue())
@@ -141,7 +141,7 @@ def _codecs(schema: pa.Schema, declared: str | None) -> dict[str, str]:
     }
 
 
-def _repetitive(table: pa.Table) -> Iterator[str]:
+def repetitive(table: pa.Table) -> Iterator[str]:
     """Yield the Parquet columns that have a dictionary."""
     for name, column in zip(table.column_names, table.columns):
         if is_tensor(column.type) and column.type.value_type in _BYTES:
