@@ -84,7 +84,7 @@ _SMALL_BYTES = 1 << 20
 """Files below this size are converted together, if there are many."""
 _SMALL_FILES = 128
 """Small files that are converted together."""
-_FILES_A_CPU, _LOTS_A_CPU = 2, 8
+_FILES_A_CPU, _LOTS_A_CPU = 1, 8
 """Conversions at a time for each CPU: of a file, and of small files, which wait for requests."""
 _ROUNDING = 1e-6
 _VERSION = 1
