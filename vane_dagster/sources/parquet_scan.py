@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ from vane_dagster.types.sql import (
     passed_through,
     quote,
     select_list,
+    unpruned,
     unused,
 )
 from vane_dagster.types.tensors import unsliced
@@ -201,18 +202,18 @@ class _FileRows:
         An error is attributed to the file if its columns cannot be read without SQL either, else to
         the SQL.
         """
+        read = computed_from(columns, where, self.schema)
 
         def run(columns: Sequence[tuple[str, str]], where: str | None) -> pa.Table:
-            return self._asked(select_list(columns), where)
+            return self._asked(select_list(columns), where, read)
 
         try:
             return run(columns, where)
         except (duckdb.IOException, OSError) as error:
             raise self.unreadable(error) from error
         except duckdb.Error as error:
-            read = computed_from(columns, where, self.schema)
             try:
-                self._asked(", ".join(quote(name) for name in read) or ROW_NUMBER, None)
+                self._asked(", ".join(quote(name) for name in read) or ROW_NUMBER, None, ())
             except (duckdb.Error, OSError) as damage:
                 raise self.unreadable(damage) from damage
             raise expression_error(columns, where, run, error, self.context.location) from error
@@ -223,9 +224,9 @@ class _FileRows:
         fix = "Write it again, or take it out of the source" if damaged else None
         return unreadable(self.span.url, error, self.context.location, fix)
 
-    def _asked(self, listed: str, where: str | None) -> pa.Table:
+    def _asked(self, listed: str, where: str | None, computed: Collection[str]) -> pa.Table:
         query = (
-            f"SELECT {listed} FROM {self._table()} AS source "
+            f"SELECT {listed} FROM {self._table(computed)} AS source "
             f"WHERE {ROW_NUMBER} >= {self.span.start} AND {ROW_NUMBER} < {self.span.stop}"
         )
         query += f" AND ({where})" if where else ""
@@ -235,10 +236,13 @@ class _FileRows:
 
         return with_retries(_failpoints.failing("read", self.span.url, read))
 
-    def _table(self) -> str:
+    def _table(self, computed: Collection[str]) -> str:
         """Return the file in SQL, with the columns that it lacks, and others cast.
 
         Casts are of columns whose type in SQL is not the one that the file declares.
+
+        Args:
+            computed: The columns that expressions and the filter use.
         """
         if not self.place.is_local:
             _register(self.place.fs, self.context.connect())
@@ -251,8 +255,12 @@ class _FileRows:
                 text = self.constants[column.name]
                 value = "NULL" if text is None else literal(text)
                 constants += f", {f'{value}::{kind}' if kind else value} AS {name}"
-            elif kind and (seen != column.type or _has_sizes(seen) or column.name in self.cast):
-                casts.append(f"{name}::{kind} AS {name}")
+            else:
+                read = unpruned(column.name, seen) if column.name in computed else name
+                if kind and (seen != column.type or _has_sizes(seen) or column.name in self.cast):
+                    read = f"{read}::{kind}"
+                if read != name:
+                    casts.append(f"{read} AS {name}")
         # Names of folders, such as day=2026-01-01, are no columns.
         options = f"{ROW_NUMBER}=true, hive_partitioning=false"
         file = f"read_parquet({literal(duckdb_path(self.place.fs, self.place.path))}, {options})"

@@ -22,7 +22,7 @@ from vane_dagster.types.duckdb_connection import spill_below
 from vane_dagster.types.frames import to_pandas, to_polars
 from vane_dagster.types.kinds import is_list_view
 from vane_dagster.types.schema import empty_table, plain_type, seen_by_sql, sql_name
-from vane_dagster.types.sql import literal, quote
+from vane_dagster.types.sql import literal, quote, unpruned
 from vane_dagster.types.tensors import holds_tensors
 
 _BATCH = 65_536
@@ -223,7 +223,8 @@ def _selected(field: pa.Field) -> str:
     """Return the SQL of a column, with a cast for fixed-size lists, which DuckDB reads as lists."""
     name, seen = quote(field.name), seen_by_sql(field.type)
     kind = sql_name(seen) if seen is not None and pa.types.is_fixed_size_list(seen) else None
-    return f"{name}::{kind} AS {name}" if kind else name
+    read = unpruned(field.name, field.type)
+    return f"{read}::{kind} AS {name}" if kind else f"{read} AS {name}"
 
 
 def _ray_dataset(rows: StoredRows) -> Any:

@@ -36,6 +36,25 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def unpruned(name: str, kind: pa.DataType) -> str:
+    """Return an expression of a Parquet column whose statistics DuckDB does not use if it has NaN.
+
+    Writers leave NaN out of them, and DuckDB 2.0 takes them for bounds of all values: it finds no
+    row with ``isnan(x)``, and takes NaN for less than 0.5.
+
+    Args:
+        name: The column.
+        kind: Its type.
+    """
+    quoted = quote(name)
+    return f"list_transform([{quoted}], lambda x: x)[1]" if _holds_floats(kind) else quoted
+
+
+def _holds_floats(kind: pa.DataType) -> bool:
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return pa.types.is_floating(kind) or any(map(_holds_floats, inner))
+
+
 def literal(text: str) -> str:
     """Quote a text as a SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
