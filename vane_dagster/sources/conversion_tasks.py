@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from vane_dagster.errors import ComputeError, first_line
+
 T = TypeVar("T")
 
 
@@ -22,13 +24,25 @@ def call(function: Callable[..., T], *given: Any, on_cluster: bool, per_cpu: int
         *given: Its arguments.
         on_cluster: Whether to call it in a task of the cluster that this process is connected to.
         per_cpu: Slots for each CPU of the cluster, or of this machine.
+
+    Raises:
+        ComputeError: If the task's process died.
+        Exception: What the function raises.
     """
     with _slots(on_cluster, per_cpu):
         if not on_cluster:
             return function(*given)
         ray: Any = importlib.import_module("ray")
         task = ray.remote(function).options(num_cpus=0, scheduling_strategy="SPREAD")
-        result: T = ray.get(task.remote(*given))
+        try:
+            result: T = ray.get(task.remote(*given))
+        except ray.exceptions.RayError as error:
+            if isinstance(cause := getattr(error, "cause", None), Exception):
+                raise cause from None  # its own text has the worker's traceback
+            raise ComputeError(
+                f"a task that converts files failed: {type(error).__name__}: {first_line(error)}. "
+                "Run the partition again, with more memory on the nodes if they had too little"
+            ) from error
         return result
 
 

@@ -163,7 +163,9 @@ class IcebergTable(LakeTable):
                 spec=file.spec_id,
                 partition=self._partition(file),
             )
-            of_rows = None if isinstance(task.residual, AlwaysTrue) else where
+            # pyiceberg takes null for a value that differs, but not where it filters rows.
+            passes_all = isinstance(task.residual, AlwaysTrue) and None not in list(file.partition)
+            of_rows = None if passes_all else where
             columns = [
                 (each.field_id, each.name, str(each.field_type), str(each.initial_default))
                 for each in self._read.fields

@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import threading
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -90,7 +89,6 @@ _ROUNDING = 1e-6
 _VERSION = 1
 """Part of the identity of what is converted; another number converts all files again."""
 _PATH = "path"
-_DAY = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -156,6 +154,7 @@ class IngestedSource(FileSource):
         small_files: "separate" or "group".
         root: The store's root, once the source is bound to it.
         pipeline: The pipeline, whose kept types are its own.
+        connect: Connects to the run's cluster; see `with_cluster`.
     """
 
     reads_contents: ClassVar[bool] = False  # the rows in the store are those of a version
@@ -376,10 +375,9 @@ class IngestedSource(FileSource):
         kept = read_record(self._root, *record)
         by_file = itertools.groupby(kept.pieces if kept else (), lambda piece: piece.identity)
         pieces = {key: tuple(same) for key, same in by_file}
-        written, schemas = (kept.facts["written"], kept.facts["shown"]) if kept else (0.0, {})
         known = {
             key: IngestedFile(pieces.get(key, ()), types)
-            for text, keys in schemas.items()
+            for text, keys in (kept.facts if kept else {}).items()
             for types in [read_schema(text)]
             for key in keys
         }
@@ -406,19 +404,15 @@ class IngestedSource(FileSource):
                 found.update(zip(map(file_identity, lot), ingested))
         converted = {k: rows for k, rows in found.items() if isinstance(rows, IngestedFile)}
         failed = [each for each in found.values() if isinstance(each, SourceError)]
-        if converted != known or time.time() - written > _DAY:
-            by_types: dict[pa.Schema, list[str]] = {}
-            for key, rows in converted.items():
-                by_types.setdefault(rows.types, []).append(key)
-            table = StoredTable(
-                pa.schema([]),
-                tuple(piece for rows in converted.values() for piece in rows.pieces),
-                {
-                    "written": time.time(),
-                    "shown": {schema_record(types): keys for types, keys in by_types.items()},
-                },
-            )
-            write_record(self._root, *record, table)
+        by_types: dict[pa.Schema, list[str]] = {}
+        for key, rows in converted.items():
+            by_types.setdefault(rows.types, []).append(key)
+        table = StoredTable(
+            pa.schema([]),
+            tuple(piece for rows in converted.values() for piece in rows.pieces),
+            {schema_record(types): keys for types, keys in by_types.items()},
+        )
+        write_record(self._root, *record, table)  # again, so that a collection keeps the rows
         if failed:
             raise _together(failed, location)
         return [converted[key] for key in keys]

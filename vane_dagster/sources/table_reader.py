@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class TableReader(SourceReader):
         pieces = [
             _arrow_rows(place, schema, context.location)
             if isinstance(place, ArrowRows)
-            else scan(self._span(place), schema, self.root.storage_options, context)
+            else scan(self._span(place, schema), schema, self.root.storage_options, context)
             for span in fragment.spans
             for place in self._places(span)
         ]
@@ -65,7 +66,7 @@ class TableReader(SourceReader):
             for place in self._places(span):
                 if isinstance(place, ArrowRows):
                     return None
-                spans.append(self._span(place))
+                spans.append(self._span(place, schema))
         options = self.root.storage_options
         return pa.concat_tables(
             scan_projected(span, schema, columns, where, options, context) for span in spans
@@ -85,8 +86,10 @@ class TableReader(SourceReader):
             raise FileNotFoundError(span.url)
         return list(table.places(span.start, span.stop))
 
-    def _span(self, rows: ParquetRows) -> FileSpan:
-        return FileSpan(tables(self.root).file_url(rows.name), rows.start, rows.stop)
+    def _span(self, rows: ParquetRows, schema: pa.Schema) -> FileSpan:
+        """Return the span of rows of a file, whose columns may have narrower types there."""
+        url = tables(self.root).file_url(rows.name)
+        return FileSpan(url, rows.start, rows.stop, json.dumps({"cast": schema.names}))
 
 
 def _arrow_rows(rows: ArrowRows, schema: pa.Schema, location: str) -> pa.Table:

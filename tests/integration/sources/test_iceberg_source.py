@@ -279,6 +279,23 @@ def test_a_filter_over_deleted_rows_of_several_row_groups(tmp_path, catalog):
         assert reader.read(part, found.schema, context)["id"].to_pylist() == expected[-1:]
 
 
+@pytest.mark.parametrize("where", ["text != 'b'", "not (text = 'b')", "text not like 'b%'"])
+def test_null_partition_values_are_filtered_as_null_values(where, tmp_path, catalog):
+    """The library plans a file with a null partition value as if each row passed."""
+    table = opened(catalog).create_table("db.docs", rows([1], text=["a"]).schema)
+    table.append(rows([1, 2], text=["a", None]))
+    with table.update_spec() as changed:
+        changed.add_identity("text")
+    table = opened(catalog).load_table("db.docs")
+    table.append(rows([3, 4, 5], text=["a", None, "b"]))
+    source = vd.iceberg(catalog, "db.docs", filter=where)
+    bound = source.bind(Store(Location(str(tmp_path / "store"))))
+    files = bound.required(bound.list_files([None], "here")[None], None, "here")
+    split = bound.split(files, FragmentRule(10), "here")
+    read = [bound.read(f, split.schema, ReadContext("here")) for f in split.fragments]
+    assert sorted(pa.concat_tables(read)["id"].to_pylist()) == [1, 3]
+
+
 def test_an_observable_source_and_its_errors(tmp_path, catalog, local, materialize):
     text = failure(materialize(docs(catalog), local, raises=False))
     assert "Iceberg table 'db.docs' of catalog 'test' does not exist" in text

@@ -140,6 +140,8 @@ def test_whole_numbers_among_fractions_lose_nothing(tmp_path):
     [
         (b'[{"a":1}]', "is a JSON array, expected JSON lines"),
         (b'{"a":1}\n5\n', ", line 2: it is no object; expected an object a line"),
+        (b'null\n{"a":1}\n', ", line 1: it is no object"),
+        (b'{"a":1}\n null \r\n{"a":1}\n', ", line 2: it is no object"),
         (b'{"a":1}\n\n{"a":\n', ", line 3: it is not valid JSON"),
         (b'{"a":1}\n{"a":"\xe9"}\n', ", line 2: it is not valid UTF-8"),
         (b'{"a":1,"a":2}\n', ", line 1: an object has a key twice"),
