@@ -116,8 +116,8 @@ def test_a_function_that_may_need_its_modules_is_not_portable(body, project):
 
 
 def test_a_relative_import_in_a_call_is_one_of_the_users_modules(project):
-    (project.root / "pkg").mkdir()
+    (project.root / "portable_pkg").mkdir()
     for name, text in {"__init__": "", "other": "", "defs": RELATIVE}.items():
-        (project.root / "pkg" / f"{name}.py").write_text(text)
-    udf = project.load("udf", "pkg.defs")
+        (project.root / "portable_pkg" / f"{name}.py").write_text(text)
+    udf = project.load("udf", "portable_pkg.defs")
     assert portable_payload(code_identity(udf).modules, udf) is None
