@@ -213,8 +213,10 @@ class ScanTask:
 
         passing = bind(self._schema, parse(where), case_sensitive=True)
         expression = expression_to_pyarrow(passing, self._schema)
-        paths = (self._schema.find_column_name(id) or "" for id in tested_ids(self._schema, where))
-        names = list(dict.fromkeys(path.partition(".")[0] for path in paths))
+        ids = tested_ids(self._schema, where)
+        paths = [f"{self._schema.find_column_name(id)}." for id in ids]
+        fields = [each.name for each in self._schema.fields]  # a name may have a dot
+        names = [name for name in fields if any(path.startswith(f"{name}.") for path in paths)]
         mask = np.zeros(rows, bool)
         for at, batch in self._batches(names, 0, rows):
             positions = pa.array(np.arange(at, at + batch.num_rows))

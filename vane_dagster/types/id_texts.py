@@ -100,7 +100,8 @@ def texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if _is_bytes(kind):
         return pa.chunked_array([[_hexadecimal(v) for v in column.to_pylist()]], pa.string())
     if pa.types.is_floating(kind):
-        column = pc.add(column, pa.scalar(0.0, kind))  # -0.0 equals 0.0
+        column = column.cast(pa.float32()) if kind == pa.float16() else column
+        column = pc.add(column, pa.scalar(0.0, column.type))  # -0.0 equals 0.0
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         column = column.cast(pa.timestamp(kind.unit, "UTC"))
     column = column.cast(pa.string())

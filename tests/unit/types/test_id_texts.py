@@ -7,6 +7,7 @@ import uuid
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -69,6 +70,7 @@ def test_times_with_a_zone_are_those_of_utc(values):
         (3, pa.int32(), "3"),
         (True, pa.bool_(), "true"),
         (0.1, pa.float32(), "0.1"),
+        (np.float16(1.5), pa.float16(), "1.5"),
         (1e20, pa.float64(), "1e+20"),
         (-0.0, pa.float64(), "0"),
         ("a|b\\", pa.string(), "a\\|b\\\\"),
