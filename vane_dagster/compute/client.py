@@ -81,6 +81,7 @@ PoolManagerMethod = Literal[
     "infeasible_reason",
     "claim",
     "end_claims",
+    "evict",
     "give_up",
     "growth",
     "heartbeat",

@@ -108,6 +108,10 @@ class RayDatasetSource(StoredTableSource):
             raise SourceError(
                 f"{location}: {place} cannot be made: {first_line(error)}. Install 'ray[data]'"
             ) from error
+        from vane_dagster.compute.client import PoolManagerClient
+
+        if ray.available_resources().get("CPU", 0) < 1 and (pools := PoolManagerClient.known()):
+            pools.call("evict")  # Ray Data waits for a CPU, and idle warm workers hold all
         name = f"{MADE}/{identity}-{secrets.token_hex(_ATTEMPT_BYTES)}"
         folder = tables(self.store_root).child(name)
         fs = None if folder.is_local else PyFileSystem(FSSpecHandler(folder.fs))

@@ -119,6 +119,22 @@ def docs(fn: Any, **given: Any) -> vd.Pipeline:
     return pipeline
 
 
+class Held:
+    """A function that keeps a CPU while it is warm."""
+
+    def __call__(self, batch: pa.Table) -> dict[str, Any]:
+        return {"m": batch["n"]}
+
+
+def test_idle_workers_make_room(load, materialize, ray_compute):
+    rows = vd.table({"id": range(1_000), "n": range(1_000)})
+    first = vd.Pipeline("first", source=rows, id="id", fragment_rows=100)
+    first.map_batches("held", Held, schema={"m": "BIGINT"}, num_cpus=1, concurrency=2)
+    assert materialize(first, ray_compute).success
+    found = metadata(materialize(docs(load().make), ray_compute), "plus")
+    assert found["dagster/row_count"] == 2_000
+
+
 def test_a_dataset_is_made_once(tmp_path, load, calls, materialize, ray_compute, local):
     made = load()
     store = str(tmp_path / "store")
