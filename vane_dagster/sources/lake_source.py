@@ -261,9 +261,7 @@ class LakeSource(LakeReader, Source):
     columns: tuple[str, ...] | None = None
     asset: str | None = None
     allow_empty: bool = False
-    planned: dict[str, LakeTable] | None = field(
-        default=None, init=False, repr=False, compare=False
-    )
+    planned: dict[str, LakeTable] | None = field(default=None, repr=False, compare=False)
 
     @abstractmethod
     def open_table(self, url: str, location: str) -> LakeTable:
@@ -303,7 +301,7 @@ class LakeSource(LakeReader, Source):
         return self.open_table(self.place, location).schema
 
     def bind(self, store: Store) -> Source:
-        return self._bound()
+        return replace(self, planned={})
 
     @property
     def splitting(self) -> str:
@@ -318,7 +316,7 @@ class LakeSource(LakeReader, Source):
             partitions: Keys; ``[None]`` for an unpartitioned pipeline.
             location: The pipeline, for messages.
         """
-        bound = self if self.planned is not None else self._bound()
+        bound = self if self.planned is not None else replace(self, planned={})
 
         def listed(key: str | None) -> Listed:
             try:
@@ -368,11 +366,6 @@ class LakeSource(LakeReader, Source):
                 partial.setdefault(name, []).append(file.url)
         fragments = itertools.chain.from_iterable(each for each, _ in pieces)
         return SourceTable(table.schema, tuple(fragments), partial)
-
-    def _bound(self) -> LakeSource:
-        bound = replace(self)
-        object.__setattr__(bound, "planned", {})
-        return bound
 
     def _table(self, partition: str | None, location: str) -> LakeTable:
         try:

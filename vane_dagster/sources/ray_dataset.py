@@ -57,9 +57,7 @@ class RayDatasetSource(StoredTableSource):
     partitioned_by: ClassVar[str] = f"a parameter {_PARAMETER} of the function"
     function: Callable[..., Any] = field(repr=False, compare=False)
     code_version: str | None = None
-    connect: Callable[[], bool] = field(
-        default=lambda: False, init=False, repr=False, compare=False
-    )
+    connect: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
 
     def url_for(self, partition_key: str | None) -> str:
         """Return the name of the function, for messages."""
@@ -70,10 +68,7 @@ class RayDatasetSource(StoredTableSource):
         return f"The Ray Dataset of {_name(self.function)}()"
 
     def with_cluster(self, connect: Callable[[], bool]) -> Source:
-        made = replace(self)
-        object.__setattr__(made, "root", self.root)
-        object.__setattr__(made, "connect", connect)
-        return made
+        return replace(self, connect=connect)
 
     def identity(self, partition: str | None) -> str:
         key = partition if self.is_partitioned else None

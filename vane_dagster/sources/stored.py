@@ -37,16 +37,14 @@ class StoredSource(ParquetFiles):
 
     asset: str
     allow_empty: bool = False
-    root: Location | None = field(default=None, init=False, repr=False, compare=False)
+    root: Location | None = field(default=None, repr=False, compare=False)
 
     def url_for(self, partition_key: str | None) -> str:
         """Return the name of the asset, for messages."""
         return f"asset {self.asset}"
 
     def bind(self, store: Store) -> Source:
-        bound = replace(self)
-        object.__setattr__(bound, "root", store.root)
-        return bound
+        return replace(self, root=store.root)
 
     @property
     def _store(self) -> Store:

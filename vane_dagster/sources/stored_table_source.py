@@ -69,7 +69,7 @@ class StoredTableSource(Source):
     partitioned_by: ClassVar[str]
     is_partitioned: bool = False
     allow_empty: bool = False
-    root: Location | None = field(default=None, init=False, repr=False, compare=False)
+    root: Location | None = field(default=None, repr=False, compare=False)
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
         if self.is_partitioned and partitions_def is None:
@@ -112,9 +112,7 @@ class StoredTableSource(Source):
         return 0
 
     def bind(self, store: Store) -> Source:
-        bound = replace(self)
-        object.__setattr__(bound, "root", store.root)
-        return bound
+        return replace(self, root=store.root)
 
     def list_files(
         self, partitions: Sequence[str | None], location: str
