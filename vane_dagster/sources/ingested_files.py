@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from vane_dagster import _failpoints
@@ -45,6 +44,7 @@ from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.files import file_identity, file_version
 from vane_dagster.sources.grouping import FileSize, group, is_small
+from vane_dagster.sources.parquet import cut
 from vane_dagster.sources.parquet_scan import counts, groups_between, opened
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.text_stream import TextStream, parse_encoding
@@ -85,7 +85,6 @@ _SMALL_FILES = 128
 """Small files that are converted together."""
 _FILES_A_CPU, _LOTS_A_CPU = 1, 8
 """Conversions at a time for each CPU: of a file, and of small files, which wait for requests."""
-_ROUNDING = 1e-6
 _VERSION = 1
 """Part of the identity of what is converted; another number converts all files again."""
 _PATH = "path"
@@ -112,18 +111,6 @@ class IngestedFile:
     def bytes(self) -> int:
         """The size of its rows in memory."""
         return sum(piece.bytes for piece in self.pieces)
-
-    def ranges(self, rule: FragmentRule) -> Iterator[tuple[int, int, int]]:
-        """Cut the rows into ranges of at most a fragment; yields first, stop and bytes of each."""
-        edges = np.cumsum([0, *(piece.rows for piece in self.pieces)])
-        above = np.cumsum([0, *(piece.bytes for piece in self.pieces)])
-        shares = [max(each.rows / rule.rows, each.bytes / rule.bytes) for each in self.pieces]
-        filled = np.cumsum([0.0, *shares])  # fragments that the pieces fill
-        ends = np.linspace(0, filled[-1], int(np.ceil(filled[-1] - _ROUNDING)) + 1)
-        cuts = np.floor(np.interp(ends, filled, edges) + _ROUNDING).astype(int).tolist()
-        for start, stop in itertools.pairwise(dict.fromkeys(cuts)):
-            low, high = np.interp([start, stop], edges, above)
-            yield start, stop, int(high - low)
 
     def detail(self, start: int, stop: int) -> str:
         """Return the detail of a span of its rows: the first one, and where they are."""
@@ -349,9 +336,9 @@ class IngestedSource(FileSource):
                 small[file.url] = (file, rows)
                 sizes.append(size)
                 continue
-            for start, stop, held in rows.ranges(rule):
-                detail = [rows.detail(start, stop)]
-                fragments.append(fragment_record([(file, start, stop)], held, own, detail))
+            pieces = [(piece.rows, piece.bytes) for piece in rows.pieces]
+            for each in cut(file, pieces, rule, own):
+                fragments.append(replace(each, detail=rows.detail(each.start, each.stop)))
         for grouped in group(sizes, rule.rows, rule.bytes):
             members = [small[each.url] for each in grouped]
             spans = [(file, 0, rows.rows) for file, rows in members]

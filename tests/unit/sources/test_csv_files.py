@@ -18,11 +18,9 @@ import pytest
 import vane_dagster as vd
 from support.ingested import CONTEXT, RULE, bound, misfits, refusal, rows, split, types
 from vane_dagster.sources import FragmentRule
-from vane_dagster.sources.ingested_files import IngestedFile
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord
 from vane_dagster.storage.store import Store
-from vane_dagster.storage.stored_tables import ParquetRows, Piece
 
 
 def write(folder: Path, **files: bytes) -> str:
@@ -473,14 +471,6 @@ def test_cuts_hold_at_most_the_rows_and_bytes_of_the_rule(tmp_path):
         row = sum(f.bytes for f in fragments) / 400  # by which a cut between rows may exceed it
         assert all(f.bytes <= rule.bytes + row for f in fragments)
         assert [row["id"] for row in rows(source, rule)] == list(range(400))
-
-
-def test_parts_with_large_rows_are_cut_into_more_fragments():
-    pieces = [Piece("", 1000, size, (ParquetRows("x", 0, 1000),)) for size in (1000, 100_000)]
-    ranges = list(IngestedFile(tuple(pieces), {}).ranges(FragmentRule(5000, 10_100)))
-    assert len(ranges) == 11
-    assert max(size for _, _, size in ranges) <= 10_100
-    assert (ranges[0][0], ranges[-1][1]) == (0, 2000)
 
 
 def test_a_source_declares_its_columns_before_a_run(tmp_path):
