@@ -13,6 +13,7 @@ from vane_dagster.sources.schemas import wider_type
 
 MIXED = pa.dense_union([])
 """The type of a column with values that have no common one."""
+MOST_LEVELS = 40
 LARGEST = 2**53
 """The whole numbers up to it are those that a double holds."""
 
@@ -56,3 +57,53 @@ def _with_doubles(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(f.name, _with_doubles(f.type)) for f in kind])
     return pa.float64() if kind == pa.int64() else kind
+
+
+def holds_null(kind: pa.DataType) -> bool:
+    """Return whether a type, or one inside, is that of no values."""
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return pa.types.is_null(kind) or any(map(holds_null, inner))
+
+
+def filled(known: pa.DataType, now: pa.DataType) -> pa.DataType:
+    """Return a type with those of values that had none before, if they have one now.
+
+    Args:
+        known: The type so far.
+        now: That of further values.
+    """
+    if not holds_null(known) or now == MIXED:
+        return known
+    return now if pa.types.is_null(known) else wider_type(known, now) or known
+
+
+def check_castable(own: pa.DataType, kind: pa.DataType) -> None:
+    """Check that Arrow's cast from one type to another changes no value, also inside of values.
+
+    Raises:
+        pa.ArrowInvalid: If it may.
+    """
+    is_text = pa.types.is_string(kind) or pa.types.is_null(own)
+    if pa.types.is_boolean(own) != pa.types.is_boolean(kind) and not is_text:
+        raise pa.ArrowInvalid("a number is neither true nor false")
+    is_number = pa.types.is_integer(own) or pa.types.is_floating(own)
+    if is_number and (pa.types.is_temporal(kind) or pa.types.is_decimal(kind)):
+        raise pa.ArrowInvalid("a number is no time, and may be rounded to a decimal")
+    if pa.types.is_struct(own) and pa.types.is_struct(kind):
+        names, known = [each.name for each in own], [each.name for each in kind]
+        lower = {name.lower(): name for name in known}
+        if any(lower.get(name.lower(), name) != name for name in names):
+            raise pa.ArrowInvalid("a key is written in another case")
+        shared = [name for name in names if name in known]
+        if names and not shared:
+            raise pa.ArrowInvalid("an object has none of the keys")
+        for name in shared:
+            check_castable(own.field(name).type, kind.field(name).type)
+    elif pa.types.is_list(own) and pa.types.is_list(kind):
+        check_castable(own.value_type, kind.value_type)
+
+
+def is_deep(kind: pa.DataType, most: int = MOST_LEVELS) -> bool:
+    """Return whether a type is nested in more levels than Parquet files can hold."""
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return most < 0 or any(is_deep(each, most - 1) for each in inner)

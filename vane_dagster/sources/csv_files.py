@@ -142,7 +142,7 @@ class CsvSource(IngestedSource):
         lines = io.StringIO(head.decode("latin-1"), newline="")  # a character a byte
         for _ in range(self.skip_rows):
             lines.readline()
-        start = lines.tell()
+        start = begin = lines.tell()
         while (line := lines.readline()) and not line.strip("\r\n"):
             start = lines.tell()
         if not line:
@@ -154,7 +154,7 @@ class CsvSource(IngestedSource):
             return _Header(self._own_names(0), ",", start, 0)
         separator = _SEPARATOR.match(line)  # as Excel writes and reads it
         if separator:
-            start = lines.tell()
+            start = begin = lines.tell()
 
         def first(delimiter: str) -> list[str]:
             lines.seek(start)
@@ -167,15 +167,15 @@ class CsvSource(IngestedSource):
         delimiter = self.delimiter or sniffed
         fields = first(delimiter)
         if not self.header:
-            return _Header(
-                self._own_names(len(fields)), delimiter, start, len(head[:start].splitlines())
-            )
+            names = self._own_names(len(fields))
+            start = begin if len(names) == 1 else start  # of one column, empty lines are rows
+            return _Header(names, delimiter, start, len(head[:start].splitlines()))
         if not fields or lines.tell() == len(head) >= _HEADER_BYTES:
             raise stream.refused(
                 f"its header cannot be parsed, or does not end in {_HEADER_BYTES >> 20} MiB. Check "
                 "the quotes and the newlines"
             )
-        names = [field.strip().encode("latin-1").decode() for field in fields]
+        names = [field.encode("latin-1").decode().strip() for field in fields]
         lower = [name.lower() for name in names]
         if repeated := [name for name in names if lower.count(name.lower()) > 1]:
             raise stream.refused(

@@ -23,6 +23,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import PLACEHOLDER, one_of
@@ -38,7 +39,16 @@ from vane_dagster.sources.base import (
     fragment_record,
     unreadable,
 )
-from vane_dagster.sources.column_types import MIXED, joined, shown
+from vane_dagster.sources.column_types import (
+    MIXED,
+    MOST_LEVELS,
+    check_castable,
+    filled,
+    holds_null,
+    is_deep,
+    joined,
+    shown,
+)
 from vane_dagster.sources.conversion_tasks import call
 from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, file_arguments
@@ -183,28 +193,31 @@ class IngestedSource(FileSource):
         """The forms of values in text."""
         return TextTypes()
 
-    def cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    def cast(self, values: pa.Array, kind: pa.DataType, is_found: bool) -> pa.Array:
         """Convert values to a type, of which none is changed.
 
         Args:
             values: The values, as `convert` yielded them.
             kind: The type.
+            is_found: Whether the type was found in files, where such values decide about it.
 
         Raises:
             pa.ArrowInvalid: If one does not have the type.
             ValueError: If one does not have the declared format.
         """
         own = values.type
-        is_rounded = pa.types.is_floating(own) and pa.types.is_decimal(kind)  # its text is not
-        if pa.types.is_string(own) or is_rounded:
-            return self.forms.cast(values.cast(pa.string()), kind)
-        is_boolean = pa.types.is_boolean(own) or pa.types.is_boolean(kind)
-        if is_boolean and not pa.types.is_string(kind):
-            raise pa.ArrowInvalid("a number is neither true nor false")
         is_number = pa.types.is_integer(own) or pa.types.is_floating(own)
-        if is_number and pa.types.is_temporal(kind):
-            raise pa.ArrowInvalid("a number is no time")
-        return values.cast(kind)
+        if pa.types.is_string(own) or (is_number and pa.types.is_decimal(kind)):
+            if is_found and not self.is_text and not pa.types.is_string(kind):
+                raise pa.ArrowInvalid("a text is of no other type")
+            return self.forms.cast(values.cast(pa.string()), kind, is_found)
+        check_castable(own, kind)
+        found = values.cast(kind)
+        if pa.types.is_temporal(own) and not found.cast(own).equals(values):
+            raise pa.ArrowInvalid("a time has a part that would be lost")
+        if pa.types.is_floating(kind) and not pc.is_inf(found).equals(pc.is_inf(values)):
+            raise pa.ArrowInvalid("a number is too large")
+        return found
 
     # Declaration.
 
@@ -422,7 +435,13 @@ class IngestedSource(FileSource):
                 def convert(url: str = file.url, key: str = key) -> pa.Schema:
                     types = pa.schema([])
                     writer.begin(key)
-                    for rows in self.convert(self._stream(url, location)):
+                    stream = self._stream(url, location)
+                    for rows in self.convert(stream):
+                        if any(map(is_deep, rows.schema.types)):
+                            raise stream.refused(
+                                f"a value is nested in more than {MOST_LEVELS} levels. Take the "
+                                "file out of the source"
+                            )
                         types = joined(types, self.shown(rows))
                         writer.write(rows)
                     return types
@@ -485,13 +504,10 @@ class IngestedSource(FileSource):
                             found += zip(others, self._ingested(others, location, key))
                 types = StoredTable(self._found_types(found, location))
                 kept = create_record(self._root, identity, types, KEPT_TYPES)
-            elif pa.null() in kept.schema.types:  # a column had no value so far
+            elif any(map(holds_null, kept.schema.types)):  # a column had no value so far
                 rows = self._ingested(files, location, partition)
                 now = _common_types(rows)
-                known = {
-                    f.name: now.get(f.name, f.type) if pa.types.is_null(f.type) else f.type
-                    for f in kept.schema
-                }
+                known = {f.name: filled(f.type, now.get(f.name, f.type)) for f in kept.schema}
                 if pa.schema(known) != kept.schema:
                     kept = StoredTable(pa.schema(known))
                     write_record(self._root, identity, KEPT_TYPES, kept)
@@ -598,7 +614,9 @@ class IngestedSource(FileSource):
         try:
             return super().find(spans, column, id)
         except _GoneError:
-            return super().find([replace(span, detail="") for span in spans], column, id)
+            now = {replace(span, detail=""): span for span in spans}
+            hit = super().find(list(now), column, id)
+            return hit and (now[hit[0]], hit[1])
 
     def _pieces(
         self, fragment: FragmentRecord, wanted: Sequence[str], context: ReadContext
@@ -632,7 +650,11 @@ class IngestedSource(FileSource):
         if values.type == column.type:
             return values.chunks, ()
         try:
-            return cast_each(values, column.type, lambda part: self.cast(part, column.type))
+            declared = self.columns if self.types is None else self.types
+            is_found = declared is None or column.name not in declared.names
+            return cast_each(
+                values, column.type, lambda part: self.cast(part, column.type, is_found)
+            )
         except pa.ArrowInvalid as error:
             raise SourceError(
                 f"{context.location}: {fragment}: column {column.name!r} has more than "

@@ -25,7 +25,7 @@ _MALFORMED = (
     "it is not valid JSON; expected an object a line. Fix the file, or convert JSON that spans "
     "lines, for example with jq -c ."
 )
-_NULL_LINE = re.compile(rb"(?:\A|\n)[ \t\r]*null[ \t\r]*(?:\n|\Z)")
+_BARE_NULL = re.compile(rb"(?:\A|\n|\})[ \t\r]*null")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class JsonSource(IngestedSource):
         return frozenset(each.name for each in declared if pa.types.is_string(each.type))
 
     def convert(self, stream: TextStream) -> Iterator[pa.Table]:
+        yield pa.table({})
         line = 1
         for block in whole_lines(stream.blocks(), stream):
             if line == 1 and block.lstrip().startswith(b"["):
@@ -63,8 +64,6 @@ class JsonSource(IngestedSource):
             if block.strip():
                 yield self._parsed(block, line, stream)
             line += block.count(b"\n")
-        if line == 1:
-            yield pa.table({})
 
     def _parsed(self, block: bytes, line: int, stream: TextStream) -> pa.Table:
         """Parse whole lines.
@@ -74,7 +73,7 @@ class JsonSource(IngestedSource):
             line: The number of the first one.
             stream: The file, for messages.
         """
-        if b"null" in block and _NULL_LINE.search(block):  # Arrow's reader crashes
+        if b"null" in block and _BARE_NULL.search(block):  # Arrow's reader crashes
             return _by_line(block, line, stream, self._texts)
         schema = None
         refused = pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, RecursionError

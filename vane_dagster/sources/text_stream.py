@@ -6,9 +6,11 @@ import bz2
 import codecs
 import functools
 import gzip
+import importlib
 import io
 import itertools
 import lzma
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -28,12 +30,16 @@ UTF_8 = "utf-8"
 MAX_LINE = 256 << 20
 """Maximum bytes of a line."""
 
+_reader: Any = importlib.import_module(
+    "_compression" if sys.version_info < (3, 14) else "compression._common._streams"
+).DecompressReader
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 _UNPACKERS: Mapping[str | None, Callable[[Any], Any]] = {
     None: nullcontext,
     "gzip": lambda packed: gzip.GzipFile(fileobj=packed),
-    "bzip2": bz2.BZ2File,
-    "xz": lzma.LZMAFile,
+    # Those of `bz2` and `lzma` end without an error at what follows a stream and is none.
+    "bzip2": lambda packed: io.BufferedReader(_reader(packed, bz2.BZ2Decompressor)),
+    "xz": lambda packed: io.BufferedReader(_reader(packed, lzma.LZMADecompressor)),
     "zstd": lambda packed: pa.CompressedInputStream(packed, "zstd"),
 }
 _MAGIC = {
@@ -208,11 +214,13 @@ class BlockReader(io.RawIOBase):
 
 
 def _whole_ends(blocks: Iterable[bytes], last: bytes) -> Iterator[bytes]:
-    held, is_ended = b"", True
-    for block in blocks:
+    # The reader takes one mark for that of the file, so that one in the first value remains.
+    held, is_ended, mark = b"", True, codecs.BOM_UTF8
+    for block in filter(None, blocks):
         is_ended = block.endswith((b"\r", b"\n"))
         whole = (held + block).removesuffix(b"\r")
         held = b"\r" if block.endswith(b"\r") else b""
         if whole:
-            yield whole
-    yield held + (b"" if is_ended else b"\n") + last
+            yield mark + whole
+            mark = b""
+    yield mark + held + (b"" if is_ended else b"\n") + last

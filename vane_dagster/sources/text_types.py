@@ -61,14 +61,27 @@ class TextTypes:
         tried = (self._tried(values, kind) for kind in kinds)
         return next((found for found in tried if found is not None), values)
 
-    def cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    def cast(self, values: pa.Array, kind: pa.DataType, is_found: bool = False) -> pa.Array:
         """Convert texts to a type; empty ones are null, unless they are to be texts.
+
+        Args:
+            values: The texts.
+            kind: The type.
+            is_found: Whether the type is one that `typed` found: a text by which it would have
+                found another does not have it.
 
         Raises:
             pa.ArrowInvalid: If one does not have the type.
             ValueError: If one does not have the declared format.
         """
-        return values if pa.types.is_string(kind) else self._cast(_trimmed(values), kind)
+        if pa.types.is_string(kind):
+            return values
+        values = _trimmed(values)
+        if not is_found or kind not in _KINDS:
+            return self._cast(values, kind)
+        if (found := self._tried(values, kind)) is None:
+            raise pa.ArrowInvalid("a value has another type")
+        return found
 
     def _cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
         if form := self._format(kind):
@@ -98,12 +111,15 @@ class TextTypes:
         return pc.replace_substring(values, ",", ".")
 
     def _tried(self, values: pa.Array, kind: pa.DataType) -> pa.Array | None:
-        """Convert texts, trimmed and without nulls, to a type; None if one does not have it."""
+        """Convert trimmed texts to a type; None if one does not have it."""
         is_floating = pa.types.is_floating(kind)
         try:
             values = self._with_points(values) if is_floating else values
             pattern = _KINDS[kind]
-            if pattern and not pc.all(pc.match_substring_regex(values, pattern)).as_py():
+            if (
+                pattern
+                and not pc.all(pc.match_substring_regex(values, pattern), min_count=0).as_py()
+            ):
                 return None
             found = values.cast(kind) if is_floating else self._cast(values, kind)
         except (pa.ArrowInvalid, ValueError):
@@ -203,4 +219,5 @@ def _parsed(values: pa.Array, form: str, kind: pa.DataType) -> pa.Array:
     times = [datetime.strptime(text, form) for text in encoded.dictionary.to_pylist()]
     if pa.types.is_date(kind) and any(each.time() != time.min for each in times):
         raise pa.ArrowInvalid("a date has a time")
-    return pa.array(times, kind).take(encoded.indices)
+    exact = pa.array(times, pa.timestamp("us", getattr(kind, "tz", None)))
+    return exact.cast(kind).take(encoded.indices)
