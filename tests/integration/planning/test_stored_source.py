@@ -206,7 +206,7 @@ def test_garbage_and_superseded_plans(store, local, monkeypatch):
     assert run([docs.build_assets()], store, local).success
     assert len(more(store)) == 300
 
-    monkeypatch.setattr("vane_dagster.orchestration.run.plan_run", lambda *given: former)
+    monkeypatch.setattr("vane_dagster.orchestration.run.plan_run", lambda *given, **more: former)
     late = run([docs.build_assets()], store, local, raise_on_error=False)
     assert "cannot be read" in failure(late)
     assert any(path.name in failure(late) for path in gone)  # whichever is read first
