@@ -76,6 +76,15 @@ def ask_worker(worker: str, method: WorkerMethod, *args: Any) -> Any:
 WorkerMethod = Literal["probe_server", "read_log", "server_endpoint"]
 """Control methods of `HostActor` for people and programs outside of runs."""
 
+
+def make_room() -> None:
+    """End idle warm workers if they hold all CPUs of the cluster of this process."""
+    import ray
+
+    if ray.available_resources().get("CPU", 0) < 1 and (manager := PoolManagerClient.known()):
+        manager.call("evict")
+
+
 PoolManagerMethod = Literal[
     "acquire",
     "infeasible_reason",

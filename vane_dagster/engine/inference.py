@@ -18,6 +18,7 @@ from vane_dagster.planning.definition import inference_definition
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.planning.preview_plan import MAX_PARTITIONS, PreviewKey, previews, with_rows
+from vane_dagster.sources.base import Connect
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store
@@ -73,7 +74,7 @@ class SchemaInference:
     run_id: str
     listen: Callable[[SchemaInferred], None]
     pins: bool = True
-    connect: Callable[[], bool] = lambda: False
+    connect: Connect = lambda room: False
     _kept: dict[PreviewKey, Part] = field(default_factory=dict)
     _executed: list[RunPlan] = field(default_factory=list)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Union
 
 from vane_dagster.compute.api import Backend, Capacity
+from vane_dagster.compute.client import make_room
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute
 from vane_dagster.engine.inference import SchemaInference
@@ -157,9 +158,12 @@ def run_pipeline(
     connection = _Connection(look)
     resolved = pipeline
 
-    def connect() -> bool:
+    def connect(room: bool) -> bool:
         stages = [each.name for each in pipeline if each.name in selected]
-        return connection.backend(stages).capacity().is_cluster
+        is_cluster = connection.backend(stages).capacity().is_cluster
+        if is_cluster and room:
+            make_room()
+        return is_cluster
 
     def replan(keys: Sequence[str | None]) -> RunPlan:
         return plan_run(

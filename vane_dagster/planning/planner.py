@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources import FragmentRule, Listed
-from vane_dagster.sources.base import default_rule
+from vane_dagster.sources.base import Connect, default_rule
 from vane_dagster.sources.files import file_identity, reconcile
 from vane_dagster.sources.row_ids import with_ids
 from vane_dagster.storage.filesystem import IO_THREADS
@@ -41,7 +41,7 @@ def plan_run(
     retry_quarantined: bool = False,
     expand: bool = False,
     keep: bool = True,
-    connect: Callable[[], bool] = lambda: False,
+    connect: Connect = lambda room: False,
 ) -> RunPlan:
     """Plan a run: find completed work by listings alone, and determine the remaining work.
 
@@ -117,7 +117,7 @@ class _Planner:
         retry: bool,
         expand: bool,
         keep: bool,
-        connect: Callable[[], bool],
+        connect: Connect,
     ) -> None:
         self.pipeline = pipeline
         self.retry = retry

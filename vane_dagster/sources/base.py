@@ -48,6 +48,9 @@ _MAX_BYTES = 64 << 20
 WHOLE_FILE = 1 << 62
 """The end of a span of all rows of a file, whose number is not known."""
 
+Connect = Callable[[bool], bool]
+"""Connects this process to the run's cluster, once. With True, idle warm workers that hold all of
+its CPUs are ended. Returns False if the run computes on this machine without a cluster."""
 Listed = Union[tuple[FileRecord, ...], SourceError]
 """The files of a partition, possibly none, in row order; or the error if listing them failed."""
 
@@ -305,12 +308,11 @@ class Source(SourceReader):
         """Return the source as a run uses it, bound to the pipeline's store if it needs one."""
         return self
 
-    def with_cluster(self, connect: Callable[[], bool]) -> Source:
+    def with_cluster(self, connect: Connect) -> Source:
         """Return the source as a run uses it, with a way to the run's cluster if it needs one.
 
         Args:
-            connect: Connects this process to the run's cluster, once; returns False if the run
-                computes on this machine without a cluster. It may be called in any thread.
+            connect: Connects to the run's cluster. It may be called in any thread.
         """
         return self
 

@@ -31,6 +31,7 @@ from vane_dagster.errors import DefinitionError, SchemaError, SourceError, names
 from vane_dagster.sources.base import (
     ROW_ERROR,
     ROW_ERROR_TYPE,
+    Connect,
     FragmentRule,
     Listed,
     ReadContext,
@@ -163,7 +164,7 @@ class IngestedSource(FileSource):
     small_files: SmallFiles = "group"
     root: Location | None = field(default=None, repr=False, compare=False)
     pipeline: str = field(default="", repr=False, compare=False)
-    connect: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
+    connect: Connect | None = field(default=None, repr=False, compare=False)
     _listed: dict[str | None, tuple[FileRecord, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -314,7 +315,7 @@ class IngestedSource(FileSource):
     def bind(self, store: Store) -> Source:
         return replace(self, root=store.root)
 
-    def with_cluster(self, connect: Callable[[], bool]) -> Source:
+    def with_cluster(self, connect: Connect) -> Source:
         return replace(self, connect=connect)
 
     def for_workers(self) -> IngestedSource:
@@ -389,7 +390,7 @@ class IngestedSource(FileSource):
         small = [file for file in lacked if file.size < _SMALL_BYTES]
         lots = [small[n : n + _SMALL_FILES] for n in range(0, len(small), _SMALL_FILES)]
         lots += [[file] for file in lacked if file.size >= _SMALL_BYTES]
-        on_cluster = bool(lots) and self.connect is not None and self.connect()
+        on_cluster = bool(lots) and self.connect is not None and self.connect(False)
         reader = self.for_workers()
 
         def convert(lot: Sequence[FileRecord]) -> list[IngestedFile | SourceError]:

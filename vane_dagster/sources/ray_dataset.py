@@ -31,7 +31,7 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder
 from vane_dagster.fingerprint.objects import ObjectEncoder
-from vane_dagster.sources.base import Source
+from vane_dagster.sources.base import Connect, Source
 from vane_dagster.sources.stored_table_source import StoredTableSource
 from vane_dagster.sources.table_reader import table_schema
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of_value
@@ -57,7 +57,7 @@ class RayDatasetSource(StoredTableSource):
     partitioned_by: ClassVar[str] = f"a parameter {_PARAMETER} of the function"
     function: Callable[..., Any] = field(repr=False, compare=False)
     code_version: str | None = None
-    connect: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
+    connect: Connect = field(default=lambda room: False, repr=False, compare=False)
 
     def url_for(self, partition_key: str | None) -> str:
         """Return the name of the function, for messages."""
@@ -67,7 +67,7 @@ class RayDatasetSource(StoredTableSource):
     def describe(self) -> str:
         return f"The Ray Dataset of {_name(self.function)}()"
 
-    def with_cluster(self, connect: Callable[[], bool]) -> Source:
+    def with_cluster(self, connect: Connect) -> Source:
         return replace(self, connect=connect)
 
     def identity(self, partition: str | None) -> str:
@@ -87,7 +87,7 @@ class RayDatasetSource(StoredTableSource):
             StoreError: If the files cannot be read.
             Exception: Of the user's code, or of Ray.
         """
-        self.connect()
+        self.connect(True)  # Ray Data waits for a CPU, and idle warm workers may hold all
         ray: Any = importlib.import_module("ray")
         place = self.url_for(partition)
         if not ray.is_initialized():
@@ -103,10 +103,6 @@ class RayDatasetSource(StoredTableSource):
             raise SourceError(
                 f"{location}: {place} cannot be made: {first_line(error)}. Install 'ray[data]'"
             ) from error
-        from vane_dagster.compute.client import PoolManagerClient
-
-        if ray.available_resources().get("CPU", 0) < 1 and (pools := PoolManagerClient.known()):
-            pools.call("evict")  # Ray Data waits for a CPU, and idle warm workers hold all
         name = f"{MADE}/{identity}-{secrets.token_hex(_ATTEMPT_BYTES)}"
         folder = tables(self.store_root).child(name)
         fs = None if folder.is_local else PyFileSystem(FSSpecHandler(folder.fs))
