@@ -377,8 +377,8 @@ class RunState:
         return spec.makes_rows or spec.base_node(self.pipeline) == SOURCE
 
     def _id_rule(self, partition: PartitionPlan) -> str:
-        for manifest in partition.inputs.values():
-            return manifest.id_rule
+        if partition.inputs:
+            return next(iter(partition.inputs.values())).id_rule
         rule = self.plan.id_rule(partition)
         return rule.record if rule else ""
 

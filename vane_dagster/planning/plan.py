@@ -186,7 +186,7 @@ class RunPlan:
         """Return how ids of the source's rows are computed; None if a column has them.
 
         Args:
-            partition: A partition, some stage of which is made from the source.
+            partition: A partition with a stage that reads the source.
         """
         rule = self.pipeline.id_rule
         return None if rule is None else rule.of(partition.schemas[SOURCE])

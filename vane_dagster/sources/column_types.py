@@ -1,4 +1,4 @@
-"""The types of columns that rows show, block by block and file by file, and those of all of them.
+"""What rows show of the types of their columns, and how blocks and files are joined.
 
 A schema stands for what rows show. A column of whole numbers that a double does not hold is not
 nullable there, because with fractions it is text. Values without a common type are `MIXED`.
@@ -60,13 +60,13 @@ def _with_doubles(kind: pa.DataType) -> pa.DataType:
 
 
 def holds_null(kind: pa.DataType) -> bool:
-    """Return whether a type, or one inside, is that of no values."""
+    """Return whether a type, or one nested in it, is null: nothing had a value so far."""
     inner = [kind.field(index).type for index in range(kind.num_fields)]
     return pa.types.is_null(kind) or any(map(holds_null, inner))
 
 
 def filled(known: pa.DataType, now: pa.DataType) -> pa.DataType:
-    """Return a type with those of values that had none before, if they have one now.
+    """Return a type in which nulls are replaced by the types that further values show.
 
     Args:
         known: The type so far.
@@ -88,7 +88,7 @@ def check_castable(own: pa.DataType, kind: pa.DataType) -> None:
         raise pa.ArrowInvalid("a number is neither true nor false")
     is_number = pa.types.is_integer(own) or pa.types.is_floating(own)
     if is_number and (pa.types.is_temporal(kind) or pa.types.is_decimal(kind)):
-        raise pa.ArrowInvalid("a number is no time, and may be rounded to a decimal")
+        raise pa.ArrowInvalid("a number cannot be a time, and might be rounded as a decimal")
     if pa.types.is_struct(own) and pa.types.is_struct(kind):
         names, known = [each.name for each in own], [each.name for each in kind]
         lower = {name.lower(): name for name in known}

@@ -349,7 +349,7 @@ def _has_external_files(dataset: Any) -> bool:
 
 
 def _in_files(data: Any, schema: pa.Schema) -> Iterator[ArrowRows | None]:
-    """Yield where the rows of a dataset's table lie in Arrow files, in order; None for in none."""
+    """Yield where the rows of a dataset's table lie, in order; None for rows in no Arrow file."""
     rows: Iterable[Sequence[Any]] = getattr(data, "blocks", [[data]])
     for row in rows:
         yield _in_file(row[0], schema) if len(row) == 1 else None

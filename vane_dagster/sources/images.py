@@ -180,7 +180,7 @@ class _Image(NamedTuple):
 
     Attributes:
         is_read: Whether its bytes could be read.
-        error: Why there is no image, if there is none.
+        error: Why the image could not be read; None if it was.
         data: The encoded image, unless it was decoded.
         height: Its height in pixels.
         width: Its width.

@@ -336,9 +336,8 @@ class IngestedSource(FileSource):
         partition: str | None = None,
     ) -> SourceTable:
         """Convert the files that the store lacks, and cut the rows of all into fragments."""
-        schema = self._schema(self._kept_types(files, location, partition), location)
-        converted = self._ingested(files, location, partition)
-        found = list(zip(files, converted))
+        found = list(zip(files, self._ingested(files, location, partition)))
+        schema = self._schema(self._kept_types(found, location, partition), location)
         self._check_columns(found, schema, location)
         own = "\n".join(["", self.reading, *_types_text(schema)])
         fragments: list[FragmentRecord] = []
@@ -483,12 +482,15 @@ class IngestedSource(FileSource):
     # Types.
 
     def _kept_types(
-        self, files: Sequence[FileRecord], location: str, partition: str | None
+        self,
+        files: Sequence[tuple[FileRecord, IngestedFile]],
+        location: str,
+        partition: str | None,
     ) -> pa.Schema:
         """Return the types of the source's columns, which the first run finds in all its files.
 
         Args:
-            files: The files of a partition.
+            files: The files of a partition, with what the store has of them.
             location: The pipeline, for messages.
             partition: The partition's key.
         """
@@ -498,7 +500,7 @@ class IngestedSource(FileSource):
         with _one_at_a_time:
             kept = read_record(self._root, identity, KEPT_TYPES)
             if kept is None:
-                found = [*zip(files, self._ingested(files, location, partition))]
+                found = [*files]
                 for key, others in self._listed.items():
                     if key != partition:
                         with suppress(SourceError):  # it is the other partition's error
@@ -506,8 +508,7 @@ class IngestedSource(FileSource):
                 types = StoredTable(self._found_types(found, location))
                 kept = create_record(self._root, identity, types, KEPT_TYPES)
             elif any(map(holds_null, kept.schema.types)):  # a column had no value so far
-                rows = self._ingested(files, location, partition)
-                now = _common_types(rows)
+                now = _common_types(rows for _, rows in files)
                 known = {f.name: filled(f.type, now.get(f.name, f.type)) for f in kept.schema}
                 if pa.schema(known) != kept.schema:
                     kept = StoredTable(pa.schema(known))
@@ -664,9 +665,9 @@ class IngestedSource(FileSource):
             ) from error
 
     def _places(self, span: FileSpan, context: ReadContext) -> Iterator[tuple[int, ParquetRows]]:
-        """Yield the pieces of a span, those of the file as it is now if the span has no detail.
+        """Yield where the rows of a span are stored, each with the number of its first row.
 
-        Each is preceded by the number of its first row in the file.
+        A span without a detail is one of the file as it is now, which is then converted.
         """
         detail = span.detail
         if not detail:

@@ -90,7 +90,7 @@ class SpanDetail:
 
 @dataclass(frozen=True)
 class LiveRows:
-    """The rows at a range of positions in a data file, some of which are no rows of the partition.
+    """Which positions in a range of a data file hold rows of the partition.
 
     Attributes:
         first: The first position.
