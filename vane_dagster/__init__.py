@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.decorators import func as func
     from vane_dagster.pipeline.decorators import method as method
     from vane_dagster.pipeline.pipeline import Stage as Stage
+    from vane_dagster.pipeline.records import Asset as Asset
+    from vane_dagster.pipeline.records import Children as Children
+    from vane_dagster.pipeline.records import Failures as Failures
+    from vane_dagster.pipeline.records import Model as Model
+    from vane_dagster.pipeline.records import Reuse as Reuse
+    from vane_dagster.pipeline.records import Workers as Workers
     from vane_dagster.pipeline.servers import ServeApplication as ServeApplication
     from vane_dagster.pipeline.servers import Server as Server
     from vane_dagster.pipeline.servers import TritonServer as TritonServer
@@ -73,6 +79,12 @@ _HOME = {
     "cls": "pipeline.decorators",
     "method": "pipeline.decorators",
     "func": "pipeline.decorators",
+    "Asset": "pipeline.records",
+    "Children": "pipeline.records",
+    "Failures": "pipeline.records",
+    "Model": "pipeline.records",
+    "Reuse": "pipeline.records",
+    "Workers": "pipeline.records",
     "ServeApplication": "pipeline.servers",
     "Server": "pipeline.servers",
     "TritonServer": "pipeline.servers",

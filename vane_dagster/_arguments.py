@@ -101,6 +101,21 @@ def positive(where: str, name: str, value: Any, default: Any = None) -> Any:
     return value
 
 
+def whole(where: str, name: str, value: Any) -> None:
+    """Check that a value is a whole number from 0 up, or None.
+
+    Args:
+        where: The pipeline or stage, for the message.
+        name: The argument's name, for the message.
+        value: The value.
+
+    Raises:
+        DefinitionError: If it is something else.
+    """
+    if value is not None and (type(value) is not int or value < 0):
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected a whole number from 0 up")
+
+
 def seconds(where: str, name: str, value: Any) -> float | None:
     """Validate a number of seconds above 0; None is allowed.
 

@@ -12,7 +12,7 @@ from vane_dagster.errors import DefinitionError, SchemaError, VaneError, names
 
 F = TypeVar("F", bound=Callable[..., Any])
 Describe = Callable[[tuple[str, ...], Mapping[str, Any]], str]
-"""Returns the message for unknown arguments, from the options of the function and the values."""
+"""Returns the message for arguments, from the options of the function and the values given."""
 
 _NEAREST = 3
 _SIMILARITY = 0.6
@@ -39,7 +39,11 @@ def known_keywords(method: str) -> Callable[[F], F]:
 
 
 def check_arguments(
-    method: str, describe: Describe, options: Collection[str] = ()
+    method: str,
+    describe: Describe,
+    options: Collection[str] = (),
+    missing: Describe | None = None,
+    where: Callable[..., str] = lambda *args, **kwargs: "",
 ) -> Callable[[F], F]:
     """Decorate a function so that it refuses the arguments that it does not take.
 
@@ -47,23 +51,32 @@ def check_arguments(
         method: The function's name for users.
         describe: Describes the unknown keyword arguments.
         options: The keyword arguments that it takes. Default: those that it declares.
+        missing: Describes arguments that are missing. Default: Python does.
+        where: Returns what messages begin with, from the arguments of the call.
     """
 
     def decorate(function: F) -> F:
         declared = list(inspect.signature(function).parameters.values())
-        named = [each.name for each in declared if each.kind in (*_POSITIONAL, _BY_NAME)]
+        named = {each.name: each for each in declared if each.kind in (*_POSITIONAL, _BY_NAME)}
         own = tuple(options or (name for name in named if name != "self"))
         known = {*own, *named}
         by_name = tuple(options or (each.name for each in declared if each.kind is _BY_NAME))
         is_open = any(each.kind is each.VAR_POSITIONAL for each in declared)
-        by_place = [each.name for each in declared if each.kind in _POSITIONAL]
+        by_place = [name for name, each in named.items() if each.kind in _POSITIONAL]
+        needed = [name for name, each in named.items() if each.default is each.empty]
 
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
+            texts = []
             if unknown := {name: kwargs[name] for name in kwargs if name not in known}:
-                raise DefinitionError(describe(own, unknown))
+                texts.append(describe(own, unknown))
             if len(args) > len(by_place) and not is_open:
-                raise DefinitionError(too_many(method, by_place, by_name, len(args)))
+                texts.append(too_many(method, by_place, by_name, len(args)))
+            lacking = [name for name in needed[len(args) :] if name not in kwargs]
+            if lacking and missing is not None:
+                texts.append(missing(own, dict.fromkeys(lacking)))
+            if texts:
+                raise DefinitionError(where(*args, **kwargs) + "\n".join(texts))
             return function(*args, **kwargs)
 
         return cast(F, checked)

@@ -23,8 +23,9 @@ from vane_dagster.engine.row_lookups import written_groups
 from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.fingerprint.bundle import pickled
-from vane_dagster.pipeline.options import AUTO, Failures
+from vane_dagster.pipeline.options import AUTO
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.records import Failures
 from vane_dagster.pipeline.specs import (
     SOURCE,
     JoinSpec,
@@ -286,7 +287,7 @@ class WorkBuilder:
         files = self._plan.files.get(spec.name)
         if not files or not spec.runs_udf or not isinstance(op, CallUdf):
             return op
-        arguments = pickled((spec.udf.args, dict(spec.udf.kwargs)), files)
+        arguments = pickled(dict(spec.udf.kwargs), files)
         return replace(op, arguments=arguments, files=self._store.root)
 
     def _quarantined(
@@ -482,7 +483,12 @@ class WorkBuilder:
 
 
 def _policy(failures: Failures) -> Policy:
-    return Policy(failures.on_error, failures.max_retries, failures.retry_on, failures.timeout_s)
+    return Policy(
+        failures.on_error or "raise",
+        failures.max_retries or 0,
+        tuple(map(str, failures.retry_on)),
+        failures.timeout_s,
+    )
 
 
 @functools.singledispatch
@@ -514,7 +520,7 @@ def _join(spec: JoinSpec, pipeline: Pipeline) -> Op:
 @operation.register
 def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline) -> Op:
     return CallUdf(
-        cloudpickle.dumps((spec.udf.args, dict(spec.udf.kwargs))),
+        cloudpickle.dumps(dict(spec.udf.kwargs)),
         spec.columns_given(pipeline),
         spec.contract,
         AUTO if spec.auto_batch else spec.batch_size,

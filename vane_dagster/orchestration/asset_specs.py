@@ -8,8 +8,8 @@ from typing import Any
 import dagster as dg
 
 from vane_dagster.errors import DefinitionError
-from vane_dagster.pipeline.asset_options import AssetOptions
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.records import Asset
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.definition import stage_definition
@@ -77,7 +77,7 @@ def stage_spec(
     ).with_io_manager_key("store")
 
 
-def source_spec(pipeline: Pipeline, options: AssetOptions) -> dg.AssetSpec:
+def source_spec(pipeline: Pipeline, options: Asset) -> dg.AssetSpec:
     """Return the asset spec of an observable source.
 
     Args:
@@ -98,7 +98,7 @@ def code_version(definition: str) -> str:
 
 
 def _common(
-    pipeline: Pipeline, options: AssetOptions, kind: str, description: str | None
+    pipeline: Pipeline, options: Asset, kind: str, description: str | None
 ) -> dict[str, Any]:
     return {
         "description": options.description or description,

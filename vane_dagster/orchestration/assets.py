@@ -27,8 +27,8 @@ from vane_dagster.orchestration.reproducible import ReproducibilityRunner
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.run import run_pipeline
 from vane_dagster.orchestration.source_asset import SourceLog, observe
-from vane_dagster.pipeline.asset_options import AssetOptions
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.records import Asset
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.pipeline.specs import SOURCE
 
@@ -148,7 +148,7 @@ def build_assets(pipeline: Pipeline, servers: Sequence[ModelServer] = ()) -> dg.
     return materialize
 
 
-def build_source(pipeline: Pipeline, options: AssetOptions) -> dg.AssetsDefinition:
+def build_source(pipeline: Pipeline, options: Asset) -> dg.AssetsDefinition:
     """Implement `Pipeline.build_source`."""
     key = stage_key(pipeline, SOURCE)
 

@@ -6,12 +6,12 @@ Importing this module or declaring a pipeline does not import Dagster; building 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline import pipeline as declared
-from vane_dagster.pipeline.asset_options import asset_options
-from vane_dagster.pipeline.foreign_arguments import stage_call
+from vane_dagster.pipeline.known_arguments import known_arguments
+from vane_dagster.pipeline.records import Asset, as_asset
 from vane_dagster.pipeline.specs import SOURCE
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class Pipeline(declared.Pipeline):
 
         return build_assets(self, servers)
 
-    def build_source(self, **asset: Any) -> dg.AssetsDefinition:
+    @known_arguments("build_source")
+    def build_source(self, asset: Asset | None = None) -> dg.AssetsDefinition:
         """Build the source as an observable Dagster asset, ``<pipeline>/source``.
 
         An observation lists the source once and reports each partition with new, deleted or changed
@@ -96,7 +97,7 @@ class Pipeline(declared.Pipeline):
         A run of the pipeline reports its listing too.
 
         Args:
-            **asset: Arguments of `dg.AssetSpec`; see `project`. An ``automation_condition`` such as
+            asset: What the source's asset has besides its rows. An ``automation_condition`` such as
                 ``AutomationCondition.on_cron`` sets when to observe.
 
         Raises:
@@ -111,4 +112,4 @@ class Pipeline(declared.Pipeline):
             )
         from vane_dagster.orchestration.assets import build_source
 
-        return build_source(self, asset_options(location, asset, stage_call(self.build_source)))
+        return build_source(self, as_asset(location, asset))

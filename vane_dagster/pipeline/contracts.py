@@ -7,7 +7,7 @@ A contract is derived from the declaration and travels to the workers with each 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, ClassVar, Final, Literal, Union, get_args, get_origin
@@ -34,6 +34,8 @@ CALL: Final = "__call__"
 """The method that calls use unless a stage names another."""
 RowResult = Literal["value", "values", "bool"]
 """What a row-wise function returns: one value, any number of values, or whether to keep the row."""
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 TYPES = "__types"
 """The column with the types that a call has returned; see `TypesCall`."""
 
@@ -51,7 +53,7 @@ class BatchCall:
     format: BatchFormat = "pyarrow"
 
     by_row: ClassVar[bool] = False
-    form: ClassVar[str] = "(batch, *fn_args, **fn_kwargs)"
+    form: ClassVar[str] = "(batch, **fn_kwargs)"
 
     @property
     def keyed(self) -> object:
@@ -83,7 +85,7 @@ class ColumnsCall:
     stacks: bool = False
 
     by_row: ClassVar[bool] = False
-    form: ClassVar[str] = "(column, ..., *fn_args, **fn_kwargs)"
+    form: ClassVar[str] = "(column, ..., **fn_kwargs)"
 
     @property
     def keyed(self) -> object:
@@ -119,7 +121,7 @@ class RowCall:
     files: tuple[str, ...] = ()
 
     by_row: ClassVar[bool] = True
-    form: ClassVar[str] = "(value, ..., *fn_args, **fn_kwargs)"
+    form: ClassVar[str] = "(value, ..., **fn_kwargs)"
 
     @property
     def keyed(self) -> object:
@@ -178,16 +180,15 @@ def row_call(
     location: str,
     call: Callable[..., Any],
     inputs: Mapping[str, str] | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    kwargs: Collection[str],
     output: str | None,
     result: RowResult,
     has_self: bool = False,
 ) -> RowCall:
     """Derive the contract of a row-wise callable from its signature.
 
-    A parameter gets the column of its name, or the one that `inputs` gives it. A parameter with a
-    default keeps it unless `inputs` names it. One annotated as `File` gets the file at the path in
+    A parameter gets the column of its name, or the one that `columns` gives it. A parameter with a
+    default keeps it unless `columns` names it. One annotated as `File` gets the file at the path in
     its column; the column of the parameter ``file`` is ``path``. A callable with the one parameter
     ``row``, or one annotated as a dict, mapping or TypedDict, gets the whole row.
 
@@ -195,8 +196,7 @@ def row_call(
         location: The stage, for messages.
         call: The function or method.
         inputs: Columns by parameter.
-        args: The positional arguments of each call after the row's values.
-        kwargs: The keyword arguments of each call.
+        kwargs: The names of the keyword arguments of each call.
         output: See `RowCall`.
         result: See `RowCall`.
         has_self: Whether the first parameter is the instance.
@@ -210,22 +210,24 @@ def row_call(
         if inputs is None:
             raise DefinitionError(
                 f"{location}: {qualname(call)} has no signature to match with columns; name them, "
-                'as inputs={"text": "review"}'
+                'as columns={"text": "review"}'
             )
         return RowCall(tuple(given.items()), len(given), (), output, result)
     by_name = {each.name: each for each in parameters}
     open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters)
     if unknown := [name for name in given if name not in by_name and not open_ended]:
         raise DefinitionError(
-            f"{location}: inputs names {names(unknown)}, which {qualname(call)} does not take; it "
-            f"takes {names(by_name, 20)}"
+            f"{location}: columns names the parameters {names(unknown)}, which {qualname(call)} "
+            f"does not take; it takes {names(by_name, 20)}"
         )
     if twice := [name for name in given if name in kwargs]:
-        raise DefinitionError(f"{location}: {names(twice)} is in both inputs and fn_kwargs")
+        raise DefinitionError(f"{location}: {names(twice)} is in both columns and fn_kwargs")
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     free = [each for each in parameters if each.kind not in variadic and each.name not in kwargs]
     needed = [each for each in free if each.default is each.empty or each.name in given]
-    needed, leading = _before(len(args), parameters, needed, given, kwargs)
+    leading = len(
+        list(takewhile(lambda each: each in needed and each.kind in _BY_PLACE, parameters))
+    )
     annotations = hints(unwrapped(call))
     optional = _optional(annotations.get("return"), result) if output is None else ()
     if not given and len(needed) == 1 and _takes_row(needed[0], annotations):
@@ -245,38 +247,6 @@ def row_call(
     return RowCall(tuple(named.items()), leading, arrays, output, result, optional, files)
 
 
-def _before(
-    args: int,
-    parameters: Sequence[inspect.Parameter],
-    needed: Sequence[inspect.Parameter],
-    given: Collection[str],
-    kwargs: Collection[str],
-) -> tuple[list[inspect.Parameter], int]:
-    """Return the parameters that get columns, and the number of them that come before `fn_args`.
-
-    `fn_args` go to the parameters after the leading columns. They take the place of columns only if
-    the function has too few other parameters.
-
-    Args:
-        args: The number of `fn_args`.
-        parameters: All parameters.
-        needed: Those that may get columns.
-        given: Those that `inputs` names.
-        kwargs: Those that `fn_kwargs` names.
-    """
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    placed = [each for each in parameters if each.kind in kinds]
-    leading = next((i for i, each in enumerate(placed) if each not in needed), len(placed))
-    others = list(
-        takewhile(lambda each: each.name not in given and each.name not in kwargs, placed[leading:])
-    )
-    is_open = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    if not is_open or leading + len(others) < len(placed):
-        leading = max(0, leading - max(0, args - len(others)))
-    taken = [each for each in placed[leading : leading + args] if each.name not in given]
-    return [each for each in needed if each not in taken], leading
-
-
 def columns_call(location: str, call: Callable[..., Any], by_row: RowCall) -> ColumnsCall:
     """Return the contract of a callable that gets an array in place of each value of a row.
 
@@ -292,7 +262,7 @@ def columns_call(location: str, call: Callable[..., Any], by_row: RowCall) -> Co
     if by_row.inputs is None or by_row.positional < len(by_row.inputs):
         raise DefinitionError(
             f"{location}: {qualname(call)} gets an array for each column, by position; name its "
-            'parameters after the columns, or pass inputs={"parameter": "column"}'
+            'parameters after the columns, or pass columns={"parameter": "column"}'
         )
     if by_row.result != "value":
         raise DefinitionError(

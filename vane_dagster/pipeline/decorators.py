@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
+from vane_dagster._arguments import mapping, positional
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.decorators import OPTIONS
 from vane_dagster.pipeline.known_arguments import known_arguments
@@ -102,7 +103,7 @@ def _call_options(
     if ray_options:
         raise DefinitionError(
             f"{where}: ray_options are not taken here; give the stage what its workers reserve: "
-            'resources={"name": 1}, accelerator_type="A100" or memory=<bytes>'
+            'concurrency=vd.Workers(resources={"name": 1}), and likewise accelerator_type or memory'
         )
     if on_error not in _ON_ERROR:
         raise DefinitionError(
@@ -384,71 +385,82 @@ func = _FuncDecorator()
 
 @dataclass(frozen=True)
 class Callee:
-    """The code that a stage calls.
+    """The code that a stage calls, with its arguments.
 
     Attributes:
-        target: The function, or the class that a worker constructs.
-        method: The method of the instance that calls use.
-        constructor_args: Passed to the class.
-        constructor_kwargs: Passed to the class.
-        options: The options that decorators declare for it.
+        target: The class or function.
+        method: The method that is called, for a class.
+        kwargs: The keyword arguments of each call.
+        constructor_args: The positional arguments of the constructor.
+        constructor_kwargs: The keyword arguments of the constructor.
+        options: What its decorators declare.
     """
 
     target: Any
-    method: str
-    constructor_args: tuple[Any, ...]
-    constructor_kwargs: Mapping[str, Any]
-    options: CallOptions
+    method: str = "__call__"
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    constructor_args: tuple[Any, ...] = ()
+    constructor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: CallOptions = NO_OPTIONS
 
     @property
     def name(self) -> str:
-        """The qualified name of the function or method."""
+        """The name for users."""
         name = str(getattr(self.target, "__qualname__", repr(self.target)))
         return f"{name}.{self.method}" if inspect.isclass(self.target) else name
 
 
 def resolve(
-    location: str, fn: Any, constructor_args: Any, constructor_kwargs: Mapping[str, Any] | None
+    location: str,
+    fn: Any,
+    kwargs: Mapping[str, Any] | None,
+    constructor_args: Sequence[Any],
+    constructor_kwargs: Mapping[str, Any] | None,
 ) -> Callee:
     """Find the class or function, and the method, that `fn` stands for.
 
     Args:
         location: The stage, for messages.
-        fn: A class, a function, a lazy instance or one of its methods, or a method in its class, as
-            ``Model.classify``, with the constructor's arguments beside it.
-        constructor_args: The positional arguments of the constructor, given to the stage.
-        constructor_kwargs: The keyword arguments of the constructor, given to the stage.
+        fn: A function or class; a `functools.partial` of one; an unbound method of a class; or, of
+            a class under `vd.cls`, an instance that is not constructed, or a method of it.
+        kwargs: The keyword arguments of each call.
+        constructor_args: The constructor's positional arguments, given beside `fn`.
+        constructor_kwargs: The constructor's keyword arguments, given beside `fn`.
 
     Raises:
-        DefinitionError: If constructor arguments are given twice, or the class of a method is not
-            known.
+        DefinitionError: If the constructor's arguments are given twice, a method's class is not
+            found, or several classes inherit it.
     """
-    name = "__call__"
-    given = (tuple(constructor_args or ()), dict(constructor_kwargs or {}))
-    _refuse_partial(location, fn)
+    name, given = "__call__", functools.partial(object)
     if isinstance(fn, LazyMethod):
         fn, name = fn.instance, fn.name
     if isinstance(fn, LazyInstance):
-        if any(given):
+        given = functools.partial(fn._lazy_target, *fn._lazy_args, **fn._lazy_kwargs)
+    elif isinstance(fn, functools.partial) and inspect.isclass(fn.func):
+        given = fn
+    if given.func is not object:
+        if constructor_args or constructor_kwargs:
             raise DefinitionError(
-                f"{location}: {fn._lazy_target.__qualname__}(...) has its constructor's arguments "
+                f"{location}: {given.func.__qualname__}(...) has its constructor's arguments "
                 "already; leave out fn_constructor_args and fn_constructor_kwargs"
             )
-        given = (fn._lazy_args, fn._lazy_kwargs)
-        fn = fn._lazy_target
-    elif inspect.isfunction(fn) and (owner := _class_of(location, fn, any(given))):
-        fn, name = owner, getattr(fn, "__name__", name)
-    options = _options(fn, name) if inspect.isclass(fn) else _own_options(fn)
-    return Callee(fn, name, *given, options)
-
-
-def _refuse_partial(location: str, fn: Any) -> None:
-    """Raise DefinitionError for a partial of a lazy instance or of its method."""
+        fn, constructor_args, constructor_kwargs = given.func, given.args, given.keywords
     if isinstance(fn, functools.partial) and isinstance(fn.func, (LazyInstance, LazyMethod)):
         raise DefinitionError(
             f"{location}: functools.partial of {fn.func!r}; pass the method itself, and the other "
-            "arguments as fn_args and fn_kwargs"
+            "arguments as fn_kwargs"
         )
+    has_arguments = bool(constructor_args or constructor_kwargs)
+    if inspect.isfunction(fn) and (owner := _class_of(location, fn, has_arguments)):
+        fn, name = owner, getattr(fn, "__name__", name)
+    return Callee(
+        fn,
+        name,
+        mapping(location, "fn_kwargs", kwargs),
+        positional(location, "fn_constructor_args", constructor_args),
+        mapping(location, "fn_constructor_kwargs", constructor_kwargs),
+        _options(fn, name) if inspect.isclass(fn) else _own_options(fn),
+    )
 
 
 def _own_options(function: Any) -> CallOptions:

@@ -1,4 +1,4 @@
-"""Arguments that a stage does not take: those of other systems, and misspelt ones.
+"""Arguments that a call does not take: those of other systems, and misspelt ones.
 
 Nothing here is an alias. Each message has the line to write instead, with the value that was given
 where it is a number, so that a call written for Ray Data, Daft, Spark or Vane is corrected in one
@@ -7,21 +7,15 @@ step.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import inspect
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from vane_dagster._keywords import similar
-from vane_dagster.errors import DefinitionError, SchemaError, names
-from vane_dagster.types import spark
-from vane_dagster.types.annotations import arrow_type
-from vane_dagster.types.schema import sql_name
+from vane_dagster.errors import DefinitionError, names
+from vane_dagster.pipeline.records import RECORDS
 
 _MISSPELT = 0.85
 """The similarity from which a name is taken for one of another system."""
@@ -34,7 +28,7 @@ class StageCall:
     Attributes:
         method: The method's name.
         options: Its own options.
-        nested: Options that go into a mapping, by the name of the option that takes it.
+        nested: Options of what the call takes, by how they are written: with ``{}`` in their place.
         adds_stage: Whether it adds a stage. Advice about stages is only for those that do.
         elsewhere: Options of related calls, and these calls.
         more: What takes further options, for messages.
@@ -47,33 +41,45 @@ class StageCall:
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     more: str = ""
 
+    def written(self, option: str, value: Any) -> str | None:
+        """Return how an option is written in the call; None if nothing of it takes the option."""
+        if option in self.options:
+            return f"{option}={_shown(value)}"
+        for form, inner in self.nested.items():
+            if option in inner:
+                return form.format(f"{option}={_shown(value)}")
+        return None
+
 
 def stage_call(
-    *methods: Callable[..., Any], nested: Mapping[str, Collection[str]] | None = None
+    method: Callable[..., Any], nested: Mapping[str, Collection[str]] | None = None
 ) -> StageCall:
-    """Describe the call of a method by its keyword-only parameters.
+    """Describe the call of a method by its parameters.
 
     Args:
-        *methods: The method, then others that its further options go to.
-        nested: See `StageCall`.
+        method: The method.
+        nested: See `StageCall`; in addition to the fields of the records that it takes.
     """
-    parameters = [each for m in methods for each in inspect.signature(m).parameters.values()]
-    own = (each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
-    return StageCall(methods[0].__name__, tuple(dict.fromkeys(own)), nested or {})
+    parameters = inspect.signature(method).parameters.values()
+    own = tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+    declared = {each.name for each in parameters}
+    records = {
+        f"{argument}={record}({{}})": fields
+        for argument, (record, fields) in RECORDS.items()
+        if argument in declared
+    }
+    return StageCall(method.__name__, own, {**(nested or {}), **records})
 
 
-def unknown_arguments(
-    call: StageCall, unknown: Mapping[str, Any], others: Collection[str] = ()
-) -> str:
+def unknown_arguments(call: StageCall, unknown: Mapping[str, Any]) -> str:
     """Describe unknown arguments, each with the line to write or the names that are similar.
 
     Args:
         call: The call.
         unknown: The arguments and their values.
-        others: Further arguments that the method passes on.
     """
     return "\n".join(
-        f"unknown argument {name!r} of {call.method}{_correction(call, name, value, others)}"
+        f"unknown argument {name!r} of {call.method}{_correction(call, name, value)}"
         for name, value in sorted(unknown.items())
     )
 
@@ -95,7 +101,7 @@ def misplaced_option(call: StageCall, name: str, value: Any, known: Collection[s
     if name in call.options:
         return f". {name!r} is an argument of {call.method}: write {name}={_shown(value)} there"
     written = _advice(call, name, value)
-    return f". {name!r} is known from {_FOREIGN[name].system}: {written}" if written else ""
+    return f". {name!r} is known from {written}" if written else ""
 
 
 def check_value(location: str, name: str, value: Any) -> None:
@@ -117,36 +123,38 @@ def check_value(location: str, name: str, value: Any) -> None:
         )
 
 
-def _advice(call: StageCall, name: str, value: Any) -> str | None:
-    """Return what to write in place of another system's argument; None if it is not known."""
-    if (known := _FOREIGN.get(name)) is None:
-        return None
-    if not call.adds_stage and not (isinstance(known.write, _Renamed) and known.write.of(call)):
-        return None
-    return known.write(call, name, value)
-
-
-def _correction(call: StageCall, name: str, value: Any, others: Collection[str]) -> str:
-    for option, inner in call.nested.items():
-        if name in inner:
-            return f': write {option}={{"{name}": {_shown(value)}}}'
+def _correction(call: StageCall, name: str, value: Any) -> str:
     if name in call.elsewhere:
         return f": write {name}={_shown(value)} at {call.elsewhere[name]}"
-    if (written := _advice(call, name, value)) is not None:
-        return f", known from {_FOREIGN[name].system}: {written}"
-    known = [*call.options, *others]
+    if written := call.written(name, value):
+        return f": write {written}"
+    if advice := _advice(call, name, value):
+        return f", known from {advice}"
+    inner = (option for options in call.nested.values() for option in options)
+    known = [*call.options, *inner]
     nearest = difflib.get_close_matches(name.lower(), [*known, *_FOREIGN], 1, _MISSPELT)
-    if nearest and nearest[0] not in known and (written := _advice(call, nearest[0], value)):
-        return f". Did you mean {nearest[0]!r} of {_FOREIGN[nearest[0]].system}: {written}"
+    if nearest and nearest[0] not in known and (advice := _advice(call, nearest[0], value)):
+        return f". Did you mean {nearest[0]!r} of {advice}"
     if found := similar(name, known):
         return f". {found}"
     own = f"its options are {names(call.options, 50)}" if call.options else "it has no options"
-    further = f"; those of its Dagster asset are {names(others, 20)}" if others else ""
-    return f": {own}{further}{call.more}"
+    return f": {own}{call.more}"
+
+
+def _advice(call: StageCall, name: str, value: Any) -> str | None:
+    """Return the system of an argument and what to write in its place; None if it is not known."""
+    if name not in _FOREIGN:
+        return None
+    system, ours = _FOREIGN[name]
+    if ours.isidentifier():
+        written = call.written(ours, value)
+        if value is None or (value == 0 and not isinstance(value, bool)):
+            return f"{system}: leave it out; that is the default"
+        return f"{system}: write {written}" if written else f"{system}: leave it out"
+    return f"{system}: {ours.replace('{}', _shown(value))}" if call.adds_stage else None
 
 
 def _shown(value: Any) -> str:
-    """Show a number; other values may hold secrets, or be long."""
     if isinstance(value, (tuple, list)) and value and all(type(each) is int for each in value):
         return repr(value)
     if isinstance(value, bool) or value is None:
@@ -154,264 +162,133 @@ def _shown(value: Any) -> str:
     return f"{value:.15g}" if isinstance(value, (int, float)) else "..."
 
 
-_Write = Callable[[StageCall, str, Any], str]
-
-
-@dataclass(frozen=True)
-class _Foreign:
-    system: str
-    write: _Write
-
-
-def _leave_out(why: str) -> _Write:
-    return lambda call, name, value: f"leave it out; {why}"
-
-
-@dataclass(frozen=True)
-class _Renamed:
-    """Advises the first of our options that the method has.
-
-    Attributes:
-        ours: Our options, the preferred one first.
-        zero: Whether 0 and None are the same as leaving the option out.
-    """
-
-    ours: tuple[str, ...]
-    zero: bool
-
-    def of(self, call: StageCall) -> str | None:
-        """Return the option of a method; None if it has none of them."""
-        return next((each for each in self.ours if each in call.options), None)
-
-    def __call__(self, call: StageCall, name: str, value: Any) -> str:
-        option = self.of(call)
-        if option is None:
-            return f"leave it out; {call.method} has no {' or '.join(self.ours)}"
-        if value is None or (self.zero and value == 0):
-            return "leave it out; that is the default"
-        return f"write {option}={_shown(value)}"
-
-
-def _renamed(*ours: str, zero: bool = False) -> _Renamed:
-    return _Renamed(ours, zero)
-
-
-def _sampling(ours: str = "") -> _Write:
-    """Advise an entry of `sampling_params`, by its name in OpenAI's chat API."""
-
-    def write(call: StageCall, name: str, value: Any) -> str:
-        if "sampling_params" not in call.options:
-            return f"leave it out; {call.method} samples nothing"
-        return f'write sampling_params={{"{ours or name}": {_shown(value)}}}'
-
-    return write
-
-
-def _workers(call: StageCall, name: str, value: Any) -> str:
-    """Advise `concurrency` for Ray Data's `ActorPoolStrategy` and `TaskPoolStrategy`."""
-    if "concurrency" not in call.options:
-        return _leave_out(f"{call.method} runs in the workers that read and write")(
-            call, name, value
-        )
-    least, most = (getattr(value, f"{end}_size", None) for end in ("min", "max"))
-    size = getattr(value, "size", None)
-    if isinstance(size, int) or (least == most and isinstance(most, int)):
-        return f"write concurrency={size if isinstance(size, int) else most}"
-    if isinstance(least, int) and isinstance(most, int):
-        return f"write concurrency=({least}, {most})"
-    if isinstance(least, int) and isinstance(most, float) and math.isinf(most):
-        return f"write concurrency=({least}, N), N being the largest number of workers"
-    return "leave it out; a class stays loaded in its workers, and concurrency sets their number"
-
-
-def _row_count(call: StageCall, name: str, value: Any) -> str:
-    if not value:
-        return 'leave it out; cardinality="one_to_one" is the default'
-    return (
-        'write cardinality="filter" if rows may be dropped, or cardinality="one_to_many", '
-        'id="<column of the new id>" if rows are added'
-    )
-
-
-def _fan_out(call: StageCall, name: str, value: Any) -> str:
-    if not value:
-        return 'leave it out; cardinality="one_to_one" is the default'
-    return 'write cardinality="one_to_many", id="<column of the new id>"'
-
-
-def _cached(call: StageCall, name: str, value: Any) -> str:
-    if "reuse" not in call.options or value is None or value:
-        return "leave it out; results are reused as long as they are those of a new computation"
-    return 'write reuse="none"'
-
-
-def _batched(call: StageCall, name: str, value: Any) -> str:
-    """Advise the method for batches."""
-    if not value or "batch_format" in call.options:
-        return f"leave it out; {call.method} does so by default"
-    return 'call map_batches(name, fn, schema=..., batch_format="numpy") instead'
-
-
-def _options_of_ray(call: StageCall, name: str, value: Any) -> str:
-    """Advise each entry of a mapping of options of Ray actors."""
-    if not isinstance(value, Mapping) or not value:
-        return "leave it out; what a worker reserves are the stage's own arguments"
-    lines = []
-    for option, given in value.items():
-        if option in call.options:
-            lines.append(f"{option}: write {option}={_shown(given)}")
-        else:
-            lines.append(f"{option}: {_advice(call, str(option), given) or 'leave it out'}")
-    return ", ".join(lines)
-
-
-def _returned(call: StageCall, name: str, value: Any) -> str:
-    """Advise a schema for the type that a function returns."""
-    if "return_format" in call.options:
-        return "write return_format=<a pydantic model>; without it the answer is text"
-    if "return_type" in call.options:
-        return "write return_type=<Spark's type>"
-    if "schema" not in call.options:
-        return f"leave it out; {call.method} knows its types"
-    kind = _arrow_type(value)
-    if kind is not None and pa.types.is_struct(kind):
-        named = {field.name: sql_name(field.type) or "<SQL type>" for field in kind}
-    else:
-        named = {"<column>": sql_name(kind) or "<SQL type>" if kind else "<SQL type>"}
-    columns = ", ".join(f'"{column}": "{written}"' for column, written in named.items())
-    return f"write schema={{{columns}}}"
-
-
-def _arrow_type(value: Any) -> pa.DataType | None:
-    """Return the Arrow type of a Python, Arrow, Daft or Spark type; None if it is not known."""
-    readers = [lambda: spark.parse_return_type(value, ""), lambda: arrow_type(value)]
-    for read in readers if isinstance(value, str) else reversed(readers):
-        with contextlib.suppress(SchemaError):
-            return read()
-    return None
-
-
 _RAY, _DAFT, _SPARK, _VANE = "Ray Data", "Daft", "Spark", "Vane"
 _HUGGING_FACE = "Hugging Face Datasets"
-_gpus = _renamed("gpus", "gpus_per_actor", zero=True)
-_placed = _leave_out(
-    "workers are placed where there is room, and resources={...} or accelerator_type select nodes"
+_PLACED = (
+    "leave it out; workers are placed where there is room, and vd.Workers(resources=...) or "
+    "vd.Workers(accelerator_type=...) select nodes"
 )
-_replaced = _leave_out("a worker that dies is replaced, and its rows are computed again")
-_sized = _leave_out(
-    "batch_size sets the rows of a call, and the pipeline's fragment_rows those of a task"
+_REPLACED = "leave it out; a worker that dies is replaced, and its rows are computed again"
+_SIZED = (
+    "leave it out; batch_size sets the rows of a call, and the pipeline's fragment_rows those of a "
+    "task"
 )
-_ordered = _leave_out("workers get rows in an order that shares prefixes")
+_ORDERED = "leave it out; workers get rows in an order that shares prefixes"
+_IN_FLIGHT = (
+    "leave it out; batch_size times vd.Workers(max_concurrency=...) rows are in flight in one "
+    "worker"
+)
+_CHILDREN = (
+    'write cardinality="filter" if rows may be dropped, or '
+    'cardinality=vd.Children("<column of the new id>") if rows are added'
+)
+_FIELDS = "write what a worker reserves as gpus=... and concurrency=vd.Workers(...)"
+_TYPE = 'write schema={"<column>": "<SQL type>"}'
 
-_FOREIGN: Mapping[str, _Foreign] = {
-    "num_gpus": _Foreign(_RAY, _gpus),
-    "compute": _Foreign(_RAY, _workers),
-    "zero_copy_batch": _Foreign(
-        _RAY, _leave_out("each call gets a copy of its batch, which it may change")
+_FOREIGN: Mapping[str, tuple[str, str]] = {
+    "num_gpus": (_RAY, "gpus"),
+    "compute": (
+        _RAY, "write concurrency=N, or concurrency=(min, max); a class stays loaded in its workers"
     ),
-    "udf_modifying_row_count": _Foreign(_RAY, _row_count),
-    "ray_remote_args": _Foreign(_RAY, _options_of_ray),
-    "ray_remote_args_fn": _Foreign(
-        _RAY, _leave_out("all workers of a stage reserve the same, by the stage's own arguments")
+    "zero_copy_batch": (
+        _RAY, "leave it out; each call gets a copy of its batch, which it may change"
     ),
-    "scheduling_strategy": _Foreign(_RAY, _placed),
-    "label_selector": _Foreign(_RAY, _placed),
-    "fallback_strategy": _Foreign(_RAY, _placed),
-    "max_calls": _Foreign(_RAY, _renamed("max_batches_per_actor")),
-    "max_restarts": _Foreign(_RAY, _replaced),
-    "max_task_retries": _Foreign(_RAY, _renamed("max_retries")),
-    "retry_exceptions": _Foreign(_RAY, _renamed("retry_on")),
-    "runtime_env": _Foreign(
+    "udf_modifying_row_count": (_RAY, _CHILDREN),
+    "ray_remote_args": (_RAY, _FIELDS),
+    "ray_remote_args_fn": (_RAY, _FIELDS),
+    "scheduling_strategy": (_RAY, _PLACED),
+    "label_selector": (_RAY, _PLACED),
+    "fallback_strategy": (_RAY, _PLACED),
+    "max_calls": (_RAY, "max_batches"),
+    "max_restarts": (_RAY, _REPLACED),
+    "max_task_retries": (_RAY, "max_retries"),
+    "retry_exceptions": (_RAY, "retry_on"),
+    "runtime_env": (
         _RAY,
-        _leave_out(
-            'env_vars=["<NAME>"] sends variables to the workers, and packages are installed where '
-            "the cluster runs"
-        ),
+        'leave it out; vd.Workers(env_vars=["<NAME>"]) sends variables to the workers, and '
+        "packages are installed where the cluster runs",
     ),
-    "object_store_memory": _Foreign(
-        _RAY, _leave_out("LocalCluster(object_store_memory=...) sets it for the whole node")
+    "object_store_memory": (
+        _RAY, "leave it out; LocalCluster(object_store_memory=...) sets it for the whole node"
     ),
-    "num_cpus": _Foreign(_RAY, _renamed("num_cpus", "cpus", zero=True)),
-    "memory": _Foreign(_RAY, _renamed("memory", zero=True)),
-    "concurrency": _Foreign(_RAY, _renamed("concurrency")),
-    "num_workers": _Foreign(_VANE, _renamed("concurrency")),
-    "return_dtype": _Foreign(_DAFT, _returned),
-    "use_process": _Foreign(_DAFT, _leave_out("each worker is a process of its own")),
-    "unnest": _Foreign(
-        _DAFT, _leave_out("each column that schema names is a column of the stage already")
+    "fn_args": (
+        _RAY, 'write fn_kwargs={"<parameter>": ...}, which passes the arguments by name'
     ),
-    "ray_options": _Foreign(_DAFT, _options_of_ray),
-    "init_args": _Foreign(_DAFT, _renamed("fn_constructor_args")),
-    "cpus": _Foreign("Daft and Vane", _renamed("num_cpus", zero=True)),
-    "memory_bytes": _Foreign("Daft and Vane", _renamed("memory", zero=True)),
-    "gpus": _Foreign("Daft and Vane", _gpus),
-    "max_concurrency": _Foreign(_DAFT, _renamed("max_concurrency", "concurrency")),
-    "return_type": _Foreign(_SPARK, _returned),
-    "returnType": _Foreign(_SPARK, _returned),
-    "input_tensor_shapes": _Foreign(
-        _SPARK, _leave_out("predict_batch(name, make_predict_fn, inputs=[...]) takes it")
+    "num_workers": (_VANE, "concurrency"),
+    "return_dtype": (_DAFT, _TYPE),
+    "use_process": (_DAFT, "leave it out; each worker is a process of its own"),
+    "unnest": (
+        _DAFT, "leave it out; each column that schema names is a column of the stage already"
     ),
-    "batch_format": _Foreign(
-        _RAY, _leave_out("this stage does not pass batches; map_batches takes it")
+    "ray_options": (_DAFT, _FIELDS),
+    "init_args": (_DAFT, "fn_constructor_args"),
+    "cpus": ("Daft and Vane", "num_cpus"),
+    "memory_bytes": ("Daft and Vane", "memory"),
+    "return_type": (_SPARK, _TYPE),
+    "returnType": (_SPARK, _TYPE),
+    "input_tensor_shapes": (
+        _SPARK, "leave it out; predict_batch(name, make_predict_fn, columns=[...]) takes it"
     ),
-    "actor_number": _Foreign(_VANE, _renamed("concurrency")),
-    "num_actors": _Foreign(_VANE, _renamed("concurrency")),
-    "ray_address": _Foreign("dagster-ray", _renamed("address")),
-    "default_parallelism": _Foreign(_VANE, _renamed("concurrency")),
-    "gpus_per_actor": _Foreign(_VANE, _gpus),
-    "max_concurrency_per_actor": _Foreign(_VANE, _renamed("max_concurrency")),
-    "request_batch_size": _Foreign(_VANE, _renamed("batch_size")),
-    "engine_init_timeout_s": _Foreign(_VANE, _renamed("startup_timeout_s")),
-    "system_message": _Foreign(_VANE, _renamed("system")),
-    "expr": _Foreign(
-        _RAY, _leave_out("project(name, [...], where=...) filters by SQL, filter by a function")
+    "batch_format": (
+        _RAY, "leave it out; this stage does not pass batches; map_batches takes it"
     ),
-    "fn_args": _Foreign(_RAY, _renamed("fn_constructor_args")),
-    "fn_kwargs": _Foreign(_RAY, _renamed("fn_constructor_kwargs")),
-    "batched": _Foreign(_HUGGING_FACE, _batched),
-    "load_from_cache_file": _Foreign(_HUGGING_FACE, _cached),
-    "num_proc": _Foreign(_HUGGING_FACE, _renamed("concurrency")),
-    "remove_columns": _Foreign(
+    "actor_number": (_VANE, "concurrency"),
+    "num_actors": (_VANE, "concurrency"),
+    "ray_address": ("dagster-ray", "address"),
+    "default_parallelism": (_VANE, "concurrency"),
+    "gpus_per_actor": (_VANE, "gpus"),
+    "max_concurrency_per_actor": (_VANE, "max_concurrency"),
+    "request_batch_size": (_VANE, "batch_size"),
+    "engine_init_timeout_s": (_VANE, "startup_timeout_s"),
+    "system_message": (_VANE, "system"),
+    "expr": (
+        _RAY, "leave it out; project(name, [...], where=...) filters by SQL, filter by a function"
+    ),
+    "batched": (
+        _HUGGING_FACE, 'call map_batches(name, fn, schema=..., batch_format="numpy") instead'
+    ),
+    "load_from_cache_file": (_HUGGING_FACE, 'write reuse="none" to compute all rows again'),
+    "num_proc": (_HUGGING_FACE, "concurrency"),
+    "remove_columns": (
         _HUGGING_FACE,
-        _leave_out(
-            "a stage has the columns of its schema and those that include_columns names; "
-            "project(name, ...) selects others"
-        ),
+        "leave it out; a stage has the columns of its schema and those that include_columns names; "
+        "project(name, ...) selects others",
     ),
-    "flat_map": _Foreign(_VANE, _fan_out),
-    "side_effects": _Foreign(_VANE, _leave_out("a call runs once for each batch that succeeds")),
-    "target_max_batch_bytes": _Foreign(_VANE, _sized),
-    "task_input_max_bytes": _Foreign(_VANE, _sized),
-    "output_target_max_bytes": _Foreign(_VANE, _sized),
-    "output_batch_size": _Foreign(_VANE, _sized),
-    "min_task_batch_size": _Foreign(_VANE, _sized),
-    "preserve_compute_batch_boundaries": _Foreign(_VANE, _sized),
-    "streaming_breaker": _Foreign(_VANE, _leave_out("stages run at the same time")),
-    "ray_actor_thread_policy": _Foreign(
-        _VANE, _leave_out("num_cpus sets the threads of a worker's libraries")
+    "preprocess": (_RAY, "write messages=..., the function itself"),
+    "postprocess": (
+        _RAY,
+        'add a stage: .map("<name>", postprocess, schema=...); an edit of it then costs no prompt',
     ),
-    "inflight_limit": _Foreign(
-        _VANE, _leave_out("batch_size * max_concurrency rows are in flight in one worker")
+    "flat_map": (_VANE, _CHILDREN),
+    "side_effects": (_VANE, "leave it out; a call runs once for each batch that succeeds"),
+    "target_max_batch_bytes": (_VANE, _SIZED),
+    "task_input_max_bytes": (_VANE, _SIZED),
+    "output_target_max_bytes": (_VANE, _SIZED),
+    "output_batch_size": (_VANE, _SIZED),
+    "min_task_batch_size": (_VANE, _SIZED),
+    "preserve_compute_batch_boundaries": (_VANE, _SIZED),
+    "streaming_breaker": (_VANE, "leave it out; stages run at the same time"),
+    "ray_actor_thread_policy": (
+        _VANE, "leave it out; vd.Workers(num_cpus=...) sets the threads of a worker's libraries"
     ),
-    "max_buffer_size": _Foreign(
-        _VANE, _leave_out("batch_size * max_concurrency rows are in flight in one worker")
-    ),
-    "do_prefix_routing": _Foreign(_VANE, _ordered),
-    "min_bucket_size": _Foreign(_VANE, _ordered),
-    "prefix_match_threshold": _Foreign(_VANE, _ordered),
-    "load_balance_threshold": _Foreign(_VANE, _ordered),
-    "temperature": _Foreign(_VANE, _sampling()),
-    "top_p": _Foreign(_VANE, _sampling()),
-    "top_k": _Foreign(_VANE, _sampling()),
-    "max_output_tokens": _Foreign(_VANE, _sampling("max_tokens")),
-    "max_new_tokens": _Foreign(_VANE, _sampling("max_tokens")),
-    "stop_sequences": _Foreign(_VANE, _sampling("stop")),
-    "generate_args": _Foreign(_VANE, _renamed("sampling_params")),
-    "engine_args": _Foreign(
-        _VANE, _leave_out('provider_options={"engine_kwargs": {...}} takes them')
-    ),
-}
-"""Arguments of other systems. They apply only to methods without an argument of the same name.
+    "inflight_limit": (_VANE, _IN_FLIGHT),
+    "max_buffer_size": (_VANE, _IN_FLIGHT),
+    "do_prefix_routing": (_VANE, _ORDERED),
+    "min_bucket_size": (_VANE, _ORDERED),
+    "prefix_match_threshold": (_VANE, _ORDERED),
+    "load_balance_threshold": (_VANE, _ORDERED),
+    "temperature": (_VANE, 'write sampling_params={"temperature": {}}'),
+    "top_p": (_VANE, 'write sampling_params={"top_p": {}}'),
+    "top_k": (_VANE, 'write sampling_params={"top_k": {}}'),
+    "max_tokens": ("OpenAI", 'write sampling_params={"max_tokens": {}}'),
+    "max_output_tokens": (_VANE, 'write sampling_params={"max_tokens": {}}'),
+    "max_new_tokens": (_VANE, 'write sampling_params={"max_tokens": {}}'),
+    "stop_sequences": (_VANE, 'write sampling_params={"stop": {}}'),
+    "generate_args": (_VANE, "sampling_params"),
+    "engine_args": (_VANE, 'write model=vd.Model(..., options={"engine_kwargs": {}})'),
+    "provider_options": (_DAFT, "options"),
+}  # fmt: skip
+"""Arguments of other systems: the system, and the name of ours, or what to write or to do.
 
 Ray 2.60 `ray.data.Dataset.map_batches`, `filter` and the options of actors; Daft 0.7 `daft.func`,
 `daft.cls` and `daft.udf`; PySpark 4 `predict_batch_udf`; `map_batches`, `prompt` and `embed` of

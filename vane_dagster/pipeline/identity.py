@@ -149,7 +149,7 @@ def call_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
         CodeIdentityError: If an argument has no stable identity.
     """
     udf = spec.udf
-    return _arguments(pipeline, spec, "fn", udf.args, in_any_order(udf.call, udf.kwargs))
+    return _arguments(pipeline, spec, "fn", (), in_any_order(udf.call, udf.kwargs))
 
 
 def _arguments(

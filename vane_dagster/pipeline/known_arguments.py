@@ -1,4 +1,4 @@
-"""A check of keyword arguments, for functions that add no stage.
+"""Checks of the arguments of a call: unknown ones, missing ones, and those of other systems.
 
 It imports little, because a user's module that only decorates functions does too.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from vane_dagster._keywords import F, check_arguments
+from vane_dagster.errors import names
+
+C = TypeVar("C", bound=type)
 
 
 def known_arguments(
@@ -36,3 +39,41 @@ def known_arguments(
         return unknown_arguments(call, unknown)
 
     return check_arguments(method, describe, options)
+
+
+def checked_record(name: str) -> Callable[[C], C]:
+    """Decorate a dataclass so that it describes the arguments that it does not take.
+
+    Args:
+        name: Its name for users.
+    """
+
+    def decorate(record: Any) -> Any:
+        record.__init__ = known_arguments(name)(record.__init__)
+        return record
+
+    return decorate
+
+
+def adds_stage(function: F) -> F:
+    """Decorate a method that adds a stage so that it describes missing and unknown arguments."""
+
+    def describe(own: tuple[str, ...], unknown: Mapping[str, Any]) -> str:
+        from vane_dagster.pipeline.foreign_arguments import stage_call, unknown_arguments
+
+        return unknown_arguments(stage_call(function), unknown)
+
+    def missing(own: tuple[str, ...], lacking: Mapping[str, Any]) -> str:
+        text = f"{method} lacks its argument{'s' * (len(lacking) > 1)} {names(lacking)}"
+        if "schema" in lacking:
+            text += (
+                '. Declare the columns of the results, as schema={"label": "VARCHAR"}, or write '
+                'schema="infer", which infers them from the first rows'
+            )
+        return text
+
+    def where(rows: Any, name: Any = "?", *args: Any, **kwargs: Any) -> str:
+        return f"{rows.pipeline._location(name)}: "
+
+    method = function.__name__
+    return check_arguments(method, describe, missing=missing, where=where)(function)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._arguments import list_of_names
 from vane_dagster.errors import DefinitionError
-from vane_dagster.pipeline.asset_options import check_arguments
-from vane_dagster.pipeline.foreign_arguments import StageCall, stage_call
-from vane_dagster.pipeline.model_stages import ModelStageSpec, constructor_options, name_of
+from vane_dagster.pipeline.known_arguments import adds_stage
+from vane_dagster.pipeline.model_stages import ModelStageSpec, name_of
+from vane_dagster.pipeline.options import OnError, ReuseMode
 from vane_dagster.pipeline.prompts import PromptRows
-from vane_dagster.pipeline.required_arguments import required_arguments
+from vane_dagster.pipeline.records import Asset, Failures, Model, Reuse, StageOptions, Workers
+from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.providers.labelling import LABEL_SAMPLING, ClassifyTask, label_prompt
-from vane_dagster.providers.prompting import PromptTask
-from vane_dagster.providers.registry import answers, provider_class
+from vane_dagster.providers.registry import answers
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Stage
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LabelSpec(ModelStageSpec):
-    """A stage that labels a column by a classifier. Its model task is a `ClassifyTask`."""
+    """A stage that runs a classifier. Its model task is a `ClassifyTask`."""
 
     kind = "classify"
 
@@ -31,17 +31,24 @@ class LabelSpec(ModelStageSpec):
 class LabelRows(PromptRows):
     """Rows that a classification stage can read."""
 
-    @required_arguments("prompt")
+    @adds_stage
     def classify(
         self,
         name: str,
         column: str,
         labels: Sequence[str] | Mapping[str, str],
         *,
-        provider: str | type,
-        model: str,
+        model: str | ModelServer | Model,
+        provider: str | type | None = None,
+        sampling_params: Mapping[str, Any] | None = None,
         output_column: str = "label",
-        **options: Any,
+        include_columns: bool | Sequence[str] = (),
+        batch_size: int | None = None,
+        concurrency: int | tuple[int, int] | Workers | None = None,
+        gpus: float | None = None,
+        on_error: OnError | Failures | None = None,
+        reuse: ReuseMode | Reuse | None = None,
+        asset: Asset | None = None,
     ) -> Stage:
         """Add a stage that assigns one of the given labels to each text.
 
@@ -60,10 +67,17 @@ class LabelRows(PromptRows):
             column: The text column.
             labels: The labels; or a mapping of label to description, for a language model to read.
                 For a classifier, exactly the labels of the model, in any order.
-            provider: A provider of `prompt`, or a classifier.
             model: See `prompt`.
+            provider: A provider of `prompt`, or a classifier.
+            sampling_params: See `prompt`; for a language model. Default: a temperature of 0.
             output_column: The column of labels.
-            **options: Further arguments of `prompt`; for a classifier, of `embed`.
+            include_columns: Input columns to pass through; True for all.
+            batch_size: See `prompt`; for a classifier, texts per call, by default 64.
+            concurrency: Workers; see `prompt`.
+            gpus: GPUs that a worker reserves.
+            on_error: See `map_batches`.
+            reuse: See `map_batches`.
+            asset: See `map_batches`.
 
         Returns:
             The new stage.
@@ -77,37 +91,27 @@ class LabelRows(PromptRows):
             raise DefinitionError(
                 f"{location}: labels is {labels!r}; expected a list of labels, or label to meaning"
             )
-        given: dict[str, Any] = {"provider": provider, "model": model, **options}
-        given["output_column"] = output_column
-        if answers(location, provider, ClassifyTask.method):
-            return self._classified(name, column, labels, **given)
-        check_arguments(location, options, self._classify_call(location, provider))
-        given = {"sampling_params": LABEL_SAMPLING, **given}
-        prompt = label_prompt(column, labels)
-        return self.prompt(name, prompt, return_format=list(labels), **given)
-
-    def _classify_call(self, location: str, provider: str | type) -> StageCall:
-        """Describe the call of `classify` with a language model, whose format is the labels."""
-        takes = constructor_options(provider_class(location, provider, PromptTask.method))
-        nested = {"provider_options": [each.name for each in takes]}
-        call = stage_call(self.classify, self.prompt, nested=nested)
-        return replace(
-            call, options=tuple(each for each in call.options if each != "return_format")
-        )
-
-    def _classified(
-        self,
-        name: str,
-        column: str,
-        labels: Collection[str],
-        *,
-        output_column: str,
-        **options: Any,
-    ) -> Stage:
-        """Add a stage that runs a classifier; `options` are those of `_add_model_stage`."""
-        location = self.pipeline._location(name)
+        options = StageOptions(include_columns, concurrency, gpus, on_error, reuse, asset)
+        if provider is None or not answers(location, provider, ClassifyTask.method):
+            return self.prompt(
+                name,
+                label_prompt(column, labels),
+                model=model,
+                provider=provider,
+                sampling_params=LABEL_SAMPLING if sampling_params is None else sampling_params,
+                return_format=list(labels),
+                output_column=output_column,
+                batch_size=batch_size,
+                **options._asdict(),
+            )
+        if sampling_params is not None:
+            raise DefinitionError(
+                f"{location}: sampling_params are for a language model; leave them out"
+            )
         listed = list_of_names(location, "labels", [*labels]) or ()
         if len(set(listed)) < len(listed):
             raise DefinitionError(f"{location}: labels has one twice: {listed}")
         model_task = ClassifyTask(column, name_of(location, output_column), listed)
-        return self._add_model_stage(LabelSpec, name, model_task, {}, **options)
+        return self._add_model_stage(
+            LabelSpec, name, model_task, {}, provider, model, batch_size, options
+        )

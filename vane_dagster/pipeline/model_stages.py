@@ -6,24 +6,18 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from vane_dagster._arguments import (
-    environment_variables,
-    mapping,
-    parse_concurrency,
-    positive,
-)
+from vane_dagster._arguments import positive
 from vane_dagster._keywords import require_columns
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import CodeIdentityError, DefinitionError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
-from vane_dagster.pipeline.asset_options import asset_options
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.foreign_arguments import (
     StageCall,
@@ -38,17 +32,14 @@ from vane_dagster.pipeline.identity import (
     local_files,
     value_identity,
 )
-from vane_dagster.pipeline.options import (
-    ExecutionBackend,
+from vane_dagster.pipeline.options import IncludeColumns, parse_include
+from vane_dagster.pipeline.records import (
     Failures,
-    IncludeColumns,
-    OnError,
-    Resources,
-    ReuseMode,
-    parse_execution_backend,
-    parse_failures,
-    parse_include,
-    parse_lifecycle,
+    Model,
+    StageOptions,
+    as_asset,
+    as_reuse,
+    as_workers,
 )
 from vane_dagster.pipeline.servers import ModelServer, parse_servers
 from vane_dagster.pipeline.specs import MapBatchesSpec, Schemas, declares_columns
@@ -62,6 +53,7 @@ from vane_dagster.types.schema import ERROR_COLUMN
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
 
+_RETRIES = 5
 _ANSWERS = 1
 """Increment if the built-in providers' answers, or the rows made from them, change."""
 
@@ -211,13 +203,13 @@ class PromptSpec(ModelStageSpec):
 
     Attributes:
         prices: Prices of a million tokens, by kind.
-        max_tokens: Token budget of a run: prompts and answers together.
-        max_cost: Cost budget of a run, in the currency of `prices`.
+        token_budget: Token budget of a run: prompts and answers together.
+        cost_budget: Cost budget of a run, in the currency of `prices`.
     """
 
     prices: Mapping[str, float] = field(default_factory=dict)
-    max_tokens: int | None = None
-    max_cost: float | None = None
+    token_budget: int | None = None
+    cost_budget: float | None = None
 
     kind = "prompt"
     default_batch = 32
@@ -225,7 +217,7 @@ class PromptSpec(ModelStageSpec):
 
     def over_budget(self, used: Mapping[str, int]) -> str | None:
         """Describe the token or cost budget that is exhausted."""
-        return over_budget(used, self.prices, self.max_tokens, self.max_cost)
+        return over_budget(used, self.prices, self.token_budget, self.cost_budget)
 
     def usage_metadata(self, used: Mapping[str, int], seconds: float | None) -> dict[str, Any]:
         """Tokens, throughput and cost.
@@ -257,112 +249,72 @@ class ModelStageRows:
         name: str,
         model_task: ModelTask,
         own: Mapping[str, Any],
-        *,
-        provider: str | type,
-        model: str | None = None,
-        server: ModelServer | None = None,
-        include_columns: bool | Sequence[str] = (),
-        provider_options: Mapping[str, Any] | None = None,
-        batch_size: int | None = None,
-        max_concurrency: int | None = None,
-        concurrency: int | tuple[int, int] | None = None,
-        gpus_per_actor: float = 0,
-        num_cpus: float = 0,
-        memory: int = 0,
-        accelerator_type: str | None = None,
-        resources: Mapping[str, float] | None = None,
-        execution_backend: ExecutionBackend | None = None,
-        env_vars: Sequence[str] = (),
-        keyed_env_vars: Sequence[str] = (),
-        on_error: OnError = "raise",
-        max_error_rate: float | None = None,
-        max_retries: int = 5,
-        retry_on: Sequence[type[BaseException] | str] = (),
-        timeout_s: float | None = None,
-        startup_timeout_s: float | None = None,
-        max_batches_per_actor: int | None = None,
-        reuse: ReuseMode | None = None,
-        reuse_partitions: int = 1,
-        per_row: bool | None = None,
-        **asset: Any,
+        provider: str | type | None,
+        model: str | ModelServer | Model,
+        batch_size: int | None,
+        options: StageOptions,
     ) -> Stage:
-        """Add a stage for a model task; `own` are the fields that only its kind of spec has.
+        """Add a stage for a model task.
 
-        The other arguments are those of `prompt`.
+        Args:
+            kind: The class of its spec.
+            name: The stage's name.
+            model_task: What the model is asked.
+            own: The fields that only its kind of spec has.
+            provider: See `prompt`.
+            model: See `prompt`.
+            batch_size: See `prompt`.
+            options: What all stages with workers take.
+
+        Raises:
+            DefinitionError: If an argument is invalid.
         """
         location = self.pipeline._location(name)
-        custom = mapping(location, "resources", resources)
-        needs = Resources(num_cpus, gpus_per_actor, memory, accelerator_type, custom)
-        needs.validate(location)
-        check_value(location, "on_error", on_error)
-        failures = parse_failures(
-            location, on_error, max_error_rate, max_retries, retry_on, timeout_s
-        )
-        include = parse_include(location, include_columns)
+        check_value(location, "on_error", options.on_error)
+        failures = options.failures(location).resolved(None, _RETRIES)
+        if failures.explain_errors and kind.kind == "embed":
+            raise DefinitionError(f"{location}: explain_errors is for prompts; leave it out")
+        include = parse_include(location, options.include_columns)
         self._check_columns(location, model_task, include, failures)
-        options = mapping(location, "provider_options", provider_options)
-        if server is not None:
-            options |= parse_servers(location, {"server": server})
-            model = server.model if model is None else model
-            if server.options.max_concurrency is not None:
-                options.setdefault("max_connections", server.options.max_concurrency)
-        if not isinstance(model, str) or not model:
-            raise DefinitionError(f"{location}: model is {model!r}; expected a model's name")
-        found = provider_class(location, provider, model_task.method)
-        if server is not None and "server" not in (p.name for p in constructor_options(found)):
-            raise DefinitionError(
-                f"{location}: provider {found.__name__} takes no server; expected "
-                "provider='openai', which calls it, or no server="
-            )
-        arguments = {"model": model, "options": options}
-        keep_arguments((), arguments)
-        workers = parse_concurrency(location, concurrency) or (1, 1)
-        forwarded, keyed = environment_variables(location, env_vars, keyed_env_vars)
-        nested = {"provider_options": [each.name for each in constructor_options(found)]}
-        call = stage_call(getattr(self, kind.kind), self._add_model_stage, nested=nested)
-        _check_options(location, found, options, call)
-        _check_values(location, found, options, model_task.declared_sampling)
-        operational = getattr(found, "OPERATIONAL", ())
+        found, label, given = _parse_model(location, model_task.method, provider, model)
+        keep_arguments((), given)
+        call = stage_call(getattr(self, kind.kind))
+        _check_options(location, found, given["options"], call)
+        _check_values(location, found, given["options"], model_task.declared_sampling)
+        workers = as_workers(location, options.concurrency)
         udf = Udf(
             target=functools.partial(ModelClient, found),
             stateful=True,
             style="async",
-            kwargs={"model_task": model_task, "workers": workers[1]},
-            constructor_kwargs=arguments,
-            label=f"{found.__name__}({model!r})",
+            constructor_kwargs=given,
+            label=f"{found.__name__}({label!r})",
         )
+        fields = workers.fields(location, options.gpus or 0, True, udf.name)
+        most = fields["concurrency"][1]
         spec = kind(
             name=name,
             upstream=(self._node,),
-            asset=asset_options(location, asset, call),
-            udf=udf,
+            asset=as_asset(location, options.asset),
+            udf=replace(udf, kwargs={"model_task": model_task, "workers": most}),
             schema=model_task.schema,
             columns=model_task.reads,
             contract=BatchCall(),
             auto_batch=False,
             cardinality="one_to_one",
-            concurrency=workers,
-            resources=needs,
-            execution_backend=parse_execution_backend(
-                location, execution_backend, udf.stateful, udf.name
-            ),
-            env_vars=forwarded,
-            keyed_env_vars=keyed,
             failures=failures,
-            lifecycle=parse_lifecycle(location, startup_timeout_s, max_batches_per_actor, None),
             include=include,
             order=model_task.order,
             provider=found,
-            model=model,
-            options=_keyed(options, operational),
+            model=label,
+            options=_keyed(given["options"], getattr(found, "OPERATIONAL", ())),
             model_task=model_task,
             batch_size=positive(location, "batch_size", batch_size, kind.default_batch),
-            max_concurrency=positive(
-                location, "max_concurrency", max_concurrency, kind.default_in_flight
-            ),
+            max_concurrency=workers.max_concurrency or kind.default_in_flight,
+            reuse=as_reuse(location, options.reuse),
+            **fields,
             **own,
         )
-        return self.pipeline._add(spec.with_reuse(self.pipeline, reuse, reuse_partitions, per_row))
+        return self.pipeline._add(spec.with_reuse(self.pipeline))
 
     def _check_columns(
         self, location: str, model_task: ModelTask, include: IncludeColumns, failures: Failures
@@ -387,6 +339,32 @@ class ModelStageRows:
         known = self.pipeline.declared_types()[self._node]
         read = dict.fromkeys((*(model_task.reads or ()), *model_task.needed, *named))
         require_columns(f"{location}: {self._node!r}", read, known, DefinitionError)
+
+
+def _parse_model(
+    location: str, method: str, provider: str | type | None, model: Any
+) -> tuple[type, str, dict[str, Any]]:
+    """Return a provider, the name of its model, and the arguments of its client."""
+    record = model if isinstance(model, Model) else Model(model)
+    options, name = dict(record.options), record.name
+    if isinstance(name, ModelServer):
+        options |= parse_servers(location, {"server": name})
+        if name.options.max_concurrency is not None:
+            options.setdefault("max_connections", name.options.max_concurrency)
+        provider, name = provider or "openai", name.model
+    if not isinstance(name, str) or not name:
+        raise DefinitionError(
+            f"{location}: model is {name!r}; expected a model's name, a server or vd.Model(...)"
+        )
+    if provider is None:
+        raise DefinitionError(f'{location}: provider is missing; expected one, as "openai"')
+    found = provider_class(location, provider, method)
+    if "server" in options and "server" not in (p.name for p in constructor_options(found)):
+        raise DefinitionError(
+            f"{location}: provider {found.__name__} calls no server; leave provider out, or name "
+            "the model"
+        )
+    return found, name, {"model": name, "options": options}
 
 
 def name_of(location: str, value: Any, argument: str = "output_column") -> str:
@@ -417,13 +395,14 @@ def _check_options(
     if unknown := sorted(set(options) - set(known)):
         corrections = (misplaced_option(call, name, options[name], known) for name in unknown)
         raise DefinitionError(
-            f"{location}: provider_options has {names(unknown)}, which {provider.__name__} does "
-            f"not take; it takes {names(known, 20)}{''.join(corrections)}"
+            f"{location}: the options of the model have {names(unknown)}, which "
+            f"{provider.__name__} does not take; it takes {names(known, 20)}{''.join(corrections)}"
         )
     needed = [each.name for each in takes if each.default is each.empty]
     if missing := [name for name in needed if name not in options]:
         raise DefinitionError(
-            f"{location}: provider_options lacks {names(missing)}, which {provider.__name__} needs"
+            f"{location}: the options of the model lack {names(missing)}, which "
+            f"{provider.__name__} needs"
         )
 
 

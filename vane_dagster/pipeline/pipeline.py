@@ -20,11 +20,10 @@ from vane_dagster._arguments import (
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.builtin import defaults_for, merge
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.pipeline.asset_options import asset_options
-from vane_dagster.pipeline.foreign_arguments import stage_call
 from vane_dagster.pipeline.keys import IdColumn, Keys
-from vane_dagster.pipeline.known_arguments import known_arguments
-from vane_dagster.pipeline.options import Children, JoinHow
+from vane_dagster.pipeline.known_arguments import adds_stage, known_arguments
+from vane_dagster.pipeline.options import JoinChildren, JoinHow
+from vane_dagster.pipeline.records import Asset, as_asset
 from vane_dagster.pipeline.specs import (
     SOURCE,
     JoinSpec,
@@ -309,6 +308,7 @@ class Pipeline(Rows):
         """Return the checks of a stage that recompute rows, each time they are executed."""
         return tuple(check for check in self._checks[stage] if check.rows_to_recompute)
 
+    @adds_stage
     def join(
         self,
         name: str,
@@ -316,8 +316,8 @@ class Pipeline(Rows):
         how: JoinHow = "inner",
         columns: Mapping[str, Sequence[str] | Mapping[str, str]] | None = None,
         source_columns: Sequence[str] = (),
-        children: Children | None = None,
-        **asset: Any,
+        children: JoinChildren | None = None,
+        asset: Asset | None = None,
     ) -> Stage:
         """Add a stage that joins stages by id, fragment by fragment, without a shuffle.
 
@@ -337,7 +337,7 @@ class Pipeline(Rows):
                 drops a parent without children; a left join gives it an empty list. The list is
                 null if the children are missing because rows were quarantined: the parent itself,
                 or all of its children.
-            **asset: Arguments of `dg.AssetSpec`; see `project`.
+            asset: See `project`.
 
         Returns:
             The new stage.
@@ -375,8 +375,8 @@ class Pipeline(Rows):
         one_of(location, "how", how, ("inner", "left"))
         if children is not None:
             one_of(location, "children", children, ("rows", "list"))
-        options = asset_options(location, asset, stage_call(self.join))
-        return self._add(JoinSpec(name, upstream, options, how, children, chosen))
+        own = as_asset(location, asset)
+        return self._add(JoinSpec(name, upstream, own, how, children, chosen))
 
     def _location(self, name: str) -> str:
         return f"stage '{self.name}/{name}'"

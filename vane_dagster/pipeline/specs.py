@@ -23,25 +23,21 @@ from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError,
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity, worker_code_digest
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
-from vane_dagster.pipeline.asset_options import AssetOptions
 from vane_dagster.pipeline.contracts import CALL, TYPES, BatchCall, Contract, RowCall, TypesCall
 from vane_dagster.pipeline.identity import arguments, component, environment, local_files
 from vane_dagster.pipeline.keys import IdColumn, JoinShape, JoinSide, Keys
 from vane_dagster.pipeline.options import (
     Cardinality,
-    Children,
     ExecutionBackend,
-    Failures,
     IncludeColumns,
+    JoinChildren,
     JoinHow,
     OnError,
     Resources,
-    Reuse,
-    ReuseMode,
     RowOrder,
     WorkerLifecycle,
-    parse_reuse,
 )
+from vane_dagster.pipeline.records import Asset, Failures, Reuse
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.sources.raw_files import PATH
 from vane_dagster.storage.manifest import Component
@@ -66,10 +62,10 @@ SOURCE = "source"
 
 _OPEN_FILE = (
     "To read the row's file, write a parameter `file: vd.File`; else name the column of a "
-    'parameter, as inputs={"parameter": "column"}'
+    'parameter, as columns={"parameter": "column"}'
 )
 _NAME_INPUTS = (
-    'Name the column of a parameter, as inputs={"parameter": "column"}, or annotate the one '
+    'Name the column of a parameter, as columns={"parameter": "column"}, or annotate the one '
     "parameter as a dict to get the whole row"
 )
 
@@ -96,7 +92,7 @@ class StageKind(abc.ABC):
 
     name: str
     upstream: tuple[str, ...]
-    asset: AssetOptions
+    asset: Asset
 
     kind: ClassVar[str]
     runs_udf: ClassVar[bool]
@@ -531,20 +527,17 @@ class MapBatchesSpec(StageKind):
         """Whether the order of the columns that the code gets cannot be observed."""
         return isinstance(self.contract, RowCall) and self.contract.inputs is not None
 
-    def with_reuse(
-        self,
-        pipeline: Pipeline,
-        reuse: ReuseMode | None,
-        reuse_partitions: int,
-        per_row: bool | None,
-    ) -> MapBatchesSpec:
-        """Return the stage with its `Reuse`; the arguments are those of `map_batches`.
+    def with_reuse(self, pipeline: Pipeline) -> MapBatchesSpec:
+        """Return the stage with the mode of reuse that the user left open.
+
+        Args:
+            pipeline: The pipeline, without the stage.
 
         Raises:
-            DefinitionError: If an argument is invalid, or rows cannot be reused.
+            DefinitionError: If rows are to be reused one by one, and cannot.
         """
-        given = (reuse, reuse_partitions, per_row, self._obstacle_to_row_reuse(pipeline))
-        return replace(self, reuse=parse_reuse(pipeline._location(self.name), *given))
+        obstacle = self._obstacle_to_row_reuse(pipeline)
+        return replace(self, reuse=self.reuse.resolved(pipeline._location(self.name), obstacle))
 
     def _obstacle_to_row_reuse(self, pipeline: Pipeline) -> str | None:
         """Return why rows cannot be reused one by one, and the fix; None if they can."""
@@ -570,7 +563,7 @@ class MapBatchesSpec(StageKind):
         is_many = self.cardinality != "one_to_one"
         if is_many and not self.contract.by_row and id not in self.columns:
             return (
-                f"with cardinality={self.cardinality!r} only the id {id!r} tells from which row a "
+                f"where rows are dropped or added, only the id {id!r} tells from which row a "
                 "result was made; name it in columns="
             )
         if self.children is not None and self.infers:
@@ -956,7 +949,7 @@ class JoinSpec(StageKind):
     """
 
     how: JoinHow
-    children: Children | None = None
+    children: JoinChildren | None = None
     columns: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
     kind = "join"

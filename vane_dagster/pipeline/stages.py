@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 from vane_dagster._arguments import (
     check_placeholders,
     checked_url,
+    mapping,
     one_of,
     positive,
 )
 from vane_dagster._secrets import url_parts, with_options
-from vane_dagster.errors import DefinitionError
-from vane_dagster.pipeline.asset_options import asset_options
+from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.embeddings import EmbedRows
-from vane_dagster.pipeline.foreign_arguments import stage_call
+from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.labels import LabelRows
 from vane_dagster.pipeline.map_stages import MapRows
 from vane_dagster.pipeline.options import parse_include
-from vane_dagster.pipeline.required_arguments import required_arguments
+from vane_dagster.pipeline.records import Asset, as_asset
 from vane_dagster.pipeline.specs import SOURCE, ProjectSpec, WriteSpec, declares_columns
 from vane_dagster.storage.filesystem import absolute_url
 from vane_dagster.storage.publish.base import PARTITION_COLUMN, Target
@@ -37,7 +37,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
     pipeline: Pipeline
     _node: str
 
-    @required_arguments()
+    @adds_stage
     def project(
         self,
         name: str,
@@ -45,7 +45,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
         *,
         where: str | None = None,
         include_columns: bool | Sequence[str] = (),
-        **asset: Any,
+        asset: Asset | None = None,
     ) -> Stage:
         """Add a stage of columns and SQL expressions, executed by DuckDB.
 
@@ -56,8 +56,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
                 An expression that is just a column name keeps the column's Arrow type.
             where: SQL condition. Rows for which it is not true are dropped.
             include_columns: Input columns to pass on beside `columns`; True for all.
-            **asset: Arguments of `dg.AssetSpec`: description, group_name, owners, tags, kinds,
-                metadata, deps, automation_condition, freshness_policy.
+            asset: What the stage's Dagster asset has besides its rows: `vd.Asset`.
 
         Returns:
             The new stage.
@@ -80,11 +79,10 @@ class Rows(MapRows, LabelRows, EmbedRows):
                 )
         carried = [(id, quote(id)) for id in ids if id not in dict(pairs)]
         pairs = (*carried, *pairs)
-        options = asset_options(location, asset, stage_call(self.project))
-        include = parse_include(location, include_columns)
-        return self.pipeline._add(ProjectSpec(name, (self._node,), options, pairs, where, include))
+        include, own = parse_include(location, include_columns), as_asset(location, asset)
+        return self.pipeline._add(ProjectSpec(name, (self._node,), own, pairs, where, include))
 
-    @required_arguments()
+    @adds_stage
     def write(
         self,
         name: str,
@@ -95,7 +93,8 @@ class Rows(MapRows, LabelRows, EmbedRows):
         compression: str = "zstd",
         target_file_bytes: int | None = None,
         partition_column: str = PARTITION_COLUMN,
-        **asset: Any,
+        options: Mapping[str, Any] | None = None,
+        asset: Asset | None = None,
     ) -> Stage:
         """Add a stage that publishes the rows: in a plain folder of Parquet, or a table.
 
@@ -127,13 +126,8 @@ class Rows(MapRows, LabelRows, EmbedRows):
                 written together, larger ones are split (not in a Lance table). Default: one file
                 per fragment.
             partition_column: The column of a table that holds the partition's key.
-            **asset: Arguments of `dg.AssetSpec`, see `project`; and options that only one format
-                supports. "lance" has ``index={"column": "embedding", "metric": "cosine"}``, a
-                vector index with the metric "cosine", "l2" or "dot", and optionally ``type`` (such
-                as "IVF_PQ", the default, or "IVF_HNSW_SQ"), ``num_partitions`` and
-                ``num_sub_vectors``. It is built once there are 256 vectors, and updated after each
-                publication. "iceberg" needs ``table``, as "db.labels", and ``catalog``, as of
-                `vane_dagster.iceberg`. The table is created if it does not exist.
+            options: The format's own options; see docs/storage.md.
+            asset: See `project`.
 
         Returns:
             The new stage.
@@ -151,6 +145,13 @@ class Rows(MapRows, LabelRows, EmbedRows):
         publisher = publisher_class(one_of(location, "format", format, tuple(PUBLISHERS)))
         if publisher.has_folder_per_partition:
             check_placeholders(location, url, self.pipeline.partitions_def)
+        given = mapping(location, "options", options)
+        if unknown := [each for each in given if each not in publisher.options]:
+            known = f"it takes {names(publisher.options)}" if publisher.options else "it takes none"
+            raise DefinitionError(
+                f"{location}: options has {names(unknown)}, which format={format!r} does not take; "
+                f"{known}"
+            )
         codecs = ("zstd", "snappy", "lz4", "gzip", "none")
         declared = Target(
             url=url,
@@ -159,12 +160,12 @@ class Rows(MapRows, LabelRows, EmbedRows):
             format=format,
             target_bytes=positive(location, "target_file_bytes", target_file_bytes),
             partition_column=partition_column,
-            options={name: asset.pop(name, default) for name, default in publisher.options.items()},
+            options={**publisher.options, **given},
         )
         partitioned = self.pipeline.partitions_def is not None
         types = self.pipeline.declared_types()[self._node]
         declared = publisher.validate(declared, location, partitioned, tuple(types))
         complete = declares_columns(self.pipeline, self._node)
         publisher.validate_types(declared, location, types, complete)
-        options = asset_options(location, asset, stage_call(self.write))
-        return self.pipeline._add(WriteSpec(name, (self._node,), options, declared))
+        own = as_asset(location, asset)
+        return self.pipeline._add(WriteSpec(name, (self._node,), own, declared))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vane_dagster._arguments import mapping, positional
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.local_file import LocalFile, found_in, local_files_in, servers_in
 from vane_dagster.fingerprint.modules import Finder
 from vane_dagster.fingerprint.values import model_class
-from vane_dagster.pipeline.contracts import CALL, BatchCall, CallStyle, Contract
+from vane_dagster.pipeline.contracts import CALL, CallStyle, Contract
+from vane_dagster.pipeline.decorators import Callee
 from vane_dagster.pipeline.lazy_instances import lazy_in
 from vane_dagster.pipeline.servers import ModelServer, servers_by_key
 from vane_dagster.types.callables import qualname, signature_of, unwrapped
@@ -43,7 +42,6 @@ class Udf:
     target: Callable[..., Any]
     stateful: bool
     style: CallStyle
-    args: tuple[Any, ...] = field(default=(), repr=False)
     kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     constructor_args: tuple[Any, ...] = field(default=(), repr=False)
     constructor_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -88,8 +86,7 @@ class Udf:
 
     @property
     def _references(self) -> tuple[Any, ...]:
-        given = (self.args, self.kwargs, self.constructor_args, self.constructor_kwargs)
-        return (*given, self.target)
+        return (self.kwargs, self.constructor_args, self.constructor_kwargs, self.target)
 
     @property
     def is_async(self) -> bool:
@@ -97,57 +94,40 @@ class Udf:
         return self.style in ("async", "async_generator")
 
 
-def make_udf(
-    where: str,
-    target: Any,
-    *,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    constructor_args: Sequence[Any] = (),
-    constructor_kwargs: Mapping[str, Any] | None = None,
-    version: str | None = None,
-    method: str = CALL,
-    contract: Contract | None = None,
-) -> Udf:
+def make_udf(where: str, callee: Callee, version: str | None, contract: Contract) -> Udf:
     """Validate a user's function or class and its arguments.
 
     Args:
         where: The stage, for messages.
-        target: The function or class.
-        args: Passed to each call after the rows.
-        kwargs: Passed to each call.
-        constructor_args: Passed to the class.
-        constructor_kwargs: Passed to the class.
-        version: Replaces the code identity in fragment keys.
-        method: The class's method that is called.
-        contract: How it is called. Default: with a batch.
+        callee: The code and its arguments.
+        version: Replaces the identity of the code.
+        contract: How it is called.
 
     Raises:
-        DefinitionError: If the target is an instance, is not callable, or does not accept the
-            arguments.
+        DefinitionError: If the code cannot be called so, or an argument is invalid.
     """
-    stateful = inspect.isclass(target)
-    args, constructor_args = _handles(args), _handles(constructor_args)
-    kwargs, constructor_kwargs = _handles(kwargs), _handles(constructor_kwargs)
-    keep_arguments(args, kwargs, constructor_args, constructor_kwargs)
+    target, method, stateful = callee.target, callee.method, inspect.isclass(callee.target)
+    given, named = _handles(callee.constructor_args), _handles(callee.constructor_kwargs)
+    kwargs = _handles(callee.kwargs)
+    keep_arguments((), kwargs, given, named)
     check_callable(where, target, method)
-    if not stateful and (constructor_args or constructor_kwargs):
+    if not stateful and (given or named):
         raise DefinitionError(
             f"{where}: {qualname(target)} is a function, so fn_constructor_args and "
-            "fn_constructor_kwargs mean nothing; pass fn_args or fn_kwargs, or make it a class"
+            "fn_constructor_kwargs mean nothing; pass fn_kwargs, or make it a class"
         )
     udf = Udf(
         target=target,
         stateful=stateful,
         style=_style(getattr(target, method) if stateful else target),
-        args=positional(where, "fn_args", args),
-        kwargs=mapping(where, "fn_kwargs", kwargs),
-        constructor_args=positional(where, "fn_constructor_args", constructor_args),
-        constructor_kwargs=mapping(where, "fn_constructor_kwargs", constructor_kwargs),
+        kwargs=kwargs,
+        constructor_args=given,
+        constructor_kwargs=named,
         version=None if version is None else str(version),
+        label=callee.options.label or "",
         method=method,
     )
-    _check_arguments(where, udf, contract or BatchCall())
+    _check_arguments(where, udf, contract)
     _check_servers(where, udf)
     _refuse_lazy_arguments(where, udf)
     return udf
@@ -173,48 +153,40 @@ def check_callable(where: str, target: Any, method: str = CALL) -> None:
         )
 
 
-def make_factory(
-    where: str,
-    target: Any,
-    *,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    version: str | None = None,
-) -> Udf:
+def make_factory(where: str, callee: Callee, version: str | None, contract: Contract) -> Udf:
     """Validate a function that loads a model and returns the function to call with rows.
 
     Args:
         where: The stage, for messages.
-        target: The factory, or a `functools.partial` of it.
-        args: Passed to the factory.
-        kwargs: Passed to the factory.
-        version: Replaces the code identity in fragment keys.
+        callee: The function, with its arguments as those of a constructor.
+        version: Replaces the identity of the code.
+        contract: How the function that it returns is called.
 
     Raises:
-        DefinitionError: If the target is no function, or does not accept the arguments.
+        DefinitionError: If it is no function, or does not take its arguments.
     """
-    args, kwargs = _handles(args), _handles(kwargs)
-    keep_arguments(args, kwargs)
+    target = callee.target
     if inspect.isclass(target):
         raise DefinitionError(
             f"{where}: class {qualname(target)} was given; expected a function that loads the "
             "model and returns the function to call. For a class use map or map_batches"
         )
     _refuse_other_than_function(where, target)
-    if isinstance(target, functools.partial):  # its arguments count as such, also with `version=`
-        args, kwargs = (*target.args, *args), {**target.keywords, **(kwargs or {})}
-        args, kwargs, target = _handles(args), _handles(kwargs), target.func
+    given, named = callee.constructor_args, callee.constructor_kwargs
+    if isinstance(target, functools.partial):  # its arguments count as such, also with a version
+        given, named, target = (*target.args, *given), {**target.keywords, **named}, target.func
+    given, named = _handles(given), _handles(named)
+    keep_arguments(given, named)
     udf = Udf(
         target=target,
         stateful=True,
         style="plain",
-        constructor_args=positional(where, "fn_constructor_args", args),
-        constructor_kwargs=mapping(where, "fn_constructor_kwargs", kwargs),
+        constructor_args=given,
+        constructor_kwargs=named,
         version=None if version is None else str(version),
         is_factory=True,
     )
-    given = (udf.constructor_args, udf.constructor_kwargs)
-    _bind(where, target, *given, "(*fn_constructor_args, **fn_constructor_kwargs)")
+    _bind(where, target, given, named, "(*fn_constructor_args, **fn_constructor_kwargs)")
     _check_servers(where, udf)
     _refuse_lazy_arguments(where, udf)
     return udf
@@ -235,11 +207,6 @@ def called_function(target: Any, method: str = CALL) -> tuple[Any, bool]:
 
 def _refuse_other_than_function(where: str, target: Any) -> None:
     if isinstance(target, functools.partial):
-        if inspect.isclass(target.func):
-            raise DefinitionError(
-                f"{where}: functools.partial of class {qualname(target.func)}; pass the class "
-                f"itself and its arguments, {_with_constructor(target.func, target)}"
-            )
         return _refuse_other_than_function(where, target.func)
     if inspect.isfunction(target) or inspect.isbuiltin(target):
         return None
@@ -283,22 +250,13 @@ def _refusal(target: Any) -> str:
     )
 
 
-def _with_constructor(
-    cls: type, given: functools.partial[Any] | None = None, method: str = ""
-) -> str:
-    """Return the arguments of a stage for a class, or a method of it, without their values."""
+def _with_constructor(cls: type, method: str = "") -> str:
+    """Show how a class is passed with the arguments of its constructor."""
     signature = signature_of(cls)
-    names = [] if signature is None else list(signature.parameters)
-    if signature is not None and given is not None:
-        with contextlib.suppress(TypeError):  # arguments that the class does not take
-            names = list(signature.bind_partial(*given.args, **given.keywords).arguments)
-    placed: list[str] = []
-    named: list[str] = []
-    for each in (signature.parameters[name] for name in names) if signature else ():
-        if each.kind is each.POSITIONAL_ONLY:
-            placed.append("...")
-        elif each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-            named.append(f'"{each.name}": ...')
+    taken = [] if signature is None else list(signature.parameters.values())
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    placed = ["..." for each in taken if each.kind is each.POSITIONAL_ONLY]
+    named = [f'"{each.name}": ...' for each in taken if each.kind in kinds]
     written = [f"{qualname(cls)}.{method}" if method else qualname(cls)]
     written += [f"fn_constructor_args=[{', '.join(placed)}]"] if placed else []
     written += [f"fn_constructor_kwargs={{{', '.join(named)}}}"] if named else []
@@ -324,7 +282,7 @@ def _style(function: Any) -> CallStyle:
 def _check_arguments(where: str, udf: Udf, contract: Contract) -> None:
     call, has_self = called_function(udf.target, udf.method)
     given, named = contract.arguments()
-    placed = (*(None,) * has_self, *given, *udf.args)
+    placed = (*(None,) * has_self, *given)
     _bind(where, call, placed, {**named, **udf.kwargs}, contract.form)
     if inspect.isclass(udf.target):
         arguments = (udf.constructor_args, udf.constructor_kwargs)
@@ -338,7 +296,7 @@ def _check_servers(where: str, udf: Udf) -> None:
     if lost := udf.lost_servers:
         raise DefinitionError(
             f"{where}: {udf.name} refers to {lost[0]!r} by a closure, a partial or an object; "
-            "expected servers={'llm': ...}, which passes the server with its address"
+            "expected it in fn_kwargs or fn_constructor_kwargs, which pass it with its address"
         )
     try:
         udf.servers  # noqa: B018  # looking them up raises
@@ -366,7 +324,6 @@ def _refuse_lazy_arguments(where: str, udf: Udf) -> None:
         return
     arguments = [
         *((f"fn_constructor_args[{i}]", value) for i, value in enumerate(udf.constructor_args)),
-        *((f"fn_args[{i}]", value) for i, value in enumerate(udf.args)),
         *((repr(name), value) for name, value in udf.constructor_kwargs.items()),
         *((repr(name), value) for name, value in udf.kwargs.items()),
     ]

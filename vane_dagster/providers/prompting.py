@@ -16,7 +16,7 @@ import pyarrow as pa
 from vane_dagster.errors import RowErrors
 from vane_dagster.providers.base import Answer, Message, Request, SamplingRefused
 from vane_dagster.providers.format import Format, InvalidAnswer
-from vane_dagster.providers.row_functions import ANSWER, RowFunctions, processed, prompt_of
+from vane_dagster.providers.prompt_function import PromptFunction
 from vane_dagster.providers.template import PrefixOrder, Template
 from vane_dagster.providers.usage import COUNTS, USAGE, checked_usage, counted, usage_column
 from vane_dagster.types.callables import unwrapped
@@ -32,12 +32,10 @@ class _Asked:
     """A row and its request.
 
     Attributes:
-        row: The row, with the fields that a function added.
         request: Its request.
         own_sampling: Whether the row has sampling parameters of its own.
     """
 
-    row: dict[str, Any]
     request: Request
     own_sampling: bool
 
@@ -64,9 +62,8 @@ class PromptTask:
         sampling: See `Request`. A value ``"{column}"`` is read from the row.
         format: The format of an answer.
         explain: How often to send a model the problem of its answer, and ask again.
-        row_functions: The user's functions before and after the model.
-        columns: The columns that these functions get; None for all.
-        processed: The columns that `postprocess` makes; None without one.
+        function: The user's function that makes the messages; None if the template does.
+        columns: The columns that the function gets; None for all.
         id: The input's id column. Its value is that of requests, if the stage reads it.
     """
 
@@ -75,16 +72,15 @@ class PromptTask:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     format: Format = field(default_factory=Format)
     explain: int = 0
-    row_functions: RowFunctions = field(default_factory=RowFunctions)
+    function: PromptFunction | None = None
     columns: tuple[str, ...] | None = ()
-    processed: pa.Schema | None = None
     id: str = ""
 
     method = "submit"
 
     @property
     def reads(self) -> tuple[str, ...] | None:
-        """The columns that it needs, and those of its functions; None for all."""
+        """The columns that it needs, and those of its function; None for all."""
         if self.columns is None:
             return None
         return tuple(dict.fromkeys((*self.columns, *self.needed)))
@@ -92,9 +88,7 @@ class PromptTask:
     @property
     def needed(self) -> tuple[str, ...]:
         """The columns of its template and its sampling parameters."""
-        # A function before the model may make the fields of the template.
-        fields = () if self.row_functions.preprocess else self.template.fields
-        return tuple(dict.fromkeys((*fields, *self.own.values())))
+        return tuple(dict.fromkeys((*self.template.fields, *self.own.values())))
 
     @functools.cached_property
     def own(self) -> Mapping[str, str]:
@@ -120,10 +114,8 @@ class PromptTask:
 
     @property
     def schema(self) -> pa.Schema:
-        """The answer, or what a function makes of it, and its usage."""
-        answer = [pa.field(self.output, self.format.type)]
-        made = answer if self.processed is None else list(self.processed)
-        return pa.schema([*made, pa.field(self.usage, USAGE)])
+        """The answer and its usage."""
+        return pa.schema({self.output: self.format.type, self.usage: USAGE})
 
     @property
     def order(self) -> PrefixOrder | None:
@@ -131,7 +123,7 @@ class PromptTask:
 
         None if a function makes prompts, since only the model's workers have it.
         """
-        return None if self.row_functions.preprocess else PrefixOrder(self.template)
+        return None if self.function else PrefixOrder(self.template)
 
     @property
     def sums(self) -> Mapping[str, Sequence[str]]:
@@ -140,15 +132,8 @@ class PromptTask:
 
     def keyed(self, include: Any) -> Mapping[str, Any]:
         """See `ModelTask`."""
-        made = self.processed
-        schema = None if made is None else made.to_string(show_schema_metadata=False)
-        functions = {
-            "preprocess": self.row_functions.preprocess is not None,
-            "columns": self.columns,
-            "schema": schema,
-        }
         return {
-            **(functions if self.functions else {}),
+            **({"columns": self.columns} if self.function else {}),
             "messages": (self.template.text, self.template.system),
             "sampling_params": self.sampling,
             "return_format": (self.format.schema, self.format.choices, self.format.model),
@@ -164,18 +149,18 @@ class PromptTask:
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
-        """The user's functions before and after the model."""
-        return self.row_functions.given
+        """The user's function that makes the messages."""
+        return (self.function.call,) if self.function else ()
 
     @property
     def preloaded(self) -> tuple[Callable[..., Any], ...]:
         """Those of `functions` that need their modules in the worker."""
-        return self.row_functions.preloaded
+        return self.functions if self.function and self.function.is_preloaded else ()
 
     def describe(self, model: str) -> str:
         """See `ModelTask`."""
-        if not self.template.text:
-            return f"{model} is asked what `{_name(self.row_functions.preprocess)}` makes of a row"
+        if self.function is not None:
+            return f"{model} is asked what `{_name(self.function.call)}` makes of a row"
         asked = f"column `{self.template.text}`" if self.template.column else self.template.text
         return f"{model} is asked: {asked}"
 
@@ -213,7 +198,7 @@ class PromptTask:
                 errors[place] = answer
                 continue
             try:
-                good[place] = self._made(asked[place].row, *answer), answer[1]
+                good[place] = self._made(*answer), answer[1]
             except Exception as error:
                 errors[place] = error
         kept = sorted(good)
@@ -227,27 +212,20 @@ class PromptTask:
         own = {name: row[column] for name, column in self.own.items()}
         every = {name: value for name, value in self.sampling.items() if name not in own}
         given = {name: value for name, value in own.items() if value is not None}
-        prompt: Any = None
-        if (function := self.row_functions.preprocess) is not None:
-            made = function(dict(row))
-            prompt, fields, sampling = prompt_of(made, bool(self.template.text))
-            row, given = {**row, **fields}, {**given, **sampling}
-        if prompt is None:
+        if self.function is None:
             messages = self.template.messages(row)
         else:
-            messages = self.template.with_system(prompt, "what preprocess returned")
+            prompt, sampling = self.function.prompt(row)
+            given |= sampling
+            messages = self.template.with_system(prompt, "the function of the prompt")
         form = self.format
         request = Request(messages, {**every, **given}, form.schema, form.choices, id)
-        return _Asked(row, request, bool(self.own or given))
+        return _Asked(request, bool(self.own or given))
 
-    def _made(self, row: dict[str, Any], value: Any, answer: Answer) -> list[pa.Array]:
-        """Return one value for each column that a row's answer makes."""
-        function = self.row_functions.postprocess
-        if function is not None and self.processed is not None:
-            answered = {**row, self.output: value, ANSWER: answer.text}
-            return processed(function, answered, answer, self.processed)
+    def _made(self, value: Any, answer: Answer) -> pa.Array:
+        """Return a row's answer as an array."""
         try:
-            return [pa.array([value], self.format.type)]
+            return pa.array([value], self.format.type)
         except _UNFIT as error:  # such as an integer of more than 64 bits, or half a surrogate pair
             raise InvalidAnswer(f"The answer has no place in its column: {error}", answer) from None
 
@@ -294,17 +272,12 @@ def _summed(former: Answer, answer: Answer) -> Answer:
     return replace(answer, **both)
 
 
-def _columns(
-    prompt: PromptTask, answers: Sequence[tuple[list[pa.Array], Answer]]
-) -> dict[str, Any]:
-    *made, last = prompt.schema
-    columns = {
-        field.name: pa.concat_arrays([arrays[place] for arrays, _ in answers])
-        if answers
-        else pa.array([], field.type)
-        for place, field in enumerate(made)
+def _columns(prompt: PromptTask, answers: Sequence[tuple[pa.Array, Answer]]) -> dict[str, Any]:
+    none = pa.array([], prompt.format.type)
+    return {
+        prompt.output: pa.concat_arrays([none, *(made for made, _ in answers)]),
+        prompt.usage: usage_column([answer for _, answer in answers]),
     }
-    return {**columns, last.name: usage_column([answer for _, answer in answers])}
 
 
 def _name(function: Any) -> str:

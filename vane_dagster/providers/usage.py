@@ -81,7 +81,7 @@ def parse_prices(where: str, prices: Any) -> Mapping[str, float]:
 
     Args:
         where: The stage, for messages.
-        prices: The argument of `prompt`.
+        prices: The field of `vd.Model`.
 
     Raises:
         DefinitionError: If it is anything else.
@@ -101,46 +101,48 @@ def _is_price(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
-def parse_budget(where: str, max_cost: Any, prices: Mapping[str, float]) -> float | None:
+def parse_budget(where: str, cost_budget: Any, prices: Mapping[str, float]) -> float | None:
     """Parse the cost budget of a run; None for no limit.
 
     Args:
         where: The stage, for messages.
-        max_cost: The argument of `prompt`.
+        cost_budget: The field of `vd.Model`.
         prices: The prices of a million tokens, by kind.
 
     Raises:
         DefinitionError: If it is not a positive amount, or there are no prices.
     """
-    if max_cost is None:
+    if cost_budget is None:
         return None
-    if not _is_price(max_cost) or not max_cost:
-        raise DefinitionError(f"{where}: max_cost is {max_cost!r}; expected an amount above 0")
+    if not _is_price(cost_budget) or not cost_budget:
+        raise DefinitionError(
+            f"{where}: cost_budget is {cost_budget!r}; expected an amount above 0"
+        )
     if not prices:
-        raise DefinitionError(f"{where}: max_cost={max_cost} needs prices, to reckon by")
-    return float(max_cost)
+        raise DefinitionError(f"{where}: cost_budget={cost_budget} needs prices, to reckon by")
+    return float(cost_budget)
 
 
 def over_budget(
     used: Mapping[str, int],
     prices: Mapping[str, float],
-    max_tokens: int | None,
-    max_cost: float | None,
+    token_budget: int | None,
+    cost_budget: float | None,
 ) -> str | None:
     """Describe the budget of a run that is exhausted; None if there is none.
 
     Args:
         used: Usage of the run, by the names of `COUNTS`.
         prices: Prices of a million tokens, by kind.
-        max_tokens: Token budget, prompts and answers together.
-        max_cost: Cost budget.
+        token_budget: Token budget, prompts and answers together.
+        cost_budget: Cost budget.
     """
     tokens = used["prompt_tokens"] + used["completion_tokens"]
-    if max_tokens is not None and tokens >= max_tokens:
-        return f"this run has used {tokens} tokens, max_tokens={max_tokens}"
+    if token_budget is not None and tokens >= token_budget:
+        return f"this run has used {tokens} tokens, token_budget={token_budget}"
     paid = cost(used, prices)
-    if max_cost is not None and paid >= max_cost:
-        return f"this run has cost {paid:g}, max_cost={max_cost:g}"
+    if cost_budget is not None and paid >= cost_budget:
+        return f"this run has cost {paid:g}, cost_budget={cost_budget:g}"
     return None
 
 

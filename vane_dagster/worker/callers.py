@@ -42,7 +42,6 @@ class UserCode:
         call: The function or method.
         op: The call: its contract, style and policy.
         work: The task: its schema, id and location.
-        args: Positional arguments after the rows.
         kwargs: Keyword arguments.
         revoked: Returns whether to stop.
     """
@@ -50,7 +49,6 @@ class UserCode:
     call: Callable[..., Any]
     op: CallUdf
     work: Work
-    args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     revoked: Callable[[], bool]
 
@@ -66,7 +64,7 @@ class UserCode:
 
     def results(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Call synchronous code, and yield its one result or several."""
-        result = self.call(*args, *self.args, **kwargs, **self.kwargs)
+        result = self.call(*args, **kwargs, **self.kwargs)
         if self.op.style == "generator" or inspect.isgenerator(result):
             yield from result
         else:
@@ -74,7 +72,7 @@ class UserCode:
 
     async def results_later(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Call async code, and yield its one result or several."""
-        result = self.call(*args, *self.args, **kwargs, **self.kwargs)
+        result = self.call(*args, **kwargs, **self.kwargs)
         if self.op.style == "async_generator":
             async for item in result:
                 yield item
@@ -151,7 +149,7 @@ class RowCaller:
 
     def __init__(self, contract: RowCall, code: UserCode) -> None:
         self._contract, self._code = contract, code
-        self._call = row_function(contract, code.call, code.args, code.kwargs)
+        self._call = row_function(contract, code.call, code.kwargs)
         self._limit = code.op.policy.timeout_s
 
     def _results_of(self, batch: pa.Table) -> RowResults:

@@ -207,7 +207,7 @@ class CallUdf:
     """A call of the worker's own function or model over batches of one input.
 
     Attributes:
-        arguments: The pickled positional and keyword arguments of each call.
+        arguments: The pickled keyword arguments of each call.
         columns: Exactly the input columns that the code gets; None for all.
         contract: How the code is called with rows.
         batch_size: Rows of a batch; "auto" to measure the best size, None for one batch.

@@ -49,23 +49,20 @@ def row_arguments(contract: RowCall, batch: pa.Table) -> Iterator[tuple[Any, ...
 
 
 def row_function(
-    contract: RowCall, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    contract: RowCall, call: Callable[..., Any], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any]:
     """Return a function that is called with the values of a row alone.
 
     Args:
         contract: The contract.
         call: The user's function or method.
-        args: Positional arguments after the values.
         kwargs: Keyword arguments.
     """
     placed = 1 if contract.inputs is None else contract.positional
     named = [parameter for parameter, _ in (contract.inputs or ())[contract.positional :]]
-    if not named and not args and not kwargs:
+    if not named and not kwargs:
         return call
-    return lambda *values: call(
-        *values[:placed], *args, **dict(zip(named, values[placed:])), **kwargs
-    )
+    return lambda *values: call(*values[:placed], **dict(zip(named, values[placed:])), **kwargs)
 
 
 def _files(batch: pa.Table, column: str) -> Sequence[File | None]:

@@ -96,8 +96,8 @@ class UdfCaller:
             UnhealthyModelError: If the model is dead.
         """
         self.health.check(now_and_then=True)
-        args, kwargs = load(op.arguments, op.files)
-        keep_arguments(args, kwargs)
+        kwargs = load(op.arguments, op.files)
+        keep_arguments((), kwargs)
         call = getattr(self._target, op.method) if op.method != CALL else self._target
         if not callable(call):
             made = "None" if call is None else type(call).__name__
@@ -105,7 +105,7 @@ class UdfCaller:
                 f"{work.location}: {self._label} returned {made}; expected the function to call "
                 "with the columns of a batch. End it with `return predict`"
             )
-        run = _TableCalls(self, UserCode(call, op, work, args, kwargs, revoked))
+        run = _TableCalls(self, UserCode(call, op, work, kwargs, revoked))
         started = time.perf_counter()
         readable, unread = split_unread(table)
         batches = self.sizes.cut(readable, op.batch_size)

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
+from vane_dagster.providers.row_functions import PostprocessError, processed, prompt_of
 
 import vane_dagster as vd
 from support.prompts import Reversed, docs
 from support.udf_calls import run_stage
 from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.providers.base import Answer
-from vane_dagster.providers.row_functions import PostprocessError, processed, prompt_of
 
 SCHEMA = pa.schema({"words": pa.int64(), "tags": pa.list_(pa.string())})
 ANSWER = Answer("two words", 5, 2, 1, requests=3)

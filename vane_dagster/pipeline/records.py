@@ -1,0 +1,475 @@
+"""Records of the arguments of stages that few stages need: workers, failures, reuse and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+from vane_dagster._arguments import (
+    environment_variables,
+    mapping,
+    one_of,
+    parse_concurrency,
+    positive,
+    seconds,
+    whole,
+)
+from vane_dagster.errors import DefinitionError
+from vane_dagster.pipeline.known_arguments import checked_record
+from vane_dagster.pipeline.options import (
+    STARTUP_SECONDS,
+    ExecutionBackend,
+    OnError,
+    Resources,
+    ReuseMode,
+    WorkerLifecycle,
+)
+from vane_dagster.providers.usage import parse_budget, parse_prices
+
+if TYPE_CHECKING:
+    from vane_dagster.pipeline.servers import ModelServer
+
+
+@checked_record("vd.Workers")
+@dataclass(frozen=True)
+class Workers:
+    """The workers of a stage: how many there are, what each reserves, and how it runs.
+
+    ``concurrency=4`` is short for ``concurrency=vd.Workers(4)``.
+
+    Attributes:
+        count: The number of workers, or (min, max) depending on the cluster's free resources.
+            Default: 1 for a class, up to the cluster's CPUs for a function.
+        num_cpus: CPUs that a worker reserves. Default: none.
+        memory: Bytes of memory that a worker reserves.
+        accelerator_type: The GPU type, as Ray names it, such as "A100".
+        resources: Custom cluster resources that a worker reserves.
+        max_concurrency: Calls of an async function that run at the same time in one worker, default
+            16; for `prompt` and `embed`, batches. A worker makes one call of a synchronous function
+            at a time, so there it is the number of workers.
+        startup_timeout_s: Time limit in seconds for constructing the class in a worker. The error
+            says what the worker was executing. Default: 1800.
+        max_batches: Calls after which a worker is replaced by a new one, for models or libraries
+            that leak memory.
+        max_rss: Bytes of memory after which a worker is replaced, between two calls. Counts the
+            private memory of its processes, without mapped files and shared tables.
+        env_vars: Names of environment variables. Their values are sent to the worker with each run,
+            and never stored, keyed or logged.
+        keyed_env_vars: The same for variables that change results, such as the language of a model.
+            A new value makes new fragment keys and new workers. Only a digest of the value is used,
+            and nothing of it is stored or logged. Do not name secrets: rotating a secret would
+            recompute everything.
+        execution_backend: Where the workers run: "ray_actor" (a class) or "ray_task" (a function)
+            on the Ray cluster; "subprocess_actor" or "subprocess_task" on the machine of the run,
+            while other stages run on the cluster: for code that needs a license, device or service
+            of that machine. Default: where the compute resource says.
+
+    Raises:
+        DefinitionError: If a value is invalid.
+    """
+
+    count: int | tuple[int, int] | None = None
+    num_cpus: float = 0
+    memory: int = 0
+    accelerator_type: str | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+    max_concurrency: int | None = None
+    startup_timeout_s: float | None = None
+    max_batches: int | None = None
+    max_rss: int | None = None
+    env_vars: Sequence[str] = ()
+    keyed_env_vars: Sequence[str] = ()
+    execution_backend: ExecutionBackend | None = None
+
+    def __post_init__(self) -> None:
+        where = "vd.Workers"
+        parse_concurrency(where, self.count, "count")
+        self.reserved(where, 0)
+        for name in ("max_concurrency", "max_batches", "max_rss"):
+            positive(where, name, getattr(self, name))
+        seconds(where, "startup_timeout_s", self.startup_timeout_s)
+        environment_variables(where, self.env_vars, self.keyed_env_vars)
+        if self.execution_backend is not None:
+            backends = get_args(ExecutionBackend)
+            one_of(where, "execution_backend", self.execution_backend, backends)
+
+    def reserved(self, where: str, gpus: float) -> Resources:
+        """Return what a worker reserves.
+
+        Args:
+            where: The stage, for messages.
+            gpus: The GPUs of a worker.
+
+        Raises:
+            DefinitionError: If an amount is invalid.
+        """
+        custom = mapping(where, "resources", self.resources)
+        found = Resources(self.num_cpus, gpus, self.memory, self.accelerator_type, custom)
+        found.validate(where)
+        return found
+
+    def fields(self, location: str, gpus: float, stateful: bool, name: str) -> dict[str, Any]:
+        """Return the fields of a stage's spec that describe its workers.
+
+        Args:
+            location: The stage, for messages.
+            gpus: The GPUs that a worker reserves.
+            stateful: Whether the stage has a class, constructed once in each worker.
+            name: The class or function, for messages.
+
+        Raises:
+            DefinitionError: If a value is invalid, or contradicts the class or function.
+        """
+        forwarded, keyed = environment_variables(location, self.env_vars, self.keyed_env_vars)
+        startup = STARTUP_SECONDS if self.startup_timeout_s is None else self.startup_timeout_s
+        return {
+            "concurrency": parse_concurrency(location, self.count)
+            or ((1, 1) if stateful else None),
+            "resources": self.reserved(location, gpus),
+            "lifecycle": WorkerLifecycle(float(startup), self.max_batches, self.max_rss),
+            "env_vars": forwarded,
+            "keyed_env_vars": keyed,
+            "execution_backend": self._backend(location, stateful, name),
+        }
+
+    def _backend(self, location: str, stateful: bool, name: str) -> ExecutionBackend | None:
+        place, _, kind = (self.execution_backend or "").partition("_")
+        if stateful and kind == "task":
+            raise DefinitionError(
+                f"{location}: execution_backend={self.execution_backend!r} is for a function, but "
+                f"{name} is constructed once and stays loaded; write "
+                f'execution_backend="{place}_actor"'
+            )
+        if not stateful and kind == "actor":
+            raise DefinitionError(
+                f"{location}: execution_backend={self.execution_backend!r} is for a class, but "
+                f'{name} is a function; write execution_backend="{place}_task", or make it a class '
+                "that loads what it needs in __init__"
+            )
+        return self.execution_backend
+
+
+def as_workers(location: str, value: Any) -> Workers:
+    """Convert the argument `concurrency` of a stage to its record.
+
+    Args:
+        location: The stage, for messages.
+        value: A number, a pair, a record or None.
+
+    Raises:
+        DefinitionError: If it is something else.
+    """
+    if isinstance(value, Workers):
+        return value
+    return Workers(parse_concurrency(location, value))
+
+
+@checked_record("vd.Failures")
+@dataclass(frozen=True)
+class Failures:
+    """How failed calls and failed rows of a stage are handled.
+
+    ``on_error="quarantine"`` is short for ``on_error=vd.Failures("quarantine")``.
+
+    Attributes:
+        on_error: How a failed batch is handled. "raise", the default, fails the partition.
+            "quarantine" halves the batch until the failed rows are isolated, stores those with
+            their errors beside the output, and continues. "null" keeps them in the output as nulls,
+            with the error in a column "error".
+        max_error_rate: The share of a partition's rows that may fail. Beyond it, the partition
+            fails, and if all rows fail, unless it is 1. Default: 0.01, or 10 rows if that is more.
+        max_retries: Retries of a call, with exponential backoff, after a transient error: a
+            connection error, a time-out, HTTP 429 or 5xx. Default: 3; for `prompt`, `embed` and
+            `classify` 5, of a row.
+        retry_on: Further exception classes, or their names, to treat as transient. With
+            "InvalidAnswer", a row with an answer that does not fit is retried with the same prompt.
+        timeout_s: Time limit of a call in seconds; of a row in `map`. A worker that exceeds it is
+            replaced. Rows that hang or kill their workers are isolated like rows that raise.
+        explain_errors: For `prompt`: how often to send a model the reason why its answer does not
+            fit, and ask again.
+
+    Raises:
+        DefinitionError: If a value is invalid.
+    """
+
+    on_error: OnError | None = None
+    max_error_rate: float | None = None
+    max_retries: int | None = None
+    retry_on: Sequence[type[BaseException] | str] = ()
+    timeout_s: float | None = None
+    explain_errors: int = 0
+
+    def __post_init__(self) -> None:
+        where, rate = "vd.Failures", self.max_error_rate
+        if self.on_error is not None:
+            one_of(where, "on_error", self.on_error, get_args(OnError))
+        number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
+        if rate is not None and not (number and 0 <= rate <= 1):
+            raise DefinitionError(
+                f"{where}: max_error_rate is {rate!r}; expected a share from 0 to 1"
+            )
+        for name in ("max_retries", "explain_errors"):
+            whole(where, name, getattr(self, name))
+        seconds(where, "timeout_s", self.timeout_s)
+        if isinstance(self.retry_on, (str, type)):
+            raise DefinitionError(
+                f"{where}: retry_on is {self.retry_on!r}; expected a list of classes"
+            )
+        object.__setattr__(self, "retry_on", tuple(_name(where, kind) for kind in self.retry_on))
+
+    def resolved(self, on_error: OnError | None, max_retries: int) -> Failures:
+        """Return the record with defaults for what it leaves open.
+
+        Args:
+            on_error: How a failed row is handled; None for "raise".
+            max_retries: Retries after a transient error.
+        """
+        retries = max_retries if self.max_retries is None else self.max_retries
+        return replace(self, on_error=self.on_error or on_error or "raise", max_retries=retries)
+
+
+def as_failures(location: str, value: Any) -> Failures:
+    """Convert the argument `on_error` of a stage to its record.
+
+    Args:
+        location: The stage, for messages.
+        value: A word, a record or None.
+
+    Raises:
+        DefinitionError: If it is something else.
+    """
+    if value is None or isinstance(value, Failures):
+        return value or Failures()
+    return Failures(one_of(location, "on_error", value, get_args(OnError)))
+
+
+@checked_record("vd.Reuse")
+@dataclass(frozen=True)
+class Reuse:
+    """Which stored results of a stage are used again.
+
+    ``reuse="rows"`` is short for ``reuse=vd.Reuse("rows")``.
+
+    Attributes:
+        mode: "rows": a row is computed only if the values of the columns that the code reads, the
+            code, its arguments or the schema changed. Each output then has to depend on its own row
+            alone. "fragments": the rows of a file, or part of it, are computed if one of them
+            changed, or anything else in the input. "none": each run computes all rows. Default:
+            "rows" if the columns that the code reads are known, and it cannot mix up rows without
+            the id; else "fragments".
+        partitions: With "rows", the number of preceding partitions in which rows are looked up,
+            besides the row's own. 0: its own alone.
+        per_row: With "rows", whether each row has a result of its own, as from a function that
+            samples. Default: rows with equal columns share a result; those of a prompt do if its
+            temperature is 0.
+        version: Replaces the identity of the code, and of the content of files that arguments name.
+            An edit then recomputes nothing until the version changes. Arguments without an identity
+            count by their type.
+
+    Raises:
+        DefinitionError: If a value is invalid.
+    """
+
+    mode: ReuseMode | None = None
+    partitions: int = 1
+    per_row: bool | None = None
+    version: str | None = None
+
+    def __post_init__(self) -> None:
+        where = "vd.Reuse"
+        if self.mode is not None:
+            one_of(where, "mode", self.mode, get_args(ReuseMode))
+        whole(where, "partitions", self.partitions)
+        if self.per_row is not None and not isinstance(self.per_row, bool):
+            raise DefinitionError(f"{where}: per_row is {self.per_row!r}; expected a bool")
+
+    def resolved(self, location: str, obstacle: str | None) -> Reuse:
+        """Return the record with the mode that it leaves open.
+
+        Args:
+            location: The stage, for messages.
+            obstacle: Why rows of the stage cannot be reused one by one, and the fix; None if they
+                can.
+
+        Raises:
+            DefinitionError: If rows are to be reused one by one, and cannot.
+        """
+        mode: ReuseMode = self.mode or ("fragments" if obstacle else "rows")
+        if mode == "rows" and obstacle:
+            raise DefinitionError(f'{location}: reuse="rows": {obstacle}')
+        if self.partitions > 1 and mode != "rows":
+            why = "" if self.mode or not obstacle else f", because {obstacle}"
+            raise DefinitionError(
+                f'{location}: partitions={self.partitions} is for reuse="rows", and the stage has '
+                f'reuse="{mode}"{why}'
+            )
+        return replace(self, mode=mode, per_row=bool(self.per_row) and mode == "rows")
+
+
+def as_reuse(location: str, value: Any) -> Reuse:
+    """Convert the argument `reuse` of a stage to its record.
+
+    Args:
+        location: The stage, for messages.
+        value: A word, a record or None.
+
+    Raises:
+        DefinitionError: If it is something else.
+    """
+    if value is None or isinstance(value, Reuse):
+        return value or Reuse()
+    return Reuse(one_of(location, "reuse", value, get_args(ReuseMode)))
+
+
+@checked_record("vd.Children")
+@dataclass(frozen=True)
+class Children:
+    """That each row of a batch becomes any number of rows, which have an id of their own.
+
+    Attributes:
+        id: The column of the new id, which keys the downstream stages. Unless the schema has it,
+            each row gets ``<parent id>-<number>``.
+        parent_id: The column returned by the function with the id of the parent row. Default: the
+            input's id.
+
+    Raises:
+        DefinitionError: If a value is invalid.
+    """
+
+    id: str
+    parent_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("id", "parent_id"):
+            value = getattr(self, name)
+            if not (isinstance(value, str) and value) and (name == "id" or value is not None):
+                raise DefinitionError(
+                    f"vd.Children: {name} is {value!r}; expected the name of a column"
+                )
+
+
+@checked_record("vd.Model")
+@dataclass(frozen=True)
+class Model:
+    """A model of a provider, with its options, prices and budgets.
+
+    ``model="gpt-4o-mini"`` is short for ``model=vd.Model("gpt-4o-mini")``.
+
+    Attributes:
+        name: The model's name, as the provider knows it; or a server that runs it, such as
+            `vd.VLLMServer`, for the provider "openai". Its replicas get the requests, on the
+            worker's node first.
+        options: Passed to the provider; see its class. Options that cannot change answers, such as
+            addresses and limits, are not part of fragment keys.
+        prices: The price of a million tokens by kind: "prompt", "completion", and "cached" for
+            prompt tokens that the engine has in its cache. With prices, the metadata has each
+            partition's cost, including that of answers that do not fit.
+        token_budget: Tokens that a run may use, prompts and answers together. Once they are used
+            up, the run starts no more fragments of this stage. Fragments in flight are finished and
+            kept; partitions that need more fragments fail.
+        cost_budget: The same as a cost; requires `prices`.
+
+    Raises:
+        DefinitionError: If a value is invalid.
+    """
+
+    name: str | ModelServer
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    prices: Mapping[str, float] | None = None
+    token_budget: int | None = None
+    cost_budget: float | None = None
+
+    def __post_init__(self) -> None:
+        where = "vd.Model"
+        mapping(where, "options", self.options)
+        prices = parse_prices(where, self.prices)
+        positive(where, "token_budget", self.token_budget)
+        parse_budget(where, self.cost_budget, prices)
+
+
+@checked_record("vd.Asset")
+@dataclass(frozen=True)
+class Asset:
+    """What a stage's Dagster asset has besides its rows; most of it as in `dg.AssetSpec`.
+
+    Attributes:
+        description: Markdown. Default: the docstring of the stage's code.
+        group_name: The asset's group. Default: that of the pipeline.
+        owners: Email addresses and teams.
+        tags: Tags, by their names.
+        kinds: Kinds, in addition to that of the stage.
+        metadata: Metadata of the definition.
+        deps: Further assets that it depends on. They are not read.
+        automation_condition: When Dagster requests runs of it.
+        freshness_policy: How fresh it should be.
+        checks: Checks of its rows, from `vd.checks`.
+        column_lineage: The input columns that output columns depend on, shown in Dagster. Default:
+            all columns that the stage reads.
+    """
+
+    description: str | None = None
+    group_name: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    kinds: Sequence[str] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    deps: Sequence[Any] = ()
+    automation_condition: Any = None
+    freshness_policy: Any = None
+    checks: Sequence[Any] = ()
+    column_lineage: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def as_asset(location: str, value: Any) -> Asset:
+    """Convert the argument `asset` of a stage to its record.
+
+    Args:
+        location: The stage, for messages.
+        value: A record or None.
+
+    Raises:
+        DefinitionError: If it is something else.
+    """
+    if value is None or isinstance(value, Asset):
+        return value or Asset()
+    raise DefinitionError(f"{location}: asset is a {type(value).__name__}; expected vd.Asset(...)")
+
+
+def _name(location: str, kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, BaseException):
+        return kind.__qualname__
+    if isinstance(kind, str) and kind:
+        return kind.rpartition(".")[2]
+    raise DefinitionError(
+        f"{location}: retry_on holds {kind!r}; expected exception classes or their names"
+    )
+
+
+class StageOptions(NamedTuple):
+    """The arguments that all stages with workers take, as they were given."""
+
+    include_columns: bool | Sequence[str]
+    concurrency: int | tuple[int, int] | Workers | None
+    gpus: float | None
+    on_error: OnError | Failures | None
+    reuse: ReuseMode | Reuse | None
+    asset: Asset | None
+
+    def failures(self, location: str) -> Failures:
+        """Return `on_error` as its record; see `as_failures`."""
+        return as_failures(location, self.on_error)
+
+
+RECORDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    argument: (f"vd.{record.__name__}", tuple(each.name for each in fields(record)))
+    for argument, record in {
+        "concurrency": Workers,
+        "on_error": Failures,
+        "reuse": Reuse,
+        "cardinality": Children,
+        "model": Model,
+        "asset": Asset,
+    }.items()
+}
+"""The record that an argument of a stage takes, and the record's fields."""
