@@ -171,11 +171,9 @@ def stage(job: Job) -> list[float]:
         "asked",
         "{text}",
         provider="vllm",
-        model=job.model,
+        model=vd.Model(job.model, options={"engine_kwargs": job.engine}),
         sampling_params=SAMPLING,
-        concurrency=job.workers,
-        provider_options={"engine_kwargs": job.engine},
-        env_vars=sorted(VARIABLES),
+        concurrency=vd.Workers(job.workers, env_vars=sorted(VARIABLES)),
     )
     store = vd.FragmentStore(root=f"{job.temp}/store")
     resources = {"compute": vd.RayCompute(cluster=vd.LocalCluster()), "store": store}

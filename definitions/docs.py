@@ -63,11 +63,12 @@ clean = docs.project(
         "text": "qualname || ': ' || split_part(trim(doc), chr(10) || chr(10), 1)",
     },
     where="length(trim(doc)) >= 20 and doc not like 'Alias for field number%'",
-    description="Names that say something of themselves; of each the model reads the first "
-    "paragraph, since details blur what a name is for.",
-    kinds={"duckdb"},
-    # Functions written in C often have no signature, so any share of that column may be null.
-    checks=[vd.checks.NullRate(0.0, columns=["kind", "summary", "text"])],
+    asset=vd.Asset(
+        description="Names that say something of themselves; of each the model reads the first "
+        "paragraph, since details blur what a name is for.",
+        kinds={"duckdb"},
+        checks=[vd.checks.NullRate(0.0, columns=["kind", "summary", "text"])],
+    ),
 )
 
 embedding = clean.map_batches(
@@ -76,22 +77,27 @@ embedding = clean.map_batches(
     schema=SCHEMA,
     columns=["text"],
     batch_size=32,
-    description="A vector of length 1 for each text, by all-MiniLM-L6-v2.",
-    kinds={"pytorch"},
+    asset=vd.Asset(
+        description="A vector of length 1 for each text, by all-MiniLM-L6-v2.", kinds={"pytorch"}
+    ),
 )
 
 enriched = docs.join(
     "enriched",
     clean,
     embedding,
-    description="The texts and their vectors side by side, joined by qualified name.",
+    asset=vd.Asset(
+        description="The texts and their vectors side by side, joined by qualified name."
+    ),
 )
 
 enriched.write(
     "published",
     f"{DATA}/published/{{partition_key}}",
-    description="A plain folder of Parquet, which `vane-dagster search` reads.",
-    kinds={"parquet"},
+    asset=vd.Asset(
+        description="A plain folder of Parquet, which `vane-dagster search` reads.",
+        kinds={"parquet"},
+    ),
 )
 
 assets = [stdlib_docs, docs.build_assets()]

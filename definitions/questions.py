@@ -33,8 +33,10 @@ clean = questions.project(
     "clean",
     {"asked_at": "asked_at", "text": TEXT, "answer": "answer", "score": "score"},
     where=f"{TEXT} <> ''",
-    description="Questions that say something, each with the best answer it got and its score.",
-    kinds={"duckdb"},
+    asset=vd.Asset(
+        description="Questions that say something, each with the best answer it got and its score.",
+        kinds={"duckdb"},
+    ),
 )
 
 embedding = clean.map_batches(
@@ -43,26 +45,30 @@ embedding = clean.map_batches(
     schema=SCHEMA,
     columns=["text"],
     batch_size=32,
-    description="A vector of length 1 for each question, by the warm model of docs/embedding.",
-    kinds={"pytorch"},
+    asset=vd.Asset(
+        description="A vector of length 1 for each question, by the warm model of docs/embedding.",
+        kinds={"pytorch"},
+    ),
 )
 
 enriched = questions.join(
     "enriched",
     clean,
     embedding,
-    description="The questions and their vectors side by side.",
+    asset=vd.Asset(description="The questions and their vectors side by side."),
 )
 
 enriched.write(
     "published",
     f"{data_folder()}/published_questions/{{partition_key}}",
-    description="A plain folder of Parquet for each day, to see what people look for.",
-    kinds={"parquet"},
+    asset=vd.Asset(
+        description="A plain folder of Parquet for each day, to see what people look for.",
+        kinds={"parquet"},
+    ),
 )
 
 source = questions.build_source(
-    description="A file for each question, left by `vane-dagster search`.",
+    asset=vd.Asset(description="A file for each question, left by `vane-dagster search`.")
 )
 assets = [source, questions.build_assets()]
 

@@ -31,21 +31,22 @@ slogans = shop.prompt(
     "slogans",
     "Write a slogan for {name}.",
     provider="openai",
-    model=os.environ.get("VANE_EXAMPLES_API_MODEL", "gpt-4o-mini"),
+    model=vd.Model(
+        os.environ.get("VANE_EXAMPLES_API_MODEL", "gpt-4o-mini"),
+        options={
+            "base_url": os.environ.get("OPENAI_BASE_URL"),
+            "api_key_env": "OPENAI_API_KEY",
+            "requests_per_minute": 500,
+            "tokens_per_minute": 200_000,
+        },
+        prices={"prompt": 0.15, "completion": 0.60, "cached": 0.075},
+        cost_budget=0.50,
+    ),
     sampling_params={"temperature": 0, "max_tokens": 40},
     output_column="slogan",
     include_columns=["name"],
-    concurrency=(1, 2),  # workers, which share the limits
-    env_vars=["OPENAI_API_KEY"],  # goes to the workers with each run; never stored or logged
-    provider_options={
-        "base_url": os.environ.get("OPENAI_BASE_URL"),
-        "api_key_env": "OPENAI_API_KEY",
-        "requests_per_minute": 500,
-        "tokens_per_minute": 200_000,
-    },
-    max_retries=8,  # of 429, 5xx and cut connections, each row alone, as Retry-After says
-    prices={"prompt": 0.15, "completion": 0.60, "cached": 0.075},  # dollars per million tokens
-    max_cost=0.50,  # dollars, after which a run begins nothing more; the next one continues
+    concurrency=vd.Workers((1, 2), env_vars=["OPENAI_API_KEY"]),
+    on_error=vd.Failures(max_retries=8),
 )
 slogans.write("published", str(ROOT / "out"))
 

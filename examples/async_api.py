@@ -58,8 +58,7 @@ texts.map_batches(
     Translator,
     schema={"german": "VARCHAR"},
     batch_size=8,
-    max_concurrency=8,  # batches in flight: 64 requests
-    env_vars=["TRANSLATE_URL"],  # goes to the workers, as API keys do: never stored or logged
+    concurrency=vd.Workers(max_concurrency=8, env_vars=["TRANSLATE_URL"]),
 ).write("published", str(ROOT / "out"))
 
 assets = [greetings, texts.build_assets()]

@@ -49,15 +49,17 @@ rated = ratings.map_batches(
     "rated",
     rate,
     schema={"stars": "BIGINT", "label": "VARCHAR"},
-    checks=[
-        # Replaces the check that every stage has, which warns if half are null. This one blocks.
-        vd.checks.NullRate(0.0, blocking=True, severity="ERROR"),
-        vd.checks.Off("text"),  # an empty label is valid here
-        # Is the day distributed as the one before it?
-        vd.checks.Drift("stars", max_psi=0.2, min_rows=100),
-        # The expected output for some ids; a file in place of the dict grows with your cases.
-        vd.checks.Golden({"id": [1, 3], "stars": [0, 0]}),
-    ],
+    asset=vd.Asset(
+        checks=[
+            # Replaces the check that every stage has, which warns if half are null. This one blocks.
+            vd.checks.NullRate(0.0, blocking=True, severity="ERROR"),
+            vd.checks.Off("text"),  # an empty label is valid here
+            # Is the day distributed as the one before it?
+            vd.checks.Drift("stars", max_psi=0.2, min_rows=100),
+            # The expected output for some ids; a file in place of the dict grows with your cases.
+            vd.checks.Golden({"id": [1, 3], "stars": [0, 0]}),
+        ]
+    ),
 )
 rated.write("published", str(ROOT / "out" / "{partition_key}"))
 

@@ -67,8 +67,7 @@ chunks = texts.map_batches(
     split,
     schema={"sentence": "VARCHAR"},
     columns=["text"],
-    cardinality="one_to_many",  # "zero_to_many" where a document may have no chunk
-    id="chunk_id",  # of the new rows, as "kettle-0": the key of the downstream stages
+    cardinality=vd.Children("chunk_id"),
 )
 vectors = chunks.map_batches(
     "vectors",

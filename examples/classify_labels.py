@@ -48,11 +48,14 @@ labelled = desk.classify(
     LABELS,
     provider=os.environ.get("VANE_EXAMPLES_PROVIDER", "transformers"),
     model=os.environ.get("VANE_EXAMPLES_MODEL", "Qwen/Qwen2.5-0.5B-Instruct"),
-    gpus_per_actor=1 if shutil.which("nvidia-smi") else 0,
     include_columns=["text"],
-    on_error="quarantine",  # an answer that is not one of the labels
-    max_error_rate=0.2,
-    checks=[vd.checks.Golden({"id": [1, 2], "label": ["complaint", "question"]}, severity="WARN")],
+    on_error=vd.Failures("quarantine", max_error_rate=0.2),
+    gpus=1 if shutil.which("nvidia-smi") else 0,
+    asset=vd.Asset(
+        checks=[
+            vd.checks.Golden({"id": [1, 2], "label": ["complaint", "question"]}, severity="WARN")
+        ]
+    ),
 )
 labelled.project("labels", ["text", "label"]).write("published", str(ROOT / "out"))
 

@@ -55,7 +55,7 @@ prepared = mails.map_batches(
     prepare,
     schema={"text": "VARCHAR", "words": "BIGINT"},
     batch_format="pandas",
-    num_cpus=1,
+    concurrency=vd.Workers(num_cpus=1),
 )
 scored = prepared.map_batches(
     "scored",

@@ -76,7 +76,7 @@ fraud.map(
     "score",
     FraudModel(vd.local_file(MODEL)).score,
     include_columns=["amount", "abroad"],
-    deps=[model],
+    asset=vd.Asset(deps=[model]),
 ).write("published", TABLE, format="delta")
 
 assets = [payments, model, fraud.build_assets()]

@@ -50,13 +50,11 @@ read = market.prompt(
     system="Answer with JSON: item, euros (a whole number), condition (new or used).",
     provider=os.environ.get("VANE_EXAMPLES_PROVIDER", "transformers"),
     model=os.environ.get("VANE_EXAMPLES_MODEL", "Qwen/Qwen2.5-0.5B-Instruct"),
-    gpus_per_actor=1 if shutil.which("nvidia-smi") else 0,
     return_format=Offer,
     sampling_params={"temperature": 0, "max_tokens": 64},
     output_column="offer",
-    explain_errors=1,
-    on_error="null",
-    max_error_rate=0.5,
+    on_error=vd.Failures("null", max_error_rate=0.5, explain_errors=1),
+    gpus=1 if shutil.which("nvidia-smi") else 0,
 )
 fields = {"item": "offer.item", "condition": "offer.condition", "cents": "offer.euros * 100"}
 read.project("offers", fields, where="offer IS NOT NULL").write("published", str(ROOT / "out"))

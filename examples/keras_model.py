@@ -67,7 +67,7 @@ ring.map_batches(
     include_columns=["x", "y"],
     batch_format="numpy",
     fn_constructor_kwargs={"weights": vd.local_file(WEIGHTS)},
-    deps=[weights],
+    asset=vd.Asset(deps=[weights]),
 ).write("published", str(ROOT / "out"))
 
 assets = [points, weights, ring.build_assets()]

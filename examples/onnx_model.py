@@ -87,7 +87,7 @@ cellar.map_batches(
     schema={"grape": "BIGINT", "sure": "FLOAT"},
     batch_format="numpy",
     fn_constructor_kwargs={"model": vd.local_file(MODEL)},
-    deps=[model],
+    asset=vd.Asset(deps=[model]),
 ).write("published", str(ROOT / "out"))
 
 assets = [wines, model, cellar.build_assets()]

@@ -68,15 +68,16 @@ orders.prompt(
     "extracted",
     "Which order is in this mail? {text}",
     provider=HouseModel,
-    model="house-1",
+    model=vd.Model(
+        "house-1",
+        options={"url": "https://models.example.com"},
+        prices={"prompt": 0.1, "completion": 0.4},
+    ),
     system="Answer with JSON.",
     return_format=Order,
     output_column="order",
     include_columns=["text"],
-    provider_options={"url": "https://models.example.com"},
-    prices={"prompt": 0.1, "completion": 0.4},
-    on_error="quarantine",
-    max_error_rate=0.5,
+    on_error=vd.Failures("quarantine", max_error_rate=0.5),
 )
 
 assets = orders.build_assets()

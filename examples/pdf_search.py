@@ -84,14 +84,19 @@ manuals = vd.Pipeline(
     partitions_def=DAYS,
 )
 pages = manuals.flat_map(
-    "pages", read_pages, id="page_id", on_error="quarantine", max_error_rate=0.5
+    "pages", read_pages, id="page_id", on_error=vd.Failures("quarantine", max_error_rate=0.5)
 )
 chunks = pages.flat_map(
     "chunks", cut, id="chunk_id", output_column="text", include_columns=["page"]
 )
 chunks.embed(
     "embedded", "text", model=MODEL, dimensions=384, include_columns=["page", "text"]
-).write("published", TABLE, format="lance", index={"column": "embedding", "metric": "cosine"})
+).write(
+    "published",
+    TABLE,
+    format="lance",
+    options={"index": {"column": "embedding", "metric": "cosine"}},
+)
 
 assets = [pdfs, manuals.build_assets()]
 store = vd.FragmentStore(root=str(ROOT / "store"))

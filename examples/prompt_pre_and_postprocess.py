@@ -59,15 +59,16 @@ desk = vd.Pipeline("desk", source=vd.parquet(str(ROOT / "questions"), asset=ques
 replies = desk.prompt(
     "replies",
     provider="openai",
-    model=os.environ.get("VANE_EXAMPLES_API_MODEL", "gpt-4o-mini"),
-    preprocess=preprocess,
-    postprocess=postprocess,  # its return type declares the columns
-    columns=["text", "channel"],  # what the functions get
+    model=vd.Model(
+        os.environ.get("VANE_EXAMPLES_API_MODEL", "gpt-4o-mini"),
+        options={"base_url": os.environ.get("OPENAI_BASE_URL")},
+    ),
+    postprocess=postprocess,
+    columns=["text", "channel"],
     include_columns=["text"],
-    env_vars=["OPENAI_API_KEY"],
-    provider_options={"base_url": os.environ.get("OPENAI_BASE_URL")},
-    on_error="quarantine",  # an error of a function is that of its row alone
-    max_error_rate=0.5,
+    on_error=vd.Failures("quarantine", max_error_rate=0.5),
+    concurrency=vd.Workers(env_vars=["OPENAI_API_KEY"]),
+    messages=preprocess,
 )
 replies.write("published", str(ROOT / "out"))
 

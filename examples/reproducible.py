@@ -44,8 +44,7 @@ priced = shop.map_batches(
     "priced",
     in_euros,
     schema={"euros": "DOUBLE"},
-    # Exact but for floating-point numbers, which may differ by this much, absolute or relative.
-    checks=[vd.checks.Reproducible(rows=20, tolerance=1e-5)],
+    asset=vd.Asset(checks=[vd.checks.Reproducible(rows=20, tolerance=1e-5)]),
 )
 
 # The check alone: executed by hand from this job's page, and by the schedule every Monday.

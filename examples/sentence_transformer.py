@@ -54,11 +54,11 @@ texts = embed.project("texts", {"text": "trim(text)"}, where="length(text) > 0")
 vectors = texts.map_batches(
     "vectors",
     Embedder,
-    schema={"embedding": "FLOAT[384]"},  # the id is carried over
+    schema={"embedding": "FLOAT[384]"},
     batch_size=64,
     gpus=1 if shutil.which("nvidia-smi") else 0,
-    fn_constructor_kwargs={"model": str(get_model_path())},  # a folder of weights, or a hub id
-    env_vars=["HF_HUB_OFFLINE"],
+    fn_constructor_kwargs={"model": str(get_model_path())},
+    concurrency=vd.Workers(env_vars=["HF_HUB_OFFLINE"]),
 )
 embed.join("joined", texts, vectors).write("published", str(ROOT / "out"))
 

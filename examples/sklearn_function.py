@@ -66,7 +66,7 @@ classified = flowers.map_batches(
     schema={"id": "VARCHAR", "species": "VARCHAR", "sure": "DOUBLE"},
     batch_format="pandas",
     fn_kwargs={"model": str(ROOT / "model.joblib")},
-    deps=[model],
+    asset=vd.Asset(deps=[model]),
 )
 classified.write("published", str(ROOT / "out"))
 

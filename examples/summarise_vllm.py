@@ -56,19 +56,21 @@ summaries = bulletin.prompt(
     "summaries",
     ASKED,
     provider="vllm",
-    model=MODEL,
+    model=vd.Model(
+        MODEL,
+        options={
+            "engine_kwargs": {
+                "max_model_len": 4096,
+                # For a quick start anywhere; leave both out where the model has a GPU to itself.
+                "enforce_eager": True,
+                "kv_cache_memory_bytes": 2**30,
+            }
+        },
+    ),
     sampling_params={"temperature": 0, "max_tokens": 48},
     output_column="summary",
     include_columns=["text"],
-    gpus_per_actor=1 if shutil.which("nvidia-smi") else 0,
-    provider_options={
-        "engine_kwargs": {
-            "max_model_len": 4096,
-            # For a quick start anywhere; leave both out where the model has a GPU to itself.
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": 2**30,
-        }
-    },
+    gpus=1 if shutil.which("nvidia-smi") else 0,
 )
 summaries.write("published", str(ROOT / "out" / "{partition_key}"))
 

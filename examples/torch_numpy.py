@@ -78,7 +78,7 @@ predicted = features.map_batches(
     schema={"id": "BIGINT", "inside": "FLOAT"},
     batch_format="numpy",
     fn_constructor_kwargs={"weights": vd.local_file(WEIGHTS)},
-    deps=[weights],
+    asset=vd.Asset(deps=[weights]),
 )
 circle.join("joined", features, predicted).write("published", str(ROOT / "out"))
 

@@ -74,8 +74,7 @@ commands.map(
     "transcripts",
     Recognizer(GRAMMAR).transcribe,
     output_column="transcript",
-    on_error="quarantine",
-    max_error_rate=0.5,
+    on_error=vd.Failures("quarantine", max_error_rate=0.5),
 )
 
 assets = [recordings, commands.build_assets()]

@@ -68,7 +68,7 @@ risks.map_batches(
     include_columns=["income", "debt"],
     batch_format="numpy",
     fn_constructor_kwargs={"model": vd.local_file(MODEL)},
-    deps=[model],
+    asset=vd.Asset(deps=[model]),
 ).write("published", str(ROOT / "out"))
 
 assets = [loans, model, risks.build_assets()]

@@ -83,7 +83,7 @@ def _pipeline(work: Workload, job: Job) -> vd.Pipeline:
         batch_size=work.batch_size,
         concurrency=work.workers,
         fn_constructor_kwargs=work.udf_kwargs(job.marks),
-        version="1",  # without one, the folder of marks would count, to which the UDF writes
+        reuse=vd.Reuse(version="1"),
     )
     return pipeline
 

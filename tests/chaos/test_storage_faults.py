@@ -264,7 +264,9 @@ def test_partitions_that_wait_for_a_damaged_one_are_made_too(tmp_path, local, in
         partitions_def=days,
     )
     clean = docs.project("clean", ["x", "note"])
-    clean.map_batches("double", double, schema={"y": "BIGINT"}, checks=[vd.checks.Drift("y")])
+    clean.map_batches(
+        "double", double, schema={"y": "BIGINT"}, asset=vd.Asset(checks=[vd.checks.Drift("y")])
+    )
 
     def run(*select: str) -> dg.ExecuteInProcessResult:
         return dg.materialize(

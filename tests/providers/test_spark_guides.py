@@ -137,10 +137,10 @@ def test_texts_by_triton_without_a_model_path(
     reviews.predict_batch(
         "backwards",
         partial(triton_fn, model_name="Reverser", host_to_url=triton.host_to_http_url),
-        inputs=["text"],
         input_tensor_shapes=[[1]],
         return_type="string",
         batch_size=2,
+        columns=["text"],
     )
 
     assert materialize(reviews, local).success

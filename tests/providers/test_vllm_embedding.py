@@ -27,9 +27,8 @@ def embed(above: Any, model: Path, name: str = "embedded", **kwargs: Any) -> vd.
         name,
         "text",
         provider="vllm",
-        model=str(model),
-        provider_options={"engine_kwargs": given},
-        env_vars=ENV,
+        model=vd.Model(str(model), options={"engine_kwargs": given}),
+        concurrency=vd.Workers(env_vars=ENV),
         **kwargs,
     )
 

@@ -60,10 +60,7 @@ def running(tiny: Path) -> list[psutil.Process]:
 
 def ask(pipeline: vd.Pipeline, llm: vd.VLLMServer, name: str = "asked") -> vd.Stage:
     sampling = {"temperature": 0, "max_tokens": 8}
-    return pipeline.prompt(
-        name, "{text}", provider="openai", server=llm, sampling_params=sampling,
-        include_columns=["text"],
-    )  # fmt: skip
+    return pipeline.prompt(name, "{text}", sampling_params=sampling, include_columns=["text"], model=llm)  # fmt: skip
 
 
 def completed(text: str, llm: Any) -> str:
@@ -162,7 +159,7 @@ def test_a_column_is_embedded_by_a_server_of_its_own_flags(
         env_vars=[*ENV, "HF_HUB_OFFLINE"], **flags,
     )  # fmt: skip
     pipeline = docs(tmp_path)
-    pipeline.embed("embedded", "text", provider="openai", server=embedder)
+    pipeline.embed("embedded", "text", model=embedder)
 
     assert materialize(pipeline, ray).success
 

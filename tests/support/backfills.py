@@ -86,15 +86,7 @@ def doubling(stage, fn=doubled, **options):
 
 
 def noting(made):
-    stage = made.map_batches(
-        "noted",
-        Noting,
-        schema={"began": "DOUBLE", "ended": "DOUBLE", "pid": "BIGINT"},
-        batch_size=5,
-        concurrency=2,
-        fn_constructor_kwargs={"notes": NOTES},
-        version="1",  # as it writes to the folder that its argument names
-    )
+    stage = made.map_batches("noted", Noting, schema={"began": "DOUBLE", "ended": "DOUBLE", "pid": "BIGINT"}, batch_size=5, concurrency=2, fn_constructor_kwargs={"notes": NOTES}, reuse=vd.Reuse(version="1"))
     stage.project("kept", ["pid"])
     return made
 

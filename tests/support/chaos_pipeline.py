@@ -64,8 +64,7 @@ def make(source: str, out: str, labels: str, former: bool = False) -> vd.Pipelin
         columns=["id", "n"],
         batch_size=10,
         concurrency=2,
-        on_error="quarantine",
-        max_error_rate=0.1,
+        on_error=vd.Failures("quarantine", max_error_rate=0.1),
         fn_constructor_kwargs={"factor": 3, "sleep": 0.01},
     )
     labelled = texts.map_batches(
@@ -75,8 +74,7 @@ def make(source: str, out: str, labels: str, former: bool = False) -> vd.Pipelin
         columns=["text"],
         batch_size=16,
         concurrency=1,
-        on_error=labels,
-        max_error_rate=0.1,
+        on_error=vd.Failures(labels, max_error_rate=0.1),
         fn_constructor_kwargs={"words": ("low", "mid", "high"), "sleep": 0.01},
     )
     docs.join("joined", scored, labelled).write("published", out + "/{partition_key}")

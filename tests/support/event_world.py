@@ -77,7 +77,7 @@ class World:
         )
         schema = {"vector": "FLOAT[1]", "label": "VARCHAR"}
         vectors = docs.map_batches(
-            "vectors", fn, schema=schema, checks=[checks.Vectors(blocking=True)]
+            "vectors", fn, schema=schema, asset=vd.Asset(checks=[checks.Vectors(blocking=True)])
         )
         vectors.project("labels", ["label"])
         return docs

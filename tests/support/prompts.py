@@ -72,4 +72,4 @@ def asked(above: Any, url: str, messages: str = "{text}", **kwargs: Any) -> vd.S
         **kwargs.pop("provider_options", {}),
     }
     given = {"provider": "openai", "model": "m", "env_vars": ["LLM_KEY"], **kwargs}
-    return above.prompt("asked", messages, provider_options=options, **given)
+    return above.prompt("asked", messages, model=vd.Model(options=options), **given)

@@ -68,14 +68,13 @@ def declared(folder: Path, replicas: int) -> vd.Pipeline:
     pipeline.prompt(
         "answered",
         "{text}",
-        provider="openai",
-        server=llm,
         batch_size=8,
-        max_concurrency=2,
+        concurrency=vd.Workers(max_concurrency=2),
+        model=llm,
         **shared,
     )
     pipeline.map(
-        "asked", ask, servers={"llm": llm}, inputs={"text": "text"}, concurrency=2, **shared
+        "asked", ask, servers={"llm": llm}, concurrency=2, columns={"text": "text"}, **shared
     )
     return pipeline
 

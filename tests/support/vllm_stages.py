@@ -72,10 +72,9 @@ def ask(pipeline: vd.Pipeline, model: Path, name: str = "asked", **kwargs: Any) 
         name,
         kwargs.pop("messages", "{text}"),
         provider="vllm",
-        model=str(model),
-        provider_options=options,
+        model=vd.Model(str(model), options=options),
         sampling_params=sampling,
-        env_vars=ENV,
+        concurrency=vd.Workers(env_vars=ENV),
         **kwargs,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -412,7 +412,7 @@ class Asset:
     group_name: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
-    kinds: Sequence[str] = ()
+    kinds: Collection[str] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     deps: Sequence[Any] = ()
     automation_condition: Any = None

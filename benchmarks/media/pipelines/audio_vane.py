@@ -21,6 +21,11 @@ def pipeline(source: str, days: Any) -> vd.Pipeline:
     audio = vd.Pipeline("audio", source=clips, partitions_def=days)
     types = {"text": "VARCHAR"}
     audio.map_batches(
-        "text", Transcripts, schema=types, batch_format="numpy", batch_size=8, max_concurrency=2
+        "text",
+        Transcripts,
+        schema=types,
+        batch_format="numpy",
+        batch_size=8,
+        concurrency=vd.Workers(max_concurrency=2),
     )
     return audio

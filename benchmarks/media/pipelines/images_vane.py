@@ -20,6 +20,11 @@ def pipeline(source: str, days: Any) -> vd.Pipeline:
     images = vd.Pipeline("images", source=photos, partitions_def=days)
     types = {"label": "BIGINT"}
     images.map_batches(
-        "labels", Labels, schema=types, batch_format="numpy", batch_size=16, max_concurrency=2
+        "labels",
+        Labels,
+        schema=types,
+        batch_format="numpy",
+        batch_size=16,
+        concurrency=vd.Workers(max_concurrency=2),
     )
     return images

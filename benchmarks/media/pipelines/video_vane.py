@@ -33,6 +33,6 @@ def pipeline(source: str, days: Any) -> vd.Pipeline:
         include_columns=["frame_index"],
         batch_format="numpy",
         batch_size=16,
-        max_concurrency=2,
+        concurrency=vd.Workers(max_concurrency=2),
     )
     return video

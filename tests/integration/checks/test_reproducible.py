@@ -99,7 +99,7 @@ def stars_pipeline(tmp_path, check=None, partitioned=False, **kwargs) -> vd.Pipe
         Stars,
         fn_constructor_args=[f"{tmp_path}/data/there"],
         schema={"stars": "DOUBLE", "label": "VARCHAR"},
-        checks=[check or vd.checks.Reproducible(rows=10)],
+        asset=vd.Asset(checks=[check or vd.checks.Reproducible(rows=10)]),
         **kwargs,
     )
     return docs
@@ -161,18 +161,24 @@ def test_every_kind_of_stage_is_computed_again_from_what_it_was_made_from(tmp_pa
     docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=16)
     given = [vd.checks.Reproducible(rows=30)]
     columns = {"text": "text", "twice": "id * 2"}
-    long = docs.project("long", columns, where="id % 3 < 2", checks=given)
+    long = docs.project("long", columns, where="id % 3 < 2", asset=vd.Asset(checks=given))
     options = {"schema": {"n": "BIGINT"}, "on_error": "quarantine", "max_error_rate": 0.5}
-    lengths = long.map_batches("lengths", length_of_most, checks=given, batch_size=4, **options)
+    lengths = long.map_batches(
+        "lengths", length_of_most, batch_size=4, asset=vd.Asset(checks=given), **options
+    )
     options = {"schema": {"n": "BIGINT"}, "on_error": "null", "max_error_rate": 0.5}
-    long.map_batches("nulls", length_of_most, checks=given, batch_size=4, **options)
+    long.map_batches("nulls", length_of_most, batch_size=4, asset=vd.Asset(checks=given), **options)
     options = {"schema": {"letter": "VARCHAR"}, "cardinality": "zero_to_many", "id": "letter_id"}
-    words = lengths.map_batches("words", letters, columns=["n"], checks=given, **options)
-    words.map_batches("upper", upper, schema={"upper": "VARCHAR"}, checks=given)
-    docs.join("rows", lengths, words, children="rows", checks=given)
-    docs.join("lists", long, words, how="left", children="list", checks=given)
+    words = lengths.map_batches(
+        "words", letters, columns=["n"], asset=vd.Asset(checks=given), **options
+    )
+    words.map_batches("upper", upper, schema={"upper": "VARCHAR"}, asset=vd.Asset(checks=given))
+    docs.join("rows", lengths, words, children="rows", asset=vd.Asset(checks=given))
+    docs.join("lists", long, words, how="left", children="list", asset=vd.Asset(checks=given))
     columns = {"lengths": ["n"]}
-    docs.join("carried", lengths, source_columns=["text"], columns=columns, checks=given)
+    docs.join(
+        "carried", lengths, source_columns=["text"], columns=columns, asset=vd.Asset(checks=given)
+    )
     assert checked.run(docs, checks_alone=False).success
     found = checked.evaluations(docs)
     descriptions = {each.asset_key.path[-1]: each.description for each in found}
@@ -213,10 +219,9 @@ def test_children_that_differ_are_told_by_their_parent(tmp_path, checked, monkey
         "made",
         Moody,
         schema={"letter": "VARCHAR"},
-        cardinality="one_to_many",
-        id="letter_id",
+        cardinality=vd.Children("letter_id"),
         on_error="quarantine",
-        checks=[vd.checks.Reproducible(rows=100)],
+        asset=vd.Asset(checks=[vd.checks.Reproducible(rows=100)]),
     )
     assert checked.run(docs, checks_alone=False).success
     assert checked.evaluation(docs).passed
@@ -249,7 +254,9 @@ def test_a_function_that_gives_other_results_each_time_is_found(tmp_path, checke
         checked.source(10, key)
     source = vd.parquet(str(tmp_path / "source" / "{partition_key}"))
     docs = vd.Pipeline("docs", source=source, id="id", partitions_def=DAYS)
-    docs.map_batches("n", guess, schema={"n": "DOUBLE"}, checks=[vd.checks.Reproducible(5)])
+    docs.map_batches(
+        "n", guess, schema={"n": "DOUBLE"}, asset=vd.Asset(checks=[vd.checks.Reproducible(5)])
+    )
     for key in "ab":
         run = checked.run(docs, checks_alone=False, partition=key)
         assert run.success
@@ -286,7 +293,9 @@ def test_a_sample_that_fails_halfway_leaves_no_part(tmp_path, checked, monkeypat
         "docs", source=vd.parquet(str(tmp_path / "source")), id="id", fragment_rows=16
     )
     check = vd.checks.Reproducible(rows=100)
-    docs.map_batches("n", fails_late, schema={"n": "BIGINT"}, checks=[check], concurrency=1)
+    docs.map_batches(
+        "n", fails_late, schema={"n": "BIGINT"}, concurrency=1, asset=vd.Asset(checks=[check])
+    )
     assert checked.run(docs, checks_alone=False).success
     parts = set((tmp_path / "store").rglob("*.parquet"))
     mood.write_text("fails")
@@ -305,9 +314,9 @@ def test_stages_above_are_known_by_what_they_computed_and_not_by_their_names(tmp
         given = [vd.checks.Reproducible(rows=30)]
         first = docs.project(one, {"n": "id * 2"})
         second = docs.project(other, {"n": "id * 3"})
-        first.map_batches("below", plus_one, schema={"m": "BIGINT"}, checks=given)
+        first.map_batches("below", plus_one, schema={"m": "BIGINT"}, asset=vd.Asset(checks=given))
         columns = {one: {"twice": "n"}, other: {"thrice": "n"}}
-        docs.join("both", first, second, columns=columns, checks=given)
+        docs.join("both", first, second, columns=columns, asset=vd.Asset(checks=given))
         return docs
 
     assert checked.run(declared("one", "other"), checks_alone=False).success
@@ -323,7 +332,9 @@ def test_a_source_that_has_changed_is_told_and_not_compared(tmp_path, checked):
     factor(tmp_path, "2.0")
     checked.source(64)
     docs = stars_pipeline(tmp_path)
-    docs["stars"].project("texts", {"label": "label"}, checks=[vd.checks.Reproducible()])
+    docs["stars"].project(
+        "texts", {"label": "label"}, asset=vd.Asset(checks=[vd.checks.Reproducible()])
+    )
     assert checked.run(docs, checks_alone=False).success
     checked.source(65)  # other rows stand at the same places
     source, below = checked.evaluations(docs)
@@ -359,7 +370,7 @@ def test_a_stored_part_that_is_gone_is_told(tmp_path, checked):
     checked.source(1)
     source = vd.parquet(str(tmp_path / "source"))
     docs = vd.Pipeline("docs", source=source, id="id")
-    docs.project("texts", {"text": "text"}, checks=[vd.checks.Reproducible()])
+    docs.project("texts", {"text": "text"}, asset=vd.Asset(checks=[vd.checks.Reproducible()]))
     assert checked.run(docs, checks_alone=False).success
     found = checked.evaluation(docs)
     assert found.description == "1 row was computed again and matches the stored row"
@@ -381,7 +392,7 @@ def test_rows_that_another_column_identifies_now_are_not_compared(tmp_path, chec
 
     def declared(id: str) -> vd.Pipeline:
         docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id=id)
-        docs.project("n", {"n": "1"}, checks=[vd.checks.Reproducible()])
+        docs.project("n", {"n": "1"}, asset=vd.Asset(checks=[vd.checks.Reproducible()]))
         return docs
 
     assert checked.run(declared("id"), checks_alone=False).success
@@ -476,7 +487,7 @@ def test_a_sample_is_read_with_the_columns_of_all_files(checked):
     write_source(checked.folder / "source", wide, "b.parquet")
     docs = vd.Pipeline("docs", source=vd.parquet(f"{checked.folder}/source"), id="id")
     check = vd.checks.Reproducible(rows=1)
-    docs.map_batches("kinds", kinds, schema={"kind": "VARCHAR"}, checks=[check])
+    docs.map_batches("kinds", kinds, schema={"kind": "VARCHAR"}, asset=vd.Asset(checks=[check]))
     checked.run(docs, checks_alone=False)
     found = checked.evaluation(docs, config={"reproduce_seed": 7})
     assert found.passed, found.description

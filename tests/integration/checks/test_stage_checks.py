@@ -29,7 +29,7 @@ def pipeline(tmp_path, given=(), below: bool = True, partitioned: bool = True) -
         id="id",
         partitions_def=DAYS if partitioned else None,
     )
-    vectors = docs.map_batches("vectors", embed, schema=SCHEMA, checks=given)
+    vectors = docs.map_batches("vectors", embed, schema=SCHEMA, asset=vd.Asset(checks=given))
     if below:
         vectors.project("labels", ["label"]).write(
             "out", str(tmp_path / "out" / ("{partition_key}" if partitioned else ""))
@@ -331,7 +331,11 @@ def test_column_lineage_and_sample_rows_are_in_the_metadata(tmp_path, runs):
     docs = pipeline(tmp_path, below=False)
     longer = docs.project("longer", {"long": "text || id", "same": "text"})
     docs.map_batches(
-        "declared", embed, schema=SCHEMA, columns=["text"], column_lineage={"label": ["text"]}
+        "declared",
+        embed,
+        schema=SCHEMA,
+        columns=["text"],
+        asset=vd.Asset(column_lineage={"label": ["text"]}),
     )
     docs.join("all", docs["vectors"], longer, columns={"longer": {"longest": "long"}})
     made = {m.asset_key.path[-1]: m.metadata for m in materializations(

@@ -65,7 +65,9 @@ def upper(batch: pa.Table) -> dict[str, Any]:
 def pipeline(folder: Path, *checks: vd.checks.Check) -> vd.Pipeline:
     source = vd.parquet(str(folder / "source" / "{partition_key}"))
     docs = vd.Pipeline("docs", source=source, id="id", partitions_def=DAYS, fragment_rows=2)
-    made = docs.map_batches("upper", upper, schema={"upper": "VARCHAR"}, checks=checks)
+    made = docs.map_batches(
+        "upper", upper, schema={"upper": "VARCHAR"}, asset=vd.Asset(checks=checks)
+    )
     made.project("below", ["upper"])
     return docs
 

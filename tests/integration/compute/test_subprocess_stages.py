@@ -75,8 +75,8 @@ def added(rows, name, column, out, more, backend, model=Add, checks=(), **argume
         batch_format="numpy",
         batch_size=20,
         fn_constructor_kwargs={"column": column, "out": out, "more": more, **arguments},
-        execution_backend=backend,
-        checks=checks,
+        concurrency=vd.Workers(execution_backend=backend),
+        asset=vd.Asset(checks=checks),
     )
 
 
@@ -109,7 +109,7 @@ def test_tables_cross_between_ray_and_subprocesses_in_both_directions(
         schema={"doubled": "BIGINT", "function_parent": "BIGINT"},
         batch_format="numpy",
         batch_size=20,
-        execution_backend="subprocess_task",
+        concurrency=vd.Workers(execution_backend="subprocess_task"),
     )
     assert materialize(docs, vd.RayCompute(cluster=cluster)).success
 
@@ -219,8 +219,10 @@ def test_what_a_subprocess_reserves_is_that_of_its_machine(tmp_path, docs, clust
             schema={f"{name}_parent": "BIGINT"},
             batch_format="numpy",
             fn_constructor_kwargs={"column": "n", "out": name, "more": 0},
-            resources={resource: 1},
-            execution_backend="subprocess_actor" if name == "here" else None,
+            concurrency=vd.Workers(
+                resources={resource: 1},
+                execution_backend="subprocess_actor" if name == "here" else None,
+            ),
         )
     message = failure(materialize(docs, vd.RayCompute(cluster=cluster), raises=False))
     assert "stage 'docs/here': Add: 1 worker of 1 license was asked for; this machine has 0 "

@@ -66,9 +66,7 @@ def branches(root: Path, wanted: int, kind: str, fault: str = "") -> vd.Pipeline
     quick: Any = docs
     if kind.startswith("quick children"):
         many = {"page": "BIGINT"}
-        quick = docs.map_batches(
-            "pages", pages, schema=many, cardinality="one_to_many", id="page_id"
-        )
+        quick = docs.map_batches("pages", pages, schema=many, cardinality=vd.Children("page_id"))
     length = REPEATED // 2 if kind.startswith("quick children") else REPEATED
     quick = quick.project("quick", {"text": f"repeat(chr(97 + (id % 26)::INT), {length})"})
     slow_children = kind == "slow children as list"

@@ -80,7 +80,9 @@ def test_all_problems_are_reported_at_once(tmp_path, compute, materialize):
         on_gpus={"gpus": 8},
         on_tape={"resources": {"tape": 2}, "concurrency": 3},
     )
-    docs["clean"].map_batches("locked", locked(), schema={"n": "BIGINT"}, version="1")
+    docs["clean"].map_batches(
+        "locked", locked(), schema={"n": "BIGINT"}, reuse=vd.Reuse(version="1")
+    )
     place = "the cluster" if isinstance(compute, vd.RayCompute) else "this machine"
     text = failure(materialize(docs, compute, raises=False))
     for words in (

@@ -175,8 +175,7 @@ def test_a_row_is_tried_again_where_what_it_is_made_from_is_lost(tmp_path, local
         "twice",
         Fixed,
         schema={"y": "BIGINT"},
-        on_error="quarantine",
-        max_error_rate=0.1,
+        on_error=vd.Failures("quarantine", max_error_rate=0.1),
         fn_constructor_kwargs={"folder": str(tmp_path)},
     )
     stages = ["clean", "twice"]

@@ -218,7 +218,7 @@ def partitioned(tmp_path: Path, fn: Any) -> vd.Pipeline:
         id="id",
         partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
     )
-    made.map("labels", fn, schema="infer", inputs={"text": "text"})
+    made.map("labels", fn, schema="infer", columns={"text": "text"})
     return made
 
 
@@ -282,7 +282,7 @@ def test_rows_that_fail_do_not_keep_a_schema_from_being_inferred(tmp_path, local
         return {"label": text}
 
     made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
-    made.map("labels", fails, schema="infer", on_error="null", max_error_rate=0.1)
+    made.map("labels", fails, schema="infer", on_error=vd.Failures("null", max_error_rate=0.1))
     materialize(made, local)
     table = read_stage(tmp_path / "store", "docs", "labels")
     assert table.schema.names == ["id", "label", "error"]
@@ -333,7 +333,7 @@ def test_empty_partitions_may_come_first(tmp_path, local, materialize):
         partitions_def=dg.StaticPartitionsDefinition(keys),
         backfill_policy=dg.BackfillPolicy.single_run(),
     )
-    made.map("labels", lambda n: n / 2, schema="infer", inputs={"n": "n"})
+    made.map("labels", lambda n: n / 2, schema="infer", columns={"n": "n"})
     edges = {"start": "p0", "end": "p5"}
     tags = {f"dagster/asset_partition_range_{edge}": key for edge, key in edges.items()}
     materialize(made, local, tags=tags)
@@ -343,7 +343,9 @@ def test_empty_partitions_may_come_first(tmp_path, local, materialize):
 
 def test_rows_of_an_inferred_stage_are_computed_again(tmp_path, local, materialize):
     made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
-    made.map("labels", label, schema="infer", checks=[vd.checks.Reproducible(rows=5)])
+    made.map(
+        "labels", label, schema="infer", asset=vd.Asset(checks=[vd.checks.Reproducible(rows=5)])
+    )
     materialize(made, local)
     result = dg.materialize(
         [made.build_assets()],

@@ -35,17 +35,13 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path, local, materi
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
     clean = docs.project("clean", {"text": "text", "long": "length(Text) + n"}, where="n > 0")
     made = clean.map_batches(
-        "chunks",
-        chunks,
-        schema={"chunk": "VARCHAR"},
-        cardinality="one_to_many",
-        id="chunk_id",
+        "chunks", chunks, schema={"chunk": "VARCHAR"}, cardinality=vd.Children("chunk_id")
     )
     scored = made.map_batches(
         "scored",
         score,
         schema={"score": "DOUBLE", "vector": "FLOAT[4]", "label": "VARCHAR"},
-        column_lineage={"score": ["chunk"]},
+        asset=vd.Asset(column_lineage={"score": ["chunk"]}),
     )
     both = docs.join(
         "both",

@@ -59,7 +59,11 @@ def run(tmp_path, local, instance):
             "days", source=source, id="id", partitions_def=DAYS, retry_policy=retry_policy
         )
         doubles = days.map_batches(
-            "doubles", fn, schema={"double": "BIGINT"}, batch_size=10, env_vars=env_vars
+            "doubles",
+            fn,
+            schema={"double": "BIGINT"},
+            batch_size=10,
+            concurrency=vd.Workers(env_vars=env_vars),
         )
         doubles.project("kept", ["double"])
         store = vd.FragmentStore(root=str(tmp_path / "store"))
@@ -186,7 +190,9 @@ def test_staleness_after_a_range(tmp_path, local, instance):
 
     source = vd.parquet(str(tmp_path / "src" / "{partition_key}"), asset=raw)
     chain = vd.Pipeline("days", source=source, id="id", partitions_def=DAYS)
-    doubles = chain.map_batches("doubles", doubled, schema={"double": "BIGINT"}, deps=[model])
+    doubles = chain.map_batches(
+        "doubles", doubled, schema={"double": "BIGINT"}, asset=vd.Asset(deps=[model])
+    )
     doubles.project("kept", ["double"])
     assets = [raw, model, chain.build_assets()]
 

@@ -79,11 +79,9 @@ class Planted:
                 "fails": fails,
             },
             fn_kwargs={"password": self.values["call"]},
-            env_vars=["DEPLOYMENT"],
             batch_size=4,
-            concurrency=1,
-            on_error=on_error,
-            max_error_rate=0.9,
+            concurrency=vd.Workers(1, env_vars=["DEPLOYMENT"]),
+            on_error=vd.Failures(on_error, max_error_rate=0.9),
         )
         stage.write("out", self.place("out"), storage_options=given)
         secrets = {"key": self.values["key"], "secret": dg.EnvVar("DEPLOY_SECRET_KEY")}

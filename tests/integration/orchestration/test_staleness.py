@@ -72,10 +72,10 @@ class World:
             "doubled",
             fn,
             schema={"double": "BIGINT"},
-            automation_condition=condition,
+            asset=vd.Asset(automation_condition=condition),
             **mapped,
-        ).project("kept", ["double"], where=where, automation_condition=condition)
-        self.source = pipeline.build_source(automation_condition=observe)
+        ).project("kept", ["double"], where=where, asset=vd.Asset(automation_condition=condition))
+        self.source = pipeline.build_source(asset=vd.Asset(automation_condition=observe))
         self.stages = pipeline.build_assets()
         self.pipeline = pipeline
         job = dg.define_asset_job("observe", [dg.AssetKey(["docs", "source"])])

@@ -130,7 +130,7 @@ def halved(n):
 
 
 PIPELINE = vd.Pipeline("other", source=vd.parquet("/nowhere"), id="id")
-PIPELINE.map("upper", Transcriber(".").upper, inputs={"text": "text"})
+PIPELINE.map("upper", Transcriber(".").upper, columns={"text": "text"})
 """
 TEXTS = [f"some text {n}" for n in range(10)]
 _kept: list[LocalBackend] = []

@@ -28,10 +28,7 @@ def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
 
 def asked_as(pipeline: vd.Pipeline, name: str, url: str, messages: str, **kwargs: Any) -> vd.Stage:
     options = {"base_url": url, "api_key_env": "LLM_KEY"}
-    return pipeline.prompt(
-        name, messages, provider="openai", model="m", env_vars=["LLM_KEY"],
-        provider_options=options, **kwargs,
-    )  # fmt: skip
+    return pipeline.prompt(name, messages, provider="openai", model=vd.Model("m", options=options), concurrency=vd.Workers(env_vars=["LLM_KEY"]), **kwargs)  # fmt: skip
 
 
 # As users of ray.data.llm write them
@@ -80,7 +77,7 @@ def test_fields_for_a_template(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     given = {"provider": Reversed, "model": "m", "preprocess": fields, "columns": ["id", "text"]}
     pipeline.prompt("asked", "{id}: {short}", include_columns=["text"], **given)
-    pipeline.prompt("lost", "{shorter}", on_error="null", max_error_rate=1.0, **given)
+    pipeline.prompt("lost", "{shorter}", on_error=vd.Failures("null", max_error_rate=1.0), **given)
 
     materialize(pipeline, local)
 
@@ -153,7 +150,7 @@ def test_stages_with_other_functions_share_a_worker(tmp_path, local, materialize
     pipeline = docs(tmp_path)
     given = {"provider": Reversed, "model": "m", "concurrency": 1}
     pipeline.prompt("plain", "{text}", **given)
-    pipeline.prompt("upper", preprocess=lambda row: row["text"].upper(), **given)
+    pipeline.prompt("upper", messages=lambda row: row["text"].upper(), **given)
     pipeline.prompt("sized", "{text}", postprocess=lambda row: {"size": len(row["response"])},
                     schema={"size": "INTEGER"}, **given)  # fmt: skip
 
@@ -197,8 +194,7 @@ def gives_up(row: dict[str, Any]) -> Any:
 def test_an_error_that_no_row_causes_fails_the_partition(name, tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     schema = {"schema": {"n": "INTEGER"}} if name == "postprocess" else {}
-    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", on_error="null",
-                    max_error_rate=1.0, **{name: gives_up}, **schema)  # fmt: skip
+    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", on_error=vd.Failures("null", max_error_rate=1.0), **{name: gives_up}, **schema)  # fmt: skip
     assert "the account is closed" in failure(materialize(pipeline, local, raises=False))
 
 
@@ -207,6 +203,5 @@ def test_columns_that_the_source_does_not_have(tmp_path, local, materialize):
     pipeline.prompt("prompt", provider=Reversed, model="m")
     assert "has no column 'prompt'" in failure(materialize(pipeline, local, raises=False))
     pipeline = docs(tmp_path)
-    pipeline.prompt("asked", provider=Reversed, model="m", preprocess=fields,
-                    include_columns=["title"])  # fmt: skip
+    pipeline.prompt("asked", provider=Reversed, model="m", include_columns=["title"], messages=fields)  # fmt: skip
     assert "has no column 'title'" in failure(materialize(pipeline, local, raises=False))

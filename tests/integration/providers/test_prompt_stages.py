@@ -115,7 +115,7 @@ def test_an_installed_package_registers_a_provider(tmp_path, local, monkeypatch,
 
 def test_more_gpus_than_there_are(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
-    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus_per_actor=64)
+    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus=64)
     message = failure(materialize(pipeline, local, raises=False))
     assert "stage 'docs/asked': Reversed('m'): 1 worker of 64 GPU was asked for" in message
 
@@ -191,10 +191,8 @@ def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(
 ):
     pipeline = docs(tmp_path, tone=["mild", "harsh", None, "mild"])
     given = {"provider": Fussy, "model": "m"}
-    pipeline.prompt("asked", "{text}", sampling_params={"tone": "{tone}"}, on_error="null",
-                    include_columns=["text"], max_error_rate=0.5, **given)  # fmt: skip
-    pipeline.prompt("harsh", "{text}", sampling_params={"tone": "harsh"}, on_error="null",
-                    max_error_rate=0.5, **given)  # fmt: skip
+    pipeline.prompt("asked", "{text}", sampling_params={"tone": "{tone}"}, on_error=vd.Failures("null", max_error_rate=0.5), include_columns=["text"], **given)  # fmt: skip
+    pipeline.prompt("harsh", "{text}", sampling_params={"tone": "harsh"}, on_error=vd.Failures("null", max_error_rate=0.5), **given)  # fmt: skip
 
     done = materialize(pipeline, local, raises=False)
 
@@ -429,10 +427,7 @@ def test_texts_are_given_labels(tmp_path, local, server, endpoint, materialize):
         "- good: praise\n- bad {x}\n\nText: "
     )
     server.answers = {f"{head}a": ["Good"], f"{head}b": ['{"answer": "bad {x}"}']}
-    pipeline.classify(
-        "asked", "text", labels, provider="openai", model="m", provider_options=options,
-        env_vars=["LLM_KEY"],
-    )  # fmt: skip
+    pipeline.classify("asked", "text", labels, provider="openai", model=vd.Model("m", options=options), concurrency=vd.Workers(env_vars=["LLM_KEY"]))  # fmt: skip
 
     materialize(pipeline, local)
 
@@ -459,11 +454,8 @@ class Lengths:
 def test_vectors_have_the_size_that_the_first_run_finds(tmp_path, local, materialize):
     def embedded(texts: list[str | None]) -> vd.Pipeline:
         pipeline = docs(tmp_path, texts)
-        vectors = pipeline.embed(
-            "asked", "text", provider=Lengths, model="m", batch_size=1, normalize=False,
-            on_error="quarantine", max_error_rate=0.9,
-        )  # fmt: skip
-        vectors.write("table", tmp_path / "table", format="lance", index=index)
+        vectors = pipeline.embed("asked", "text", provider=Lengths, model="m", batch_size=1, normalize=False, on_error=vd.Failures("quarantine", max_error_rate=0.9))  # fmt: skip
+        vectors.write("table", tmp_path / "table", format="lance", options={"index": index})
         vectors.write("files", tmp_path / "files")
         return pipeline
 

@@ -32,7 +32,7 @@ def test_connections_are_limited_for_each_replica(monkeypatch):
     monkeypatch.setattr(handle, "directory", known := Directory())
     known.update({llm.key: [*near, Endpoint("http://far:1", node_id="other")]})
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    docs.prompt("answer", "{text}", provider="openai", server=llm)
+    docs.prompt("answer", "{text}", model=llm)
     options = docs["answer"].spec.udf.constructor_kwargs["options"]
     provider = OpenAIProvider("m", **options)
     in_flight, most = Counter[str](), Counter[str]()

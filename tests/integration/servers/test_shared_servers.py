@@ -49,7 +49,7 @@ def counted(tmp_path: Path, name: str, *flags: str, **options: Any) -> tuple[vd.
 def test_stages_and_pipelines_share_a_server(tmp_path, compute, materialize):
     llm, file = counted(tmp_path, "shared")
     first = asking(tmp_path / "src", llm)
-    first.prompt("said", "{id}", provider="openai", server=llm)
+    first.prompt("said", "{id}", model=llm)
     assert materialize(first, compute).success
     is_warm = isinstance(compute, vd.RayCompute)
     second = asking(tmp_path / "src", llm, name="other")
@@ -91,7 +91,12 @@ def needing(tmp_path: Path) -> vd.Pipeline:
     source = vd.parquet(str(tmp_path / "src"))
     pipeline = vd.Pipeline("needing", source=source, id="id")
     reserved = {"accelerator": 1.0}
-    pipeline.map_batches("y", Doubler, schema={"id": "BIGINT", "y": "BIGINT"}, resources=reserved)
+    pipeline.map_batches(
+        "y",
+        Doubler,
+        schema={"id": "BIGINT", "y": "BIGINT"},
+        concurrency=vd.Workers(resources=reserved),
+    )
     return pipeline
 
 
@@ -137,7 +142,7 @@ def test_stages_whose_servers_do_not_fit_together_run_one_after_the_other(
 ):
     pipeline = asking(tmp_path / "src", counted(tmp_path, "a", resources={"accelerator": 1.0})[0])
     later, _ = counted(tmp_path, "b", resources={"accelerator": 1.0})
-    pipeline.prompt("said", "{id}", provider="openai", server=later)
+    pipeline.prompt("said", "{id}", model=later)
     assert materialize(pipeline, ray_compute).success
 
 
@@ -171,7 +176,7 @@ def test_an_error_of_the_server_is_that_of_its_row(tmp_path, local, materialize)
     pipeline = asking(tmp_path / "src", llm)
     texts = "case when id = 3 then 'refused' else 'row' end"
     rows = pipeline.project("texts", columns={"text": texts})
-    rows.prompt("said", "{text}", provider="openai", server=llm, on_error="quarantine")
+    rows.prompt("said", "{text}", on_error="quarantine", model=llm)
     assert materialize(pipeline, local).success
     faults = vd.quarantine(pipeline["said"], store=vd.FragmentStore(root=str(tmp_path / "store")))
     assert faults["id"].to_pylist() == [3]

@@ -49,7 +49,10 @@ def docs(folder: Path, id: Any, where: str | None = None) -> vd.Pipeline:
     docs = vd.Pipeline("docs", source=vd.parquet(str(folder)), id=id)
     kept = docs.project("kept", {"text": "text"}, where=where)
     loud = kept.map(
-        "loud", shout, schema={"loud": "VARCHAR"}, on_error="quarantine", max_error_rate=0.5
+        "loud",
+        shout,
+        schema={"loud": "VARCHAR"},
+        on_error=vd.Failures("quarantine", max_error_rate=0.5),
     )
     split = docs.flat_map("words", words, schema={"word": "VARCHAR"}, id="word_id")
     docs.join("joined", kept, loud, source_columns=["page"])
@@ -223,7 +226,12 @@ def test_files_that_cannot_be_read_have_ids(tmp_path, local, materialize):
         Image.new("RGB", (4, 4)).save(tmp_path / name)
     (tmp_path / "c.png").write_bytes(b"not an image")
     photos = vd.Pipeline("photos", source=vd.images(f"{tmp_path}/*.png"), id=vd.row_id())
-    photos.map("tall", tall, schema={"tall": "BIGINT"}, on_error="quarantine", max_error_rate=0.5)
+    photos.map(
+        "tall",
+        tall,
+        schema={"tall": "BIGINT"},
+        on_error=vd.Failures("quarantine", max_error_rate=0.5),
+    )
     materialize(photos, local)
     store = str(tmp_path / "store")
     tables = [
@@ -242,7 +250,9 @@ def test_partitions_previews_and_observations_of_computed_ids(tmp_path, local, m
     for id, expected in ((DOC_PAGE, "d2|1"), (vd.row_id("id"), f"file://{tmp_path}/2/a.parquet#1")):
         docs = vd.Pipeline("docs", source=source, id=id, partitions_def=days)
         kept = docs.project("kept", ["text"], where="page = 1")
-        kept.map("loud", shout, schema="infer", checks=[vd.checks.Reproducible(rows=1)])
+        kept.map(
+            "loud", shout, schema="infer", asset=vd.Asset(checks=[vd.checks.Reproducible(rows=1)])
+        )
         assert docs["loud"].preview(1, partition="2")["id"].to_pylist() == [expected]
         for day in ("1", "2"):
             assert materialize(docs, local, day).success

@@ -129,7 +129,7 @@ class Held:
 def test_idle_workers_make_room(load, materialize, ray_compute):
     rows = vd.table({"id": range(1_000), "n": range(1_000)})
     first = vd.Pipeline("first", source=rows, id="id", fragment_rows=100)
-    first.map_batches("held", Held, schema={"m": "BIGINT"}, num_cpus=1, concurrency=2)
+    first.map_batches("held", Held, schema={"m": "BIGINT"}, concurrency=vd.Workers(2, num_cpus=1))
     assert materialize(first, ray_compute).success
     found = metadata(materialize(docs(load().make), ray_compute), "plus")
     assert found["dagster/row_count"] == 2_000

@@ -52,7 +52,7 @@ def everywhere(root: Path, checks: Any = (), **given: Any) -> vd.Pipeline:
     below = "/{partition_key}" if given.get("keys") else ""
     for name, written in PLACES.items():
         url = f"{root}/{name}" + ("" if "format" in written else below)
-        pipeline["clean"].write(name, url, checks=checks, **written)
+        pipeline["clean"].write(name, url, asset=vd.Asset(checks=checks), **written)
     return pipeline
 
 

@@ -287,7 +287,7 @@ setattr(owner, name, killed)
 docs = vd.Pipeline("docs", source=vd.parquet(f"{root}/src"), id="id", fragment_rows=10)
 clean = docs.project("clean", ["n", "text"], where="id < 15")
 catalog = catalog_in(Path(root) / "lake")
-clean.write("out", f"{root}/out", format="iceberg", catalog=catalog, table="db.out")
+clean.write("out", f"{root}/out", format="iceberg", options={"catalog": catalog, "table": "db.out"})
 store = vd.FragmentStore(root=f"{root}/store")
 resources = {"compute": vd.LocalCompute(num_cpus=1), "store": store}
 dg.materialize([docs.build_assets()], resources=resources)

@@ -206,7 +206,7 @@ def test_loads_checks_and_traces(tmp_path, local, materialize):
     pipeline = vd.Pipeline("docs", source=source, id="id", fragment_rows=10)
     golden = vd.checks.Golden({"id": [1, 15], "n": [10, 150]})
     clean = pipeline.project("clean", ["n", "e"])
-    clean.write("out", f"{tmp_path}/out", format="lance", checks=[golden])
+    clean.write("out", f"{tmp_path}/out", format="lance", asset=vd.Asset(checks=[golden]))
     for _ in range(2):
         result = materialize(pipeline, local)
         evaluated = {
@@ -502,7 +502,7 @@ def test_an_index_that_does_not_fit_is_refused_before_anything_runs(
     source = vd.parquet(f"{tmp_path}/src")
     pipeline = vd.Pipeline("docs", source=source, id="id")
     clean = pipeline.project("clean", {"one": "1"}, include_columns=True)
-    clean.write("out", f"{tmp_path}/out", format="lance", index=index)
+    clean.write("out", f"{tmp_path}/out", format="lance", options={"index": index})
     text = failure(materialize(pipeline, local, raises=False))
     assert words in text
     assert not list((tmp_path / "store").rglob("*.parquet"))

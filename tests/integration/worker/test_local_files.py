@@ -53,15 +53,7 @@ class Scaled:
 
 
 docs = vd.Pipeline("docs", source=vd.parquet(os.environ.get("VANE_TEST_SOURCE", "/gone")), id="id")
-docs.map_batches(
-    "scaled",
-    Scaled,
-    schema={"label": "VARCHAR", "paths": "VARCHAR"},
-    fn_constructor_kwargs={"options": {"weights": vd.local_file(f"{FOLDER}/weights.txt")}},
-    fn_kwargs={"labels": vd.local_file(f"{FOLDER}/labels/")},
-    concurrency=1,
-    checks=[vd.checks.Reproducible(rows=3)],
-)
+docs.map_batches("scaled", Scaled, schema={"label": "VARCHAR", "paths": "VARCHAR"}, fn_constructor_kwargs={"options": {"weights": vd.local_file(f"{FOLDER}/weights.txt")}}, fn_kwargs={"labels": vd.local_file(f"{FOLDER}/labels/")}, concurrency=1, asset=vd.Asset(checks=[vd.checks.Reproducible(rows=3)]))
 assets = docs.build_assets()
 """
 
@@ -352,10 +344,7 @@ def test_stages_of_one_version_have_their_own_files_and_arguments(
             f"argument_{folder}", code.call, schema={"text": "VARCHAR"},
             fn_kwargs={"function": code.closure(**weights)}, **given,
         )  # fmt: skip
-        docs.predict_batch(
-            f"factory_{folder}", functools.partial(code.factory, mark=folder, **weights),
-            inputs=["id"], return_type="struct<text: string>", **given,
-        )  # fmt: skip
+        docs.predict_batch(f"factory_{folder}", functools.partial(code.factory, mark=folder, **weights), return_type="struct<text: string>", columns=["id"], **given)  # fmt: skip
     materialize(docs, local)
     found = {
         stage.name: read_stage(tmp_path / "store", "docs", stage.name)["text"].to_pylist()[0]

@@ -29,7 +29,7 @@ def pipeline() -> vd.Pipeline:
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     docs.project("all", ["n"])
     docs.project("some", ["n"], where="n > 1")
-    docs.map_batches("many", model, schema={"x": "BIGINT"}, cardinality="one_to_many", id="part_id")
+    docs.map_batches("many", model, schema={"x": "BIGINT"}, cardinality=vd.Children("part_id"))
     return docs
 
 

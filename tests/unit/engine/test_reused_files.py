@@ -39,11 +39,8 @@ class Files:
     def pipeline(self, fragment_rows: int) -> vd.Pipeline:
         docs = vd.Pipeline("docs", source=vd.files(f"{self.source}"), fragment_rows=fragment_rows)
         listed = docs.project("listed", ["size"])
-        listed.map("content", content, version="1")
-        listed.map_batches(
-            "contents", contents, columns=["path"], schema={"contents": "VARCHAR"}, version="1",
-            reuse="rows",
-        )  # fmt: skip
+        listed.map("content", content, reuse=vd.Reuse(version="1"))
+        listed.map_batches("contents", contents, columns=["path"], schema={"contents": "VARCHAR"}, reuse=vd.Reuse("rows", version="1"))  # fmt: skip
         return docs
 
     def calls(self, fragment_rows: int = 6) -> list[str]:
@@ -120,7 +117,7 @@ def test_a_file_that_another_column_names_counts_too(tmp_path, monkeypatch):
         docs = vd.Pipeline("docs", source=vd.files(f"{world.source}"))
         columns = {"path": "path", "twin": "replace(path, 'a.txt', 'b.txt')"}
         listed = docs.project("listed", columns, where="path not like '%b.txt'")
-        listed.map("with_twin", with_twin, version="1")
+        listed.map("with_twin", with_twin, reuse=vd.Reuse(version="1"))
         compute(docs, world.store)
         return sorted(world.notes.read_text().split("\n")[:-1])
 

@@ -138,7 +138,7 @@ class World:
             "version": "1",
         }
         clean.map("upper", upper, fn_kwargs={"suffix": self.suffix}, **given_)
-        clean.map("length", length, per_row=True, **given_)
+        clean.map("length", length, reuse=vd.Reuse(per_row=True), **given_)
         clean.flat_map("words", words, id="word_id", **given_)
         clean.filter("is_long", is_long, include_columns=False, **given_)
         return docs

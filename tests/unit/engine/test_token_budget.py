@@ -21,7 +21,7 @@ def part(**counts: int) -> PartInfo:
 def pipeline() -> vd.Pipeline:
     made = vd.Pipeline("p", source=vd.parquet("rows.parquet"), id="id")
     made.project("clean", ["text"]).prompt(
-        "asked", "{text}", provider="openai", model="m", max_tokens=60
+        "asked", "{text}", provider="openai", model=vd.Model("m", token_budget=60)
     )
     return made
 

@@ -14,14 +14,16 @@ def test_a_stage_takes_what_an_asset_spec_takes(tmp_path):
     pipeline.project(
         "clean",
         ["id"],
-        description="Clean.",
-        owners=["team:data"],
-        tags={"tier": "gold"},
-        kinds={"duckdb"},
-        metadata={"notebook": "x"},
-        deps=["a_table"],
-        automation_condition=condition,
-        freshness_policy=policy,
+        asset=vd.Asset(
+            description="Clean.",
+            owners=["team:data"],
+            tags={"tier": "gold"},
+            kinds={"duckdb"},
+            metadata={"notebook": "x"},
+            deps=["a_table"],
+            automation_condition=condition,
+            freshness_policy=policy,
+        ),
     )
 
     (spec,) = pipeline.build_assets().specs
@@ -42,7 +44,7 @@ def test_a_stage_takes_what_an_asset_spec_takes(tmp_path):
 def test_stages_and_the_source_are_in_the_group_of_their_pipeline(tmp_path):
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id")
     pipeline.project("clean", ["id"])
-    pipeline.project("other", ["id"], group_name="texts")
+    pipeline.project("other", ["id"], asset=vd.Asset(group_name="texts"))
 
     specs = [*pipeline.build_assets().specs, *pipeline.build_source().specs]
 

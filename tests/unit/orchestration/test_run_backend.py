@@ -33,7 +33,9 @@ class Unstarted(vd.RayCompute):
 @pytest.mark.parametrize("subprocess", ["subprocess_actor", None])
 def test_subprocess_stages_do_not_keep_a_cluster_from_starting(tmp_path, subprocess):
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
-    docs.map_batches("own", Model, schema={"n": "BIGINT"}, execution_backend=subprocess)
+    docs.map_batches(
+        "own", Model, schema={"n": "BIGINT"}, concurrency=vd.Workers(execution_backend=subprocess)
+    )
     docs.map_batches("large", Model, schema={"n": "BIGINT"}, gpus=2)
     store = vd.FragmentStore(root=str(tmp_path)).open()
     look = _Diagnosis(docs, ["own", "large"], [None], Unstarted(), store, print)

@@ -26,13 +26,11 @@ def test_declarations_that_do_not_fit():
     with pytest.raises(vd.DefinitionError, match='give its column, as id="chunk_id"'):
         docs.map_batches("a", split, schema=SCHEMA, cardinality="one_to_many")
     with pytest.raises(vd.DefinitionError, match="the others keep their id"):
-        docs.map_batches("a", split, schema=SCHEMA, id="word_id")
+        docs.map_batches("a", split, schema=SCHEMA, cardinality=vd.Children("word_id"))
     with pytest.raises(vd.DefinitionError, match="give the new id a name of its own"):
         words(docs, id="id")
     made = words(docs)
-    other = docs.map_batches(
-        "others", split, schema=SCHEMA, cardinality="one_to_many", id="word_id"
-    )
+    other = docs.map_batches("others", split, schema=SCHEMA, cardinality=vd.Children("word_id"))
     clean = docs.project("clean", ["text"])
     with pytest.raises(vd.DefinitionError, match="say children='rows'"):
         docs.join("joined", clean, made)

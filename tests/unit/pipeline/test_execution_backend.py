@@ -24,7 +24,9 @@ def function(batch):
 
 def stage(fn: Any, backend: Any) -> vd.Stage:
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
-    return docs.map_batches("out", fn, schema={"n": "BIGINT"}, execution_backend=backend)
+    return docs.map_batches(
+        "out", fn, schema={"n": "BIGINT"}, concurrency=vd.Workers(execution_backend=backend)
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,21 +67,32 @@ def test_all_contracts_take_it():
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     call: Any = {"schema": "BIGINT", "execution_backend": "subprocess_task"}
     stages = [
-        docs.map("mapped", lambda n: n, **call, version="1"),
-        docs.flat_map("many", lambda n: [n], id="new_id", **call, version="1"),
-        docs.filter("kept", lambda n: n > 0, execution_backend="subprocess_task", version="1"),
+        docs.map("mapped", lambda n: n, reuse=vd.Reuse(version="1"), **call),
+        docs.flat_map("many", lambda n: [n], id="new_id", reuse=vd.Reuse(version="1"), **call),
+        docs.filter(
+            "kept",
+            lambda n: n > 0,
+            concurrency=vd.Workers(execution_backend="subprocess_task"),
+            reuse=vd.Reuse(version="1"),
+        ),
         docs.predict_batch(
             "predicted",
             lambda: abs,
-            inputs=["n"],
             return_type="bigint",
-            execution_backend="subprocess_actor",
-            version="1",
+            concurrency=vd.Workers(execution_backend="subprocess_actor"),
+            reuse=vd.Reuse(version="1"),
+            columns=["n"],
         ),
     ]
     assert all(stage.spec.on_driver for stage in stages)
     with pytest.raises(vd.DefinitionError, match='write execution_backend="ray_task", or make it'):
-        docs.map("wrong", lambda n: n, schema="BIGINT", execution_backend="ray_actor", version="1")
+        docs.map(
+            "wrong",
+            lambda n: n,
+            schema="BIGINT",
+            concurrency=vd.Workers(execution_backend="ray_actor"),
+            reuse=vd.Reuse(version="1"),
+        )
 
 
 @pytest.mark.parametrize("kind", ["prompt", "embed", "classify"])

@@ -68,7 +68,7 @@ def by_row(**given: Any) -> vd.Stage:
 
 
 def predicted(**given: Any) -> vd.Stage:
-    return docs().predict_batch("s", make_predict, inputs=["x"], return_type="float", **given)
+    return docs().predict_batch("s", make_predict, return_type="float", columns=["x"], **given)
 
 
 def projected(**given: Any) -> vd.Stage:
@@ -294,7 +294,7 @@ def test_predict_batch_knows_its_columns_and_types(name):
     pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
     with pytest.raises(vd.DefinitionError, match=f"unknown argument {name!r} of predict_batch"):
         pipeline.predict_batch(
-            "stage", lambda: len, inputs=["text"], return_type="int", **{name: ["text"]}
+            "stage", lambda: len, return_type="int", columns=["text"], **{name: ["text"]}
         )
 
 

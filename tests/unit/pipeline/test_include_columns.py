@@ -30,7 +30,7 @@ def stages(**include: Any) -> dict[str, vd.Stage]:
     return {
         "project": docs.project("a", {"m": "n + 1"}, **include),
         "map_batches": docs.map_batches("b", len, schema={"m": "BIGINT"}, **include),
-        "map": docs.map("m", len, inputs={"obj": "text"}, schema="BIGINT", **include),
+        "map": docs.map("m", len, schema="BIGINT", columns={"obj": "text"}, **include),
         "prompt": docs.prompt("d", "{text}", output_column="m", **model),
         "embed": docs.embed("e", "text", output_column="m", dimensions=3, **model),
     }

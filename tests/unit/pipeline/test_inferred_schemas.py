@@ -58,7 +58,7 @@ def test_columns_of_a_stage_are_unknown_until_they_are_inferred():
 def test_stages_downstream_of_unknown_columns_are_declared_and_published(tmp_path):
     docs = pipeline()
     first = docs.map("labels", label, schema="infer")
-    second = docs.map("length", len, schema="BIGINT", inputs={"obj": "text"})
+    second = docs.map("length", len, schema="BIGINT", columns={"obj": "text"})
     docs.join("both", first, second).write("out", str(tmp_path / "out"))
     first.classify("kinds", "label", ["a", "b"], provider="transformers", model="m")
     resolved = docs.with_schema("labels", pa.schema([("label", pa.string())]))
@@ -99,7 +99,7 @@ def test_a_schema_is_pinned_for_the_code_of_the_stage_and_of_those_upstream():
     def docs(where: str, fn: Any, order: str = "ab") -> str:
         made = pipeline()
         clean = made.project("clean", {"text": "text"}, where=where)
-        clean.map("beside", len, schema="BIGINT", inputs={"obj": "text"})
+        clean.map("beside", len, schema="BIGINT", columns={"obj": "text"})
         clean.map("out", fn, schema="infer")
         return inference_definition(made, "out")
 

@@ -29,13 +29,12 @@ def pipeline() -> vd.Pipeline:
         same,
         schema={"chunk": "VARCHAR"},
         columns=["text"],
-        cardinality="zero_to_many",
-        id="chunk_id",
-        on_error="quarantine",
-        max_error_rate=0.25,
-        timeout_s=5,
+        cardinality=vd.Children("chunk_id"),
+        on_error=vd.Failures("quarantine", max_error_rate=0.25, timeout_s=5),
     )
-    asked = chunks.prompt("asked", "{chunk}", provider="openai", model="m", max_tokens=10)
+    asked = chunks.prompt(
+        "asked", "{chunk}", provider="openai", model=vd.Model("m", token_budget=10)
+    )
     chunks.embed("vectors", "chunk", model="m")
     listed = made.join("listed", clean, asked, how="left", children="list")
     listed.write("out", "published")

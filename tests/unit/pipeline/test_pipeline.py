@@ -518,9 +518,13 @@ def test_assets_say_what_was_declared():
     def raw_docs() -> None: ...
 
     docs = pipeline(source=vd.parquet("/data", asset=raw_docs), group_name="texts")
-    clean = docs.project("clean", ["x"], owners=["team:docs"], tags={"tier": "1"})
-    sized = clean.map_batches("sized", plain, schema=SCHEMA, description="Sizes.", kinds=["cpu"])
-    doubled = clean.map_batches("doubled", plain, schema=SCHEMA, group_name="other", deps=["cfg"])
+    clean = docs.project("clean", ["x"], asset=vd.Asset(owners=["team:docs"], tags={"tier": "1"}))
+    sized = clean.map_batches(
+        "sized", plain, schema=SCHEMA, asset=vd.Asset(description="Sizes.", kinds=["cpu"])
+    )
+    doubled = clean.map_batches(
+        "doubled", plain, schema=SCHEMA, asset=vd.Asset(group_name="other", deps=["cfg"])
+    )
     specs = {spec.key.path[-1]: spec for spec in docs.build_assets().specs}
 
     assert sized.key == dg.AssetKey(["docs", "sized"])

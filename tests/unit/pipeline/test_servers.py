@@ -377,16 +377,16 @@ def test_a_declaration_has_no_address():
 def test_what_contradicts_the_server_of_a_prompt_is_refused(given, words):
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     with pytest.raises(vd.DefinitionError, match=words):
-        docs.prompt("a", "{text}", server=vd.VLLMServer("m"), **{"provider": "openai", **given})
+        docs.prompt("a", "{text}", model=vd.VLLMServer("m"), **{"provider": "openai", **given})
 
 
 def test_a_server_is_no_option_of_a_provider():
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     options = {"server": vd.VLLMServer("m")}
     with pytest.raises(vd.DefinitionError, match=r"write server=\.\.\. of the stage"):
-        docs.prompt("a", "{text}", provider="openai", model="m", provider_options=options)
+        docs.prompt("a", "{text}", provider="openai", model=vd.Model("m", options=options))
     with pytest.raises(vd.DefinitionError, match="SentenceTransformersProvider takes no server"):
-        docs.embed("b", "text", provider="sentence_transformers", server=vd.VLLMServer("m"))
+        docs.embed("b", "text", provider="sentence_transformers", model=vd.VLLMServer("m"))
 
 
 def test_a_server_given_twice_is_refused():
@@ -445,7 +445,9 @@ def test_urls_by_host_make_a_stage_use_the_server():
 
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     urls = {"host_to_url": server.host_to_http_url}
-    docs.predict_batch("asked", make, inputs=["x"], return_type="float", fn_constructor_kwargs=urls)
+    docs.predict_batch(
+        "asked", make, return_type="float", fn_constructor_kwargs=urls, columns=["x"]
+    )
     assert set(docs["asked"].spec.udf.servers) == {server.key}
 
 

@@ -20,7 +20,7 @@ def declared(url: str = "rows.parquet", **kwargs) -> vd.Pipeline:
     pipeline = vd.Pipeline("docs", source=vd.parquet(url), id="id", **kwargs)
     clean = pipeline.project("clean", {"text": "trim(text)", "one": "1::BIGINT", "n": "n"})
     chunks = clean.map_batches(
-        "chunks", same, schema={"chunk": "VARCHAR"}, cardinality="one_to_many", id="chunk_id"
+        "chunks", same, schema={"chunk": "VARCHAR"}, cardinality=vd.Children("chunk_id")
     )
     pipeline.join("both", clean, chunks, children="list", columns={"clean": ["n"]})
     clean.map_batches("length", same, schema={"id": "BIGINT", "length": "INTEGER"})
@@ -61,8 +61,7 @@ def test_a_list_of_children_is_known_where_all_of_its_columns_are():
         "chunks",
         same,
         schema={"chunk": "VARCHAR"},
-        cardinality="zero_to_many",
-        id="chunk_id",
+        cardinality=vd.Children("chunk_id"),
         on_error="quarantine",
     )
     texts = chunks.project("texts", {"chunk": "chunk", "length": "length(chunk)"})

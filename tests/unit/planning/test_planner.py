@@ -263,7 +263,9 @@ def test_stages_with_other_numbers_of_calls_in_flight_share_workers():
     pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
     fns = {"few": (Later, 2), "many": (Later, 200), "method": (Later.again, 5)}
     for name, (fn, number) in fns.items():
-        pipeline.map_batches(name, fn, schema={"n": "BIGINT"}, max_concurrency=number)
+        pipeline.map_batches(
+            name, fn, schema={"n": "BIGINT"}, concurrency=vd.Workers(max_concurrency=number)
+        )
     found = {pool_identity(pipeline, stage.spec).digest for stage in pipeline}
     assert len(found) == 1
 

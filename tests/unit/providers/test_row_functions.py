@@ -83,7 +83,7 @@ def test_preprocess_gets_arrays_of_a_tensor():
     images = pa.array([[1, 2, 3, 4, 5, 6], None], kind.storage_type)
     table = pa.table({"id": [1, 2], "image": pa.ExtensionArray.from_storage(kind, images)})
     pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
-    stage = pipeline.prompt("out", provider=Reversed, model="m", preprocess=shape)
+    stage = pipeline.prompt("out", provider=Reversed, model="m", messages=shape)
     assert run_stage(stage, table)["response"].to_pylist() == ["(2, 3)", "None"]
 
 
