@@ -33,14 +33,11 @@ if TYPE_CHECKING:
     from vane_dagster.orchestration.resources import LocalCluster as LocalCluster
     from vane_dagster.orchestration.resources import LocalCompute as LocalCompute
     from vane_dagster.orchestration.resources import RayCompute as RayCompute
-    from vane_dagster.orchestration.serve import serve as serve
-    from vane_dagster.orchestration.server_assets import server_assets as server_assets
     from vane_dagster.orchestration.trace import trace as trace
     from vane_dagster.pipeline.decorators import cls as cls
     from vane_dagster.pipeline.decorators import func as func
     from vane_dagster.pipeline.decorators import method as method
     from vane_dagster.pipeline.pipeline import Stage as Stage
-    from vane_dagster.pipeline.servers import ServeApplication as ServeApplication
     from vane_dagster.pipeline.servers import Server as Server
     from vane_dagster.pipeline.servers import TritonServer as TritonServer
     from vane_dagster.pipeline.servers import VLLMServer as VLLMServer
@@ -73,7 +70,6 @@ _HOME = {
     "cls": "pipeline.decorators",
     "method": "pipeline.decorators",
     "func": "pipeline.decorators",
-    "ServeApplication": "pipeline.servers",
     "Server": "pipeline.servers",
     "TritonServer": "pipeline.servers",
     "VLLMServer": "pipeline.servers",
@@ -116,8 +112,6 @@ _HOME = {
     "LocalCluster": "orchestration.resources",
     "LocalCompute": "orchestration.resources",
     "RayCompute": "orchestration.resources",
-    "serve": "orchestration.serve",
-    "server_assets": "orchestration.server_assets",
     "trace": "orchestration.trace",
     "Trace": "tracing.steps",
     "Step": "tracing.steps",
