@@ -249,14 +249,14 @@ def ray_serve(model: str, partition: str, store: str) -> dict[str, float]:
 
 
 def bare(model: str, partition: str, store: str) -> dict[str, float]:
-    """Ask the warm server with an asynchronous client, and nothing else."""
-    import vane_dagster as vd
-
-    with vd.serve(declared(model)) as server:
-        began = time.perf_counter()
-        asked = _asked(server.url, server.api_key, texts(partition), f"{store}.json")
-        requests = asyncio.run(asked)
-        seconds = time.perf_counter() - began
+    """Ask the warm server of `ours` with an asynchronous client, and nothing else."""
+    command = [sys.executable, "-m", "vane_dagster", "servers", "endpoint", declared(model).name]
+    printed = subprocess.run([*command, "--json", "--api-key"], capture_output=True, check=True)
+    server = json.loads(printed.stdout)
+    began = time.perf_counter()
+    asked = _asked(server["url"], server["api_key"], texts(partition), f"{store}.json")
+    requests = asyncio.run(asked)
+    seconds = time.perf_counter() - began
     return {"seconds": seconds, "start": 0.0, "requests": requests, "starts": 0.0}
 
 

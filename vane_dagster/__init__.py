@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from vane_dagster.orchestration.resources import LocalCluster as LocalCluster
     from vane_dagster.orchestration.resources import LocalCompute as LocalCompute
     from vane_dagster.orchestration.resources import RayCompute as RayCompute
-    from vane_dagster.orchestration.serve import serve as serve
-    from vane_dagster.orchestration.server_assets import server_assets as server_assets
     from vane_dagster.orchestration.trace import trace as trace
     from vane_dagster.pipeline.decorators import cls as cls
     from vane_dagster.pipeline.decorators import func as func
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.records import Model as Model
     from vane_dagster.pipeline.records import Reuse as Reuse
     from vane_dagster.pipeline.records import Workers as Workers
-    from vane_dagster.pipeline.servers import ServeApplication as ServeApplication
     from vane_dagster.pipeline.servers import Server as Server
     from vane_dagster.pipeline.servers import TritonServer as TritonServer
     from vane_dagster.pipeline.servers import VLLMServer as VLLMServer
@@ -85,7 +82,6 @@ _HOME = {
     "Model": "pipeline.records",
     "Reuse": "pipeline.records",
     "Workers": "pipeline.records",
-    "ServeApplication": "pipeline.servers",
     "Server": "pipeline.servers",
     "TritonServer": "pipeline.servers",
     "VLLMServer": "pipeline.servers",
@@ -128,8 +124,6 @@ _HOME = {
     "LocalCluster": "orchestration.resources",
     "LocalCompute": "orchestration.resources",
     "RayCompute": "orchestration.resources",
-    "serve": "orchestration.serve",
-    "server_assets": "orchestration.server_assets",
     "trace": "orchestration.trace",
     "Trace": "tracing.steps",
     "Step": "tracing.steps",

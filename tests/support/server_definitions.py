@@ -1,4 +1,4 @@
-"""A code location with a pipeline whose stages ask a server, and the server as an asset.
+"""A code location with a pipeline whose stages ask a server.
 
 ``python server_definitions.py PARTITION`` materializes a partition, and prints the counts of the
 server in the metadata of its stages, as JSON. The folder is the variable SERVER_RUNS.
@@ -36,7 +36,7 @@ options = {"schema": SCHEMA, "servers": {"llm": llm}, "concurrency": 1}
 reviews.map_batches("mood", ask, **options).project("kept", ["answer"])
 reviews.map_batches("topic", ask, **options)
 
-assets = [*vd.server_assets([llm]), reviews.build_assets(servers=[llm]), reviews.build_source()]
+assets = [reviews.build_assets(), reviews.build_source()]
 resources = {
     "compute": vd.RayCompute(cluster=vd.LocalCluster(name=os.environ.get("SERVER_HEAD", "tests"))),
     "store": vd.FragmentStore(root=str(ROOT / "store")),

@@ -14,7 +14,6 @@ from vane_dagster.compute.actor_names import (
 )
 from vane_dagster.compute.code_digest import protocol
 from vane_dagster.compute.head_watch import HeadWatch
-from vane_dagster.compute.pool_state import PoolInfo
 from vane_dagster.errors import ComputeError
 
 _ANSWER_SECONDS = 60.0
@@ -31,21 +30,6 @@ def pool_managers() -> dict[str, Any]:
         for name in actor_names()
         if is_pool_manager(name)
     }
-
-
-def listed_pools() -> list[PoolInfo]:
-    """Return the pools of all pool managers on the cluster.
-
-    Raises:
-        ComputeError: If a pool manager does not answer.
-    """
-    import ray
-
-    asked = [manager.pools.remote() for manager in pool_managers().values()]
-    try:
-        return [pool for found in ray.get(asked, timeout=_ANSWER_SECONDS) for pool in found]
-    except ray.exceptions.RayError as error:
-        raise _no_answer("pools", error) from error
 
 
 def ask_worker(worker: str, method: WorkerMethod, *args: Any) -> Any:
@@ -73,7 +57,7 @@ def ask_worker(worker: str, method: WorkerMethod, *args: Any) -> Any:
         raise ComputeError(f"worker {worker} does not answer: {brief(error)}") from error
 
 
-WorkerMethod = Literal["probe_server", "read_log", "server_endpoint"]
+WorkerMethod = Literal["read_log", "server_endpoint"]
 """Control methods of `HostActor` for people and programs outside of runs."""
 
 

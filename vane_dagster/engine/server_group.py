@@ -52,18 +52,14 @@ class ServerGroup:
             return {}
         peers = sorted(w.name for w in self._lease.workers() if w.pool == worker.pool)
         place = peers.index(worker.name) if worker.name in peers else 0
-        found = {key: self.ready(identity) for key, identity in pool.uses.items()}
+        found = {key: self._ready(identity) for key, identity in pool.uses.items()}
         return {
             key: [*ready[place % len(ready) :], *ready[: place % len(ready)]] if ready else []
             for key, ready in found.items()
         }
 
-    def ready(self, identity: str) -> Sequence[Endpoint]:
-        """The endpoints of a server's replicas, in an order that is the same for all runs.
-
-        Args:
-            identity: The server's pool.
-        """
+    def _ready(self, identity: str) -> Sequence[Endpoint]:
+        """The endpoints of a server's replicas, in an order that is the same for all runs."""
         replicas = sorted(self._replicas.items(), key=lambda item: item[0].name)
         return [
             status.endpoint

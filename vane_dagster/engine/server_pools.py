@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.placement import fits
-from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.local_file import local_files_in
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.servers import ModelServer
+from vane_dagster.servers.process import ServerProcess
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.worker.protocol import ModelSpec, PoolSpec
 
@@ -29,31 +30,22 @@ def declared_servers(pipeline: Pipeline, stages: Sequence[str]) -> Sequence[Mode
     return list(dict.fromkeys(one for s in specs if s.runs_udf for one in s.udf.servers.values()))
 
 
-def server_pool(server: ModelServer, capacity: Capacity, root: Location | None = None) -> PoolSpec:
+def server_pool(server: ModelServer, capacity: Capacity, root: Location) -> PoolSpec:
     """The pool of a server.
 
     Args:
         server: The server.
         capacity: Resources of the cluster.
-        root: The store with the local files that the server is given; None if there is none.
+        root: The store with the local files that the server is given.
 
     Raises:
         CodeIdentityError: If its definition has no stable identity.
-        DefinitionError: If it cannot run there, or its function cannot be sent to it.
+        DefinitionError: If its function cannot be sent to it.
     """
-    if server.needs_cluster and not capacity.is_cluster:
-        raise DefinitionError(
-            f"{server.label} needs a Ray cluster, and was given LocalCompute; give RayCompute"
-        )
     bundle = server.reserved.bundle()
-    target = server.replica()
+    target: tuple[Any, ...] = (ServerProcess, (server.launch(),), {})
     files = {file: file.content() for file in local_files_in(target)}
-    if files and root is None:
-        raise DefinitionError(
-            f"{server.label}: {next(iter(files))} is sent by way of a store, which only a run has. "
-            "Name the path as text, and make it readable where the server runs"
-        )
-    packed = pack(server.modules, target, files)
+    packed = pack((), target, files)
     options = server.options
     return PoolSpec(
         identity=server.identity(),

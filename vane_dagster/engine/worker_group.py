@@ -20,7 +20,6 @@ from vane_dagster.engine.server_group import ServerChanged, ServerGroup
 from vane_dagster.errors import ModelLoadError, VaneError, names
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
 from vane_dagster.pipeline.options import STARTUP_SECONDS
-from vane_dagster.servers.launch import Endpoint
 from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, WorkerStatus, load_failed
 
 
@@ -220,14 +219,6 @@ class WorkerGroup:
             calls_model: Whether the work calls the stage's model; otherwise an I/O worker does it.
         """
         return self.worker_queues[self._pools[stage].identity if calls_model else IO_WORKERS]
-
-    def endpoints(self, server: str) -> Sequence[Endpoint]:
-        """The endpoints of a server's replicas.
-
-        Args:
-            server: Identity of its pool.
-        """
-        return self._servers.ready(server)
 
     def _start(self, worker: Worker) -> None:
         """Let a worker construct its model, once the servers that its code calls are ready.

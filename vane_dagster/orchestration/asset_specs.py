@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
 
-from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.records import Asset
-from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.definition import stage_definition
 
@@ -29,49 +26,16 @@ def stage_key(pipeline: Pipeline, name: str) -> dg.AssetKey:
     return dg.AssetKey([pipeline.name, name])
 
 
-def server_key(server: ModelServer) -> dg.AssetKey:
-    """Return the asset key of a server.
-
-    Args:
-        server: The server.
-    """
-    return dg.AssetKey(["servers", server.name])
-
-
-def check_servers(where: str, servers: Any) -> None:
-    """Check that an argument is a list of servers.
-
-    Args:
-        where: The function, for the message.
-        servers: The argument.
-
-    Raises:
-        DefinitionError: If it is not.
-    """
-    if not isinstance(servers, (list, tuple)):
-        raise DefinitionError(f"{where}: servers is {servers!r}; expected a list of servers")
-    for server in servers:
-        if not isinstance(server, ModelServer):
-            raise DefinitionError(
-                f"{where}: servers has {server!r}; expected servers, as vd.VLLMServer"
-            )
-
-
-def stage_spec(
-    pipeline: Pipeline, spec: StageSpec, servers: Sequence[ModelServer] = ()
-) -> dg.AssetSpec:
+def stage_spec(pipeline: Pipeline, spec: StageSpec) -> dg.AssetSpec:
     """Return a stage's asset spec, with the store as its IO manager.
 
     Args:
         pipeline: The pipeline.
         spec: The stage's spec.
-        servers: The servers that are assets.
     """
-    called = set(spec.udf.servers) if spec.runs_udf else set()
-    served = [server_key(server) for server in servers if server.key in called]
     return dg.AssetSpec(
         key=stage_key(pipeline, spec.name),
-        deps=[*(stage_key(pipeline, name) for name in spec.upstream), *served, *spec.asset.deps],
+        deps=[*(stage_key(pipeline, name) for name in spec.upstream), *spec.asset.deps],
         code_version=code_version(stage_definition(pipeline, spec)),
         **_common(pipeline, spec.asset, spec.kind, spec.description),
     ).with_io_manager_key("store")

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from vane_dagster._secrets import errors_masked, without_secrets
 from vane_dagster.errors import DefinitionError, VaneError
-from vane_dagster.orchestration.asset_specs import check_servers, source_spec, stage_key, stage_spec
+from vane_dagster.orchestration.asset_specs import source_spec, stage_key, stage_spec
 from vane_dagster.orchestration.check_events import (
     CheckLog,
     check_specs,
@@ -29,7 +29,6 @@ from vane_dagster.orchestration.run import run_pipeline
 from vane_dagster.orchestration.source_asset import SourceLog, observe
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.records import Asset
-from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.pipeline.specs import SOURCE
 
 
@@ -62,18 +61,17 @@ class RunOptions(dg.Config):
     )
 
 
-def build_assets(pipeline: Pipeline, servers: Sequence[ModelServer] = ()) -> dg.AssetsDefinition:
+def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     """Implement `Pipeline.build_assets`."""
     if not pipeline.stages:
         raise DefinitionError(f"pipeline {pipeline.name!r} has no stages; add one to it")
-    check_servers(f"pipeline {pipeline.name!r}: build_assets", servers)
     policy = pipeline.backfill_policy
     if policy is None and pipeline.partitions_def is not None:
         policy = dg.BackfillPolicy.single_run()
 
     @dg.multi_asset(
         name=f"{pipeline.name}_pipeline",
-        specs=[stage_spec(pipeline, stage.spec, servers) for stage in pipeline],
+        specs=[stage_spec(pipeline, stage.spec) for stage in pipeline],
         partitions_def=pipeline.partitions_def,
         backfill_policy=policy,
         check_specs=check_specs(pipeline),

@@ -5,7 +5,6 @@ Importing this module or declaring a pipeline does not import Dagster; building 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vane_dagster.errors import DefinitionError
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from vane_dagster.orchestration.io_manager import FragmentStore
-    from vane_dagster.pipeline.servers import ModelServer
 
 
 class Pipeline(declared.Pipeline):
@@ -70,23 +68,18 @@ class Pipeline(declared.Pipeline):
 
         return preview(self, stage, rows, partition, store)
 
-    def build_assets(self, servers: Sequence[ModelServer] = ()) -> dg.AssetsDefinition:
+    def build_assets(self) -> dg.AssetsDefinition:
         """Build one Dagster `multi_asset` with a selectable asset per stage.
 
         It requires the resources ``compute`` (`RayCompute` or `LocalCompute`) and ``store``
         (`FragmentStore`).
 
-        Args:
-            servers: Servers that are assets; see `server_assets`. Stages that call one of them
-                depend on its asset, in Dagster's graph alone.
-
         Raises:
-            DefinitionError: If the pipeline has no stages, code has no identity, or `servers` has
-                something else.
+            DefinitionError: If the pipeline has no stages, or code has no identity.
         """
         from vane_dagster.orchestration.assets import build_assets
 
-        return build_assets(self, servers)
+        return build_assets(self)
 
     @known_arguments("build_source")
     def build_source(self, asset: Asset | None = None) -> dg.AssetsDefinition:

@@ -9,14 +9,13 @@ evaluation.
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from vane_dagster.compute.api import Backend, Capacity
-from vane_dagster.compute.pool_state import PoolInfo
 from vane_dagster.errors import ComputeError
 from vane_dagster.orchestration.resource_arguments import DeclaredArguments
 
@@ -123,14 +122,6 @@ class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-
         """Whether the backend is available without starting anything persistent."""
         return True
 
-    def pools(self) -> Sequence[PoolInfo]:
-        """Return the pools that are warm now. Nothing is started.
-
-        Raises:
-            ComputeError: If the cluster is not reachable, or does not answer.
-        """
-        return ()
-
     def planned_capacity(self) -> Capacity | None:
         """Resources of the cluster that `backend` would start; None if it starts none.
 
@@ -228,19 +219,6 @@ class RayCompute(Compute):
         import ray
 
         return bool(ray.is_initialized())
-
-    def pools(self) -> Sequence[PoolInfo]:
-        """Implement `Compute.pools`.
-
-        Raises:
-            ComputeError: If the cluster is not reachable, or does not answer.
-        """
-        self._connect(self._logger.warning, start=False)
-        if not self.is_up():
-            return ()
-        from vane_dagster.compute.client import listed_pools
-
-        return listed_pools()
 
     def planned_capacity(self) -> Capacity | None:
         """Implement `Compute.planned_capacity`, for a local head that does not run yet."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
 import inspect
@@ -25,13 +24,11 @@ from vane_dagster._arguments import (
 )
 from vane_dagster._keywords import similar
 from vane_dagster._secrets import keep_arguments
-from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import LocalFile
-from vane_dagster.fingerprint.modules import Finder
 from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.fingerprint.portable import portable_payload
 from vane_dagster.pipeline.options import STARTUP_SECONDS, Resources
@@ -39,8 +36,7 @@ from vane_dagster.providers.vllm_arguments import misspelled
 from vane_dagster.providers.vllm_engine import OPERATIONAL_ARGUMENTS
 from vane_dagster.servers.handle import HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
-from vane_dagster.servers.process import ServerProcess, flags
-from vane_dagster.servers.serve_application import ServedApplication, ServeLaunch
+from vane_dagster.servers.process import flags
 from vane_dagster.servers.triton_runner import stamped
 from vane_dagster.types.callables import signature_of
 
@@ -81,13 +77,6 @@ _PRIVATE_SOCKETS = {"VLLM_RPC_BASE_PATH": "{folder}"}
 _VLLM_GAUGES = ("/metrics", "vllm:num_requests_running", "vllm:num_requests_waiting")
 _OWN_ENVIRONMENT = {"PYTHONPATH": "", "PYTHONHOME": ""}
 """For an interpreter of another environment: it must not import the worker's packages."""
-_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_SET_IN_SERVE = frozenset(
-    {
-        "replicas", "per_node", "num_cpus", "gpus", "memory", "accelerator_type", "resources",
-        "liveness_timeout_s", "drain_timeout_s", "max_rss",
-    }
-)  # fmt: skip
 _MISSPELLED = 0.8
 """Similarity to an option of ours above which a flag is a misspelled option: no flag of vLLM is."""
 _OF_HANDLES = ("url", "grpc_url", "api_key", "headers", "endpoint", "request")
@@ -153,12 +142,9 @@ class ModelServer:
         options: The options that all servers have.
         keyed: What counts in fragment keys, because it may change answers.
         key: Identifies the server to workers.
-        needs_cluster: Whether it runs on a Ray cluster alone.
     """
 
     kind = "server"
-    needs_cluster = False
-    _version: str | None = None
 
     def __init__(
         self,
@@ -187,7 +173,7 @@ class ModelServer:
             max_rss=self.options.max_rss,
         )
         # Plain text alone: no file is read, because workers import declarations too.
-        started = (repr(self._launch), sorted(launch.env.items()), self._version)
+        started = (repr(self._launch), sorted(launch.env.items()), self.keyed.get("version"))
         self.key = digest(*started, repr(self.options))
 
     def __repr__(self) -> str:
@@ -200,7 +186,8 @@ class ModelServer:
             if name in _OF_HANDLES:
                 problem += (
                     ": it is only declared. A function gets the server with its address by "
-                    "servers={...} of the stage, other code by `with vd.serve(...) as server`"
+                    "servers={...} of the stage; `vane-dagster servers endpoint` prints the "
+                    "address of one that runs"
                 )
             raise AttributeError(problem)
 
@@ -240,11 +227,6 @@ class ModelServer:
         own = self.options
         return Resources(own.num_cpus, own.gpus, own.memory, own.accelerator_type, own.resources)
 
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """The user's own modules that its workers import."""
-        return ()
-
     def launch(self) -> Launch:
         """Return how a replica is started.
 
@@ -252,14 +234,6 @@ class ModelServer:
             DefinitionError: If a function cannot be sent to it.
         """
         return self._launch
-
-    def replica(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """Return what a worker constructs to run a replica: a class and its arguments.
-
-        Raises:
-            DefinitionError: If a function cannot be sent to it.
-        """
-        return ServerProcess, (self.launch(),), {}
 
     def identity(self) -> str:
         """Return the digest of everything that a replica is started from; 16 hex digits.
@@ -278,7 +252,7 @@ class ModelServer:
             "model": launch.model,
             "max_rss": launch.max_rss,
         }
-        files = LocalFiles(read=self._version is None)
+        files = LocalFiles(read="version" not in self.keyed)
         started = [value_digest(each, self.label, files) for each in (self.keyed, own)]
         reserved = sorted(self.reserved.bundle().items())
         return digest("server", *started, reserved, self.options.env_vars)[:16]
@@ -375,8 +349,7 @@ class Server(ModelServer):
             "model": launch.model,
         }
         if version is not None:
-            self._version = str(version)
-            keyed = {"version": self._version}
+            keyed = {"version": str(version)}
         super().__init__(model or os.path.basename(program), launch, keyed, options)
 
 
@@ -556,97 +529,6 @@ def _check_function(where: str, fn: Any, count: int) -> None:
         raise DefinitionError(
             f"{where}: fn is {fn!r}, which cannot be called as {form}: {error}"
         ) from None
-
-
-class ServeApplication(ModelServer):
-    """An application of Ray Serve, on the cluster of the run.
-
-    Serve runs and replaces its replicas, and reserves what its deployments declare. So `replicas`,
-    `gpus` and the like are set in the application. It is deployed under a name and route of its
-    own, beside applications of others. Serve has no keys.
-
-    Args:
-        import_path: ``module:attribute`` of the application, or of a function that builds it. The
-            module travels to the cluster with those of your own modules that it imports.
-        args: Arguments of the function that builds it, which gets them as a dict.
-        health: Path at Serve's proxy that answers with status 200 to 299. Default: the proxy's own.
-        model: Name of the model in requests, if the application has one.
-        **options: `name`, `idle_minutes`, `max_concurrency`, `startup_timeout_s`, and `env_vars`,
-            which only the function that builds the application gets; see `ServerOptions`.
-
-    Raises:
-        DefinitionError: If an argument is invalid, or the module is not found.
-    """
-
-    kind = "Serve application"
-    needs_cluster = True
-
-    def __init__(
-        self,
-        import_path: str,
-        *,
-        args: Mapping[str, Any] | None = None,
-        health: str = "/-/healthz",
-        model: str = "",
-        **options: Any,
-    ) -> None:
-        where = "vd.ServeApplication"
-        if not isinstance(import_path, str) or not _IMPORT_PATH.fullmatch(import_path):
-            raise DefinitionError(
-                f"{where}: import_path is {import_path!r}; expected 'module:attribute'"
-            )
-        if refused := sorted(set(options) & _SET_IN_SERVE):
-            raise DefinitionError(
-                f"{where}: {refused[0]!r} is set in the application's deployments, as "
-                "num_replicas, max_ongoing_requests and ray_actor_options; leave it out"
-            )
-        given = None if args is None else mapping(where, "args", args)
-        self._import_path, self._args, self._health = import_path, given, _path(where, health)
-        module, _, attribute = import_path.partition(":")
-        self._modules = {} if is_worker() else _own_modules(where, module)
-        sources = tuple(LocalFile(path) for _, path in sorted(self._modules.items()))
-        served = _text(where, "model", model or "", "its name in requests")
-        keyed = {"import_path": import_path, "args": given, "sources": sources, "model": served}
-        launch = Launch("", (import_path, repr(given)), health, model=served)
-        super().__init__(attribute, launch, keyed, options)
-
-    def replica(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """See `ModelServer.replica`."""
-        name = f"{self.name}-{self.identity()}"
-        launch = ServeLaunch(
-            self.label, name, self._import_path, tuple(self._modules), self._args, self._health,
-            self.model,
-        )  # fmt: skip
-        return ServedApplication, (launch,), {}
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """See `ModelServer.modules`."""
-        return tuple(self._modules)
-
-
-def _own_modules(where: str, module: str) -> dict[str, str]:
-    """Return the files of a module of the user's and of their modules that it imports, by name."""
-    finder, found, waiting = Finder(), dict[str, str](), [module]
-    while waiting:
-        for name, each in finder.chain(waiting.pop()):
-            if each is None or each.kind != "own" or each.path is None or name in found:
-                continue
-            found[name] = each.path
-            tree = ast.parse(Path(each.path).read_text())
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Import):
-                    waiting += [alias.name for alias in node.names]
-                elif isinstance(node, ast.ImportFrom):
-                    base = node.module or ""
-                    if node.level:
-                        package = each.package.split(".")
-                        kept = package[: len(package) - node.level + 1]
-                        base = ".".join([*kept, *([base] if base else [])])
-                    waiting += [base, *(f"{base}.{alias.name}" for alias in node.names)]
-    if module not in found and finder.find(module) is None:
-        raise DefinitionError(f"{where}: the module {module!r} of import_path is not found")
-    return found
 
 
 def _last(folder: Any) -> str:

@@ -67,16 +67,6 @@ class Directory:
             self._avoided = {one: at for one, at in self._avoided.items() if one in known}
         keep(one.api_key for endpoints in announced.values() for one in endpoints)
 
-    def forget(self, key: str) -> None:
-        """Forget a server that this process uses no longer.
-
-        Args:
-            key: The server's key.
-        """
-        with self._lock:
-            self._endpoints.pop(key, None)
-            self._kept.pop(key, None)
-
     def knows(self, key: str) -> bool:
         """Whether this process was told of a server.
 
@@ -100,7 +90,7 @@ class Directory:
             raise StageError(
                 "the address of a server was asked for in a process that does not use it. It is "
                 "known in the workers of a stage that was given the server, while they construct "
-                "its class or call its function; elsewhere, use `with vd.serve(server) as endpoint`"
+                "its class or call its function. Elsewhere, `vane-dagster servers endpoint` has it"
             )
         return found
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
@@ -26,7 +26,6 @@ from vane_dagster.servers import triton_runner
 from vane_dagster.servers.guard import GuardedServer
 from vane_dagster.servers.launch import Endpoint, Launch, ServerState, ServerStatus
 from vane_dagster.servers.restart_policy import RestartPolicy, SupervisionLimits
-from vane_dagster.servers.running import RunningServer
 from vane_dagster.servers.server_log import ServerLog
 
 _BODY_BYTES = 2**24
@@ -49,12 +48,12 @@ class _End:
     is_planned: bool = False
 
 
-class ServerProcess(RunningServer):
+class ServerProcess:
     """A running replica of a server: the model of a worker in a pool of servers.
 
     The constructor returns when the server is ready. A thread then supervises it: it is restarted
     on the same ports after it has exited, hung or outgrown its memory limit. See
-    `SupervisionLimits` for the times.
+    `SupervisionLimits` for the times. Its methods may be called from any thread.
 
     Args:
         launch: How the server is started.
@@ -65,6 +64,9 @@ class ServerProcess(RunningServer):
     Raises:
         ModelLoadError: The server did not become ready.
     """
+
+    starting: ClassVar[ServerProcess | None] = None
+    """The server that this process is constructing; its constructor has not returned yet."""
 
     def __init__(
         self, launch: Launch, host: str = "", limits: SupervisionLimits | None = None
@@ -101,7 +103,7 @@ class ServerProcess(RunningServer):
         self._thread = threading.Thread(
             target=self._supervise, name=f"supervisor of {launch.label}", daemon=True
         )
-        RunningServer.starting = self
+        ServerProcess.starting = self
         self._thread.start()
         try:
             self._settled.wait()
@@ -109,7 +111,7 @@ class ServerProcess(RunningServer):
             self.stop()
             raise
         finally:
-            RunningServer.starting = None
+            ServerProcess.starting = None
         if self._failure:
             command = shlex.join(self._command)
             raise ModelLoadError(
@@ -150,22 +152,16 @@ class ServerProcess(RunningServer):
             reason = f": {status.reason}" if status.reason else ""
             raise RuntimeError(f"Server {self._launch.label!r} has {_PAST[status.state]}{reason}")
 
-    def probe(self, timeout: float) -> str:
-        """Ask the server for its health.
+    def read_log(self, offset: int, limit: int) -> tuple[bytes, int]:
+        """Read a part of the server's log, with secrets masked.
 
         Args:
-            timeout: Seconds that it may take.
+            offset: Position of its first byte; a negative one counts from the end.
+            limit: The largest number of bytes to read.
 
         Returns:
-            What is wrong; empty if it answers.
+            The bytes, and the position after them, at which the next part starts.
         """
-        status = self.status()
-        if status.state in _PAST:
-            return f"it has {_PAST[status.state]}"
-        return self._probe(timeout)
-
-    def read_log(self, offset: int, limit: int) -> tuple[bytes, int]:
-        """See `RunningServer`."""
         return self._log.read(offset, limit)
 
     def stop(self) -> None:

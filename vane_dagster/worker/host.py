@@ -29,7 +29,7 @@ from vane_dagster.errors import (
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.servers.directory import SERVER_MOVED, Endpoints, directory
 from vane_dagster.servers.launch import own_node_id
-from vane_dagster.servers.running import RunningServer
+from vane_dagster.servers.process import ServerProcess
 from vane_dagster.sources.planned_read import fitted
 from vane_dagster.storage.manifest import PartInfo, PartProvenance
 from vane_dagster.storage.part_file import PartTarget, write_part
@@ -191,10 +191,10 @@ class Host:
         return ""
 
     @property
-    def server(self) -> RunningServer | None:
+    def server(self) -> ServerProcess | None:
         """The server, if the worker's model is one; also while it starts."""
         made = self.model.instance
-        return made if isinstance(made, RunningServer) else RunningServer.starting
+        return made if isinstance(made, ServerProcess) else ServerProcess.starting
 
     def status(self) -> WorkerStatus:
         """Return what the worker is doing. Called from other threads."""

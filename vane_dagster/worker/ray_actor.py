@@ -29,8 +29,6 @@ from vane_dagster.worker.protocol import (
     WorkReport,
 )
 
-_PROBE_SECONDS = 5.0
-
 
 class HostActor:
     """A host that the pool manager created, with control calls that never wait for tasks.
@@ -92,16 +90,10 @@ class HostActor:
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def read_log(self, offset: int, limit: int) -> tuple[bytes, int]:
-        """See `RunningServer.read_log`."""
+        """See `ServerProcess.read_log`."""
         if self._host.server is None:
             return b"", 0
         return self._host.server.read_log(offset, limit)
-
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
-    def probe_server(self) -> str:
-        """See `RunningServer.probe`. The server is asked on its own node."""
-        server = self._host.server
-        return "its worker runs no server" if server is None else server.probe(_PROBE_SECONDS)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def server_endpoint(self) -> EndpointInfo | None:

@@ -20,8 +20,10 @@ import vane_dagster as vd
 from support.pool_models import ray_compute, until  # noqa: F401  # fixtures
 from support.server_runs import echo
 from vane_dagster.cli.main import main
+from vane_dagster.compute.api import Lease
 from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.engine.server_pools import server_pool
+from vane_dagster.storage.filesystem import Location
 
 
 def command(*arguments: str) -> Result:
@@ -37,16 +39,16 @@ def listed() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def leased(run: str, *servers: vd.Server) -> Iterator[None]:
+def leased(run: str, *servers: vd.Server) -> Iterator[Lease]:
     """Lease servers as a run does, and start them, without waiting for them."""
     backend = RayBackend()
-    pools = [server_pool(server, backend.capacity()) for server in servers]
+    pools = [server_pool(server, backend.capacity(), Location("/none")) for server in servers]
     lease = backend.lease(run, pools)
     try:
         for worker in lease.workers():
             if worker.pool != "io":
                 lease.load(worker, {})
-        yield
+        yield lease
     finally:
         lease.release()
 
@@ -150,7 +152,8 @@ def test_the_logs_of_replicas_are_followed_until_they_stop(ray_compute):
 
 
 def test_a_log_is_followed_while_a_run_replaces_the_server(ray_compute):
-    with vd.serve(echo("again"), ray_compute):
+    with leased("run", echo("again")) as lease:
+        (worker,) = [worker for worker in lease.workers() if worker.pool != "io"]
         arguments = ["servers", "logs", "again", "-f", "--name", "tests"]
         follower = subprocess.Popen(
             [sys.executable, "-m", "vane_dagster", *arguments], stdout=subprocess.PIPE, text=True
@@ -158,6 +161,7 @@ def test_a_log_is_followed_while_a_run_replaces_the_server(ray_compute):
         assert follower.stdout is not None
         first = follower.stdout.readline()
         assert command("stop", "again", "--force").exit_code == 0
+        lease.load(lease.replace(worker), {})
         second = follower.stdout.readline()
         assert first.startswith("the server starts on port ")
         assert second.startswith("the server starts on port ")

@@ -27,8 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 import vane_dagster as vd
 compute = vd.RayCompute(cluster=vd.LocalCluster(name="tests"))
 with ThreadPoolExecutor(6) as threads:
-    answers = [threads.submit(compute.pools) for _ in range(6)]
-    assert len({str(answer.result()) for answer in answers}) == 1
+    answers = [threads.submit(compute.backend, print) for _ in range(6)]
+    assert {len(answer.result().capacity().nodes) for answer in answers} == {1}
 assert compute.is_up()
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

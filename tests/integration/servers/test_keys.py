@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 import vane_dagster as vd
-from support.pool_models import ray_compute  # noqa: F401  # fixtures
+from support.pool_models import listed, ray_compute  # noqa: F401  # fixtures
 from support.server_runs import echo, prompting
 from vane_dagster.compute.client import ask_worker
 
@@ -19,7 +19,7 @@ def test_the_key_is_in_no_log_event_record_file_or_command_line(
     server = echo("secret", f"--requests={tmp_path}/requests", "--access-log", version="1")
     texts = ["a", "b refused", "c poison-once", "d"]
     result = materialize(prompting(tmp_path / "src", server, texts), ray_compute)
-    pools = ray_compute.pools()
+    pools = listed()
     (pool,) = [p for p in pools if p["server"] and p["leases"] == [] and "secret" in p["label"]]
     key = ask_worker(pool["workers"][0]["name"], "server_endpoint")["api_key"]
     assert len(key) > 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ import vane_dagster as vd
 from support.data import read_stage
 from support.results import failure
 from support.server_runs import asking, echo
+from vane_dagster.engine.server_pools import server_pool
+from vane_dagster.storage.filesystem import Location
 
 
 @pytest.fixture
@@ -104,12 +107,13 @@ def test_an_idle_server_makes_room_and_a_leased_one_does_not(tmp_path, ray_compu
     llm, file = counted(tmp_path, "large", resources={"accelerator": 1.0})
     assert materialize(asking(tmp_path / "src", llm), ray_compute).success
     (pid,) = starts(file)
-    with vd.serve(llm, ray_compute):
-        assert starts(file) == [pid], "it was warm"
-        waiting = ray_compute.backend(print)
-        request = _request(waiting)
-        assert request.workers is None
-        assert psutil.pid_exists(pid)
+    backend = ray_compute.backend(print)
+    lease = backend.lease("holds", [server_pool(llm, backend.capacity(), Location(str(tmp_path)))])
+    request = _request(backend)
+    lease.release()
+    assert request.workers is None
+    assert starts(file) == [pid]
+    assert psutil.pid_exists(pid)
     assert materialize(needing(tmp_path), ray_compute).success
     until(lambda: not psutil.pid_exists(pid))
 
@@ -124,6 +128,39 @@ def _request(backend: Any) -> Any:
     answer = backend._pool_manager.call("acquire", record)
     backend._pool_manager.call("release", record.id)
     return answer
+
+
+ENDS_SLOWLY = """
+import http.server, pathlib, signal, sys, time
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+def end(*_):
+    time.sleep(0.5)
+    pathlib.Path(sys.argv[2]).write_text("ended")
+    sys.exit()
+
+signal.signal(signal.SIGTERM, end)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def served(id: int, llm: Any) -> str:
+    return str(llm.url)
+
+
+def test_a_server_of_local_compute_finishes_before_the_run_ends(tmp_path, local, materialize):
+    ended = tmp_path / "ended"
+    slow = vd.Server(
+        [sys.executable, "-c", ENDS_SLOWLY, "{port}", str(ended)], name="slow", version="1"
+    )
+    pipeline = vd.Pipeline("served", source=vd.table({"id": [1]}), id="id")
+    pipeline.map("url", served, servers={"llm": slow})
+    assert materialize(pipeline, local).success
+    assert ended.read_text() == "ended"
 
 
 def test_two_servers_share_what_they_reserve_in_fractions(tmp_path, ray_compute, materialize):

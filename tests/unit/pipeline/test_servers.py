@@ -15,6 +15,7 @@ from vane_dagster._secrets import masked
 from vane_dagster.compute.api import Capacity
 from vane_dagster.engine.server_pools import declared_servers, server_pool
 from vane_dagster.planning.definition import pool_identity, stage_definition
+from vane_dagster.storage.filesystem import Location
 from vane_dagster.worker.protocol import PoolSpec
 
 
@@ -89,8 +90,6 @@ def test_flags_of_vllm():
         (lambda: vd.Server(["serve", "{port}"], env_vars={"A": 1}), "env_vars['A'] is a int"),
         (lambda: vd.Server(["serve", "{port}"], model=3), "model is 3; expected its name in req"),
         (lambda: vd.Server(["serve", "{port}"], api_key_env=3), "api_key_env is 3"),
-        (lambda: vd.ServeApplication("json:dumps", args=[1]), "args is a list"),
-        (lambda: vd.ServeApplication("json:dumps", health="x"), "expected a path, as '/health'"),
         (lambda: vd.Server(["serve"]), r"has no {port}"),
         (lambda: vd.Server(["serve", "{port}", 3]), "command has 3"),
         (lambda: vd.Server(["serve", "{port}"], health="health"), "expected a path"),
@@ -100,9 +99,6 @@ def test_flags_of_vllm():
         (lambda: vd.TritonServer(), "expected either fn or model_repository"),
         (lambda: vd.TritonServer(print, model_repository="x"), "expected either fn or"),
         (lambda: vd.TritonServer(3), "expected a function fn"),
-        (lambda: vd.ServeApplication("app"), "expected 'module:attribute'"),
-        (lambda: vd.ServeApplication("no_such_module:app"), "'no_such_module' of import_path"),
-        (lambda: vd.ServeApplication("support.serve_app:app", gpus=1), "'gpus' is set in the"),
         (
             lambda: vd.TritonServer(lambda ports: 0, "m"),
             "cannot be called as fn(ports, model_path): too many",
@@ -424,13 +420,16 @@ def test_two_stages_call_servers_that_only_code_tells_apart():
     used = {name: docs[name].spec.udf.servers for name in declared}
     assert len({key for found in used.values() for key in found}) == 1, "a worker calls one of them"
     assert [*declared_servers(docs, ["one", "other"])] == [*declared.values()]
-    pools = {server: server_pool(server, Capacity((), 0)) for server in declared.values()}
+    pools = {
+        server: server_pool(server, Capacity((), 0), Location("/none"))
+        for server in declared.values()
+    }
     assert len({pools[s].identity for found in used.values() for s in found.values()}) == 2
 
 
 def test_a_pool_waits_for_the_end_of_its_server_as_long_as_that_may_take():
     server = vd.Server(["serve", "{port}"], health="/", drain_timeout_s=600, version="1")
-    assert server_pool(server, Capacity((), 0)).request().stop_seconds > 600
+    assert server_pool(server, Capacity((), 0), Location("/none")).request().stop_seconds > 600
 
 
 def ask_both(text: str, llm: Any, other: Any) -> str:
@@ -479,24 +478,6 @@ def test_vllm_of_another_environment_imports_no_packages_of_the_workers():
     assert "PYTHONPATH" not in vd.VLLMServer("m").launch().env
 
 
-def test_an_application_of_serve_counts_with_its_modules(tmp_path: Path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "an_app_of_serve.py").write_text("import words_of_serve\napp = 1\n")
-    words = tmp_path / "words_of_serve.py"
-    words.write_text("A = 1\n")
-
-    def keyed() -> tuple[str, str]:
-        server = vd.ServeApplication("an_app_of_serve:app")
-        assert set(server.modules) == {"an_app_of_serve", "words_of_serve"}
-        return server.identity(), definition(pipeline(server=server, model="m"))
-
-    before = keyed()
-    words.write_text("A = 2\n")
-    after = keyed()
-    assert before[0] != after[0]
-    assert before[1] != after[1]
-
-
 def test_a_pool_of_servers_has_an_idle_time_of_its_own():
     assert PoolSpec("s", "server", (1, 1), idle_seconds=5.0).request(600.0).idle_seconds == 5.0
     assert PoolSpec("m", "model", (1, 1)).request(60.0).idle_seconds == 60.0
@@ -507,8 +488,3 @@ def test_secrets_of_a_command_are_masked_once_it_is_declared():
     vd.Server(["serve", "{port}", *words], env_vars={"MY_PASSWORD": "planted-3"})
     shown = masked("sk-planted-1 hf-planted-2 planted-3 PLAIN_NAME")
     assert shown == "*** *** *** PLAIN_NAME"
-
-
-def test_an_application_of_serve_is_refused_without_a_cluster():
-    with pytest.raises(vd.DefinitionError, match="needs a Ray cluster, and was given LocalCompute"):
-        server_pool(vd.ServeApplication("json:dumps"), Capacity((), 0, is_cluster=False))
