@@ -70,7 +70,13 @@ def ours(model: str, partition: str, store: str) -> dict[str, float]:
     import vane_dagster as vd
 
     pipeline = vd.Pipeline("bench", source=vd.parquet(f"{partition}/*.parquet"), id="id")
-    pipeline.prompt("answer", "{text}", sampling_params=SAMPLING, batch_size=32, model=vd.Model(declared(model), options={"max_connections": IN_FLIGHT}))  # fmt: skip
+    pipeline.prompt(
+        "answer",
+        "{text}",
+        sampling_params=SAMPLING,
+        batch_size=32,
+        model=vd.Model(declared(model), options={"max_connections": IN_FLIGHT}),
+    )
     began = time.perf_counter()
     done = dg.materialize(
         [pipeline.build_assets()],
@@ -312,7 +318,15 @@ def _on_nodes(partition: str, store: str, choice: str) -> dict[str, float]:
     ]
     server = vd.Server(command, health="/", per_node=1, version="1")
     pipeline = vd.Pipeline("bench", source=vd.parquet(f"{partition}/*.parquet"), id="id")
-    pipeline.map("near", Caller, schema="BOOLEAN", servers={"llm": server}, concurrency=4, fn_constructor_kwargs={"choice": choice}, columns={"id": "id"})  # fmt: skip
+    pipeline.map(
+        "near",
+        Caller,
+        schema="BOOLEAN",
+        servers={"llm": server},
+        concurrency=4,
+        fn_constructor_kwargs={"choice": choice},
+        columns={"id": "id"},
+    )
     began = time.perf_counter()
     opened = vd.FragmentStore(root=store)
     compute = vd.RayCompute(address=cluster.address)

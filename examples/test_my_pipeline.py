@@ -36,7 +36,14 @@ class Sentiment:
 def reviews(root: Path) -> vd.Pipeline:
     """The pipeline, over the data below a folder."""
     pipeline = vd.Pipeline("reviews", source=vd.parquet(str(root / "in")), id="id")
-    rated = pipeline.map_batches("rated", Sentiment, schema={"mood": "BIGINT"}, on_error=vd.Failures("quarantine", max_error_rate=0.2), fn_constructor_kwargs={"words": {"good": 1, "bad": -1}}, batch_size=2)  # fmt: skip
+    rated = pipeline.map_batches(
+        "rated",
+        Sentiment,
+        schema={"mood": "BIGINT"},
+        on_error=vd.Failures("quarantine", max_error_rate=0.2),
+        fn_constructor_kwargs={"words": {"good": 1, "bad": -1}},
+        batch_size=2,
+    )
     rated.write("published", str(root / "out"))
     return pipeline
 

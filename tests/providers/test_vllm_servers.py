@@ -60,7 +60,9 @@ def running(tiny: Path) -> list[psutil.Process]:
 
 def ask(pipeline: vd.Pipeline, llm: vd.VLLMServer, name: str = "asked") -> vd.Stage:
     sampling = {"temperature": 0, "max_tokens": 8}
-    return pipeline.prompt(name, "{text}", sampling_params=sampling, include_columns=["text"], model=llm)  # fmt: skip
+    return pipeline.prompt(
+        name, "{text}", sampling_params=sampling, include_columns=["text"], model=llm
+    )
 
 
 def completed(text: str, llm: Any) -> str:

@@ -34,7 +34,7 @@ from vane_dagster.worker.protocol import (
 POOL = PoolSpec("contract", "Contract", (1, 1), {"CPU": 1.0})
 NO_SERVERS: Any = {}
 ROWS = pa.table({"id": [1, 2, 3]})
-CALL = CallUdf(cloudpickle.dumps(((), {})), None, BatchCall(), 1, "one_to_one", 1, ("id",), ())
+CALL = CallUdf(cloudpickle.dumps({}), None, BatchCall(), 1, "one_to_one", 1, ("id",), ())
 """A call for each row."""
 
 

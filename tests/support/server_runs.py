@@ -79,5 +79,12 @@ def prompting(folder: Path, server: vd.Server, texts: list[str], workers: int = 
     write_source(folder, {"id": range(len(texts)), "text": texts})
     source = vd.parquet(str(folder))
     made = vd.Pipeline("prompting", source=source, id="id", fragment_rows=10)
-    made.prompt("answers", "{text}", output_column="answer", concurrency=workers, on_error=vd.Failures("quarantine", max_error_rate=0.5), model=server)  # fmt: skip
+    made.prompt(
+        "answers",
+        "{text}",
+        output_column="answer",
+        concurrency=workers,
+        on_error=vd.Failures("quarantine", max_error_rate=0.5),
+        model=server,
+    )
     return made

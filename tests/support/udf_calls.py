@@ -13,6 +13,7 @@ import pytest
 import vane_dagster as vd
 from vane_dagster.engine.tasks import operation
 from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.pipeline.decorators import Callee
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.types.schema import parse_schema
 from vane_dagster.worker.protocol import CallUdf, ModelSpec, Work
@@ -35,11 +36,11 @@ def call(
     **kwargs: Any,
 ) -> pa.Table:
     """Return a worker's output for a table, with everything but the process around it."""
-    udf = make_udf("here", fn, kwargs=kwargs, contract=contract)
+    udf = make_udf("here", Callee(fn, kwargs=kwargs or {}), None, contract)
     declared = parse_schema(schema, "here")
     if "id" not in declared.names:
         declared = pa.schema([table.schema.field("id"), *declared])
-    arguments = cloudpickle.dumps(((), kwargs))
+    arguments = cloudpickle.dumps(kwargs)
     made = tuple(parse_schema(schema, "here").names)
     contract = contract or BatchCall(batch_format)
     op = CallUdf(

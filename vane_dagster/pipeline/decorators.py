@@ -413,9 +413,9 @@ class Callee:
 def resolve(
     location: str,
     fn: Any,
-    kwargs: Mapping[str, Any] | None,
     constructor_args: Sequence[Any],
     constructor_kwargs: Mapping[str, Any] | None,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> Callee:
     """Find the class or function, and the method, that `fn` stands for.
 
@@ -423,9 +423,9 @@ def resolve(
         location: The stage, for messages.
         fn: A function or class; a `functools.partial` of one; an unbound method of a class; or, of
             a class under `vd.cls`, an instance that is not constructed, or a method of it.
-        kwargs: The keyword arguments of each call.
         constructor_args: The constructor's positional arguments, given beside `fn`.
         constructor_kwargs: The constructor's keyword arguments, given beside `fn`.
+        kwargs: The keyword arguments of each call.
 
     Raises:
         DefinitionError: If the constructor's arguments are given twice, a method's class is not

@@ -138,7 +138,8 @@ def _correction(call: StageCall, name: str, value: Any) -> str:
     if found := similar(name, known):
         return f". {found}"
     own = f"its options are {names(call.options, 50)}" if call.options else "it has no options"
-    return f": {own}{call.more}"
+    provider = "; those of its provider go into model=vd.Model(..., options={...})"
+    return f": {own}{provider if 'model' in call.options else ''}{call.more}"
 
 
 def _advice(call: StageCall, name: str, value: Any) -> str | None:
@@ -146,12 +147,15 @@ def _advice(call: StageCall, name: str, value: Any) -> str | None:
     if name not in _FOREIGN:
         return None
     system, ours = _FOREIGN[name]
-    if ours.isidentifier():
-        written = call.written(ours, value)
-        if value is None or (value == 0 and not isinstance(value, bool)):
-            return f"{system}: leave it out; that is the default"
-        return f"{system}: write {written}" if written else f"{system}: leave it out"
-    return f"{system}: {ours.replace('{}', _shown(value))}" if call.adds_stage else None
+    is_renamed = ours.isidentifier()
+    written = call.written(ours, value) if is_renamed else None
+    if not call.adds_stage and not written:
+        return None
+    if is_renamed and not written:
+        return f"{system}: leave it out; {call.method} has no {ours}"
+    if not value and not isinstance(value, str) and not ours.startswith("leave"):
+        return f"{system}: leave it out; that is the default"
+    return f"{system}: {f'write {written}' if written else ours.replace('{}', _shown(value))}"
 
 
 def _shown(value: Any) -> str:
@@ -223,6 +227,8 @@ _FOREIGN: Mapping[str, tuple[str, str]] = {
     "ray_options": (_DAFT, _FIELDS),
     "init_args": (_DAFT, "fn_constructor_args"),
     "cpus": ("Daft and Vane", "num_cpus"),
+    "num_cpus": (_RAY, "cpus"),
+    "concurrency": (_RAY, "max_concurrency"),
     "memory_bytes": ("Daft and Vane", "memory"),
     "return_type": (_SPARK, _TYPE),
     "returnType": (_SPARK, _TYPE),
@@ -247,7 +253,9 @@ _FOREIGN: Mapping[str, tuple[str, str]] = {
     "batched": (
         _HUGGING_FACE, 'call map_batches(name, fn, schema=..., batch_format="numpy") instead'
     ),
-    "load_from_cache_file": (_HUGGING_FACE, 'write reuse="none" to compute all rows again'),
+    "load_from_cache_file": (
+        _HUGGING_FACE, 'leave it out, or write reuse="none" to compute all rows again'
+    ),
     "num_proc": (_HUGGING_FACE, "concurrency"),
     "remove_columns": (
         _HUGGING_FACE,

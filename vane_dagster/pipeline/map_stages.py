@@ -171,7 +171,7 @@ class MapRows:
         children = cardinality if isinstance(cardinality, Children) else None
         if children is None:
             one_of(location, "cardinality", cardinality, ("one_to_one", "filter"))
-        callee = resolve(location, fn, fn_kwargs, fn_constructor_args, fn_constructor_kwargs)
+        callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
         if callee.options.is_batch:
             raise DefinitionError(
                 f"{location}: {callee.name} takes an array for each column, as @batch says; use "
@@ -255,7 +255,7 @@ class MapRows:
         return self._add_row_stage(
             MapSpec,
             name,
-            resolve(location, fn, fn_kwargs, fn_constructor_args, fn_constructor_kwargs),
+            resolve(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs),
             "value",
             schema,
             columns,
@@ -316,7 +316,7 @@ class MapRows:
         return self._add_row_stage(
             FlatMapSpec,
             name,
-            resolve(location, fn, fn_kwargs, fn_constructor_args, fn_constructor_kwargs),
+            resolve(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs),
             "values",
             schema,
             columns,
@@ -369,7 +369,7 @@ class MapRows:
         return self._add_row_stage(
             FilterSpec,
             name,
-            resolve(location, fn, fn_kwargs, fn_constructor_args, fn_constructor_kwargs),
+            resolve(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs),
             "bool",
             None,
             columns,

@@ -140,7 +140,15 @@ class Runs:
         docs = vd.Pipeline("docs", source=vd.parquet(str(self._folder / "src")), id="id")
         after = self.project.load("uses", "models")
         before = getattr(sys.modules["models"], preprocess)
-        docs.prompt("asked", provider=Reversed, model="m", postprocess=after, schema={"out": "BIGINT", "said": "VARCHAR", "pid": "BIGINT"}, batch_size=5, messages=before)  # fmt: skip
+        docs.prompt(
+            "asked",
+            provider=Reversed,
+            model="m",
+            postprocess=after,
+            schema={"out": "BIGINT", "said": "VARCHAR", "pid": "BIGINT"},
+            batch_size=5,
+            messages=before,
+        )
         result = self._materialize(docs, self._compute)
         rows = read_stage(self._folder / "store", "docs", "asked").sort_by("id").to_pylist()
         (pid,) = {row["pid"] for row in rows}

@@ -314,7 +314,14 @@ def test_variables_and_threads_reach_the_workers(
     compute = request.getfixturevalue("ray_compute") if on_ray else vd.LocalCompute(num_cpus=2)
     pipeline = docs(tmp_path)
     kwargs = {"torch": on_ray}
-    pipeline.map_batches("out", Environment, schema=FACTS, concurrency=vd.Workers(1, env_vars=["VANE_TEST_TOKEN"]), batch_format="numpy", fn_constructor_kwargs=kwargs)  # fmt: skip
+    pipeline.map_batches(
+        "out",
+        Environment,
+        schema=FACTS,
+        concurrency=vd.Workers(1, env_vars=["VANE_TEST_TOKEN"]),
+        batch_format="numpy",
+        fn_constructor_kwargs=kwargs,
+    )
 
     materialize(pipeline, compute)
 

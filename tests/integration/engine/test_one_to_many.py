@@ -178,7 +178,9 @@ def test_a_list_is_null_where_what_its_children_need_was_quarantined(tmp_path, l
     scored = fails_for("text", "g h i j", then=lambda b: pa.table({"score": b["id"]}))
     score = clean.map_batches("score", scored, schema={"score": "BIGINT"}, **ASIDE)
     both = docs.join("both", made, score, children="rows")
-    spelled = both.map_batches("letters", letters, schema={"letter": "VARCHAR"}, cardinality=vd.Children("letter_id"))  # fmt: skip
+    spelled = both.map_batches(
+        "letters", letters, schema={"letter": "VARCHAR"}, cardinality=vd.Children("letter_id")
+    )
     docs.join("joined", made, spelled, how="left", children="list")
     materialize(docs, local)
     table = read_stage(tmp_path / "store", "docs", "joined")

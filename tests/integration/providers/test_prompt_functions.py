@@ -28,7 +28,14 @@ def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
 
 def asked_as(pipeline: vd.Pipeline, name: str, url: str, messages: str, **kwargs: Any) -> vd.Stage:
     options = {"base_url": url, "api_key_env": "LLM_KEY"}
-    return pipeline.prompt(name, messages, provider="openai", model=vd.Model("m", options=options), concurrency=vd.Workers(env_vars=["LLM_KEY"]), **kwargs)  # fmt: skip
+    return pipeline.prompt(
+        name,
+        messages,
+        provider="openai",
+        model=vd.Model("m", options=options),
+        concurrency=vd.Workers(env_vars=["LLM_KEY"]),
+        **kwargs,
+    )
 
 
 # As users of ray.data.llm write them
@@ -194,7 +201,15 @@ def gives_up(row: dict[str, Any]) -> Any:
 def test_an_error_that_no_row_causes_fails_the_partition(name, tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     schema = {"schema": {"n": "INTEGER"}} if name == "postprocess" else {}
-    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", on_error=vd.Failures("null", max_error_rate=1.0), **{name: gives_up}, **schema)  # fmt: skip
+    pipeline.prompt(
+        "asked",
+        "{text}",
+        provider=Reversed,
+        model="m",
+        on_error=vd.Failures("null", max_error_rate=1.0),
+        **{name: gives_up},
+        **schema,
+    )
     assert "the account is closed" in failure(materialize(pipeline, local, raises=False))
 
 
@@ -203,5 +218,7 @@ def test_columns_that_the_source_does_not_have(tmp_path, local, materialize):
     pipeline.prompt("prompt", provider=Reversed, model="m")
     assert "has no column 'prompt'" in failure(materialize(pipeline, local, raises=False))
     pipeline = docs(tmp_path)
-    pipeline.prompt("asked", provider=Reversed, model="m", include_columns=["title"], messages=fields)  # fmt: skip
+    pipeline.prompt(
+        "asked", provider=Reversed, model="m", include_columns=["title"], messages=fields
+    )
     assert "has no column 'title'" in failure(materialize(pipeline, local, raises=False))

@@ -191,8 +191,21 @@ def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(
 ):
     pipeline = docs(tmp_path, tone=["mild", "harsh", None, "mild"])
     given = {"provider": Fussy, "model": "m"}
-    pipeline.prompt("asked", "{text}", sampling_params={"tone": "{tone}"}, on_error=vd.Failures("null", max_error_rate=0.5), include_columns=["text"], **given)  # fmt: skip
-    pipeline.prompt("harsh", "{text}", sampling_params={"tone": "harsh"}, on_error=vd.Failures("null", max_error_rate=0.5), **given)  # fmt: skip
+    pipeline.prompt(
+        "asked",
+        "{text}",
+        sampling_params={"tone": "{tone}"},
+        on_error=vd.Failures("null", max_error_rate=0.5),
+        include_columns=["text"],
+        **given,
+    )
+    pipeline.prompt(
+        "harsh",
+        "{text}",
+        sampling_params={"tone": "harsh"},
+        on_error=vd.Failures("null", max_error_rate=0.5),
+        **given,
+    )
 
     done = materialize(pipeline, local, raises=False)
 
@@ -427,7 +440,14 @@ def test_texts_are_given_labels(tmp_path, local, server, endpoint, materialize):
         "- good: praise\n- bad {x}\n\nText: "
     )
     server.answers = {f"{head}a": ["Good"], f"{head}b": ['{"answer": "bad {x}"}']}
-    pipeline.classify("asked", "text", labels, provider="openai", model=vd.Model("m", options=options), concurrency=vd.Workers(env_vars=["LLM_KEY"]))  # fmt: skip
+    pipeline.classify(
+        "asked",
+        "text",
+        labels,
+        provider="openai",
+        model=vd.Model("m", options=options),
+        concurrency=vd.Workers(env_vars=["LLM_KEY"]),
+    )
 
     materialize(pipeline, local)
 
@@ -454,7 +474,15 @@ class Lengths:
 def test_vectors_have_the_size_that_the_first_run_finds(tmp_path, local, materialize):
     def embedded(texts: list[str | None]) -> vd.Pipeline:
         pipeline = docs(tmp_path, texts)
-        vectors = pipeline.embed("asked", "text", provider=Lengths, model="m", batch_size=1, normalize=False, on_error=vd.Failures("quarantine", max_error_rate=0.9))  # fmt: skip
+        vectors = pipeline.embed(
+            "asked",
+            "text",
+            provider=Lengths,
+            model="m",
+            batch_size=1,
+            normalize=False,
+            on_error=vd.Failures("quarantine", max_error_rate=0.9),
+        )
         vectors.write("table", tmp_path / "table", format="lance", options={"index": index})
         vectors.write("files", tmp_path / "files")
         return pipeline

@@ -86,7 +86,12 @@ def docs(
         "embedded", Embedder, schema={"length": "DOUBLE"}
     )
     joined = pipeline.join("joined", clean, embedded)
-    words = clean.map_batches("words", split, schema={"word": "VARCHAR"}, cardinality=vd.Children("word_id", parent_id="doc"))  # fmt: skip
+    words = clean.map_batches(
+        "words",
+        split,
+        schema={"word": "VARCHAR"},
+        cardinality=vd.Children("word_id", parent_id="doc"),
+    )
     pipeline.join("by_word", words, embedded, children="rows")
     pipeline.join("by_doc", embedded, words, how="left", children="list")
     if out is not None:
@@ -493,7 +498,13 @@ def fails_on_seven(batch: pa.Table) -> pa.Table:
 def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path, local, materialize):
     write_docs(tmp_path / "src")
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-    even = pipeline.map_batches("even", fails_on_seven, schema={"id": "BIGINT"}, cardinality="filter", on_error=vd.Failures("quarantine", max_error_rate=0.5))  # fmt: skip
+    even = pipeline.map_batches(
+        "even",
+        fails_on_seven,
+        schema={"id": "BIGINT"},
+        cardinality="filter",
+        on_error=vd.Failures("quarantine", max_error_rate=0.5),
+    )
     even.project("below", ["id"])
     materialize(pipeline, local)
 

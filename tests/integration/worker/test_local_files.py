@@ -344,7 +344,13 @@ def test_stages_of_one_version_have_their_own_files_and_arguments(
             f"argument_{folder}", code.call, schema={"text": "VARCHAR"},
             fn_kwargs={"function": code.closure(**weights)}, **given,
         )  # fmt: skip
-        docs.predict_batch(f"factory_{folder}", functools.partial(code.factory, mark=folder, **weights), return_type="struct<text: string>", columns=["id"], **given)  # fmt: skip
+        docs.predict_batch(
+            f"factory_{folder}",
+            functools.partial(code.factory, mark=folder, **weights),
+            return_type="struct<text: string>",
+            columns=["id"],
+            **given,
+        )
     materialize(docs, local)
     found = {
         stage.name: read_stage(tmp_path / "store", "docs", stage.name)["text"].to_pylist()[0]

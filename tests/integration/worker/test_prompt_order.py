@@ -55,7 +55,15 @@ def test_a_fragments_prompts_are_asked_in_order_and_answered_in_their_own(
     stage = pipeline
     if above == "project":
         stage = pipeline.project("clean", {"id": "id", "doc": "doc", "text": "text"})
-    stage.prompt("asked", "{doc} {text}", provider=WaveProgress, model="m", batch_size=3, on_error=vd.Failures("quarantine", max_error_rate=1.0), concurrency=vd.Workers(max_concurrency=1))  # fmt: skip
+    stage.prompt(
+        "asked",
+        "{doc} {text}",
+        provider=WaveProgress,
+        model="m",
+        batch_size=3,
+        on_error=vd.Failures("quarantine", max_error_rate=1.0),
+        concurrency=vd.Workers(max_concurrency=1),
+    )
 
     materialize(pipeline, local)
 
@@ -70,7 +78,14 @@ def test_a_fragments_prompts_are_asked_in_order_and_answered_in_their_own(
 
 def test_two_workers_share_the_prefixes(tmp_path, local, materialize):
     pipeline = docs(tmp_path, 400, [f"{i}" for i in range(400)])
-    pipeline.prompt("asked", "{doc} {text}", provider=WaveProgress, model="m", batch_size=5, concurrency=vd.Workers(2, max_concurrency=2))  # fmt: skip
+    pipeline.prompt(
+        "asked",
+        "{doc} {text}",
+        provider=WaveProgress,
+        model="m",
+        batch_size=5,
+        concurrency=vd.Workers(2, max_concurrency=2),
+    )
 
     materialize(pipeline, local)
 

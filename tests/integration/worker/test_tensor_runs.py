@@ -77,13 +77,26 @@ def test_tensors_survive_every_stage(source, tmp_path, local, materialize):
     fields = {"planes": vd.tensor("float16", (3, 200, 200)), "turned": "TINYINT[3][2]"}
     first = [np.moveaxis(IMAGES[0], -1, 0).reshape(-1) + 0.1]
     expected = pa.table({"id": [0], "planes": pa.array(first, fields["planes"])})
-    mapped = clean.map_batches("mapped", planes, schema=fields, batch_format="numpy", batch_size=4, asset=vd.Asset(checks=[vd.checks.Golden(expected, tolerance=0.2)]))  # fmt: skip
+    mapped = clean.map_batches(
+        "mapped",
+        planes,
+        schema=fields,
+        batch_format="numpy",
+        batch_size=4,
+        asset=vd.Asset(checks=[vd.checks.Golden(expected, tolerance=0.2)]),
+    )
     mean = mapped.map_batches(
         "mean", brightness, schema={"mean": "FLOAT"}, batch_format="torch",
         include_columns=["turned"], batch_size=2,
     )  # fmt: skip
     row = clean.map("row", turned_back, schema={"row": vd.tensor("int8", (3, 2))})
-    cut = ends.map_batches("cut", corners, schema={"corner_id": "VARCHAR", "corner": vd.tensor("uint8", (2, 2, 3))}, batch_format="pandas", cardinality=vd.Children("corner_id"))  # fmt: skip
+    cut = ends.map_batches(
+        "cut",
+        corners,
+        schema={"corner_id": "VARCHAR", "corner": vd.tensor("uint8", (2, 2, 3))},
+        batch_format="pandas",
+        cardinality=vd.Children("corner_id"),
+    )
     only = {"ends": ["last", "pixel"]}
     means = mean.project("means", ["mean"])
     joined = docs.join("joined", clean, mapped, means, ends, row, columns=only)

@@ -40,7 +40,13 @@ class Files:
         docs = vd.Pipeline("docs", source=vd.files(f"{self.source}"), fragment_rows=fragment_rows)
         listed = docs.project("listed", ["size"])
         listed.map("content", content, reuse=vd.Reuse(version="1"))
-        listed.map_batches("contents", contents, columns=["path"], schema={"contents": "VARCHAR"}, reuse=vd.Reuse("rows", version="1"))  # fmt: skip
+        listed.map_batches(
+            "contents",
+            contents,
+            columns=["path"],
+            schema={"contents": "VARCHAR"},
+            reuse=vd.Reuse("rows", version="1"),
+        )
         return docs
 
     def calls(self, fragment_rows: int = 6) -> list[str]:

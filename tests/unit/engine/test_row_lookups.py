@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vane_dagster.engine.row_lookups import RowLookups, written_groups
-from vane_dagster.pipeline.options import Reuse
+from vane_dagster.pipeline.records import Reuse
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo

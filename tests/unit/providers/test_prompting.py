@@ -176,7 +176,13 @@ def test_what_an_endpoint_can_be_sent_is_accepted(tmp_path):
         "stop": ["a"],
         "extra_body": {"at": datetime(2026, 1, 1), "person": Person(name="a", age=1)},
     }
-    docs(tmp_path).prompt("asked", "{text}", provider="openai", model=vd.Model("m", options={"extra_body": None, "api": "completions"}), sampling_params=sampling)  # fmt: skip
+    docs(tmp_path).prompt(
+        "asked",
+        "{text}",
+        provider="openai",
+        model=vd.Model("m", options={"extra_body": None, "api": "completions"}),
+        sampling_params=sampling,
+    )
 
 
 def test_a_providers_own_check_runs_at_declaration_unless_it_is_no_classmethod(tmp_path):

@@ -32,7 +32,7 @@ def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path
     host.model.hold(ModelSpec("told_to_stop", False, "", b""), told_to_stop)
     work = Work(
         "stage 'docs/m', fragment 0",
-        CallUdf(cloudpickle.dumps(((), {})), None, BatchCall(), 5, "one_to_one", 16, ("id",), ()),
+        CallUdf(cloudpickle.dumps({}), None, BatchCall(), 5, "one_to_one", 16, ("id",), ()),
         (TableRows(0),),
         pa.schema({"id": pa.int64()}),
         "id",

@@ -60,7 +60,7 @@ class Worker:
     def call(self, *ids: int) -> list[int]:
         table = pa.table({"id": pa.array(ids, pa.int64())})
         op = CallUdf(
-            cloudpickle.dumps(((), {})), None, BatchCall(), None, "one_to_one", 1, ("id",), ("out",)
+            cloudpickle.dumps({}), None, BatchCall(), None, "one_to_one", 1, ("id",), ("out",)
         )
         work = Work("stage 'docs/m', fragment 0", op, (TableRows(0),), SCHEMA, "id", None, True)
         rows, report = self.host.run(work, table)

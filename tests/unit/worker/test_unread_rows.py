@@ -72,7 +72,7 @@ def work(op, inputs, schema, target=None) -> Work:
 
 def call(on_error: str) -> CallUdf:
     return CallUdf(
-        cloudpickle.dumps(((), {})), None, BatchCall("pyarrow"), None, "one_to_one", 1, ("id",),
+        cloudpickle.dumps({}), None, BatchCall("pyarrow"), None, "one_to_one", 1, ("id",),
         ("ten",), policy=Policy(on_error), max_faults=0,
     )  # fmt: skip
 
