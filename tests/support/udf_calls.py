@@ -36,7 +36,7 @@ def call(
     **kwargs: Any,
 ) -> pa.Table:
     """Return a worker's output for a table, with everything but the process around it."""
-    udf = make_udf("here", Callee(fn, kwargs=kwargs or {}), None, contract)
+    udf = make_udf("here", Callee(fn, kwargs=kwargs or {}), None, contract or BatchCall())
     declared = parse_schema(schema, "here")
     if "id" not in declared.names:
         declared = pa.schema([table.schema.field("id"), *declared])
