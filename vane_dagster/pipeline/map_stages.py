@@ -605,7 +605,7 @@ class MapRows:
             cardinality=cardinality,
             max_concurrency=in_flight or _IN_FLIGHT,
             children=None if children is None else (children.id, children.parent_id or above),
-            failures=options.failures(location).resolved(declared.on_error, retries),
+            failures=options.failures(location)._resolved(declared.on_error, retries),
             reads={
                 name: list_of_names(location, f"column_lineage[{name!r}]", listed) or ()
                 for name, listed in mapping(
@@ -614,7 +614,7 @@ class MapRows:
             },
             include=parse_include(location, options.include_columns),
             reuse=reuse,
-            **workers.fields(location, gpus, udf.stateful, udf.name),
+            **workers._fields(location, gpus, udf.stateful, udf.name),
         ).with_reuse(self.pipeline)
         if not spec.infers:
             spec.check_schema(location)

@@ -271,7 +271,7 @@ class ModelStageRows:
         """
         location = self.pipeline._location(name)
         check_value(location, "on_error", options.on_error)
-        failures = options.failures(location).resolved(None, _RETRIES)
+        failures = options.failures(location)._resolved(None, _RETRIES)
         if failures.explain_errors and kind.kind == "embed":
             raise DefinitionError(f"{location}: explain_errors is for prompts; leave it out")
         include = parse_include(location, options.include_columns)
@@ -289,7 +289,7 @@ class ModelStageRows:
             constructor_kwargs=given,
             label=f"{found.__name__}({label!r})",
         )
-        fields = workers.fields(location, options.gpus or 0, True, udf.name)
+        fields = workers._fields(location, options.gpus or 0, True, udf.name)
         most = fields["concurrency"][1]
         spec = kind(
             name=name,

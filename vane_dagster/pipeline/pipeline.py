@@ -23,6 +23,7 @@ from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.known_arguments import adds_stage, known_arguments
 from vane_dagster.pipeline.options import JoinChildren, JoinHow
+from vane_dagster.pipeline.places import interactive_place
 from vane_dagster.pipeline.records import Asset, as_asset
 from vane_dagster.pipeline.specs import (
     SOURCE,
@@ -160,6 +161,7 @@ class Pipeline(Rows):
         self._stages: dict[str, Stage] = {}
         self._keys: dict[str, Keys] = {SOURCE: (IdColumn(self.id, SOURCE),)}
         self._checks: dict[str, tuple[Check, ...]] = {}
+        self._places: dict[str, str | None] = {}
 
     @property
     def stages(self) -> Mapping[str, Stage]:
@@ -389,7 +391,9 @@ class Pipeline(Rows):
             )
         if spec.name == SOURCE:
             raise DefinitionError(f"{location}: {SOURCE!r} is the name of the pipeline's source")
-        if spec.name.lower() in map(str.lower, self._stages):
+        place = interactive_place()
+        is_again = place is not None and self._places.get(spec.name) == place
+        if spec.name.lower() in map(str.lower, self._stages) and not is_again:
             raise DefinitionError(
                 f"{location}: there is a stage of that name already, or one that differs only in "
                 "case; give it another name"
@@ -403,6 +407,7 @@ class Pipeline(Rows):
         self._keys[spec.name] = spec.row_keys(self)
         self._checks[spec.name] = _stage_checks(self, spec, location)
         self._stages[spec.name] = stage = Stage(self, spec)
+        self._places[spec.name] = place
         return stage
 
 

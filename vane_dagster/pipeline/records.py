@@ -85,7 +85,7 @@ class Workers:
     def __post_init__(self) -> None:
         where = "vd.Workers"
         parse_concurrency(where, self.count, "count")
-        self.reserved(where, 0)
+        self._reserved(where, 0)
         for name in ("max_concurrency", "max_batches", "max_rss"):
             positive(where, name, getattr(self, name))
         seconds(where, "startup_timeout_s", self.startup_timeout_s)
@@ -94,7 +94,7 @@ class Workers:
             backends = get_args(ExecutionBackend)
             one_of(where, "execution_backend", self.execution_backend, backends)
 
-    def reserved(self, where: str, gpus: float) -> Resources:
+    def _reserved(self, where: str, gpus: float) -> Resources:
         """Return what a worker reserves.
 
         Args:
@@ -109,7 +109,7 @@ class Workers:
         found.validate(where)
         return found
 
-    def fields(self, location: str, gpus: float, stateful: bool, name: str) -> dict[str, Any]:
+    def _fields(self, location: str, gpus: float, stateful: bool, name: str) -> dict[str, Any]:
         """Return the fields of a stage's spec that describe its workers.
 
         Args:
@@ -126,7 +126,7 @@ class Workers:
         return {
             "concurrency": parse_concurrency(location, self.count)
             or ((1, 1) if stateful else None),
-            "resources": self.reserved(location, gpus),
+            "resources": self._reserved(location, gpus),
             "lifecycle": WorkerLifecycle(float(startup), self.max_batches, self.max_rss),
             "env_vars": forwarded,
             "keyed_env_vars": keyed,
@@ -218,7 +218,7 @@ class Failures:
             )
         object.__setattr__(self, "retry_on", tuple(_name(where, kind) for kind in self.retry_on))
 
-    def resolved(self, on_error: OnError | None, max_retries: int) -> Failures:
+    def _resolved(self, on_error: OnError | None, max_retries: int) -> Failures:
         """Return the record with defaults for what it leaves open.
 
         Args:
@@ -284,7 +284,7 @@ class Reuse:
         if self.per_row is not None and not isinstance(self.per_row, bool):
             raise DefinitionError(f"{where}: per_row is {self.per_row!r}; expected a bool")
 
-    def resolved(self, location: str, obstacle: str | None) -> Reuse:
+    def _resolved(self, location: str, obstacle: str | None) -> Reuse:
         """Return the record with the mode that it leaves open.
 
         Args:

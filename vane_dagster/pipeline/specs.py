@@ -537,7 +537,7 @@ class MapBatchesSpec(StageKind):
             DefinitionError: If rows are to be reused one by one, and cannot.
         """
         obstacle = self._obstacle_to_row_reuse(pipeline)
-        return replace(self, reuse=self.reuse.resolved(pipeline._location(self.name), obstacle))
+        return replace(self, reuse=self.reuse._resolved(pipeline._location(self.name), obstacle))
 
     def _obstacle_to_row_reuse(self, pipeline: Pipeline) -> str | None:
         """Return why rows cannot be reused one by one, and the fix; None if they can."""
