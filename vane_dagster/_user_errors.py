@@ -29,8 +29,8 @@ _ARROW = (pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array)
 _AS_PANDAS = 'Batches are Arrow tables; for pandas data frames, declare batch_format="pandas"'
 _NOT_SET = (
     "the environment variable {name} is not set in the worker. Set it where the run is launched, "
-    "and name it in env_vars= or keyed_env_vars= of the stage: workers on Ray have the environment "
-    "of the process that started the cluster"
+    "and name it in vd.Workers(env_vars=...) or keyed_env_vars: workers on Ray have the "
+    "environment of the process that started the cluster"
 )
 
 

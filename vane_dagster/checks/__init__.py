@@ -1,10 +1,10 @@
-"""Checks of a stage's rows, for ``checks=[...]``.
+"""Checks of a stage's rows, for ``asset=vd.Asset(checks=[...])``.
 
 Every stage has `IdsComplete` and `ErrorRate` by default. A stage that runs a function or a model
 also has `PackagesUnchanged`. A stage that computes columns also has `NullRate`, and `Vectors` and
-`Text` if it computes vectors or texts. A check in ``checks=[...]`` replaces the default of the same
-name; `Off` removes it. `Reproducible`, which recomputes rows, is evaluated when it is executed. All
-others are evaluated when a partition is committed.
+`Text` if it computes vectors or texts. A check in ``vd.Asset(checks=[...])`` replaces the default
+of the same name; `Off` removes it. `Reproducible`, which recomputes rows, is evaluated when it is
+executed. All others are evaluated when a partition is committed.
 
 A user-defined check is a frozen dataclass with an `evaluate` method, in a user module::
 
@@ -32,7 +32,8 @@ A user-defined check is a frozen dataclass with an `evaluate` method, in a user 
             )
 
 
-    docs.map_batches("clean", clean, schema=schema, checks=[LongTexts("text", blocking=True)])
+    checks = [LongTexts("text", blocking=True)]
+    docs.map_batches("clean", clean, schema=schema, asset=vd.Asset(checks=checks))
 
 It is evaluated again for a stored partition after an edit of its fields, its code or the code that
 it uses. `CheckContext` defines the data that it can read.

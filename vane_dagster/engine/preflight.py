@@ -282,7 +282,7 @@ def other_variables(
                 f"stage '{pipeline.name}/{stage}': its code names {listed}; environment variables "
                 "of these names differ between this run and the workers, which have the "
                 "environment of the process that started the Ray cluster. If the code reads them, "
-                f"send them: env_vars={found}, or keyed_env_vars={found} if they change results"
+                f"send them: vd.Workers(env_vars={found}), or keyed_env_vars if they change results"
             )
 
 
@@ -315,7 +315,7 @@ def missing_keys(
         else:
             where = "in the workers" if is_set else "here or in the workers"
             fix = "Set it where the run is launched, and name" if not is_set else "Name"
-            fix += f" it in env_vars=[{variable!r}]"
+            fix += f" it in vd.Workers(env_vars=[{variable!r}])"
             is_missing = not (is_set and variable in spec.env_vars) and capacity.growth == ()
             is_missing &= bool(known) and not any(node.holds(variable) for node in known)
         if is_missing:

@@ -270,7 +270,7 @@ class DependencyWalk:
             error = CodeIdentityError(
                 f"{module.path}, line {scan.dynamic[0]}: a module is imported by a name that only "
                 f"a run knows, so the code's dependencies cannot be determined. Import it by a "
-                f"literal name, or give the stage `version=`."
+                f"literal name, or give the stage `vd.Reuse(version=...)`."
             )
             if self._computed_imports is None:
                 raise error

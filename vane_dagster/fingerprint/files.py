@@ -146,7 +146,7 @@ class LocalFiles:
             raise UnboundedContentError(
                 f"{where}: {os.fspath(text)!r} names a folder with more than {MAX_FILES:,} files, "
                 f"too many to be part of the identity. Name the files or the subfolder that are "
-                f"used, or give the stage `version=` and raise it when they change."
+                f"used, or give the stage `vd.Reuse(version=...)` and raise it when they change."
             )
         digests = file_digests(paths, text, where)
         parts = [part for pair in zip(names, digests) for part in pair]
@@ -182,8 +182,8 @@ def file_digests(paths: Sequence[str], text: str | os.PathLike[str], where: str)
         raise UnboundedContentError(
             f"{where}: {os.fspath(text)!r} names {size:,} bytes in {len(fresh):,} files, more "
             f"than the {MAX_FRESH_BYTES:,} bytes that are read to become part of the identity. "
-            f"Name the files or the subfolder that are used, or give the stage `version=` and "
-            f"raise it when they change."
+            f"Name the files or the subfolder that are used, or give the stage "
+            f"`vd.Reuse(version=...)` and raise it when they change."
         )
     with ThreadPoolExecutor(max_workers=_READERS) as threads:
         read = threads.map(lambda index: _hash(paths[index], states[index]), fresh)

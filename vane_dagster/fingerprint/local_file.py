@@ -37,7 +37,7 @@ class LocalFile:
         """Explain where the path can be used; called by libraries that expect a path."""
         raise TypeError(
             f"{self} is a path only in a worker that gets it as an argument: pass it in "
-            "fn_constructor_args, fn_constructor_kwargs, fn_args or fn_kwargs"
+            "fn_constructor_args, fn_constructor_kwargs or fn_kwargs"
         )
 
     def __str__(self) -> str:

@@ -120,7 +120,7 @@ class ObjectEncoder:
             return self._by_name(obj, module)
         raise CodeIdentityError(
             f"{path} is a {type(obj).__qualname__} whose code cannot be found. Define it at the "
-            f"top level of a module, or give the stage `version=`."
+            f"top level of a module, or give the stage `vd.Reuse(version=...)`."
         )
 
     def _library(self, obj: Any, name: str, module: Module | None) -> str:

@@ -345,5 +345,5 @@ def load_source(path: str) -> SourceFile:
     except OSError as error:
         raise CodeIdentityError(
             f"{path} cannot be read ({error}), so the identity of its code cannot be "
-            f"determined. Restore the file, or give the stage `version=`."
+            f"determined. Restore the file, or give the stage `vd.Reuse(version=...)`."
         ) from error

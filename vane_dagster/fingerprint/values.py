@@ -151,7 +151,7 @@ class ValueEncoder:
         except Exception as error:
             raise CodeIdentityError(
                 f"{path} has no stable identity: reading it raised {type(error).__name__}. Pass "
-                f"flat, plain values, or give the stage `version=`."
+                f"flat, plain values, or give the stage `vd.Reuse(version=...)`."
             ) from error
 
     def _object(self, value: Any, path: str) -> str:
@@ -167,7 +167,7 @@ class ValueEncoder:
         if id(value) in self._open:
             raise CodeIdentityError(
                 f"{path} refers back to itself, so it has no stable identity. Pass plain values "
-                f"without cycles, or give the stage `version=`."
+                f"without cycles, or give the stage `vd.Reuse(version=...)`."
             )
         self._open.add(id(value))
         try:
@@ -194,7 +194,8 @@ class ValueEncoder:
         raise CodeIdentityError(
             f"{path} is a {kind.__module__}.{kind.__qualname__}, which has no stable identity: "
             f"whether it is the same in the next process cannot be determined. Pass plain "
-            f"values and build the object inside the class, or give the stage `version=`."
+            f"values and build the object inside the class, or give the stage "
+            f"`vd.Reuse(version=...)`."
         )
 
     def _scalar(self, value: Any, kind: type, path: str) -> str:
@@ -288,7 +289,7 @@ class ValueEncoder:
         if " at 0x" in text:
             raise CodeIdentityError(
                 f"{path} has a time zone of {type(zone).__qualname__}, which has no stable "
-                f"identity. Use zoneinfo.ZoneInfo, or give the stage `version=`."
+                f"identity. Use zoneinfo.ZoneInfo, or give the stage `vd.Reuse(version=...)`."
             )
         offset = "" if time is None else str(time.utcoffset())
         return combine("other zone", self._code(type(zone), path), text, offset)

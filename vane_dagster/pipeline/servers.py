@@ -186,14 +186,14 @@ class ModelServer:
             if name in _OF_HANDLES:
                 problem += (
                     ": it is only declared. A function gets the server with its address by "
-                    "servers={...} of the stage; `vane-dagster servers endpoint` prints the "
-                    "address of one that runs"
+                    "fn_kwargs or fn_constructor_kwargs; `vane-dagster servers endpoint` prints "
+                    "the address of one that runs"
                 )
             raise AttributeError(problem)
 
     @property
     def handle(self) -> ServerHandle:
-        """The server as an argument of a function or class. `servers={...}` passes it by name."""
+        """The server as an argument of a function or class."""
         return ServerHandle(self.key, self.keyed, self)
 
     @property

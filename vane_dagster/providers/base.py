@@ -60,7 +60,7 @@ class Answer:
 class Provider(Protocol):
     """Access to a model. To use a class of your own, pass ``prompt(..., provider=MyProvider)``.
 
-    A worker constructs it once, with the model's name and the stage's `provider_options` as
+    A worker constructs it once, with the model's name and the options of the stage's `vd.Model` as
     keywords. It then submits one request for each row, many concurrently, in one event loop.
 
     These members are optional:

@@ -27,17 +27,17 @@ _REFUSED = frozenset({401, 402, 403, _NOT_FOUND})
 """Statuses by which an endpoint refuses all requests: the key, the account or the model."""
 _TOO_LONG = ("context length", "too long", "context limit")
 _CONNECTION = {
-    "api_key": "name the environment variable of the key by provider_options['api_key_env']",
-    "base_url": "write it into provider_options",
+    "api_key": "name the environment variable of the key by the model's option 'api_key_env'",
+    "base_url": "write it into the options of vd.Model",
     "default_headers": "",
     "default_query": "",
     "extra_headers": "",
     "extra_query": "",
-    "timeout": "write it into provider_options",
+    "timeout": "write it into the options of vd.Model",
 }
 """Arguments of the client, not of a request: what to write instead of each."""
 _NO_HEADERS = (
-    "remove it. The key is read from the variable that provider_options['api_key_env'] names; for "
+    "remove it. The key is read from the variable that the model's option 'api_key_env' names; for "
     "other headers or queries, give a provider class whose client has them"
 )
 
@@ -118,11 +118,15 @@ class HttpProvider:
         """
         server = options.get("server")
         if server is not None and not isinstance(server, ServerHandle):
-            raise ValueError("provider_options has a server; write server=... of the stage instead")
+            raise ValueError(
+                "the options of the model have a server; write model=<the server> instead"
+            )
         for name, used in (("base_url", "address"), ("api_key_env", "key")):
             if server is not None and options.get(name) is not None:
-                raise ValueError(f"provider_options has {name}, but the server's {used} is used")
-        for where, given in (("provider_options", options), ("sampling_params", sampling)):
+                raise ValueError(
+                    f"the options of the model have {name}, but the server's {used} is used"
+                )
+        for where, given in (("the options of the model", options), ("sampling_params", sampling)):
             if problem := _wrong_body(where, given.get("extra_body")):
                 raise ValueError(problem)
         if problem := _misplaced(sampling):
@@ -188,7 +192,8 @@ class HttpProvider:
         if not key:
             raise StageError(
                 f"the environment variable {self._key_env!r} is not set in the worker: set it "
-                f"where the run is launched, and name it in env_vars=[{self._key_env!r}]"
+                "where the run is launched, and name it in "
+                f"vd.Workers(env_vars=[{self._key_env!r}])"
             )
         if self._key_env:
             keep_variables({self._key_env: key})

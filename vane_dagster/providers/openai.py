@@ -91,7 +91,9 @@ class OpenAIProvider(HttpProvider):
     def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
         """See `HttpProvider.check_options`."""
         if (api := options.get("api", "chat")) not in _APIS:
-            raise ValueError(f"provider_options has api={api!r}; expected 'chat' or 'completions'")
+            raise ValueError(
+                f"the options of the model have api={api!r}; expected 'chat' or 'completions'"
+            )
         super().check_options(options, sampling)
 
     async def submit(self, request: Request) -> Answer:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster._keywords import columns_listed
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.providers.base import Message
 
@@ -49,11 +48,6 @@ class Template:
                 conversation.
         """
         for name in self.fields:
-            if name not in row:
-                raise ValueError(
-                    f"the template needs {name!r}, which is neither in columns= nor made by "
-                    f"preprocess; the row has {columns_listed(row, name)}"
-                )
             if row.get(name) is None:
                 raise ValueError(f"column {name!r} is null; a prompt needs it")
         if self.column:

@@ -49,7 +49,7 @@ class VllmProvider(VllmEngine):
         model: A name on the Hugging Face hub, or a folder.
         revision: The revision of the model and its tokenizer on the hub.
         tensor_parallel_size: The number of GPUs that the model is split across. Default: the number
-            that the worker reserves (`gpus_per_actor`), at least 1.
+            that the worker reserves (`gpus`), at least 1.
         lora: Folders of LoRA adapters by name. A stage selects one by ``"adapter"`` in its sampling
             parameters.
         chat_template: Replaces the tokenizer's own.
@@ -142,7 +142,7 @@ class VllmProvider(VllmEngine):
             return None
         if name not in self._adapters:
             raise SamplingRefused(
-                f"sampling_params has the adapter {name!r}; provider_options['lora'] has "
+                f"sampling_params has the adapter {name!r}; the model's option 'lora' has "
                 f"{names(self._adapters, 20)}"
             )
         return self._adapters[name]

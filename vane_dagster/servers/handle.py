@@ -12,7 +12,7 @@ from vane_dagster.servers.launch import Endpoint
 
 
 class ServerHandle:
-    """A server that a function or class was given by ``servers={...}``.
+    """A server that a function or class was given as an argument.
 
     Its attributes are those of one ready replica: on the worker's own node if there is one. A
     worker uses the same replica as long as that one answers, so a URL may be kept: a server that is

@@ -87,7 +87,7 @@ def recycle_reason(lifecycle: WorkerLifecycle, batches: int) -> str:
         batches: Calls that it has answered.
     """
     if lifecycle.max_batches is not None and batches >= lifecycle.max_batches:
-        return f"has answered {batches} calls, max_batches_per_actor={lifecycle.max_batches}"
+        return f"has answered {batches} calls, max_batches={lifecycle.max_batches}"
     if lifecycle.max_rss is not None and (held := own_memory()) > lifecycle.max_rss:
         return f"holds {in_gib(held)} of memory, max_rss={in_gib(lifecycle.max_rss)}"
     return ""

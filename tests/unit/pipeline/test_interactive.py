@@ -1,4 +1,4 @@
-"""A stage that is declared again: in a notebook it replaces the former one, elsewhere it is refused."""
+"""A stage that is declared again: a notebook's cell replaces it, a module is refused."""
 
 from __future__ import annotations
 
