@@ -7,9 +7,9 @@ import importlib
 import inspect
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -18,14 +18,8 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import (
-    CodeIdentityError,
-    DefinitionError,
-    SourceError,
-    UdfError,
-    first_line,
-)
-from vane_dagster.fingerprint.code import CodeIdentity, code_identity
+from vane_dagster.errors import DefinitionError, SourceError, UdfError, first_line
+from vane_dagster.fingerprint.code import CodeIdentity, code_identity, unwrapped
 from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
@@ -72,7 +66,7 @@ class RayDatasetSource(StoredTableSource):
 
     def identity(self, partition: str | None) -> str:
         key = partition if self.is_partitioned else None
-        return digest(_LABEL, self._code.digest, key, *self._values)[:40]
+        return digest(_LABEL, self._code.digest, key, self._given)[:40]
 
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Execute the dataset on the cluster, which writes its rows into the store.
@@ -141,13 +135,13 @@ class RayDatasetSource(StoredTableSource):
         return StoredTable(schema, pieces)
 
     @functools.cached_property
-    def _values(self) -> Sequence[str]:
-        """Digests of what tells functions of one name and version apart."""
-        if self.code_version is None:
-            return ()  # they are part of the code's identity
+    def _given(self) -> str:
+        """A digest of the arguments of a partial, which a version does not replace."""
+        if self.code_version is None or not isinstance(self.function, functools.partial):
+            return ""  # they are part of the code's identity
         unread = LocalFiles(read=False)
         encoder = ObjectEncoder(DependencyWalk(Finder(), None, unread), unread)
-        return [_digest(encoder, value) for value in _bound_values(self.function)]
+        return encoder.digest([self.function.args, self.function.keywords], "an argument")
 
     @functools.cached_property
     def _code(self) -> CodeIdentity:
@@ -171,8 +165,8 @@ def ray_dataset(
         fn: A function that returns any `ray.data.Dataset`. For a partitioned pipeline, it has a
             parameter ``partition_key``, and is called for each partition.
         version: Replaces the function's code in its identity: the rows are made again when the
-            version changes, and not when the code does. Arguments of a partial, values that an
-            inner function has captured, and names and constants of a lambda still count.
+            version changes, and not when the code does. Arguments of a partial still count. `fn` is
+            then a function of a module, or a partial of one.
         allow_empty: Whether a dataset without rows is accepted; an error by default.
 
     Raises:
@@ -188,6 +182,12 @@ def ray_dataset(
         raise DefinitionError(
             f"{_LABEL}: version is {version!r}; expected a non-empty string, as '2025-01-31'"
         )
+    if version is not None and not (inspect.isfunction(unwrapped(fn)) and "<" not in _name(fn)):
+        raise DefinitionError(
+            f"{_LABEL}: {_name(fn)} has a version, which needs a function of a module: lambdas, "
+            "inner functions and methods of one name may differ. Define it in a module, and give "
+            "values by functools.partial; or leave version= out"
+        )
     parameters = inspect.signature(fn).parameters.values()
     needed = [each.name for each in parameters if _is_needed(each)]
     if wrong := [name for name in needed if name != _PARAMETER]:
@@ -201,41 +201,13 @@ def ray_dataset(
     )
 
 
-def _bound_values(function: Any) -> Iterator[Any]:
-    """Yield what tells functions of one name apart.
-
-    These are arguments of partials, captured values, and the names and constants of a lambda.
-    """
-    while isinstance(function, functools.partial):
-        yield from function.args
-        for name in sorted(function.keywords):
-            yield from (name, function.keywords[name])
-        function = function.func
-    for cell in getattr(function, "__closure__", None) or ():
-        with suppress(ValueError):  # it has no value yet
-            yield cell.cell_contents
-    if getattr(function, "__name__", None) == "<lambda>":
-        code = function.__code__
-        yield [*code.co_names, *(each for each in code.co_consts if not inspect.iscode(each))]
-
-
-def _digest(encoder: ObjectEncoder, value: Any) -> str:
-    if callable(value):
-        return _name(value)
-    try:
-        return encoder.digest(value, "an argument")
-    except CodeIdentityError:
-        return type(value).__qualname__
-
-
 def _is_needed(parameter: inspect.Parameter) -> bool:
     is_one = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     return is_one and parameter.default is parameter.empty
 
 
 def _name(function: Any) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = unwrapped(function)
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 

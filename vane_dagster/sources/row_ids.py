@@ -40,7 +40,6 @@ from vane_dagster.types.id_texts import (
     parse_kind,
     plain_kind,
 )
-from vane_dagster.types.sql import computed_from, passed_through, quote, unused
 
 COMPOSITE_ID, ROW_ID = "id", "row_id"
 """The default names of the two kinds of computed id columns."""
@@ -85,8 +84,8 @@ class IdRule(ABC):
         if taken := [name for name in source.names if name.lower() == self.name.lower()]:
             raise SchemaError(
                 f"{location}: the id column {self.name!r} would be computed, but the source has a "
-                f"column {taken[0]!r}. Give the id another name, as id={self.renamed()}, or use "
-                f"that column, as id={taken[0]!r}"
+                f"column {taken[0]!r}. Give the id another name, by name= of vd.composite_id or "
+                f"vd.row_id, or use that column, as id={taken[0]!r}"
             )
         return pa.schema([pa.field(self.name, pa.string()), *source])
 
@@ -120,7 +119,8 @@ class IdRule(ABC):
             context: Location and DuckDB connection.
         """
         needed = self.read_columns
-        inner = self._with_read_columns(schema)
+        own = [field for field in schema if field.name != self.name]
+        inner = pa.schema([*own, *(field for field in needed if field.name not in schema.names)])
         if not inner.names:
             ids = self.ids(fragment, pa.table({}))
             return pa.table({self.name: ids}).select(schema.names)
@@ -137,42 +137,6 @@ class IdRule(ABC):
         errors = [ROW_ERROR] if ROW_ERROR in rows.column_names else []
         return rows.select([*schema.names, *errors])
 
-    def project(
-        self,
-        reader: SourceReader,
-        fragment: FragmentRecord,
-        schema: pa.Schema,
-        columns: Sequence[tuple[str, str]],
-        where: str | None,
-        context: ReadContext,
-    ) -> pa.Table | None:
-        """Compute SQL in the source if the id is computed from columns and is only passed on.
-
-        See `SourceReader.project`.
-
-        Args:
-            reader: Computes the SQL.
-            fragment: The fragment.
-            schema: The columns that the expressions use, with their types.
-            columns: Output columns and their expressions.
-            where: The filter, if there is one.
-            context: Location and DuckDB connection.
-        """
-        needed, passed = self.read_columns, passed_through(columns, schema)
-        ids = [name for name, column in passed.items() if column == self.name]
-        others = [(name, expression) for name, expression in columns if name not in ids]
-        if not needed.names or self.name in computed_from(others, where, schema):
-            return None
-        taken = [name for name, _ in columns]
-        parts = {name: unused(f"id_of_{name}", taken) for name in needed.names}
-        read = [*others, *((part, quote(name)) for name, part in parts.items())]
-        rows = reader.project(fragment, self._with_read_columns(schema), read, where, context)
-        if rows is None:
-            return None
-        made = pa.table({name: rows.column(part) for name, part in parts.items()})
-        computed = self.ids(fragment, made.cast(needed))
-        return pa.table({n: computed if n in ids else rows.column(n) for n in taken})
-
     def find(
         self, source: SourceReader | None, spans: Sequence[FileSpan], column: pa.Field, id: Any
     ) -> tuple[FileSpan, int] | None:
@@ -187,23 +151,9 @@ class IdRule(ABC):
         assert source is not None, "ids of columns are found in the source"
         return find_row(functools.partial(self.read, source), spans, column, id)
 
-    def _with_read_columns(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns of the source that are read for those of a schema."""
-        own = [field for field in schema if field.name != self.name]
-        return pa.schema([*own, *(f for f in self.read_columns if f.name not in schema.names)])
-
     def places(self, fragment: FragmentRecord) -> Sequence[str]:
         """Return what ids depend on besides the rows: a source may know rows by content alone."""
         return ()
-
-    def may_hold(self, fragment: FragmentRecord, id: str) -> bool:
-        """Return whether a fragment may have a row with an id.
-
-        Args:
-            fragment: The fragment.
-            id: The id.
-        """
-        return True
 
     @abstractmethod
     def text(self, id: Any, fragments: Sequence[FragmentRecord]) -> str:
@@ -216,10 +166,6 @@ class IdRule(ABC):
         Raises:
             ValueError: If it is none of these. The message says what is expected.
         """
-
-    def renamed(self) -> str:
-        """Return the declaration with another name, for messages."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -282,10 +228,6 @@ class CompositeId(IdRule):
             types = ", ".join(f"{name} {kind}" for name, kind in zip(self.columns, self.types))
             raise ValueError(f"expected values of {types}: {error}") from error
 
-    def renamed(self) -> str:
-        listed = ", ".join(map(repr, self.columns))
-        return f"vd.composite_id({listed}, name={'_'.join((*self.columns, 'id'))!r})"
-
 
 @dataclass(frozen=True)
 class RowId(IdRule):
@@ -340,8 +282,8 @@ class RowId(IdRule):
         return None
 
     def may_hold(self, fragment: FragmentRecord, id: str) -> bool:
-        url, row = row_of(id) or ("", -1)
-        return any(span.url == url and span.start <= row < span.stop for span in fragment.spans)
+        """Return whether a fragment has the row of an id."""
+        return self.find(None, fragment.spans, pa.field(self.name, pa.string()), id) is not None
 
     def text(self, id: Any, fragments: Sequence[FragmentRecord]) -> str:
         text = f"{id[0]}{_MARK}{id[1]}" if isinstance(id, tuple) and len(id) == 2 else id
@@ -352,9 +294,6 @@ class RowId(IdRule):
             )
         is_path = text.startswith("/") and not any(self.may_hold(f, text) for f in fragments)
         return f"file://{text}" if is_path else text
-
-    def renamed(self) -> str:
-        return "vd.row_id(name='row_number_id')"
 
 
 @known_keywords("vd.composite_id")
@@ -385,7 +324,7 @@ def composite_id(*columns: str, name: str = COMPOSITE_ID) -> CompositeId:
     if name.lower() in folded:
         raise DefinitionError(
             f"{location}: name is {name!r}, which is one of the columns. Give the id another name, "
-            f"as {CompositeId(name, columns).renamed()}"
+            f"as vd.composite_id({', '.join(map(repr, columns))}, name='{name}_text')"
         )
     return CompositeId(name, columns)
 

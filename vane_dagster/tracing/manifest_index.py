@@ -265,10 +265,9 @@ class ManifestIndex:
         if not part.rows or not part.id_min <= id <= part.id_max:
             return False
         # Ids of file and row number are ordered as texts, so the ranges of parts overlap.
-        is_numbered = manifest.id_rule and len(manifest.keys) == 1
-        return not is_numbered or rule_of(manifest.id_rule, "").may_hold(
-            manifest.fragments[index], id
-        )
+        is_computed = manifest.id_rule and len(manifest.keys) == 1
+        rule = rule_of(manifest.id_rule, "") if is_computed else None
+        return not isinstance(rule, RowId) or rule.may_hold(manifest.fragments[index], id)
 
     def position_in_source(
         self, manifest: Manifest, index: int, id: Any

@@ -78,17 +78,17 @@ def scan_projected(op: Project, rows: SourceRows, work: Work) -> pa.Table | None
         work: The task, for messages.
 
     Returns:
-        The rows that pass the filter; None if the source cannot compute.
+        The rows that pass the filter; None if the source cannot compute, or ids are computed.
 
     Raises:
         SourceError: If the rows cannot be read, or their ids are not unique.
         SchemaError: If an expression fails for a row.
     """
+    if rows.id_rule is not None:
+        return None
     source, context = unpack_source(rows.source), ReadContext(work.location, connection)
-    rule = rows.id_rule
-    project = functools.partial(rule.project, source) if rule else source.project
     table = as_planned(
-        lambda: project(rows.fragment, rows.schema, op.columns, op.where, context),
+        lambda: source.project(rows.fragment, rows.schema, op.columns, op.where, context),
         source,
         rows.files,
         work.location,

@@ -140,6 +140,10 @@ def test_the_identity_is_that_of_the_code_or_of_the_version():
     assert listed(one) != listed(two)
 
 
+def given(*args: Any, **more: Any) -> Any:
+    raise AssertionError("a declaration and a listing call no function")
+
+
 def inner(n: Any) -> Any:
     def made() -> Any:
         return n
@@ -147,23 +151,15 @@ def inner(n: Any) -> Any:
     return made
 
 
-def test_what_tells_functions_of_one_name_and_version_apart():
-    def listed(fn: Any) -> Any:
+def test_arguments_count_with_a_version():
+    def listed(*args: Any, **more: Any) -> Any:
+        fn = functools.partial(given, *args, **more)
         return vd.ray_dataset(fn, version="1").list_files([None], "here")[None]
 
-    def partial(*args: Any, **given: Any) -> Any:
-        return functools.partial(lambda *args, **given: args, *args, **given)
-
-    functions = [
-        inner(1), inner(2), partial(1), partial(2), partial(n=1), partial(m=1),
-        lambda: make("a"), lambda: make("b"), lambda: inner("b"),
-    ]  # fmt: skip
-    found = [listed(fn) for fn in functions]
-    assert len(set(found)) == len(functions)
-    assert listed(inner(1)) == found[0]
-    # Neither code nor values without an identity count.
-    assert listed(inner(len)) == listed(inner(len))
-    assert listed(inner(object())) == listed(inner(object()))
+    found = [listed(), listed(1), listed(2), listed(n=1), listed(m=1), listed({"a": 1})]
+    assert len(set(found)) == len(found)
+    assert listed(1) == found[1]
+    assert listed(object()) == listed(object()), "values without an identity count by their type"
 
 
 def test_code_without_an_identity_is_an_error_of_the_listing():
@@ -180,6 +176,9 @@ def test_code_without_an_identity_is_an_error_of_the_listing():
         (lambda a, partition_key: a, {}, r"has the parameters \['a'\]; expected none, or"),
         (make, {"version": 3}, "version is 3; expected a non-empty string"),
         (make, {"version": ""}, "version is ''; expected a non-empty string"),
+        (lambda: 1, {"version": "1"}, "<lambda> has a version, which needs a function of a module"),
+        (inner(1), {"version": "1"}, "inner.<locals>.made has a version"),
+        (Path("x").resolve, {"version": "1"}, "Path.resolve has a version"),
     ],
 )
 def test_wrong_declarations(fn, given, message):

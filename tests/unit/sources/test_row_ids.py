@@ -45,9 +45,6 @@ class Identified:
     def read(self, fragment: FragmentRecord, schema: pa.Schema) -> pa.Table:
         return self.bound.read(self.source.for_workers(), fragment, schema, CONTEXT)
 
-    def project(self, fragment: FragmentRecord, *given: Any) -> pa.Table | None:
-        return self.bound.project(self.source.for_workers(), fragment, *given, CONTEXT)
-
     def find(self, spans: Any, id: str) -> Any:
         return self.bound.find(self.source, spans, pa.field(self.rule.name, pa.string()), id)
 
@@ -94,24 +91,6 @@ def test_row_numbers_in_a_group_of_small_files(tmp_path):
     assert rows["id"].to_pylist() == ["a|1", "a|2", "b\\||1", "b\\||2"] * 2
     hit = by_columns.find(list(fragment.spans)[1:], "a|2")
     assert hit == (fragment.spans[1], 1)
-
-
-def test_sql_is_pushed_down_if_it_only_passes_the_id_on(tmp_path):
-    own = source(tmp_path, DOC_PAGE)
-    table = own.split()
-    (fragment,) = table.fragments
-    columns = [("key", "id"), ("loud", "upper(text)"), ("id_of_doc", "doc")]
-    rows = own.project(fragment, table.schema, columns, "page = 2")
-    assert rows is not None
-    assert rows.to_pydict() == {
-        "key": ["a|2", "b\\||2"], "loud": ["X", "Z"], "id_of_doc": ["a", "b|"],
-    }  # fmt: skip
-    for given, where in (([("x", "upper(id)")], None), ([("id", "id")], "ID <> 'a|1'")):
-        assert own.project(fragment, table.schema, given, where) is None
-    by_row = source(tmp_path, vd.row_id())
-    table = by_row.split()
-    passed = [("row_id", "row_id")]
-    assert by_row.project(table.fragments[0], table.schema, passed, None) is None
 
 
 def test_a_row_is_found_without_reading(tmp_path):
@@ -167,10 +146,9 @@ def test_the_rule_and_its_types_identify_rows(tmp_path):
         (vd.composite_id("doc", "sheet"), "the source has no column 'sheet'; it has 'doc', 'page'"),
         (
             vd.composite_id("doc", "page", name="Text"),
-            r"the source has a column 'text'.*id=vd.composite_id\('doc', 'page', "
-            "name='doc_page_id'\\)",
+            "the source has a column 'text'.*by name= of vd.composite_id",
         ),
-        (vd.row_id("text"), r"a column 'text'.*id=vd.row_id\(name="),
+        (vd.row_id("text"), r"a column 'text'.*or vd.row_id, or use that column, as id='text'"),
         (vd.composite_id("doc", "words"), "column 'words' of the id is list<item: string>"),
     ],
 )
@@ -193,7 +171,7 @@ def test_ids_that_do_not_fit_the_source(tmp_path, rule, message):
         (["doc", "DOC"], "are the same column"),
         (["doc", 1], "expected names"),
         (["doc", ""], "expected names"),
-        (["doc", "id"], "name is 'id', which is one of the columns.*name='doc_id_id'\\)"),
+        (["doc", "id"], "name is 'id', which is one of the columns.*name='id_text'\\)"),
         (vd.row_id, r"id is the function vd.row_id; call it"),
     ],
 )
