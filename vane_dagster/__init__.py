@@ -10,20 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vane_dagster import checks as checks
-    from vane_dagster.errors import BudgetError as BudgetError
-    from vane_dagster.errors import CodeIdentityError as CodeIdentityError
-    from vane_dagster.errors import ComputeError as ComputeError
+    from vane_dagster import errors as errors
     from vane_dagster.errors import DefinitionError as DefinitionError
-    from vane_dagster.errors import IntegrityError as IntegrityError
-    from vane_dagster.errors import ModelLoadError as ModelLoadError
-    from vane_dagster.errors import PlanError as PlanError
     from vane_dagster.errors import RowErrors as RowErrors
-    from vane_dagster.errors import SchemaError as SchemaError
-    from vane_dagster.errors import SourceError as SourceError
     from vane_dagster.errors import StageError as StageError
-    from vane_dagster.errors import StoreError as StoreError
-    from vane_dagster.errors import TraceError as TraceError
-    from vane_dagster.errors import UdfError as UdfError
     from vane_dagster.errors import VaneError as VaneError
     from vane_dagster.fingerprint.local_file import local_file as local_file
     from vane_dagster.orchestration.io_manager import FragmentStore as FragmentStore
@@ -59,13 +49,10 @@ if TYPE_CHECKING:
     from vane_dagster.sources.parquet import parquet as parquet
     from vane_dagster.sources.raw_files import files as files
     from vane_dagster.sources.ray_dataset import ray_dataset as ray_dataset
-    from vane_dagster.sources.row_ids import composite_id as composite_id
     from vane_dagster.sources.row_ids import row_id as row_id
     from vane_dagster.sources.stored import stored as stored
     from vane_dagster.sources.table import table as table
     from vane_dagster.sources.text_files import text as text
-    from vane_dagster.tracing.steps import Step as Step
-    from vane_dagster.tracing.steps import Trace as Trace
     from vane_dagster.types.tensors import tensor as tensor
 
 __version__ = "0.1.0"
@@ -100,37 +87,23 @@ _HOME = {
     "huggingface": "sources.huggingface",
     "ray_dataset": "sources.ray_dataset",
     "table": "sources.table",
-    "composite_id": "sources.row_ids",
     "row_id": "sources.row_ids",
     "local_file": "fingerprint.local_file",
     "load": "orchestration.read",
     "quarantine": "orchestration.read",
-    "BudgetError": "errors",
-    "CodeIdentityError": "errors",
-    "ComputeError": "errors",
     "DefinitionError": "errors",
-    "IntegrityError": "errors",
-    "ModelLoadError": "errors",
-    "PlanError": "errors",
     "RowErrors": "errors",
-    "SchemaError": "errors",
-    "SourceError": "errors",
     "StageError": "errors",
-    "StoreError": "errors",
-    "TraceError": "errors",
-    "UdfError": "errors",
     "VaneError": "errors",
     "FragmentStore": "orchestration.io_manager",
     "LocalCluster": "orchestration.resources",
     "LocalCompute": "orchestration.resources",
     "RayCompute": "orchestration.resources",
     "trace": "orchestration.trace",
-    "Trace": "tracing.steps",
-    "Step": "tracing.steps",
     "tensor": "types.tensors",
 }
 
-_MODULES = ("checks",)
+_MODULES = ("checks", "errors")
 
 __all__ = ["__version__", *_MODULES, *_HOME]
 

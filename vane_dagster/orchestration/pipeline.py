@@ -28,8 +28,9 @@ class Pipeline(declared.Pipeline):
         source: The source of the rows: `parquet` files, a stage of another pipeline, an ordinary
             asset with rows in the store, or `stored` with the key of one.
         id: A column that is unique and not null inside a partition; every stage keeps it. A list of
-            columns identifies rows by all of them, as `composite_id` does; `row_id` identifies rows
-            that no column identifies. Default: the path, for sources of files.
+            columns identifies rows by all of them, in a text column `id`, or in one with a name as
+            ``{"key": ["doc", "page"]}``; `row_id` identifies rows that no column identifies.
+            Default: the path, for sources of files.
         partitions_def: A Dagster partitions definition; None for an unpartitioned pipeline.
         backfill_policy: How Dagster divides a backfill into runs. Default: one run for all
             partitions, which share their warm models.

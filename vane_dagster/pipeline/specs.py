@@ -1255,5 +1255,5 @@ def check_id(location: str, id: str, schema: pa.Schema) -> None:
         raise SchemaError(
             f"{location}: the id {id!r} is {kind}; expected whole numbers or text. Cast it in the "
             "source, for example to VARCHAR, or write "
-            f"id=vd.composite_id({id!r}, name={id + '_id'!r})"
+            f"id={{'{id}_id': [{id!r}]}}"
         )

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, described
-from vane_dagster.sources.ingested_files import IngestedSource, SmallFiles
+from vane_dagster.sources.ingested_files import IngestedSource
 from vane_dagster.sources.text_stream import TextStream
 from vane_dagster.types.schema import SchemaLike
 
@@ -65,7 +65,6 @@ def avro(
     schema: SchemaLike | None = None,
     types: SchemaLike | None = None,
     include_paths: bool = False,
-    small_files: SmallFiles = "group",
     asset: Any = None,
     allow_empty: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -82,8 +81,6 @@ def avro(
         schema: The columns of the source with their types; others are not read.
         types: The types of some columns, in place of those in the files.
         include_paths: Whether there is a column `path` with the file's path.
-        small_files: "group" combines small files in a fragment, "separate" makes at least one
-            fragment of each file; see `parquet`.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
         allow_empty: Whether files without any rows are accepted; an error by default.
         storage_options: Options of the fsspec file system, such as an S3 endpoint.
@@ -96,7 +93,7 @@ def avro(
         raise DefinitionError("vd.avro needs fastavro. Install 'vane-dagster[avro]'")
     return AvroSource.declared(
         *(url, schema, types, "utf-8", include_paths),
-        *(small_files, asset, allow_empty, storage_options),
+        *(asset, allow_empty, storage_options),
     )
 
 

@@ -19,7 +19,7 @@ from vane_dagster._arguments import list_of_names, one_of
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError
 from vane_dagster.sources.column_types import shown
-from vane_dagster.sources.ingested_files import IngestedSource, SmallFiles
+from vane_dagster.sources.ingested_files import IngestedSource
 from vane_dagster.sources.text_stream import (
     BLOCK,
     BlockReader,
@@ -33,6 +33,7 @@ from vane_dagster.types.schema import SchemaLike
 _DELIMITERS = (",", "\t", ";", "|")
 _HEADER_BYTES = 4 << 20
 """Bytes in which the header has to end."""
+_HOURS = re.compile("%[HIcXTRs]")
 _LAST = "\N{SYMBOL FOR END OF TRANSMISSION}"
 """The first field of a row that is added to each file: a quote that is not closed swallows it."""
 _ANY_SIZE = 2**31 - 1
@@ -180,7 +181,7 @@ class CsvSource(IngestedSource):
         if repeated := [name for name in names if lower.count(name.lower()) > 1]:
             raise stream.refused(
                 f"the header has the column {repeated[0]!r} twice (SQL ignores case). Rename one, "
-                "or declare skip_rows=1, header=False and column_names=[...]"
+                "or declare skip_rows=1 and header=[...]"
             )
         end = lines.tell()
         return _Header(names, delimiter, end, len(head[:end].splitlines()))
@@ -240,18 +241,15 @@ def csv(
     schema: SchemaLike | None = None,
     types: SchemaLike | None = None,
     delimiter: str | None = None,
-    header: bool = True,
-    column_names: Sequence[str] | None = None,
+    header: bool | Sequence[str] = True,
     quote: str | None = '"',
     escape: str | None = None,
     null_values: Sequence[str] = (),
     skip_rows: int = 0,
     encoding: str = "utf-8",
     decimal_separator: str = ".",
-    date_format: str | None = None,
-    timestamp_format: str | None = None,
+    date_format: str | Sequence[str] | None = None,
     include_paths: bool = False,
-    small_files: SmallFiles = "group",
     asset: Any = None,
     allow_empty: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -273,8 +271,8 @@ def csv(
         types: The types of some columns, in place of those that their values have.
         delimiter: The character between fields. By default, in each file, that of ``,``, tab,
             ``;`` and ``|`` which divides the header into the most fields.
-        header: Whether the first row of each file has the names of the columns.
-        column_names: Names of the columns of files without a header.
+        header: Whether the first row of each file has the names of the columns; or, for files
+            without a header, the names of their columns.
         quote: The character around fields; None for none.
         escape: The character before a quote in a quoted field; the quote itself by default.
         null_values: Texts that are null where they are not quoted, beside the empty one. A quoted
@@ -282,11 +280,9 @@ def csv(
         skip_rows: Lines before the header, or before the first row, that are no data.
         encoding: The encoding of the files: any that Python knows.
         decimal_separator: "." or ",".
-        date_format: The format of dates as of `strptime`, such as ``%d.%m.%Y``; ISO by default.
-        timestamp_format: The format of timestamps; ISO by default.
+        date_format: The format of dates as of `strptime`, such as ``%d.%m.%Y``, or of timestamps,
+            such as ``%d.%m.%Y %H:%M``; or a list of both. Default: ISO.
         include_paths: Whether there is a column `path` with the file's URL.
-        small_files: "group" combines small files in a fragment, "separate" makes at least one
-            fragment of each file; see `parquet`.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
         allow_empty: Whether files without any rows are accepted; an error by default.
         storage_options: Options of the fsspec file system, such as an S3 endpoint.
@@ -296,11 +292,11 @@ def csv(
         SchemaError: If a type is unknown.
     """
     where = "vd.csv"
-    names = list_of_names(where, "column_names", column_names)
-    if names is not None and (header or schema is not None):
+    names = None if isinstance(header, bool) else list_of_names(where, "header", header)
+    if names is not None and schema is not None:
         raise DefinitionError(
-            f"{where}: column_names are for files without a header whose types are found in the "
-            "files; declare header=False, or schema= alone"
+            f"{where}: header and schema both name the columns; leave the names out, as "
+            "header=False"
         )
     given = {"quote": quote, "escape": escape, "delimiter": delimiter}
     for name, value in given.items():
@@ -311,15 +307,28 @@ def csv(
         raise DefinitionError(f"{where}: skip_rows is {skip_rows!r}; expected a number from 0 up")
     return CsvSource.declared(
         *(url, schema, types, encoding, include_paths),
-        *(small_files, asset, allow_empty, storage_options),
+        *(asset, allow_empty, storage_options),
         delimiter=delimiter,
-        header=header,
+        header=header is True,
         column_names=names,
         quote=quote,
         escape=None if escape == quote else escape,
         null_values=list_of_names(where, "null_values", null_values) or (),
         skip_rows=skip_rows,
         decimal_separator=one_of(where, "decimal_separator", decimal_separator, (".", ",")),
-        date_format=date_format,
-        timestamp_format=timestamp_format,
+        **_formats(where, date_format),
     )
+
+
+def _formats(where: str, given: str | Sequence[str] | None) -> dict[str, Any]:
+    """Tell the format of dates from that of timestamps, by the directives for hours."""
+    listed = [given] if isinstance(given, str) else list_of_names(where, "date_format", given)
+    found: dict[str, str] = {}
+    for each in listed or ():
+        name = "timestamp_format" if _HOURS.search(each) else "date_format"
+        if found.setdefault(name, each) != each:
+            raise DefinitionError(
+                f"{where}: date_format has two formats, {found[name]!r} and {each!r}; expected one "
+                "of dates and one of timestamps"
+            )
+    return found

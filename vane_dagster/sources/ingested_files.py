@@ -20,13 +20,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster import _failpoints
-from vane_dagster._arguments import PLACEHOLDER, one_of
+from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import DefinitionError, SchemaError, SourceError, names
 from vane_dagster.sources.base import (
     ROW_ERROR,
@@ -90,7 +90,6 @@ from vane_dagster.types.schema import (
 if TYPE_CHECKING:
     from vane_dagster.storage.store import Store
 
-SmallFiles = Literal["separate", "group"]
 _SMALL_BYTES = 1 << 20
 """Files below this size are converted together, if there are many."""
 _SMALL_FILES = 128
@@ -150,7 +149,6 @@ class IngestedSource(FileSource):
         columns: The declared columns; None for those in the files.
         types: The declared types of some columns.
         include_paths: Whether there is a column `path`.
-        small_files: "separate" or "group".
         root: The store's root, once the source is bound to it.
         pipeline: The pipeline, whose kept types are its own.
         connect: Connects to the run's cluster; see `with_cluster`.
@@ -162,7 +160,6 @@ class IngestedSource(FileSource):
     types: pa.Schema | None = None
     encoding: str = "utf-8"
     include_paths: bool = False
-    small_files: SmallFiles = "group"
     root: Location | None = field(default=None, repr=False, compare=False)
     pipeline: str = field(default="", repr=False, compare=False)
     connect: Connect | None = field(default=None, repr=False, compare=False)
@@ -231,7 +228,6 @@ class IngestedSource(FileSource):
         types: SchemaLike | None,
         encoding: str,
         include_paths: bool,
-        small_files: SmallFiles,
         asset: Any,
         allow_empty: bool,
         storage_options: Mapping[str, Any] | None,
@@ -245,7 +241,6 @@ class IngestedSource(FileSource):
             types: The types of some columns.
             encoding: The encoding of the files.
             include_paths: Whether there is a column `path`.
-            small_files: "separate" or "group".
             asset: The asset that writes the files.
             allow_empty: Whether a partition without rows is accepted.
             storage_options: Options of the fsspec file system.
@@ -275,7 +270,6 @@ class IngestedSource(FileSource):
             columns=pinned if types is None else None,
             types=pinned if types is not None else None,
             include_paths=include_paths,
-            small_files=one_of(where, "small_files", small_files, ("separate", "group")),
             **own,
         )
 
@@ -284,9 +278,8 @@ class IngestedSource(FileSource):
 
     @property
     def splitting(self) -> str:
-        grouped = "group small files, 1" if self.small_files == "group" else ""
         declared = [_types_text(each) for each in (self.columns, self.types)]
-        return json.dumps([self.reading, declared, self.include_paths, grouped])
+        return json.dumps([self.reading, declared, self.include_paths, "group small files, 1"])
 
     @property
     def reading(self) -> str:
@@ -346,7 +339,7 @@ class IngestedSource(FileSource):
         sizes: list[FileSize] = []
         for file, rows in found:
             size = FileSize(file.url, rows.rows, rows.bytes)
-            if size.rows and self.small_files == "group" and is_small(size, rule.rows, rule.bytes):
+            if size.rows and is_small(size, rule.rows, rule.bytes):
                 small[file.url] = (file, rows)
                 sizes.append(size)
                 continue

@@ -17,7 +17,7 @@ import pyarrow.json as arrow_json
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.sources.column_types import LARGEST
-from vane_dagster.sources.ingested_files import IngestedSource, SmallFiles
+from vane_dagster.sources.ingested_files import IngestedSource
 from vane_dagster.sources.text_stream import TextStream, whole_lines, with_compressed
 from vane_dagster.types.schema import SchemaLike
 
@@ -103,7 +103,6 @@ def json(
     types: SchemaLike | None = None,
     encoding: str = "utf-8",
     include_paths: bool = False,
-    small_files: SmallFiles = "group",
     asset: Any = None,
     allow_empty: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -125,8 +124,6 @@ def json(
             for strings with ISO dates.
         encoding: The encoding of the files: any that Python knows.
         include_paths: Whether there is a column `path` with the file's path.
-        small_files: "group" combines small files in a fragment, "separate" makes at least one
-            fragment of each file; see `parquet`.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
         allow_empty: Whether files without any rows are accepted; an error by default.
         storage_options: Options of the fsspec file system, such as an S3 endpoint.
@@ -137,7 +134,7 @@ def json(
     """
     return JsonSource.declared(
         *(url, schema, types, encoding, include_paths),
-        *(small_files, asset, allow_empty, storage_options),
+        *(asset, allow_empty, storage_options),
     )
 
 

@@ -19,7 +19,7 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError, UdfError, first_line
-from vane_dagster.fingerprint.code import CodeIdentity, code_identity, unwrapped
+from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
@@ -31,6 +31,7 @@ from vane_dagster.sources.table_reader import table_schema
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of_value
 from vane_dagster.storage.filesystem import IO_THREADS
 from vane_dagster.storage.stored_tables import MADE, ParquetRows, Piece, StoredTable, tables
+from vane_dagster.types.callables import unwrapped
 from vane_dagster.types.schema import check_distinct, merged_types
 
 _LABEL = "vd.ray_dataset"

@@ -84,8 +84,8 @@ class IdRule(ABC):
         if taken := [name for name in source.names if name.lower() == self.name.lower()]:
             raise SchemaError(
                 f"{location}: the id column {self.name!r} would be computed, but the source has a "
-                f"column {taken[0]!r}. Give the id another name, by name= of vd.composite_id or "
-                f"vd.row_id, or use that column, as id={taken[0]!r}"
+                f'column {taken[0]!r}. Give the id another name, as id={{"name": [...]}} or '
+                f"vd.row_id(name), or use that column, as id={taken[0]!r}"
             )
         return pa.schema([pa.field(self.name, pa.string()), *source])
 
@@ -296,37 +296,38 @@ class RowId(IdRule):
         return f"file://{text}" if is_path else text
 
 
-@known_keywords("vd.composite_id")
-def composite_id(*columns: str, name: str = COMPOSITE_ID) -> CompositeId:
-    r"""Declare several columns as the id of a source's rows; ``Pipeline(id=[...])`` is the same.
+def composite_id(location: str, columns: Any, name: Any = COMPOSITE_ID) -> CompositeId:
+    r"""Return the rule for an id of several columns.
 
     The rows get a text column that joins the values by ``|``, as ``a|3``. Different values have
     different texts: ``|`` in a value becomes ``\|``, and ``\`` becomes ``\\``. Times are in ISO
     form, those with a time zone in UTC, and bytes are hexadecimal.
 
     Args:
-        *columns: The columns, in order. A row with a null in one of them has no id.
+        location: The pipeline, for messages.
+        columns: The columns, in order. A row with a null in one of them has no id.
         name: The id column that every stage has.
 
     Raises:
         DefinitionError: If there is no column, one is repeated, or `name` is one of them.
     """
-    location = "vd.composite_id"
-    if not columns or not all(isinstance(column, str) and column for column in columns):
+    is_list = isinstance(columns, (list, tuple)) and bool(columns)
+    if not is_list or not all(isinstance(column, str) and column for column in columns):
         raise DefinitionError(
-            f"{location}: columns are {columns!r}; expected names, as "
-            "vd.composite_id('doc', 'page')"
+            f'{location}: the columns of the id are {columns!r}; expected names, as ["doc", "page"]'
         )
     folded = [column.lower() for column in columns]
     if twice := [column for column in columns if folded.count(column.lower()) > 1]:
-        raise DefinitionError(f"{location}: {names(twice)} are the same column; name each once")
+        raise DefinitionError(
+            f"{location}: {names(twice)} of the id are the same column; name each once"
+        )
     _check_name(location, name)
     if name.lower() in folded:
         raise DefinitionError(
-            f"{location}: name is {name!r}, which is one of the columns. Give the id another name, "
-            f"as vd.composite_id({', '.join(map(repr, columns))}, name='{name}_text')"
+            f"{location}: the id is named {name!r}, which is one of its columns. Give it another "
+            f"name, as id={{'{name}_text': {list(columns)!r}}}"
         )
-    return CompositeId(name, columns)
+    return CompositeId(name, tuple(columns))
 
 
 @known_keywords("vd.row_id")
@@ -346,7 +347,7 @@ def row_id(name: str = ROW_ID) -> RowId:
     return RowId(name)
 
 
-IdLike = Union[str, Sequence[str], IdRule]
+IdLike = Union[str, Sequence[str], Mapping[str, Sequence[str]], IdRule]
 
 
 def as_id(location: str, id: Any) -> str | IdRule:
@@ -354,24 +355,24 @@ def as_id(location: str, id: Any) -> str | IdRule:
 
     Args:
         location: The pipeline, for messages.
-        id: A name, a list of names, or the result of `composite_id` or `row_id`.
+        id: A name, a list of names, a name with a list of names, or the result of `row_id`.
 
     Raises:
         DefinitionError: If it is none of these, or invalid.
     """
     if isinstance(id, IdRule) or (isinstance(id, str) and id):
         return id
-    if id is composite_id or id is row_id:
-        raise DefinitionError(f"{location}: id is the function vd.{id.__name__}; call it")
+    if id is row_id:
+        raise DefinitionError(f"{location}: id is the function vd.row_id; call it")
+    if isinstance(id, Mapping) and len(id) == 1:
+        ((name, columns),) = id.items()
+        return composite_id(location, columns, name)
     if not isinstance(id, (list, tuple)) or not id:
         raise DefinitionError(
             f"{location}: id is {id!r}; expected the name of the id column, a list of several "
             "columns, or vd.row_id() if no column identifies a row"
         )
-    try:
-        rule = composite_id(*id)
-    except DefinitionError as error:
-        raise DefinitionError(f"{location}: id is {id!r}. {error}") from None
+    rule = composite_id(location, id)
     return rule.columns[0] if len(rule.columns) == 1 else rule
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster.sources.ingested_files import IngestedSource, SmallFiles
+from vane_dagster.sources.ingested_files import IngestedSource
 from vane_dagster.sources.text_stream import TextStream, whole_lines, with_compressed
 
 _SCHEMA = pa.schema([("text", pa.string())])
@@ -41,7 +41,6 @@ def text(
     *,
     encoding: str = "utf-8",
     include_paths: bool = False,
-    small_files: SmallFiles = "group",
     asset: Any = None,
     allow_empty: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -57,8 +56,6 @@ def text(
             ``{partition_key.<dimension>}`` for a partitioned pipeline.
         encoding: The encoding of the files: any that Python knows.
         include_paths: Whether there is a column `path` with the file's path.
-        small_files: "group" combines small files in a fragment, "separate" makes at least one
-            fragment of each file; see `parquet`.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
         allow_empty: Whether files without any rows are accepted; an error by default.
         storage_options: Options of the fsspec file system, such as an S3 endpoint.
@@ -68,5 +65,5 @@ def text(
     """
     return TextSource.declared(
         *(url, None, None, encoding, include_paths),
-        *(small_files, asset, allow_empty, storage_options),
+        *(asset, allow_empty, storage_options),
     )
