@@ -330,7 +330,7 @@ def test_a_reader_of_a_damaged_part(as_, tmp_path, source, local, materialize):
     assert len(vd.load("docs/double", store=store, as_=as_)) == ROWS
     victim = parts(tmp_path, "double")[1]
     flip(victim)
-    with pytest.raises(vd.StoreError) as raised:
+    with pytest.raises(vd.errors.StoreError) as raised:
         vd.load("docs/double", store=store, as_=as_)
     message = str(raised.value)
     assert re.search(rf"'docs/double', file '\S+{victim.name}': a file is damaged or gone", message)
@@ -558,7 +558,7 @@ def test_a_write_that_fails_for_good_leaves_what_was_there(faulty, bucket):
         faults.rules.clear()
         faults.done.clear()
         faults.add(kind, 1000, "PUT", "/f")
-        with pytest.raises(vd.StoreError, match=r"cannot be written: .*tried several times"):
+        with pytest.raises(vd.errors.StoreError, match=r"cannot be written: .*tried several times"):
             bucket.write("f", bytes(300_000))
         assert len(faults.done) >= 4
         assert bucket.read("f") == b"before"

@@ -46,7 +46,7 @@ def types(source: Any) -> dict[str, str]:
 
 
 def refusal(source: Any) -> str:
-    with pytest.raises(vd.SourceError) as caught:
+    with pytest.raises(vd.errors.SourceError) as caught:
         rows(source)
     return str(caught.value)
 

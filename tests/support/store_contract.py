@@ -144,7 +144,7 @@ def test_the_same_rows_are_the_same_file(root):
 def test_a_broken_part_is_named(root):
     info = part(root)
     root.write(info.name, b"PAR1")
-    with pytest.raises(vd.StoreError, match=rf"{info.name}.*is damaged and cannot be read"):
+    with pytest.raises(vd.errors.StoreError, match=rf"{info.name}.*is damaged and cannot be read"):
         read_part_info(root, info.name)
 
 
@@ -262,7 +262,7 @@ def test_an_id_in_two_fragments_is_refused_with_its_files(store):
         for n, ids in enumerate([[1, 9], [2, 3], [4, 9, 3], [20, 30], [5, 6]])
     ]
     error = commit(store, manifest(parts), unique="id")
-    assert isinstance(error, vd.SourceError)
+    assert isinstance(error, vd.errors.SourceError)
     assert "stage 'docs/s', partition 'p'" in str(error)
     assert "ids 3, 9 of 'id'" in str(error)
     assert "in 'file:///f0', 'file:///f1', 'file:///f2';" in str(error), "and not f3 and f4"
@@ -275,7 +275,7 @@ def test_what_is_below_a_failed_commit_is_withheld(store):
     parts = [part(folder, [1], key="1" * 40), part(folder, [1, 2], key="2" * 40)]
     below = (manifest(stage="below"), {"waits_for": ["s"]})
     outcomes = commits(store, [(manifest(parts), {"unique": "id"}), below])
-    assert isinstance(outcomes["s"], vd.SourceError)
+    assert isinstance(outcomes["s"], vd.errors.SourceError)
     assert isinstance(outcomes["below"], WithheldError)
     assert outcomes["below"].upstream == "s"
     assert "its upstream 's' was not committed" in str(outcomes["below"])
@@ -343,7 +343,7 @@ def test_what_a_killed_run_published_goes_with_the_next(store, killed_in, monkey
             patch.setattr(store, "commit", interrupted_after(0, None))
         else:
             patch.setattr(store, "published_before", interrupted_after(0, None))
-        assert isinstance(publish(store, target, {"c": [3]}, "2"), vd.StoreError)
+        assert isinstance(publish(store, target, {"c": [3]}, "2"), vd.errors.StoreError)
     assert 3 in published(target)
     publish(store, target, {"d": [4]}, "3")
     assert published(target) == [4]
@@ -392,7 +392,7 @@ def test_another_run_is_blamed_for_a_lost_part_if_it_published(store, record, me
     monkeypatch.setattr(FolderPublisher, "publish", overtaken)
     declared = replace(publisher(target)._declared, target_bytes=merged)
     error = commit(store, manifest([info]), publish=FolderPublisher(declared, None))
-    assert isinstance(error, vd.StoreError)
+    assert isinstance(error, vd.errors.StoreError)
     assert f"{(staging if merged else target).url!r} does not have {info.name!r}" in str(error)
     blamed = "another run (other) published the same partition at the same time. Run it again"
     assert (blamed in str(error)) == bool(record)

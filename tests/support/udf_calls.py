@@ -59,7 +59,7 @@ def call(
 
 
 def refused(fn: Any, schema: Any, *words: str, **given_: Any) -> str:
-    with pytest.raises(vd.UdfError) as raised:
+    with pytest.raises(vd.errors.UdfError) as raised:
         call(fn, schema, **given_)
     for word in ("stage 'docs/m', fragment 0", *words):
         assert word in str(raised.value)

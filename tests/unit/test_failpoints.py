@@ -45,12 +45,16 @@ def test_each_operation_on_storage(tmp_path):
         testing.StorageFault("*/deep", "disconnect", "list", times=2),
         testing.StorageFault(f"file://{tmp_path}/deep/g", "disconnect", calls=1),
     ) as injected:
-        with pytest.raises(vd.StoreError, match=r"cannot be written: .*No space left on device"):
+        with pytest.raises(
+            vd.errors.StoreError, match=r"cannot be written: .*No space left on device"
+        ):
             folder.write("f", b"2")
         folder.write("f", b"3")
-        with pytest.raises(vd.StoreError, match=r"cannot be read: .*Permission denied"):
+        with pytest.raises(vd.errors.StoreError, match=r"cannot be read: .*Permission denied"):
             folder.read("f")
-        with pytest.raises(vd.StoreError, match=r"cannot be deleted from: .*Permission denied"):
+        with pytest.raises(
+            vd.errors.StoreError, match=r"cannot be deleted from: .*Permission denied"
+        ):
             folder.delete(["f"])
         folder.move("f", folder, "g")
         assert list(folder.names()) == ["g"]

@@ -10,7 +10,7 @@ import pytest
 import vane_dagster as vd
 from vane_dagster._keywords import known_keywords, require_columns
 
-OPEN = {"cls", "composite_id", "huggingface"}
+OPEN = {"cls", "huggingface"}
 """Functions with further arguments: values of any number, or options of another library."""
 NAMED = [name for name in vd.__all__ if inspect.isfunction(getattr(vd, name)) and name not in OPEN]
 
@@ -41,7 +41,7 @@ def test_arguments_without_a_name():
         (lambda: stage.preview(row=3), "Did you mean 'rows'"),
         (lambda: stage.preview(3, "day"), "Stage.preview takes 'rows' by position.*partition="),
         (lambda: vd.Pipeline("docs", vd.parquet("x")), "vd.Pipeline takes 'name' by position"),
-        (lambda: vd.composite_id("a", nam="b"), "of vd.composite_id. Did you mean 'name'"),
+        (lambda: vd.row_id(nam="b"), "of vd.row_id. Did you mean 'name'"),
     ):
         with pytest.raises(vd.DefinitionError, match=expected):
             call()
@@ -79,7 +79,7 @@ def test_a_checked_function_stays_what_it_is():
     ],
 )
 def test_an_unknown_column_is_reported_with_those_that_exist(wanted, columns, text):
-    with pytest.raises(vd.SchemaError) as raised:
+    with pytest.raises(vd.errors.SchemaError) as raised:
         require_columns("'docs'", wanted, columns, fix="Fix it")
     assert str(raised.value).endswith(text)
     require_columns("'docs'", columns, columns)

@@ -35,7 +35,7 @@ def test_a_password_in_a_url_is_a_storage_option(denying):
     assert folder.url == f"http://{place}"
     assert folder.read("b") == b"rows"
     assert pickle.loads(pickle.dumps(folder)).child("c").read("d") == b"rows"
-    with pytest.raises(vd.StoreError) as raised:
+    with pytest.raises(vd.errors.StoreError) as raised:
         Location(f"http://reader:no{quoted}@{place}").read("b")
     text = f"{raised.value} {raised.value.__cause__} {folder}"
     assert secret not in text
@@ -85,7 +85,7 @@ def test_what_is_masked():
     assert masked(text) == f"*** *** {plain} {short} abcde"
     assert deep not in masked(repr({"private_key": f"-----\n{deep}\n-----"}))
     assert masked("https://me:word@host/x?sig=abc&y=1") == "https://***@host/x?sig=***&y=1"
-    assert str(vd.StoreError(f"no {key}")) == "no ***"
+    assert str(vd.errors.StoreError(f"no {key}")) == "no ***"
 
 
 def test_errors_without_a_class_of_this_package_are_masked_with_their_causes():
@@ -129,7 +129,7 @@ def test_arguments_are_not_shown():
 
 def test_a_variable_in_options_that_is_not_set():
     store = vd.FragmentStore(root="/x", storage_options={"secret": dg.EnvVar("VANE_NOT_SET")})
-    with pytest.raises(vd.StoreError, match="'VANE_NOT_SET'"):
+    with pytest.raises(vd.errors.StoreError, match="'VANE_NOT_SET'"):
         store.open()
 
 

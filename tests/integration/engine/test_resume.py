@@ -95,7 +95,7 @@ def test_a_dataset_is_what_the_manifest_names_and_nothing_else(tmp_path, local, 
         )
         return pipeline
 
-    with pytest.raises(vd.StoreError, match="'docs/clean' was never materialized"):
+    with pytest.raises(vd.errors.StoreError, match="'docs/clean' was never materialized"):
         store.dataset("docs/clean")
     write_source(tmp_path / "src", {"id": range(5)})
     materialize(project("id * 2"), local)

@@ -203,7 +203,7 @@ def test_missing_partitions(tmp_path, store, local):
     made = docs(tmp_path)
     resources = {"compute": local, "store": store}
     assert dg.materialize([made.build_assets()], resources=resources, partition_key="a").success
-    with pytest.raises(vd.StoreError) as raised:
+    with pytest.raises(vd.errors.StoreError) as raised:
         run([reader_of(pa.Table, [])], made, store)
     assert "'docs/more': partitions 'b', 'c / ü' were never materialized" in str(raised.value)
     assert "allow_missing_partitions" in str(raised.value)
@@ -215,7 +215,7 @@ def test_missing_partitions(tmp_path, store, local):
 
 def test_an_annotation_that_is_no_form(pipeline, filled):
     for kind in (dict[str, pa.Table], int):
-        with pytest.raises(vd.StoreError) as raised:
+        with pytest.raises(vd.errors.StoreError) as raised:
             run([reader_of(kind, [])], pipeline, filled)
         assert "expected one of pyarrow.Table, pyarrow.dataset.Dataset" in str(raised.value)
 
@@ -340,10 +340,10 @@ def test_partitions_are_kept_apart(store):
 
 def test_several_partitions_of_a_run(store):
     given = {"partitions_def": PARTS, "backfill_policy": SINGLE_RUN}
-    with pytest.raises(vd.StoreError) as raised:
+    with pytest.raises(vd.errors.StoreError) as raised:
         put(ordinary(ROWS, **given), store, tags=WHOLE)
     assert "for 3 partitions, 'a', 'b', 'c / ü'; expected a dict" in str(raised.value)
-    with pytest.raises(vd.StoreError) as raised:
+    with pytest.raises(vd.errors.StoreError) as raised:
         put(ordinary({"a": ROWS, "x": ROWS}, **given), store, tags=WHOLE)
     assert "rows of the partitions 'a', 'x'; the run is for 'a', 'b', 'c / ü'" in str(raised.value)
     by_key = {key: ROWS.slice(number) for number, key in enumerate(KEYS)}
@@ -383,7 +383,7 @@ def test_nothing_and_what_is_no_rows(store, tmp_path):
         ([1, 2], "'Raw/s3/raw' returned a builtins.list; expected one of pyarrow.Table"),
         ({"a": ROWS}, "returned a builtins.dict"),
     ):
-        with pytest.raises(vd.StoreError) as raised:
+        with pytest.raises(vd.errors.StoreError) as raised:
             put(ordinary(value), store)
         assert re.search(message, str(raised.value))
 
@@ -397,7 +397,7 @@ def test_an_op_is_told_that_assets_alone_are_kept(store):
     def job():
         make()
 
-    with pytest.raises(vd.StoreError) as raised:
+    with pytest.raises(vd.errors.StoreError) as raised:
         job.execute_in_process()
     assert "FragmentStore keeps the rows of assets" in str(raised.value)
 

@@ -16,7 +16,9 @@ from vane_dagster.orchestration import resources
 def test_a_process_that_is_connected_elsewhere_is_told_so(cluster):
     cluster.connect()
 
-    with pytest.raises(vd.ComputeError, match=r"is connected to the Ray cluster at 127\.0\.0\.1:"):
+    with pytest.raises(
+        vd.errors.ComputeError, match=r"is connected to the Ray cluster at 127\.0\.0\.1:"
+    ):
         vd.RayCompute(address="127.0.0.1:1").backend(print)
 
 
@@ -42,7 +44,7 @@ def test_an_address_that_accepts_connections_but_never_responds_is_an_error(sche
     with socket.create_server(("127.0.0.1", 0)) as hung:
         address = f"{scheme}127.0.0.1:{hung.getsockname()[1]}"
         expected = f"at '{address}' cannot be reached: no response within 0.2 s"
-        with pytest.raises(vd.ComputeError, match=expected):
+        with pytest.raises(vd.errors.ComputeError, match=expected):
             vd.RayCompute(address=address).backend(print)
 
 

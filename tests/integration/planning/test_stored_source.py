@@ -126,7 +126,7 @@ def test_a_partition_that_is_missing_fails_alone(store, local):
     plan = plan_run(docs, ["clean", "more"], KEYS, store.open())
     assert [partition.key for partition in plan.partitions] == ["a"]
     (error,) = plan.failed.values()
-    assert isinstance(error, vd.SourceError)
+    assert isinstance(error, vd.errors.SourceError)
     assert "asset 'raw_docs' was never materialized" in str(error)
     assert "'Ö / b'" in str(error)
 

@@ -103,7 +103,7 @@ def test_a_run_over_computed_ids(tmp_path, folder, local, materialize, id):
     assert (child.steps[0].url, child.steps[0].row) == (url, 1)
     forward = vd.trace("docs", ids["b|", 1], forward=True, store=str(store))
     assert "no page like this" in forward.missing["docs/loud"]
-    with pytest.raises(vd.TraceError, match="has no row with id 'x'"):
+    with pytest.raises(vd.errors.TraceError, match="has no row with id 'x'"):
         vd.trace("docs", "x", forward=True, store=str(store))
 
 
@@ -113,11 +113,13 @@ def test_an_id_is_given_by_its_columns(tmp_path, folder, local, materialize):
     for id in (("b|", 2), {"page": 2, "doc": "b|"}, "b\\||2"):
         assert vd.trace("docs/loud", id, store=store).steps[0].row == 5
         assert vd.trace("docs", id, forward=True, store=store).steps[0].row == 5
-    with pytest.raises(vd.TraceError, match=r"expected the values of \(doc, page\)"):
+    with pytest.raises(vd.errors.TraceError, match=r"expected the values of \(doc, page\)"):
         vd.trace("docs/loud", ("b|",), store=store)
-    with pytest.raises(vd.TraceError, match="expected values of doc string, page int64"):
+    with pytest.raises(vd.errors.TraceError, match="expected values of doc string, page int64"):
         vd.trace("docs/loud", ("b|", "two"), store=store)
-    with pytest.raises(vd.TraceError, match="expected one value, because 'word_id' is no id of"):
+    with pytest.raises(
+        vd.errors.TraceError, match="expected one value, because 'word_id' is no id of"
+    ):
         vd.trace("docs/words", ("b|", 2), store=store)
     command = ["trace", "docs/loud", "--id", "b|", "--id", "2", "--store", store, "--json"]
     result = CliRunner().invoke(main, command, catch_exceptions=False)
@@ -135,7 +137,7 @@ def test_rows_of_a_rewritten_file_have_the_ids_of_their_new_places(
     assert any("the file was changed since" in note for note in step.notes)
     forward = vd.trace("docs", f"{url}#2", forward=True, store=store)
     assert "the file was changed since" in forward.steps[0].notes[0]
-    with pytest.raises(vd.TraceError, match="no row with id"):
+    with pytest.raises(vd.errors.TraceError, match="no row with id"):
         vd.trace("docs", (url, 6), forward=True, store=store)
 
     result = materialize(docs(folder, vd.row_id()), local)
@@ -172,7 +174,7 @@ def test_a_clash_with_a_column_is_refused(tmp_path, local, materialize):
     write_source(tmp_path / "src", {"doc": ["a"], "page": [1], "id": [7], "text": ["x"]})
     error = failure(materialize(docs(tmp_path / "src", DOC_PAGE), local, raises=False))
     assert "name='doc_page_id'" in error
-    named = vd.composite_id("doc", "page", name="key")
+    named = {"key": ["doc", "page"]}
     materialize(docs(tmp_path / "src", named), local)
     assert vd.load("docs/kept", store=str(tmp_path / "store"))["key"].to_pylist() == ["a|1"]
     error = failure(materialize(docs(tmp_path / "src", ["doc", "leaf"]), local, raises=False))
@@ -181,11 +183,9 @@ def test_a_clash_with_a_column_is_refused(tmp_path, local, materialize):
 
 def test_a_stage_of_another_pipeline_by_several_columns(tmp_path, folder, local, materialize):
     first = docs(folder, DOC_PAGE)
-    with pytest.raises(vd.DefinitionError, match=r"as vd\.composite_id.*name='id_word_id'"):
+    with pytest.raises(vd.DefinitionError, match=r"as id={.name.: \[\.\.\.\]}"):
         vd.Pipeline("next", source=first["words"], id=["id", "word"])
-    second = vd.Pipeline(
-        "next", source=first["words"], id=vd.composite_id("id", "word", name="key")
-    )
+    second = vd.Pipeline("next", source=first["words"], id={"key": ["id", "word"]})
     second.project("long", {"long": "word || '!'"})
     materialize(first, local)
     materialize(second, local)

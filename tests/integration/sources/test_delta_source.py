@@ -378,7 +378,7 @@ def test_rows_that_are_identified_by_several_columns(tmp_path, local, materializ
     path = next(a["path"] for a in log_actions(table, "add") if "day=b" in a["path"])
     delete_positions(table, path, [0])
     source = vd.delta(str(table), filter="n < 90")
-    pipeline = vd.Pipeline("docs", source=source, id=vd.composite_id("day", "n", name="key"))
+    pipeline = vd.Pipeline("docs", source=source, id={"key": ["day", "n"]})
     pipeline.project("clean", {"n": "n"})
     materialize(pipeline, local)
     found = read_stage(tmp_path / "store", "docs", "clean")

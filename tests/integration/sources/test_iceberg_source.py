@@ -179,7 +179,9 @@ def test_only_named_columns_count(tmp_path, catalog, local, materialize):
         update.add_column("more", StringType())
     result = materialize(docs(catalog, ["n"], **given), local)
     assert metadata(result, "clean")["fragments_computed"] == 0
-    with pytest.raises(vd.SourceError, match="has no column 'm'; it has 'id', 'n', 'text', 'more'"):
+    with pytest.raises(
+        vd.errors.SourceError, match="has no column 'm'; it has 'id', 'n', 'text', 'more'"
+    ):
         vd.iceberg(catalog, "db.docs", columns=["m"]).schema("here")
 
 
@@ -346,7 +348,7 @@ def test_a_file_that_is_gone_when_it_is_read(tmp_path, catalog):
     Path(path.removeprefix("file://")).unlink()
     snapshot = table.metadata.current_snapshot_id
     words = f"here: data file '{path}' of snapshot {snapshot} of Iceberg table 'db.docs' is gone"
-    with pytest.raises(vd.SourceError, match=words):
+    with pytest.raises(vd.errors.SourceError, match=words):
         source.for_workers().read(found.fragments[0], found.schema, ReadContext("here"))
 
 

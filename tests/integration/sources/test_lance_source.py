@@ -203,7 +203,9 @@ def test_only_named_columns_count(tmp_path, url, local, materialize):
     lance.dataset(url).add_columns({"more": "n + 1"})
     assert computed(materialize(docs(url, ["n"], **given), local)) == 0
     assert computed(materialize(docs(url, ["n", "more"]), local)) == 1
-    with pytest.raises(vd.SourceError, match="has no column 'm'; it has 'id', 'n', 'text', 'more'"):
+    with pytest.raises(
+        vd.errors.SourceError, match="has no column 'm'; it has 'id', 'n', 'text', 'more'"
+    ):
         vd.lance(url, columns=["m"]).schema("here")
 
 

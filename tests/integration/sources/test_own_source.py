@@ -139,7 +139,7 @@ def test_a_source_of_the_user_with_a_computed_id(tmp_path, compute, materialize)
     write(tmp_path / "src" / "a.jsonl", 0, 3)
     source, store = JsonLines(str(tmp_path / "src")), str(tmp_path / "store")
     for id, ids in (
-        (vd.composite_id("id", "text", name="key"), ["1|t1", "2|t2"]),
+        ({"key": ["id", "text"]}, ["1|t1", "2|t2"]),
         (vd.row_id("key"), [f"file://{tmp_path}/src/a.jsonl#{row}" for row in (1, 2)]),
     ):
         pipeline = vd.Pipeline("docs", source=source, id=id)

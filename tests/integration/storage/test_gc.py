@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one(made, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", broken)
-    with pytest.raises(vd.StoreError, match="cannot be listed: PermissionError"):
+    with pytest.raises(vd.errors.StoreError, match="cannot be listed: PermissionError"):
         gc(made, 8)
 
 
@@ -348,7 +348,9 @@ def test_a_target_that_cannot_be_read_is_told_and_passed_over(killed):
     assert "docs/out: passed over the target 'nosuch://lake/x'" in result.output
 
     kept.write_text("{}")
-    with pytest.raises(vd.StoreError, match=r"target.json' is not readable: 'url'. Delete it"):
+    with pytest.raises(
+        vd.errors.StoreError, match=r"target.json' is not readable: 'url'. Delete it"
+    ):
         gc(root, 10)
 
 

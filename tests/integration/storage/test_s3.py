@@ -36,17 +36,19 @@ def store(root: Location) -> Store:
 
 
 def test_a_bucket_that_is_not_there(s3):
-    with pytest.raises(vd.StoreError, match=r"'s3://nowhere/x' cannot be written.*Check"):
+    with pytest.raises(vd.errors.StoreError, match=r"'s3://nowhere/x' cannot be written.*Check"):
         Location("s3://nowhere/x", s3).write("f", b"1")
 
 
 def test_a_server_that_is_not_there(s3):
     config = {"retries": {"max_attempts": 0}, "connect_timeout": 1}
     options = {**s3, "endpoint_url": "http://127.0.0.1:1", "config_kwargs": config}
-    with pytest.raises(vd.StoreError, match=r"'s3://lake/x' cannot be listed"):
+    with pytest.raises(vd.errors.StoreError, match=r"'s3://lake/x' cannot be listed"):
         Location("s3://lake/x", options).names()
     listed = vd.parquet("s3://lake/x", storage_options=options).list_files([None], "here")[None]
-    with pytest.raises(vd.SourceError, match=r"'s3://lake/x' cannot be listed.*the credentials"):
+    with pytest.raises(
+        vd.errors.SourceError, match=r"'s3://lake/x' cannot be listed.*the credentials"
+    ):
         raise listed
 
 

@@ -29,6 +29,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
 from vane_dagster.tracing.render import sample_trace
+from vane_dagster.tracing.steps import Step, Trace
 
 DAYS = dg.StaticPartitionsDefinition(["2026-01-01", "2026-01-02"])
 STAGES = ("clean", "upper", "embedded", "joined", "words", "by_word", "by_doc", "published")
@@ -139,18 +140,16 @@ def changing(tmp_path, local) -> Path:
     return make(tmp_path, local)
 
 
-def trace(
-    folder: Path, stage: str, id: Any, partition: str | None = "2026-01-02", **kw
-) -> vd.Trace:
+def trace(folder: Path, stage: str, id: Any, partition: str | None = "2026-01-02", **kw) -> Trace:
     return vd.trace(stage, id, partition, store=str(folder / "store"), **kw)
 
 
-def by_stage(found: vd.Trace) -> dict[str, vd.Step]:
+def by_stage(found: Trace) -> dict[str, Step]:
     assert len({step.stage for step in found.steps}) == len(found.steps)
     return {step.stage.removeprefix("docs/"): step for step in found.steps}
 
 
-def row_at(step: vd.Step) -> dict[str, Any]:
+def row_at(step: Step) -> dict[str, Any]:
     """The row that a step points at, read from the file itself."""
     path = step.url.removeprefix("file://")
     return pq.ParquetFile(path).read().slice(step.row, 1).to_pylist()[0]
@@ -318,7 +317,7 @@ def test_a_recomputed_upstream_is_not_taken_for_the_one_that_was_used(unpartitio
     assert steps["clean"].manifest.startswith("00000001-")
     assert steps["clean"].run_id == used.run_id
     assert row_at(steps["clean"])["id"] == 42
-    with pytest.raises(vd.TraceError, match="filtered by 'docs/clean'"):
+    with pytest.raises(vd.errors.TraceError, match="filtered by 'docs/clean'"):
         trace(unpartitioned, "docs/clean", 42, None)
 
 
@@ -342,7 +341,9 @@ def test_a_collected_manifest_and_a_lost_part_are_told(unpartitioned):
     assert "upper" not in collected
 
     Path(before["joined"].url).unlink()
-    with pytest.raises(vd.StoreError, match=r"'docs/joined': a part of its manifest .* is gone"):
+    with pytest.raises(
+        vd.errors.StoreError, match=r"'docs/joined': a part of its manifest .* is gone"
+    ):
         trace(unpartitioned, "docs/joined", 42, None)
 
 
@@ -411,7 +412,7 @@ def test_merged_files_of_a_publication(tmp_path, local, materialize):
     alone = by_stage(trace(tmp_path, "docs/published", 0, None))  # in the range of one part
     assert row_at(alone["published"])["id"] == row_at(alone["source"])["id"] == 0
     assert "was collected" in alone["clean"].notes[0]
-    with pytest.raises(vd.StoreError, match="its files are merged"):
+    with pytest.raises(vd.errors.StoreError, match="its files are merged"):
         trace(tmp_path, "docs/published", 42, None)
 
 
@@ -438,7 +439,7 @@ def test_merged_files_of_a_publication(tmp_path, local, materialize):
     ],
 )  # fmt: skip
 def test_what_is_not_there(traced, stage, id, partition, forward, message):
-    with pytest.raises(vd.TraceError, match=message):
+    with pytest.raises(vd.errors.TraceError, match=message):
         trace(traced, stage, id, partition, forward=forward)
 
 
@@ -467,9 +468,9 @@ def test_a_partition_given_for_none(unpartitioned):
     found = vd.trace(docs(unpartitioned / "src")["clean"], 42, store=unpartitioned / "store")
     assert found == trace(unpartitioned, "docs/clean", "42", None)
     (unpartitioned / "store" / "docs" / "begun" / "parts").mkdir(parents=True)
-    with pytest.raises(vd.TraceError, match="'docs/begun' was begun and never committed"):
+    with pytest.raises(vd.errors.TraceError, match="'docs/begun' was begun and never committed"):
         trace(unpartitioned, "docs/begun", 1, None)
-    with pytest.raises(vd.TraceError, match="not partitioned; leave partition 'x' out"):
+    with pytest.raises(vd.errors.TraceError, match="not partitioned; leave partition 'x' out"):
         trace(unpartitioned, "docs/clean", 1, "x")
 
 
@@ -480,7 +481,9 @@ def test_a_user_who_drops_rows_is_named(tmp_path, local, materialize):
     pipeline.join("both", pipeline.project("all", ["id"]), even)
     materialize(pipeline, local)
 
-    with pytest.raises(vd.TraceError, match=r"row 18 of .*, and was filtered by 'docs/even'"):
+    with pytest.raises(
+        vd.errors.TraceError, match=r"row 18 of .*, and was filtered by 'docs/even'"
+    ):
         trace(tmp_path, "docs/both", 41, None)
     found = trace(tmp_path, "docs", 41, None, forward=True)
     assert found.missing == {
@@ -509,9 +512,11 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path, local, material
     materialize(pipeline, local)
 
     refused = "quarantined by 'docs/even': .*ValueError: .*seven is refused"
-    with pytest.raises(vd.TraceError, match=f"row 22 of .*, and was {refused}"):
+    with pytest.raises(vd.errors.TraceError, match=f"row 22 of .*, and was {refused}"):
         trace(tmp_path, "docs/below", 7, None)
-    with pytest.raises(vd.TraceError, match=r"row 20 of .*, and was filtered by 'docs/even'"):
+    with pytest.raises(
+        vd.errors.TraceError, match=r"row 20 of .*, and was filtered by 'docs/even'"
+    ):
         trace(tmp_path, "docs/below", 9, None)
     found = trace(tmp_path, "docs", 7, None, forward=True)
     assert re.fullmatch(refused, found.missing["docs/even"])

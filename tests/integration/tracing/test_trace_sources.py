@@ -90,7 +90,7 @@ MAKE: dict[str, Callable[[Path], Any]] = {
 IDS = {
     "plain": "id",
     "numbered": vd.row_id("row"),
-    "composite": vd.composite_id("a", "b", name="ab"),
+    "composite": {"ab": ["a", "b"]},
 }
 CASES = {
     "csv": ("plain", "numbered", "composite"),

@@ -144,7 +144,7 @@ def test_a_partition_that_fails_holds_up_no_other(tmp_path, notes):
     world = Snapshots(tmp_path, on_error="raise", max_error_rate=None)
     world.write_days(DAYS[:4], changed=1)
     world.write(DAYS[1], ["bad"])
-    with pytest.raises(vd.UdfError, match="bad"):
+    with pytest.raises(vd.errors.UdfError, match="bad"):
         world.run(DAYS[:4])
     assert [len(world.rows(day)) for day in (DAYS[0], DAYS[2], DAYS[3])] == [ROWS] * 3
 
@@ -378,5 +378,7 @@ def test_a_trace_says_that_a_failure_was_taken_over(tmp_path, notes):
     world.run(DAYS[:1], run_id="first")
     world.write(DAYS[0], ["bad", "good"])
     assert world.run(DAYS[:1]) == 1
-    with pytest.raises(vd.TraceError, match=r"ValueError: bad .copied: computed by run first, 2"):
+    with pytest.raises(
+        vd.errors.TraceError, match=r"ValueError: bad .copied: computed by run first, 2"
+    ):
         trace_back(ManifestIndex(world.store, "docs", DAYS[0]), "upper", 0)

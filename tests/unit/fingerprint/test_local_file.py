@@ -96,7 +96,9 @@ def test_a_file_that_an_asset_makes_may_be_missing_until_the_run(tmp_path):
     stage = declare(tmp_path / "model.pt", deps=["model"])
     spec = stage.spec
     before = spec.components(stage.pipeline)
-    with pytest.raises(vd.CodeIdentityError, match=r"model\.pt'\) cannot be read.*Restore it"):
+    with pytest.raises(
+        vd.errors.CodeIdentityError, match=r"model\.pt'\) cannot be read.*Restore it"
+    ):
         spec.local_files()
     (tmp_path / "model.pt").write_text("weights")
     assert len(spec.local_files()) == 1
@@ -120,7 +122,9 @@ def test_folders_that_cannot_travel(tmp_path, kind):
     if kind != "empty":
         (folder / "file").write_text("content")
         (folder / "link").symlink_to(tmp_path / "gone" if kind == "broken" else folder)
-    with pytest.raises(vd.CodeIdentityError, match="no files" if kind == "empty" else "link"):
+    with pytest.raises(
+        vd.errors.CodeIdentityError, match="no files" if kind == "empty" else "link"
+    ):
         vd.local_file(folder).content()
 
 
@@ -179,7 +183,7 @@ def test_a_file_that_is_no_argument_is_refused(weights):
     def closure() -> LocalFile:
         return file
 
-    with pytest.raises(vd.CodeIdentityError, match="is no argument; pass it as one"):
+    with pytest.raises(vd.errors.CodeIdentityError, match="is no argument; pass it as one"):
         pack([], closure)
 
 

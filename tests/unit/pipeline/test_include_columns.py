@@ -46,7 +46,7 @@ def test_every_kind_of_stage_passes_on_columns(kind):
 
 @pytest.mark.parametrize("kind", ["project", "map_batches", "map", "prompt", "embed"])
 def test_a_column_that_is_missing_is_named(kind):
-    with pytest.raises(vd.SchemaError, match="'lost'"):
+    with pytest.raises(vd.errors.SchemaError, match="'lost'"):
         columns(stages(include_columns=["lost"])[kind])
 
 
@@ -76,7 +76,7 @@ def test_other_values_of_a_column_that_is_passed_on_are_refused():
         return {"text": ["x", "y"], "new": [1, 2]}
 
     stage = row_stage("map_batches", fn, schema={"new": "BIGINT"}, include_columns=True)
-    with pytest.raises(vd.UdfError, match=r"'text' is passed on .* other values"):
+    with pytest.raises(vd.errors.UdfError, match=r"'text' is passed on .* other values"):
         run_stage(stage, ROWS)
 
 

@@ -51,7 +51,9 @@ def test_columns_of_a_stage_are_unknown_until_they_are_inferred():
     assert "id ?, half ?, one INTEGER" in tree
     assert "id ?, n ?, x BIGINT, ..." in tree
     for name in ("labels", "half", "more"):
-        with pytest.raises(vd.SchemaError, match="'docs/labels': its columns are not known before"):
+        with pytest.raises(
+            vd.errors.SchemaError, match="'docs/labels': its columns are not known before"
+        ):
             docs.resolve_schemas(docs.stages, {"source": GIVEN})[name]
 
 
@@ -118,7 +120,9 @@ def test_the_size_of_vectors_is_inferred_unless_it_is_declared():
     assert "id ?, embedding ?\n" in f"{docs}\n", "its name is known"
     with pytest.raises(vd.DefinitionError, match="'vectors' has no column"):
         vectors.embed("wrong", "text", model="m")
-    with pytest.raises(vd.SchemaError, match=r"columns are not known .* Declare dimensions="):
+    with pytest.raises(
+        vd.errors.SchemaError, match=r"columns are not known .* Declare dimensions="
+    ):
         docs.resolve_schemas(["vectors"], {"source": GIVEN})
 
     def pinned(size: int) -> tuple[vd.Pipeline, MapBatchesSpec]:
@@ -170,7 +174,7 @@ def test_a_column_without_a_type_is_named():
         ("d", pa.struct([])),
         ("e", pa.list_(pa.float32(), 0)),
     ]
-    with pytest.raises(vd.SchemaError) as raised:
+    with pytest.raises(vd.errors.SchemaError) as raised:
         inferred(found)
     for words in (
         "stage 'docs/out': the type of 'b', 'c', 'd', 'e' cannot be inferred",
@@ -181,7 +185,7 @@ def test_a_column_without_a_type_is_named():
 
 
 def test_a_result_without_columns_of_its_own_is_refused():
-    with pytest.raises(vd.SchemaError, match="returned no column besides those passed on"):
+    with pytest.raises(vd.errors.SchemaError, match="returned no column besides those passed on"):
         inferred([("id", pa.int64())])
 
 

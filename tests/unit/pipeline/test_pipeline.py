@@ -321,7 +321,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_where_it_was_written(case):
     declare, words = REFUSED[case]
-    with pytest.raises((vd.DefinitionError, vd.SchemaError)) as raised:
+    with pytest.raises((vd.DefinitionError, vd.errors.SchemaError)) as raised:
         declare()
     for word in words:
         assert word in str(raised.value)
@@ -398,7 +398,7 @@ BAD_SCHEMAS = {
 @pytest.mark.parametrize("case", BAD_SCHEMAS)
 def test_refused_schemas(case):
     schema, words = BAD_SCHEMAS[case]
-    with pytest.raises(vd.SchemaError) as raised:
+    with pytest.raises(vd.errors.SchemaError) as raised:
         mapped(schema=schema)
     for word in ["'docs/m'", *words]:
         assert word in str(raised.value)
@@ -479,7 +479,9 @@ def test_names_that_sql_takes_for_the_time_are_columns_only_where_there_is_one()
 def test_an_expression_whose_values_no_column_can_hold():
     given = pa.schema([("id", pa.int64())])
     for text in ("id::UHUGEINT", "['12:00:00+02'::TIMETZ]", "{'a': id::BIT}"):
-        with pytest.raises(vd.SchemaError, match=r"cannot hold all of its values.*::VARCHAR"):
+        with pytest.raises(
+            vd.errors.SchemaError, match=r"cannot hold all of its values.*::VARCHAR"
+        ):
             bind((("x", text),), None, given, "here")
 
 

@@ -98,13 +98,15 @@ def test_the_footer_of_any_partition_serves_even_if_its_keys_are_not_known(tmp_p
 
 
 def test_without_a_file_the_schema_is_refused_with_the_place(tmp_path):
-    with pytest.raises(vd.SourceError, match=r"pipeline 'docs': no Parquet file at .*rows\.parq"):
+    with pytest.raises(
+        vd.errors.SourceError, match=r"pipeline 'docs': no Parquet file at .*rows\.parq"
+    ):
         _ = declared(str(tmp_path / "rows.parquet"))["clean"].schema
 
 
 def test_stages_that_do_not_fit_the_source_are_refused(tmp_path):
     pq.write_table(ROWS.drop_columns(["text"]), tmp_path / "rows.parquet")
-    with pytest.raises(vd.SchemaError, match=r"'docs/clean'.*text"):
+    with pytest.raises(vd.errors.SchemaError, match=r"'docs/clean'.*text"):
         _ = declared(str(tmp_path / "rows.parquet"))["clean"].schema
 
 

@@ -48,7 +48,7 @@ def list_files(source: Any, partition: str | None, location: str) -> Any:
 
 def refusal(planned: RunPlan) -> str:
     (error,) = planned.failed.values()
-    assert isinstance(error, vd.PlanError)
+    assert isinstance(error, vd.errors.PlanError)
     return str(error)
 
 
@@ -141,7 +141,7 @@ def test_a_setting_that_is_not_json_is_named(tmp_path, store):
     (tmp_path / "store/docs").mkdir(parents=True)
     (tmp_path / "store/docs/fragments.json").write_text("{")
     source(tmp_path, {"a.parquet": 1})
-    with pytest.raises(vd.StoreError, match=r"fragments\.json is not JSON.*delete it"):
+    with pytest.raises(vd.errors.StoreError, match=r"fragments\.json is not JSON.*delete it"):
         plan(docs(tmp_path), store)
 
 
@@ -311,7 +311,9 @@ def test_the_value_of_a_keyed_variable_stands_in_no_message(tmp_path, monkeypatc
     monkeypatch.setenv("LANGUAGE_OF_TEST", str(tmp_path / "secret-model"))
     monkeypatch.setattr("vane_dagster.fingerprint.files.MAX_FRESH_BYTES", 1)
     stage = docs(tmp_path, keyed_env_vars=["LANGUAGE_OF_TEST"])["doubled"]
-    with pytest.raises(vd.CodeIdentityError, match="variable LANGUAGE_OF_TEST names") as found:
+    with pytest.raises(
+        vd.errors.CodeIdentityError, match="variable LANGUAGE_OF_TEST names"
+    ) as found:
         stage_definition(stage.pipeline, stage.spec)
     assert "secret-model" not in "".join(traceback.format_exception(found.value))
 
@@ -672,7 +674,7 @@ def test_a_manifest_that_is_broken_is_named(tmp_path, store):
     (manifest,) = (tmp_path / "store/docs/clean/manifests").rglob("*.json")
     manifest.write_bytes(manifest.read_bytes()[:100])
     (error,) = plan(docs(tmp_path), store, "doubled").failed.values()
-    assert isinstance(error, vd.StoreError)
+    assert isinstance(error, vd.errors.StoreError)
     assert str(manifest) in str(error)
     assert "Delete it" in str(error)
 

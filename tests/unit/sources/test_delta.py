@@ -100,7 +100,7 @@ def test_column_mapping_is_refused(tmp_path):
     protocol = {"minReaderVersion": 2, "minWriterVersion": 5}
     commit(table, [{"protocol": protocol}, {"metaData": metadata}])
     error = listing(table)
-    assert isinstance(error, vd.SourceError)
+    assert isinstance(error, vd.errors.SourceError)
     assert "uses 'columnMapping', which vd.delta cannot read" in str(error)
 
 
@@ -135,7 +135,7 @@ def test_bad_columns_and_filters(tmp_path):
         ({"filter": "n > random()"}, "not a function of the row"),
     ):
         error = listing(table, **given)
-        assert isinstance(error, vd.SourceError), given
+        assert isinstance(error, vd.errors.SourceError), given
         assert words in str(error)
     other_case = write(tmp_path / "case", N=[1, 2])
     metadata = log_actions(other_case, "metaData")[-1]
@@ -158,19 +158,19 @@ def test_a_data_file_that_is_vacuumed_before_it_is_read(filter, tmp_path):
         file.unlink()
     reader, context = source.for_workers(), ReadContext("here", shared().cursor)
     words = r"here: data file .*\.parquet' of the version of a Delta table .* is gone; VACUUM"
-    with pytest.raises(vd.SourceError, match=words):
+    with pytest.raises(vd.errors.SourceError, match=words):
         reader.read(found.fragments[0], found.schema, context)
     files = source.list_files([None], "here")[None]
-    with pytest.raises(vd.SourceError, match=words):  # as workers do
+    with pytest.raises(vd.errors.SourceError, match=words):  # as workers do
         read_planned(reader, found.fragments[0], found.schema, files, context)
     if filter is None:
-        with pytest.raises(vd.SourceError, match=words):
+        with pytest.raises(vd.errors.SourceError, match=words):
             reader.project(found.fragments[0], found.schema, [("n", "n + 1")], None, context)
 
 
 def test_the_columns_of_tables_with_placeholders_are_those_of_the_last(tmp_path):
     source = vd.delta(f"{tmp_path}/{{partition_key}}/t")
-    with pytest.raises(vd.SourceError, match="no Delta table at"):
+    with pytest.raises(vd.errors.SourceError, match="no Delta table at"):
         source.schema("here")
     write(tmp_path / "a")
     write(tmp_path / "b", n=[1, 2])

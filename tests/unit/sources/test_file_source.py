@@ -74,7 +74,7 @@ def test_a_folder_that_two_links_lead_to_is_no_cycle(pattern, tmp_path):
 def test_a_cycle_of_links_in_a_store_is_an_error(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "up").symlink_to(tmp_path)
-    with pytest.raises(vd.StoreError, match="leads back to the folder"):
+    with pytest.raises(vd.errors.StoreError, match="leads back to the folder"):
         Location(str(tmp_path)).walk()
 
 

@@ -174,10 +174,12 @@ def test_partitions(saved, store):
         datasets.load_from_disk(str(saved)).shuffle(seed=3), partition_column="day"
     )
     assert sorted(read(shuffled, store, "d2")["id"].to_pylist()) == list(range(2_000, 3_000))
-    with pytest.raises(vd.SourceError, match=r"no row with 'day' equal to 'x'"):
+    with pytest.raises(vd.errors.SourceError, match=r"no row with 'day' equal to 'x'"):
         listed(source, "x")
     unknown = vd.huggingface(saved, partition_column="month")
-    with pytest.raises(vd.SourceError, match="the dataset has no column 'month'; it has 'id'"):
+    with pytest.raises(
+        vd.errors.SourceError, match="the dataset has no column 'month'; it has 'id'"
+    ):
         listed(unknown, "x")
     parts = dg.StaticPartitionsDefinition(["d1"])
     with pytest.raises(vd.DefinitionError, match="partition_column="):
@@ -190,10 +192,12 @@ def test_a_file_that_was_replaced_or_is_gone(saved, store):
     reader, context = source.bind(store).for_workers(), ReadContext("here")
     files = sorted(saved.glob("*.arrow"))
     os.utime(files[0], (1, 1))
-    with pytest.raises(vd.SourceError, match="was replaced since the run was planned"):
+    with pytest.raises(vd.errors.SourceError, match="was replaced since the run was planned"):
         reader.read(table.fragments[0], table.schema, context)
     files[1].unlink()
-    with pytest.raises(vd.SourceError, match="Put the dataset on storage that all workers share"):
+    with pytest.raises(
+        vd.errors.SourceError, match="Put the dataset on storage that all workers share"
+    ):
         reader.read(table.fragments[-1], table.schema, context)
 
 
@@ -212,7 +216,7 @@ def test_folders_of_data_files_and_splits(tmp_path, store):
     assert len(read(sliced, store)) == 3
     for split_name in (None, "valid"):
         unknown = vd.huggingface(str(folder), split=split_name, **given)
-        with pytest.raises(vd.SourceError, match=r"split|valid"):
+        with pytest.raises(vd.errors.SourceError, match=r"split|valid"):
             listed(unknown)
     both = datasets.DatasetDict(
         {name: datasets.Dataset.from_dict({"id": [1]}) for name in ("a", "b")}
@@ -220,12 +224,12 @@ def test_folders_of_data_files_and_splits(tmp_path, store):
     both.save_to_disk(str(tmp_path / "both"))
     for given_dict in (both, str(tmp_path / "both")):
         assert len(read(vd.huggingface(given_dict, split="a"), store)) == 1
-        with pytest.raises(vd.SourceError, match="split is None; expected one of 'a', 'b'"):
+        with pytest.raises(vd.errors.SourceError, match="split is None; expected one of 'a', 'b'"):
             listed(vd.huggingface(given_dict))
 
 
 def test_a_dataset_that_cannot_be_loaded(tmp_path):
-    with pytest.raises(vd.SourceError, match=r"dataset '.*missing' cannot be loaded"):
+    with pytest.raises(vd.errors.SourceError, match=r"dataset '.*missing' cannot be loaded"):
         listed(vd.huggingface(str(tmp_path / "missing")))
 
 
@@ -327,10 +331,12 @@ def test_streams_in_memory(store):
         pa.scalar(18)
     ), "two pipelines share no rows by chance"
     failing = stream.map(lambda row: {"id": 1 // (row["id"] - 5)})
-    with pytest.raises(vd.SourceError, match="IterableDataset in memory failed: ZeroDivision"):
+    with pytest.raises(
+        vd.errors.SourceError, match="IterableDataset in memory failed: ZeroDivision"
+    ):
         split(vd.huggingface(failing, version="4"), store)
     empty = datasets.IterableDataset.from_generator(lambda: iter(()))
-    with pytest.raises(vd.SourceError, match="no columns are known"):
+    with pytest.raises(vd.errors.SourceError, match="no columns are known"):
         split(vd.huggingface(empty, version="3"), store)
 
 
@@ -358,5 +364,5 @@ def test_a_missing_library_is_named(monkeypatch):
 
 
 def test_an_empty_dataset_is_refused():
-    with pytest.raises(vd.SourceError, match="has no rows"):
+    with pytest.raises(vd.errors.SourceError, match="has no rows"):
         listed(vd.huggingface(datasets.Dataset.from_dict({"id": []})))

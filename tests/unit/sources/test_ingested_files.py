@@ -54,7 +54,9 @@ def test_files_beside_a_bad_one_are_converted_once(tmp_path, monkeypatch):
         return convert(self, stream)
 
     monkeypatch.setattr(type(source), "convert", counted)
-    with pytest.raises(vd.SourceError, match=r"b\.csv': the header has the column 'id' twice"):
+    with pytest.raises(
+        vd.errors.SourceError, match=r"b\.csv': the header has the column 'id' twice"
+    ):
         rows(source)
     (tmp_path / "b.csv").write_text("id\n2\n")
     assert [row["id"] for row in rows(source)] == [1, 2, 3]
@@ -69,6 +71,6 @@ def test_a_deleted_file_of_the_store_is_named_with_what_to_do(tmp_path):
     (fragment,) = source.split(files, RULE, "here").fragments
     folder = store.root.child("~tables", "files")
     folder.delete(list(folder.names()))
-    with pytest.raises(vd.SourceError, match=r"no longer in the store.*delete '.*records/"):
+    with pytest.raises(vd.errors.SourceError, match=r"no longer in the store.*delete '.*records/"):
         rows(source)
     assert source.find(fragment.spans, pa.field("id", pa.int64()), 1) is not None

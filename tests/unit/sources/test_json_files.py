@@ -55,7 +55,7 @@ def test_declared_columns_are_those_of_the_source(tmp_path):
         {"b": '{"c": 3}', "a": None, "later": None},
     ]
     assert types(vd.json(url, schema=schema))["a"] == "int8"
-    with pytest.raises(vd.SourceError, match="no file has the column 'z'"):
+    with pytest.raises(vd.errors.SourceError, match="no file has the column 'z'"):
         rows(vd.json(url, types={"z": "VARCHAR"}))
 
 
@@ -153,7 +153,7 @@ def test_whole_numbers_among_fractions_lose_nothing(tmp_path):
 )
 def test_bad_files_are_refused(data, expected, tmp_path):
     source = vd.json(written(tmp_path, data))
-    with pytest.raises((vd.SourceError, vd.SchemaError)) as caught:
+    with pytest.raises((vd.errors.SourceError, vd.errors.SchemaError)) as caught:
         rows(source)
     assert f"'file://{tmp_path}/a.jsonl'" in str(caught.value)
     assert expected in str(caught.value)
@@ -167,7 +167,7 @@ def test_bad_lines_behind_the_head_are_refused(tmp_path):
         (b'{"a":"\xe9"}\n', "line 600001: it is not valid UTF-8"),
     ):
         source = vd.json(written(tmp_path, good + bad + good))
-        with pytest.raises(vd.SourceError, match=expected):
+        with pytest.raises(vd.errors.SourceError, match=expected):
             rows(source, FragmentRule(500_000))
 
 

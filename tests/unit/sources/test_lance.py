@@ -142,7 +142,7 @@ def test_rows_of_a_version_that_was_cleaned_up(tmp_path):
     lance.dataset(url).cleanup_old_versions(datetime.timedelta(0), delete_unverified=True)
     schema, context = pa.schema([("id", pa.int64())]), ReadContext("here")
     assert source.read(first, schema, context)["id"].to_pylist() == list(range(10))
-    with pytest.raises(vd.SourceError, match=r"version 2 of .* does not have these"):
+    with pytest.raises(vd.errors.SourceError, match=r"version 2 of .* does not have these"):
         source.read(second, schema, context)
     assert json.loads(second.detail)["version"] == 2
 
@@ -162,7 +162,7 @@ def test_a_data_file_that_was_cleaned_up_after_its_version_was_opened(tmp_path):
     for file in (tmp_path / "t" / "data").iterdir():
         file.unlink()
     with pytest.raises(
-        vd.SourceError, match=r"of version 1 of Lance table .* is gone; cleanup_old"
+        vd.errors.SourceError, match=r"of version 1 of Lance table .* is gone; cleanup_old"
     ):
         source.read(fragment, pa.schema([("id", pa.int64())]), ReadContext("here"))
 

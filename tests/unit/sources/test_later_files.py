@@ -77,7 +77,7 @@ def test_declared_types_change_no_value(tmp_path):
         ["5.00", "6.25"], [ROW_ERROR, "1.5"], [ROW_ERROR, "None"],
     ]  # fmt: skip
     (tmp_path / "a.csv").write_text("t\n31.01.2026 10:00:00.5\n")
-    form = {"timestamp_format": "%d.%m.%Y %H:%M:%S.%f"}
+    form = {"date_format": "%d.%m.%Y %H:%M:%S.%f"}
     assert read(vd.csv(str(tmp_path), types={"t": "TIMESTAMP_S"}, **form)) == [ROW_ERROR]
 
 

@@ -77,7 +77,9 @@ def test_rows_are_made_once(bound):
 def test_code_that_fails_leaves_nothing_that_is_read(bound, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(Counted, "calls", None)
-        with pytest.raises(vd.SourceError, match=r"here: counted rows failed: AttributeError: "):
+        with pytest.raises(
+            vd.errors.SourceError, match=r"here: counted rows failed: AttributeError: "
+        ):
             split(bound, 100)
     assert split(bound, 100) == [ALL]
     assert bound.calls == [None]
@@ -165,7 +167,7 @@ def test_arguments_count_with_a_version():
 def test_code_without_an_identity_is_an_error_of_the_listing():
     source = vd.ray_dataset(functools.partial(lambda lock: lock, object()))
     found = source.list_files([None], "here")[None]
-    assert isinstance(found, vd.SourceError)
+    assert isinstance(found, vd.errors.SourceError)
     assert "version=" in str(found)
 
 

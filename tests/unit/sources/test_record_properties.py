@@ -83,7 +83,7 @@ def test_any_text_is_read_as_by_python_or_refused(body, rule):
     source = vd.csv(str(folder), delimiter=",", schema={"p": "VARCHAR", "q": "VARCHAR"})
     try:
         found = read(source, rule)
-    except vd.SourceError:
+    except vd.errors.SourceError:
         return
     expected = [row for row in csv.reader(io.StringIO(body, newline="")) if row]
     assert [[row["p"] or "", row["q"] or ""] for row in found] == expected

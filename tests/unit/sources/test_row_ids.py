@@ -21,11 +21,11 @@ from vane_dagster.sources import (
     Source,
 )
 from vane_dagster.sources.base import WHOLE_FILE, SourceTable, default_rule
-from vane_dagster.sources.row_ids import IdRule, as_id, row_of, rule_of, with_ids
+from vane_dagster.sources.row_ids import CompositeId, IdRule, as_id, row_of, rule_of, with_ids
 
 DATA = {"doc": ["a", "a", "b|", "b|"], "page": [1, 2, 1, 2], "text": ["w", "x", "y", "z"]}
 CONTEXT = ReadContext("here")
-DOC_PAGE = vd.composite_id("doc", "page")
+DOC_PAGE = CompositeId("id", ("doc", "page"))
 
 
 @dataclass
@@ -121,9 +121,9 @@ def test_the_rule_and_its_types_identify_rows(tmp_path):
     write_source(tmp_path, DATA)
     plain = vd.parquet(str(tmp_path))
     rules = [
-        vd.composite_id("doc", "page"),
-        vd.composite_id("page", "doc"),
-        vd.composite_id("doc"),
+        DOC_PAGE,
+        CompositeId("id", ("page", "doc")),
+        CompositeId("id", ("doc",)),
         vd.row_id("id"),
     ]
     files = plain.required(plain.list_files([None], "here")[None], None, "here")
@@ -143,20 +143,26 @@ def test_the_rule_and_its_types_identify_rows(tmp_path):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (vd.composite_id("doc", "sheet"), "the source has no column 'sheet'; it has 'doc', 'page'"),
         (
-            vd.composite_id("doc", "page", name="Text"),
-            "the source has a column 'text'.*by name= of vd.composite_id",
+            CompositeId("id", ("doc", "sheet")),
+            "the source has no column 'sheet'; it has 'doc', 'page'",
         ),
-        (vd.row_id("text"), r"a column 'text'.*or vd.row_id, or use that column, as id='text'"),
-        (vd.composite_id("doc", "words"), "column 'words' of the id is list<item: string>"),
+        (
+            CompositeId("Text", ("doc", "page")),
+            "the source has a column 'text'.*as id={",
+        ),
+        (
+            vd.row_id("text"),
+            r"a column 'text'.*or vd.row_id\(name\), or use that column, as id='text'",
+        ),
+        (CompositeId("id", ("doc", "words")), "column 'words' of the id is list<item: string>"),
     ],
 )
 def test_ids_that_do_not_fit_the_source(tmp_path, rule, message):
     own = source(tmp_path, rule, {**DATA, "words": [["a"]] * 4})
     known = own.source.schema("here")
     for check in (own.split, lambda: rule.schema(known, "here")):
-        with pytest.raises(vd.SchemaError, match=message):
+        with pytest.raises(vd.errors.SchemaError, match=message):
             check()
 
 
@@ -167,11 +173,14 @@ def test_ids_that_do_not_fit_the_source(tmp_path, rule, message):
         ("", "id is ''; expected"),
         (None, "id is None; expected"),
         ({"doc", "page"}, "id is {.*}; expected"),
-        (["doc", "doc"], "'doc', 'doc' are the same column"),
+        (["doc", "doc"], "'doc', 'doc' of the id are the same column"),
         (["doc", "DOC"], "are the same column"),
         (["doc", 1], "expected names"),
         (["doc", ""], "expected names"),
-        (["doc", "id"], "name is 'id', which is one of the columns.*name='id_text'\\)"),
+        (
+            ["doc", "id"],
+            "named 'id', which is one of its columns.*id={'id_text': \\['doc', 'id'\\]}",
+        ),
         (vd.row_id, r"id is the function vd.row_id; call it"),
     ],
 )
@@ -182,7 +191,7 @@ def test_ids_that_are_refused_where_they_are_declared(given, message):
 
 @pytest.mark.parametrize("name", ["", 3, None])
 def test_names_of_computed_ids(name):
-    for declared in (lambda: vd.row_id(name), lambda: vd.composite_id("a", "b", name=name)):
+    for declared in (lambda: vd.row_id(name), lambda: as_id("here", {name: ["a", "b"]})):
         with pytest.raises(vd.DefinitionError, match="expected the name of the id column"):
             declared()
 
@@ -242,7 +251,7 @@ def test_the_default_rule_is_enough_to_look_at_one_file(tmp_path):
     own = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id=vd.row_id())
     assert own.source_schema().names == ["row_id", "doc", "page", "text"]
     assert default_rule([]).rows > 4
-    assert as_id("here", ("a", "b")) == vd.composite_id("a", "b")
+    assert as_id("here", ("a", "b")) == CompositeId("id", ("a", "b"))
 
 
 def test_row_ids_hold_no_secrets(monkeypatch):

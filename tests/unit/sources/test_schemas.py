@@ -133,7 +133,7 @@ def test_encodings_and_metadata_are_no_differences():
 
 def test_every_column_and_file_that_differs_is_in_one_error():
     first = {"id": pa.int64(), "n": pa.int64(), "t": pa.string(), "v": pa.list_(pa.float32(), 2)}
-    with pytest.raises(vd.SourceError) as caught:
+    with pytest.raises(vd.errors.SourceError) as caught:
         common(
             first,
             {**first, "n": pa.string()},
@@ -152,7 +152,7 @@ def test_every_column_and_file_that_differs_is_in_one_error():
 def test_the_error_is_bounded():
     wide = pa.struct([(f"f{i}", pa.int64()) for i in range(100)])
     first = {f"c{i}": pa.int64() for i in range(100)}
-    with pytest.raises(vd.SourceError) as caught:
+    with pytest.raises(vd.errors.SourceError) as caught:
         common(first, *[dict.fromkeys(first, wide)] * 50)
     assert len(str(caught.value)) < 5_000
     assert "90 more such columns" in str(caught.value)
@@ -358,5 +358,7 @@ def test_an_id_that_a_file_lacks_is_refused(tmp_path):
     write_source(tmp_path, {"n": [2]}, "b.parquet")
     table = split(tmp_path)
     table.require_everywhere("n", "here")
-    with pytest.raises(vd.SourceError, match=r"b\.parquet' has no id column 'id', which other"):
+    with pytest.raises(
+        vd.errors.SourceError, match=r"b\.parquet' has no id column 'id', which other"
+    ):
         table.require_everywhere("id", "here")

@@ -117,7 +117,7 @@ def test_rows_that_change_between_the_listing_and_the_copy_are_refused(store):
     source = vd.table({"id": values})
     files = [listed(source)]
     values[17] = -1
-    with pytest.raises(vd.SourceError, match="has changed while the run was planned"):
+    with pytest.raises(vd.errors.SourceError, match="has changed while the run was planned"):
         source.bind(store).split(files, RULE, "here")
 
 
@@ -150,7 +150,9 @@ def test_partitions(store):
     changed = vd.table({"id": [1, 9, 3], "day": ["a", "b", "a"]}, partition_column="day")
     assert listed(changed, "a") == listed(days, "a")
     assert listed(changed, "b") != listed(days, "b")
-    with pytest.raises(vd.SourceError, match=r"no row with 'day' equal to 'x'.*'a', 'b', 'c'"):
+    with pytest.raises(
+        vd.errors.SourceError, match=r"no row with 'day' equal to 'x'.*'a', 'b', 'c'"
+    ):
         listed(days, "x")
 
 
@@ -170,19 +172,19 @@ def test_a_partition_is_the_text_of_a_value(values, key, store):
 
 def test_rows_without_a_partition_are_refused():
     source = vd.table({"id": [1, 2], "day": ["a", None]}, partition_column="day")
-    with pytest.raises(vd.SourceError, match=r"'day' is null in 1 of 2 rows"):
+    with pytest.raises(vd.errors.SourceError, match=r"'day' is null in 1 of 2 rows"):
         listed(source, "a")
 
 
 def test_a_column_without_texts_cannot_name_partitions():
     source = vd.table({"id": [1], "day": [[1]]}, partition_column="day")
-    with pytest.raises(vd.SourceError, match=r"'day' is list.*has no text"):
+    with pytest.raises(vd.errors.SourceError, match=r"'day' is list.*has no text"):
         listed(source, "a")
 
 
 def test_an_empty_table_is_refused(store):
     empty = ROWS.slice(0, 0)
-    with pytest.raises(vd.SourceError, match="has no rows; give some, or allow_empty=True"):
+    with pytest.raises(vd.errors.SourceError, match="has no rows; give some, or allow_empty=True"):
         listed(vd.table(empty))
     allowed = vd.table(empty, allow_empty=True)
     files = allowed.required(allowed.list_files([None], "here")[None], None, "here")
@@ -226,7 +228,7 @@ def test_what_is_no_table_is_refused_where_it_is_declared(data, message):
     ],
 )
 def test_rows_that_arrow_cannot_hold_are_refused_when_they_are_read(data, message):
-    with pytest.raises(vd.SourceError, match=message):
+    with pytest.raises(vd.errors.SourceError, match=message):
         listed(vd.table(data))
 
 
@@ -241,13 +243,15 @@ def test_rows_that_arrow_cannot_hold_are_refused_when_they_are_read(data, messag
 def test_columns_of_pandas_that_arrow_has_no_type_for_are_refused(values, message):
     frame = pd.DataFrame({"n": [1, 2], "a": values})
     for data in (frame, frame.set_index("a"), {"a": values}, {"a": pd.Series(values)}):
-        with pytest.raises(vd.SourceError, match=f"column 'a' {message}"):
+        with pytest.raises(vd.errors.SourceError, match=f"column 'a' {message}"):
             listed(vd.table(data))
 
 
 def test_complex_numbers_of_python_are_refused():
     for data in ({"a": [None, 1j]}, [{"a": 1j}]):
-        with pytest.raises(vd.SourceError, match=r"column 'a' is complex.*of .real and .imag"):
+        with pytest.raises(
+            vd.errors.SourceError, match=r"column 'a' is complex.*of .real and .imag"
+        ):
             listed(vd.table(data))
 
 

@@ -29,11 +29,11 @@ def test_a_row_a_line_without_line_ends(tmp_path):
 
 def test_bytes_that_are_no_text_name_the_line(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\n" * 50 + b"\xff\n" + b"two\n" * 50)
-    with pytest.raises(vd.SourceError, match=r"a\.txt', line 51: it is not valid UTF-8"):
+    with pytest.raises(vd.errors.SourceError, match=r"a\.txt', line 51: it is not valid UTF-8"):
         rows(vd.text(str(tmp_path)), FragmentRule(20))
     assert rows(vd.text(str(tmp_path), encoding="latin-1"))[50] == {"text": "ÿ"}
     (tmp_path / "a.txt").write_bytes("é".encode("utf-16")[:-1])
-    with pytest.raises(vd.SourceError, match=r"is not valid UTF-16\. Set encoding="):
+    with pytest.raises(vd.errors.SourceError, match=r"is not valid UTF-16\. Set encoding="):
         rows(vd.text(str(tmp_path), encoding="utf-16"))
 
 

@@ -103,7 +103,7 @@ def test_a_file_system_without_atomic_writes_keeps_no_part_of_a_file():
     fsspec.register_implementation("limited", Limited, clobber=True)
     folder = Location("limited://lake")
     folder.write("f", b"before")
-    with pytest.raises(vd.StoreError, match="The disk is full"):
+    with pytest.raises(vd.errors.StoreError, match="The disk is full"):
         folder.write("f", bytes(100))
     assert folder.entries().keys() == {"f"}
     assert folder.read("f") == b"before"
@@ -172,6 +172,6 @@ def test_storage_that_fails_is_no_damage(tmp_path, monkeypatch, quick):
     assert read_part(folder, info.name).num_rows == 1
     assert fails.calls == 3
     fails.errors = [PermissionError(errno.EACCES, "no")]
-    with pytest.raises(vd.StoreError, match="Permission is denied") as raised:
+    with pytest.raises(vd.errors.StoreError, match="Permission is denied") as raised:
         read_part(folder, info.name)
     assert not isinstance(raised.value, DamagedPartError)

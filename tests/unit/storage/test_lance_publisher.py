@@ -49,7 +49,9 @@ def test_the_type_in_the_table(kind, tmp_path):
     if found is None:
         publisher = docs(tmp_path, format="lance")["out"].spec.publisher(None)
         schema = pa.schema([("x", kind)])
-        with pytest.raises(vd.SchemaError, match=r"'x' is .*which a Lance table cannot hold"):
+        with pytest.raises(
+            vd.errors.SchemaError, match=r"'x' is .*which a Lance table cannot hold"
+        ):
             publisher.stored(schema, "stage 'docs/out'")
         return
     table = pa.table({"x": pa.array([None, None], found)})
@@ -106,7 +108,7 @@ def test_a_column_of_an_unknown_type_is_left_to_the_run(tmp_path):
     assert stored.field("e").type == VECTOR
     for kind, words in ((pa.list_(pa.float32()), "vectors of one length"), (None, "no column")):
         schema = pa.schema([("n", pa.int64()), *([("e", kind)] if kind else [])])
-        with pytest.raises(vd.SchemaError, match=words):
+        with pytest.raises(vd.errors.SchemaError, match=words):
             publisher.stored(schema, "stage 'docs/out'")
 
 

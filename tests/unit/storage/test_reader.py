@@ -71,7 +71,7 @@ def test_types_that_a_relation_would_change_are_refused(local_store, kind):
     keep(local_store, "docs", None, pa.table({"id": [1], "x": pa.array([1], kind)}))
     assert vd.load("docs", store=local_store).schema.field("x").type == kind
     form = duckdb.DuckDBPyRelation
-    with pytest.raises(vd.StoreError, match=r"column 'x' is .*select other columns"):
+    with pytest.raises(vd.errors.StoreError, match=r"column 'x' is .*select other columns"):
         vd.load("docs", as_=form, store=local_store)
     assert ids(vd.load("docs", as_=form, store=local_store, columns=["id"])) == [1]
 
@@ -97,19 +97,21 @@ def test_lazy_forms_read_the_files_when_they_are_used(local_store, form):
 
 
 def test_what_is_missing_is_named(local_store):
-    with pytest.raises(vd.StoreError, match=r"'docs' was never materialized into"):
+    with pytest.raises(vd.errors.StoreError, match=r"'docs' was never materialized into"):
         vd.load("docs", store=local_store)
     for key in KEYS:
         keep(local_store, "docs", key, table(0, 2))
-    with pytest.raises(vd.StoreError, match=r"'docs': partitions 'x', 'y' were never"):
+    with pytest.raises(vd.errors.StoreError, match=r"'docs': partitions 'x', 'y' were never"):
         vd.load("docs", ["x", KEYS[0], "y"], store=local_store)
     read = vd.load("docs", ["x", KEYS[0]], store=local_store, allow_missing_partitions=True)
     assert ids(read) == [0, 1]
     nothing = vd.load("docs", "x", store=local_store, allow_missing_partitions=True)
     assert nothing == SCHEMA.empty_table()
-    with pytest.raises(vd.StoreError, match=r"no column 'x'; it has 'id', 'text', 'e'"):
+    with pytest.raises(vd.errors.StoreError, match=r"no column 'x'; it has 'id', 'text', 'e'"):
         vd.load("docs", KEYS[0], columns=["id", "x"], store=local_store)
-    with pytest.raises(vd.StoreError, match=r"as_ is <class 'dict'>; expected .*polars.LazyFrame"):
+    with pytest.raises(
+        vd.errors.StoreError, match=r"as_ is <class 'dict'>; expected .*polars.LazyFrame"
+    ):
         vd.load("docs", as_=dict, store=local_store)
 
 
@@ -118,10 +120,14 @@ def test_partitions_of_different_columns_are_refused(local_store):
     keep(local_store, "docs", "b", table(0, 2).select(["text", "e", "id"]))
     assert vd.load("docs", store=local_store).num_rows == 4, "the order does not matter"
     keep(local_store, "docs", "c", pa.table({"id": ["x"], "text": ["y"]}))
-    with pytest.raises(vd.StoreError, match=r"column 'id' is int64 in partition 'a', but string"):
+    with pytest.raises(
+        vd.errors.StoreError, match=r"column 'id' is int64 in partition 'a', but string"
+    ):
         vd.load("docs", store=local_store)
     keep(local_store, "docs", "c", pa.table({"id": [1], "text": ["y"]}))
-    with pytest.raises(vd.StoreError, match=r"'e' is fixed.*'a', but no such column in partition"):
+    with pytest.raises(
+        vd.errors.StoreError, match=r"'e' is fixed.*'a', but no such column in partition"
+    ):
         vd.load("docs", store=local_store)
 
 
@@ -136,7 +142,9 @@ def test_a_file_that_is_gone_is_told(local_store):
     kept = keep(local_store, "docs", "a", table(0, 3))
     folder = local_store.parts(kept.pipeline, kept.stage, "a")
     folder.delete([part.name for part in kept.parts])
-    with pytest.raises(vd.StoreError, match=r"'docs' has files that are gone, as .*\.parquet'"):
+    with pytest.raises(
+        vd.errors.StoreError, match=r"'docs' has files that are gone, as .*\.parquet'"
+    ):
         vd.load("docs", "a", store=local_store)
 
 
@@ -239,10 +247,12 @@ def test_pandas_with_an_index(local_store):
 
 
 def test_rows_that_cannot_be_stored(local_store):
-    with pytest.raises(vd.StoreError, match=r"docs: got a builtins.list; expected one of pyarrow"):
+    with pytest.raises(
+        vd.errors.StoreError, match=r"docs: got a builtins.list; expected one of pyarrow"
+    ):
         keep(local_store, "docs", None, [1])
     twice = pa.table([[1], [2]], names=["id", "id"])
-    with pytest.raises(vd.StoreError, match=r"each of its own name"):
+    with pytest.raises(vd.errors.StoreError, match=r"each of its own name"):
         keep(local_store, "docs", None, twice)
     assert not Path(local_store.root.path).exists() or not list(
         Path(local_store.root.path).rglob("*.json")

@@ -122,7 +122,9 @@ def test_a_commit_publishes_and_replaces_a_partition(tmp_path, store):
 def test_a_reader_names_the_stage_to_read_instead(tmp_path, store):
     publisher = declare(tmp_path).spec.publisher(None)
     name = publish(store, publisher, {"a": [1]})
-    with pytest.raises(vd.StoreError, match=r"is published as 'jsonl'.*upstream stage 'clean'"):
+    with pytest.raises(
+        vd.errors.StoreError, match=r"is published as 'jsonl'.*upstream stage 'clean'"
+    ):
         places(store, store.read("docs", "out", None, name))
 
 

@@ -37,7 +37,7 @@ def test_the_floor_after_a_lost_file_is_above_those_before(store, tmp_path, monk
 def test_a_floor_that_cannot_be_read_is_an_error(store, tmp_path):
     raise_floor(store, "docs", "embed", "first")
     (tmp_path / "docs/embed/row_floor.json").write_text("{")
-    with pytest.raises(vd.StoreError, match=r"row_floor\.json' is not readable"):
+    with pytest.raises(vd.errors.StoreError, match=r"row_floor\.json' is not readable"):
         read_floor(store, "docs", "embed")
     (tmp_path / "docs/embed/row_floor.json").write_text('{"format": 99}')
     with pytest.raises(NewerFormatError):

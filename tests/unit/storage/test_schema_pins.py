@@ -70,7 +70,9 @@ def test_without_hard_links_the_first_pin_wins_too(store: Store, monkeypatch: py
 def test_a_damaged_pin_is_named(store: Store):
     keep_pin(store, *PLACE, pin(pa.string(), "one"))
     file(store).write_text('{"rows": 1}')
-    with pytest.raises(vd.StoreError, match=r"0000\.json' is not readable: .*infers the schema"):
+    with pytest.raises(
+        vd.errors.StoreError, match=r"0000\.json' is not readable: .*infers the schema"
+    ):
         read_pin(store, *PLACE)
 
 

@@ -63,13 +63,13 @@ def test_a_folder_that_cannot_be_written(tmp_path, place):
         url = str(tmp_path / "closed/store")
     else:
         url = place
-    with pytest.raises(vd.StoreError) as raised:
+    with pytest.raises(vd.errors.StoreError) as raised:
         Store(Location(url)).commit(manifest())
     assert url in str(raised.value)
     denied = place == "folder without permission"
     fix = "Permission is denied" if denied else "Check that it exists, that the credentials reach"
     assert fix in str(raised.value)
-    with pytest.raises(vd.StoreError):
+    with pytest.raises(vd.errors.StoreError):
         part(Location(url))
 
 
@@ -168,5 +168,5 @@ def test_ids_in_two_fragments_are_always_found(tmp_path_factory, fragments):
     if len(every) == len(set(every)):
         check_unique(manifest(parts), folder, "id")
     else:
-        with pytest.raises(vd.SourceError):
+        with pytest.raises(vd.errors.SourceError):
             check_unique(manifest(parts), folder, "id")

@@ -182,7 +182,7 @@ def test_what_a_manifest_in_force_names_is_kept(store):
 def test_a_run_that_needs_a_table_keeps_it(store):
     rows = vd.table({"id": range(100)})
     listed = rows.list_files([None], "here")[None]
-    assert not isinstance(listed, vd.SourceError)
+    assert not isinstance(listed, vd.errors.SourceError)
     rule = FragmentRule(1_000)
     rows.bind(store).split(listed, rule, "here")
     age(store, 30)

@@ -42,7 +42,7 @@ def test_torch_names_a_type_too():
     import torch
 
     assert vd.tensor(torch.int16, (2,)).value_type == pa.int16()
-    with pytest.raises(vd.SchemaError, match=r"dtype is torch\.bfloat16"):
+    with pytest.raises(vd.errors.SchemaError, match=r"dtype is torch\.bfloat16"):
         vd.tensor(torch.bfloat16, (2,))
 
 
@@ -50,18 +50,22 @@ def test_torch_names_a_type_too():
     "dtype", ["text", "string", "str", pa.string(), None, "complex64", "M8[s]"]
 )
 def test_elements_have_to_be_numbers(dtype):
-    with pytest.raises(vd.SchemaError, match=r"vd.tensor: dtype is .*expected the name of a"):
+    with pytest.raises(
+        vd.errors.SchemaError, match=r"vd.tensor: dtype is .*expected the name of a"
+    ):
         vd.tensor(dtype, (2,))
 
 
 @pytest.mark.parametrize("shape", [(), 3, "3", (0,), (-1, 2), (2.0,), (True,), None, (None, 3)])
 def test_the_shape_is_a_list_of_positive_integers(shape):
-    with pytest.raises(vd.SchemaError, match=r"vd.tensor: shape is .*for example \(3, 224, 224\)"):
+    with pytest.raises(
+        vd.errors.SchemaError, match=r"vd.tensor: shape is .*for example \(3, 224, 224\)"
+    ):
         vd.tensor("float32", shape)
 
 
 def test_more_elements_than_arrow_holds():
-    with pytest.raises(vd.SchemaError, match="at most 2147483647"):
+    with pytest.raises(vd.errors.SchemaError, match="at most 2147483647"):
         vd.tensor("uint8", (2**16, 2**16))
 
 
@@ -92,7 +96,9 @@ def test_sql_sees_a_flat_list():
 
 
 def test_arrays_that_sql_cannot_name_are_declared_as_tensors():
-    with pytest.raises(vd.SchemaError, match=r"'FLOAT\[150528\]'.*100000 elements.*vd.tensor\("):
+    with pytest.raises(
+        vd.errors.SchemaError, match=r"'FLOAT\[150528\]'.*100000 elements.*vd.tensor\("
+    ):
         parse_schema({"x": "FLOAT[150528]"}, "here")
 
 

@@ -93,24 +93,24 @@ def test_types_of_polars_are_cast_to_those_declared(case, form):
 
 
 def test_a_type_that_does_not_fit_is_refused():
-    with pytest.raises(vd.UdfError, match=r"column 'x': expected int64, found \w*string"):
+    with pytest.raises(vd.errors.UdfError, match=r"column 'x': expected int64, found \w*string"):
         call(lambda b: pl.DataFrame({"x": ["a", "b", "c"]}), {"x": "BIGINT"})
 
 
 def test_a_frame_is_no_column():
     frame = pl.DataFrame({"x": [1, 2, 3]})
-    with pytest.raises(vd.UdfError, match=r"column 'x': .*a data frame"):
+    with pytest.raises(vd.errors.UdfError, match=r"column 'x': .*a data frame"):
         call(lambda b: {"x": frame}, {"x": "BIGINT"})
 
 
 @pytest.mark.parametrize("result", [pl.Series([1, 2, 3]), pa.chunked_array([[1, 2, 3]])])
 def test_a_stream_of_single_values_is_no_table(result):
-    with pytest.raises(vd.UdfError, match=r"which is not a table.*Return a dict"):
+    with pytest.raises(vd.errors.UdfError, match=r"which is not a table.*Return a dict"):
         call(lambda b: result, {"x": "BIGINT"})
 
 
 def test_a_lazy_frame_is_named_with_its_library():
-    with pytest.raises(vd.UdfError, match=r"returned polars\.LazyFrame; expected a table"):
+    with pytest.raises(vd.errors.UdfError, match=r"returned polars\.LazyFrame; expected a table"):
         call(lambda b: pl.LazyFrame({"x": [1, 2, 3]}), {"x": "BIGINT"})
 
 

@@ -264,7 +264,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_shapes_and_types_are_refused_with_the_fix(case):
     values, words = WRONG[case]
-    with pytest.raises(vd.UdfError) as raised:
+    with pytest.raises(vd.errors.UdfError) as raised:
         column(values, SHAPED["tensors"])
     assert "here: column 'x': expected vd.tensor(\"float32\", (2, 3)), found" in str(raised.value)
     assert words in str(raised.value)
@@ -276,7 +276,7 @@ def test_numbers_that_do_not_fit():
         (np.full((1, 2, 3), 256), "256 not in range: 0 to 255. Return values that fit"),
         (np.full((1, 2, 3), np.nan), "Return None in place of NaN"),
     ):
-        with pytest.raises(vd.UdfError, match=r"expected vd\.tensor") as raised:
+        with pytest.raises(vd.errors.UdfError, match=r"expected vd\.tensor") as raised:
             column(values, vd.tensor("uint8", (2, 3)))
         assert words in str(raised.value)
 
@@ -285,7 +285,7 @@ def test_bfloat16_is_refused_with_the_fix():
     import torch
 
     for values in torch.zeros(2, dtype=torch.bfloat16), [torch.zeros(2, dtype=torch.bfloat16)] * 2:
-        with pytest.raises(vd.UdfError, match=r"Return value\.float\(\)"):
+        with pytest.raises(vd.errors.UdfError, match=r"Return value\.float\(\)"):
             column(values, pa.float32())
 
 
@@ -316,7 +316,7 @@ REMEDIES = {
 @pytest.mark.parametrize("case", REMEDIES)
 def test_wrong_types_are_refused_with_the_conversion_that_helps(case):
     values, kind, found, words = REMEDIES[case]
-    with pytest.raises(vd.UdfError) as raised:
+    with pytest.raises(vd.errors.UdfError) as raised:
         column(values, kind)
     assert f"column 'x': expected {kind}, found {found}" in str(raised.value)
     assert str(raised.value).endswith(words)
@@ -536,7 +536,7 @@ def test_arrays_of_any_shape_survive_any_format(shape, dtype, is_null, form, as_
 )
 def test_numbers_inside_of_values_are_not_changed_silently(values, kind):
     table = pa.table({"id": [1, 2]})
-    with pytest.raises(vd.UdfError, match=r"column 'x': expected .* found"):
+    with pytest.raises(vd.errors.UdfError, match=r"column 'x': expected .* found"):
         call(lambda batch: {"x": values}, {"x": kind}, table)
 
 

@@ -64,7 +64,7 @@ def test_a_flat_list_is_a_tensor_of_its_shape(shapes):
 
 
 def test_a_wrong_shape_names_column_and_shape():
-    with pytest.raises(vd.UdfError, match=r"column 'flat' does not have shape \[3, 3\]"):
+    with pytest.raises(vd.errors.UdfError, match=r"column 'flat' does not have shape \[3, 3\]"):
         predicted(returning(lambda x: x), ["flat"], "array<float>", input_tensor_shapes=[[3, 3]])
 
 
@@ -96,12 +96,12 @@ def test_two_parameters_may_get_one_column():
 
 def test_fields_of_a_struct_of_different_lengths_are_named():
     wrong = returning(lambda a: {"x": a, "y": a[:2]})
-    with pytest.raises(vd.UdfError, match=r"fragment 0.*differ in length.*'x': 3, 'y': 2"):
+    with pytest.raises(vd.errors.UdfError, match=r"fragment 0.*differ in length.*'x': 3, 'y': 2"):
         predicted(wrong, ["a"], "x float, y float", output_column="out")
 
 
 def test_a_missing_field_of_a_struct_is_named():
-    with pytest.raises(vd.UdfError, match="no 'score'"):
+    with pytest.raises(vd.errors.UdfError, match="no 'score'"):
         predicted(returning(lambda a: {"label": a}), ["a"], "label float, score float",
                   output_column="preds")  # fmt: skip
 
@@ -128,7 +128,7 @@ def test_arrays_of_bytes_are_text_where_text_is_declared(output, column):
 
 def test_bytes_that_are_no_text_are_refused():
     wrong = returning(lambda a: np.array([b"\xff"] * 3, dtype=object))
-    with pytest.raises(vd.UdfError, match="expected string, found binary"):
+    with pytest.raises(vd.errors.UdfError, match="expected string, found binary"):
         predicted(wrong, ["a"], "string")
 
 
@@ -167,14 +167,14 @@ def test_arguments_of_the_factory():
 )
 def test_mistakes_are_refused_where_they_are_written(factory, options, words):
     given = {"inputs": ["a"], "return_type": "float", **options}
-    with pytest.raises((vd.DefinitionError, vd.SchemaError), match=words):
+    with pytest.raises((vd.DefinitionError, vd.errors.SchemaError), match=words):
         row_stage("predict_batch", factory, **given)
 
 
 @pytest.mark.parametrize(("made", "kind"), [(None, "None"), (np.zeros(1), "ndarray")])
 def test_a_factory_that_returns_no_function(made, kind):
     found = rf"stage 'docs/out', fragment 0: m returned {kind}; expected the function.*`return pred"
-    with pytest.raises(vd.UdfError, match=found):
+    with pytest.raises(vd.errors.UdfError, match=found):
         predicted(returning(made), ["a"], "float")
 
 
@@ -186,7 +186,9 @@ def test_one_shape_of_several_inputs_is_that_of_one_array():
         input_tensor_shapes=[[2, 1]],
     )
     assert one["out"].to_pylist() == [11, 22, 33]
-    with pytest.raises(vd.UdfError, match=r"fragment 0: .*takes 2 arrays, but .* has 1 shape"):
+    with pytest.raises(
+        vd.errors.UdfError, match=r"fragment 0: .*takes 2 arrays, but .* has 1 shape"
+    ):
         predicted(returning(lambda a, b: a + b), ["a", "b"], "float", input_tensor_shapes=[[2]])
 
 
@@ -196,7 +198,7 @@ def test_shapes_of_several_inputs_are_not_those_of_one_array():
         returning(lambda a, b: (a + b).sum(axis=1)), ["a", "b"], "float", input_tensor_shapes=shapes
     )
     assert two["out"].to_pylist() == [11, 22, 33]
-    with pytest.raises(vd.UdfError, match=r"takes one array of all 2 inputs.*=\[\[2\]\]"):
+    with pytest.raises(vd.errors.UdfError, match=r"takes one array of all 2 inputs.*=\[\[2\]\]"):
         predicted(returning(lambda x: x), ["a", "b"], "float", input_tensor_shapes=shapes)
 
 
@@ -210,7 +212,7 @@ def test_a_row_without_a_declared_field_is_named(output, place):
 
     options = {"output_column": output} if output else {}
     found = rf"fragment 0: row {place} of the 3 returned has no 'score'.*it has 'label', 'more'"
-    with pytest.raises(vd.UdfError, match=found):
+    with pytest.raises(vd.errors.UdfError, match=found):
         predicted(returning(predict), ["a"], "label string, score float", **options)
 
 

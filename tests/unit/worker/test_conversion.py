@@ -31,7 +31,7 @@ def pinned(method: str, fn: Any, columns: dict[str, Any], **options: Any) -> Sta
 
 
 def refused(method: str, fn: Any, columns: dict[str, Any], **options: Any) -> str:
-    with pytest.raises(vd.UdfError) as raised:
+    with pytest.raises(vd.errors.UdfError) as raised:
         run_stage(pinned(method, fn, columns, **options), ROWS)
     message = str(raised.value)
     for words in ("stage 'docs/out', fragment 0: returned", "which the pinned schema lacks",
@@ -108,7 +108,7 @@ def test_a_reader_is_read_once():
 
 
 def test_what_is_no_table_has_its_own_message():
-    with pytest.raises(vd.UdfError, match="which is not a table"):
+    with pytest.raises(vd.errors.UdfError, match="which is not a table"):
         run_stage(pinned("map_batches", lambda _: pl.Series([1]), {"x": pa.int64()}), ROWS)
 
 
@@ -167,5 +167,5 @@ def test_the_same_fields_are_kept(values):
 def test_a_single_value_is_explained_as_with_a_declared_schema():
     for value in (5, {"a": 1}, np.array(5)):
         stage = pinned("map_batches", lambda _, value=value: {"meta": value}, {"meta": META})
-        with pytest.raises(vd.UdfError, match="column 'meta': expected struct"):
+        with pytest.raises(vd.errors.UdfError, match="column 'meta': expected struct"):
             run_stage(stage, ROWS)

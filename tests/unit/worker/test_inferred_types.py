@@ -100,7 +100,9 @@ def test_results_of_several_calls_get_one_type():
 
 def test_types_without_a_common_one_are_refused_by_column():
     found = [pa.schema([("a", pa.string())]), pa.schema([("a", pa.int64())])]
-    with pytest.raises(vd.UdfError, match="here: column 'a' is string in one result and int64"):
+    with pytest.raises(
+        vd.errors.UdfError, match="here: column 'a' is string in one result and int64"
+    ):
         merged_types(found, "here")
 
 
@@ -197,5 +199,5 @@ def test_rows_that_fail_are_left_out_if_the_stage_isolates_them():
     ],
 )
 def test_results_without_one_type_are_refused(fn, words):
-    with pytest.raises((vd.UdfError, TypeError), match=words):
+    with pytest.raises((vd.errors.UdfError, TypeError), match=words):
         probed("map", fn)

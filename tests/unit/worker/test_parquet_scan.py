@@ -227,7 +227,7 @@ def in_file_and_in_memory(
             found.append(
                 project(op, given_rows, tables, work(op, rows, table.schema))[0].to_pydict()
             )
-        except vd.SchemaError as error:
+        except vd.errors.SchemaError as error:
             found.append(str(error))
     return found
 
@@ -272,7 +272,7 @@ def test_a_file_that_is_damaged_is_not_taken_for_an_expression_that_fails(source
     schema = plain_schema(pq.read_schema(file.url))
     rows = source_rows(file.url, 0, ROWS, schema, file, "id")
     op = Project((("id", "id"), ("x", "upper(lost)")), None)
-    with pytest.raises(vd.SourceError, match=r"cannot be read.*Write it again"):
+    with pytest.raises(vd.errors.SourceError, match=r"cannot be read.*Write it again"):
         scan_projected(op, rows, work(op, rows, schema))
 
 
@@ -280,7 +280,9 @@ def test_what_sql_has_no_type_for_is_not_computed_with(tmp_path):
     for kind in (pa.duration("s"), pa.decimal256(50, 2), pa.struct([("a", pa.duration("s"))])):
         schema = pa.schema([("id", pa.int64()), ("x", kind)])
         for columns, where in (((("y", "x IS NULL"),), None), ((("id", "id"),), "x IS NULL")):
-            with pytest.raises(vd.SchemaError, match=r"computes with 'x', which is .*map_batches"):
+            with pytest.raises(
+                vd.errors.SchemaError, match=r"computes with 'x', which is .*map_batches"
+            ):
                 bind(columns, where, schema, "here")
 
 
@@ -349,9 +351,9 @@ def test_a_file_that_was_replaced_since_it_was_planned_is_refused(tmp_path):
     op = Project((("id", "id"), ("d", "d")), None)
     write_source(tmp_path, given.slice(0, 5))
 
-    with pytest.raises(vd.SourceError, match="was replaced while the run read it"):
+    with pytest.raises(vd.errors.SourceError, match="was replaced while the run read it"):
         scan(rows, work(Gather(), rows, schema))
-    with pytest.raises(vd.SourceError, match="was replaced while the run read it"):
+    with pytest.raises(vd.errors.SourceError, match="was replaced while the run read it"):
         scan_projected(op, rows, work(op, rows, schema))
 
 

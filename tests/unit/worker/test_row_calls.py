@@ -278,7 +278,7 @@ def test_a_generator_yields_the_one_value_of_a_row():
     def many(n: int) -> Iterator[int]:
         yield from (n, n)
 
-    with pytest.raises(vd.UdfError, match=r"2 values for one row.*flat_map"):
+    with pytest.raises(vd.errors.UdfError, match=r"2 values for one row.*flat_map"):
         column(many)
 
 
@@ -295,14 +295,14 @@ def test_flat_map_makes_a_row_of_each_value():
 
 
 def test_flat_map_refuses_a_single_value():
-    with pytest.raises(vd.UdfError, match="returned str; expected a list"):
+    with pytest.raises(vd.errors.UdfError, match="returned str; expected a list"):
         run_stage(row_stage("flat_map", lambda text: "ab", id="part", schema="VARCHAR"), TEXTS)
 
 
 def test_filter_keeps_rows_and_their_columns():
     table = run_stage(row_stage("filter", lambda n: n > 10), TEXTS)
     assert table.equals(TEXTS.slice(1))
-    with pytest.raises(vd.UdfError, match="returned int; expected a bool"):
+    with pytest.raises(vd.errors.UdfError, match="returned int; expected a bool"):
         run_stage(row_stage("filter", lambda n: n), TEXTS)
 
 
@@ -345,7 +345,7 @@ def test_a_value_of_another_type_is_an_error_of_its_row():
 
     stage = row_stage("map", fn, on_error="quarantine", max_error_rate=0.5)
     assert run_stage(stage, TEXTS)["out"].to_pylist() == [10, 30]
-    with pytest.raises(vd.UdfError, match="column 'out': expected int64"):
+    with pytest.raises(vd.errors.UdfError, match="column 'out': expected int64"):
         mapped(fn)
 
 
@@ -532,7 +532,7 @@ def test_an_async_function_under_a_decorator_that_hides_it_is_named():
     def wrapper(n: int) -> int:
         return doubled(n)
 
-    with pytest.raises(vd.UdfError, match="returned a coroutine: a decorator hides"):
+    with pytest.raises(vd.errors.UdfError, match="returned a coroutine: a decorator hides"):
         column(wrapper)
 
 
@@ -548,7 +548,7 @@ def test_a_value_that_include_columns_passes_on_may_not_be_changed():
     found = mapped(unchanged, **options)
     assert found["more"].to_pylist() == [11, 21, 31]
     assert found.select(TEXTS.column_names) == TEXTS
-    with pytest.raises(vd.UdfError, match="column 'n' is passed on"):
+    with pytest.raises(vd.errors.UdfError, match="column 'n' is passed on"):
         mapped(changed, **options)
 
 
@@ -681,7 +681,7 @@ def test_objects_that_no_column_holds_are_not_copied():
         def __deepcopy__(self, memo: Any) -> Any:
             raise AssertionError("copied")
 
-    with pytest.raises(vd.UdfError, match="column 'out': expected string"):
+    with pytest.raises(vd.errors.UdfError, match="column 'out': expected string"):
         column(lambda n: Huge(), schema="VARCHAR")
 
 
@@ -772,7 +772,7 @@ def test_a_row_has_its_own_id_whatever_the_others_return():
     schema = {"id": "BIGINT", "c": "BIGINT"}
     stage = row_stage("map", fn, schema=schema, on_error="quarantine", max_error_rate=1)
     assert run_stage(stage, TEXTS).to_pydict() == {"id": [1, 2], "c": [10, 20]}
-    with pytest.raises(vd.UdfError, match="column 'id' is the id of the row"):
+    with pytest.raises(vd.errors.UdfError, match="column 'id' is the id of the row"):
         mapped(fn, schema=schema)
 
 
@@ -807,5 +807,5 @@ def test_a_result_that_changes_a_column_which_is_passed_on_and_not_read_is_refus
     stage = row_stage(
         "map", returns, schema={"x": "BIGINT"}, columns=["text"], include_columns=["more"]
     )
-    with pytest.raises(vd.UdfError, match="'more' is passed on from the input"):
+    with pytest.raises(vd.errors.UdfError, match="'more' is passed on from the input"):
         run_stage(stage, table)
