@@ -52,7 +52,7 @@ def documents(source: Any = None) -> vd.Pipeline:
 SCHEMA = {"x": "BIGINT"}
 CHUNKS = {"chunk": "VARCHAR"}
 MODEL = {"provider": "openai", "model": "m"}
-MANY = {"cardinality": "one_to_many", "id": "chunk_id"}
+MANY = {"cardinality": vd.Children("chunk_id")}
 
 
 DEFAULTS: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any]]] = {
@@ -96,7 +96,7 @@ DEFAULTS: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any]]] = {
         {"schema": "infer", "id": "word_id"},
     ),
     "parameters": ("rows", "map", (length,), {}),
-    "inputs": ("rows", "map", (length,), {"inputs": {"text": "title"}}),
+    "inputs": ("rows", "map", (length,), {"columns": {"text": "title"}}),
     "arrays": ("rows", "map", (Lengths,), {}),
     "a whole row": ("fragments", "map", (of_row,), {}),
     "a row of named columns": ("rows", "map", (of_row,), {"columns": ["text"]}),
@@ -109,14 +109,14 @@ DEFAULTS: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any]]] = {
         (words,),
         {"id": "word_id", "schema": {"word_id": "VARCHAR"}},
     ),
-    "Spark's": ("rows", "predict_batch", (factory,), {"inputs": ["n"], "return_type": "float"}),
+    "Spark's": ("rows", "predict_batch", (factory,), {"columns": ["n"], "return_type": "float"}),
     "a prompt": ("rows", "prompt", ("{text}",), MODEL),
-    "a prompt by functions": ("fragments", "prompt", (), {**MODEL, "preprocess": before}),
-    "a prompt by functions of columns": (
+    "a prompt by a function": ("fragments", "prompt", (before,), MODEL),
+    "a prompt by a function of columns": (
         "rows",
         "prompt",
-        (),
-        {**MODEL, "preprocess": before, "columns": ["text"]},
+        (before,),
+        {**MODEL, "columns": ["text"]},
     ),
     "vectors": ("rows", "embed", ("text",), {"model": "m"}),
     "labels": ("rows", "classify", ("text", ["a", "b"]), MODEL),
@@ -172,7 +172,7 @@ def test_rows_that_cannot_be_reused_one_by_one_are_refused_with_the_fix(name):
     [
         ("named columns", "fragments"),
         ("parameters", "fragments"),
-        ("a prompt by functions of columns", "fragments"),
+        ("a prompt by a function of columns", "fragments"),
         ("a prompt", "rows"),
         ("vectors", "rows"),
     ],
@@ -217,23 +217,24 @@ def test_a_users_own_provider_may_open_files_too():
     assert declare("a prompt", provider=Reversed).spec.reuse.mode == "rows"
 
 
+GREEDY = {"sampling_params": {"temperature": 0}}
 PER_ROW = [
     ("named columns", {}, False),
-    ("named columns", {"per_row": True}, True),
-    ("batches", {"per_row": True}, False),  # it computes each row anyway
+    ("named columns", {"reuse": vd.Reuse(per_row=True)}, True),
+    ("batches", {"reuse": vd.Reuse(per_row=True)}, False),  # it computes each row anyway
     ("vectors", {}, False),
-    ("vectors", {"per_row": True}, True),
+    ("vectors", {"reuse": vd.Reuse(per_row=True)}, True),
     ("labels", {}, False),
     ("labels", {"sampling_params": {"temperature": 0.5}}, True),
     ("a classifier's labels", {}, False),
     ("a prompt", {}, True),
-    ("a prompt", {"sampling_params": {"temperature": 0}}, False),
+    ("a prompt", GREEDY, False),
     ("a prompt", {"sampling_params": {"temperature": 0.0}}, False),
     ("a prompt", {"sampling_params": {"temperature": 0.1}}, True),
     ("a prompt", {"sampling_params": {"temperature": "{n}"}}, True),
-    ("a prompt", {"sampling_params": {"temperature": 0}, "per_row": True}, True),
-    ("a prompt", {"per_row": False}, False),
-    ("a prompt by functions of columns", {"sampling_params": {"temperature": 0}}, False),
+    ("a prompt", {**GREEDY, "reuse": vd.Reuse(per_row=True)}, True),
+    ("a prompt", {"reuse": vd.Reuse(per_row=False)}, False),
+    ("a prompt by a function of columns", GREEDY, False),
 ]
 
 
@@ -248,8 +249,8 @@ def test_rows_of_a_prompt_that_samples_have_results_of_their_own(name, given, ex
 
 def test_preceding_partitions():
     assert declare("vectors").spec.reuse.partitions == 1
-    assert declare("vectors", reuse_partitions=0).spec.reuse.partitions == 0
-    assert declare("vectors", reuse_partitions=7).spec.reuse.partitions == 7
+    assert declare("vectors", reuse=vd.Reuse(partitions=0)).spec.reuse.partitions == 0
+    assert declare("vectors", reuse=vd.Reuse(partitions=7)).spec.reuse.partitions == 7
 
 
 @pytest.mark.parametrize(
@@ -257,15 +258,26 @@ def test_preceding_partitions():
     [
         ("vectors", {"reuse": "row"}, "reuse is 'row'"),
         ("vectors", {"reuse": True}, "reuse is True"),
-        ("vectors", {"reuse_partitions": -1}, "reuse_partitions is -1; expected a whole number"),
-        ("vectors", {"reuse_partitions": True}, "reuse_partitions is True"),
-        ("vectors", {"per_row": "yes"}, "per_row is 'yes'; expected a bool"),
-        ("vectors", {"reuse_partitions": 2, "reuse": "fragments"}, "reuse_partitions=2 is for"),
-        ("batches", {"reuse_partitions": 2}, "name them in columns="),
+        ("vectors", {"reuse": vd.Reuse("fragments", partitions=2)}, "partitions=2 is for"),
+        ("batches", {"reuse": vd.Reuse(partitions=2)}, "name them in columns="),
     ],
 )
 def test_wrong_values_are_refused(name, given, words):
     assert words in refusal(name, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"mode": "row"}, "mode is 'row'; expected one of 'rows', 'fragments', 'none'"),
+        ({"partitions": -1}, "partitions is -1; expected a whole number"),
+        ({"partitions": True}, "partitions is True"),
+        ({"per_row": "yes"}, "per_row is 'yes'; expected a bool"),
+    ],
+)
+def test_wrong_values_of_the_record_are_refused(given, words):
+    with pytest.raises(vd.DefinitionError, match=f"^vd.Reuse: {words}"):
+        vd.Reuse(**given)
 
 
 def test_code_gets_the_columns_that_it_names_and_the_id_only_if_it_names_it():
@@ -291,8 +303,8 @@ def test_key_columns_count_in_the_order_that_code_can_observe():
 
     assert counted("named columns", columns=["n", "a"]) == ("n", "a")
     assert counted("a row of named columns", columns=["n", "a"]) == ("n", "a")
-    assert counted("Spark's", inputs=["n", "a"]) == ("n", "a")
-    assert counted("a prompt by functions of columns", columns=["n", "a"]) == ("id", "n", "a")
+    assert counted("Spark's", columns=["n", "a"]) == ("n", "a")
+    assert counted("a prompt by a function of columns", columns=["n", "a"]) == ("id", "n", "a")
     assert documents().map("out", joined).spec.key_columns(documents()) == ("body", "title")
     stage = documents().prompt("out", "{text} {n}", **MODEL)
     assert stage.spec.key_columns(stage.pipeline) == ("id", "n", "text")

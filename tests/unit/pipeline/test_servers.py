@@ -19,9 +19,9 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.worker.protocol import PoolSpec
 
 
-def pipeline(**options: Any) -> vd.Pipeline:
+def pipeline(server: Any) -> vd.Pipeline:
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    docs.prompt("answer", "{text}", provider="openai", **options)
+    docs.prompt("answer", "{text}", model=server)
     return docs
 
 
@@ -147,7 +147,7 @@ def test_equal_declarations_are_the_same_server():
 def test_declarations_that_are_written_differently_are_the_same_server(one, other):
     first, second = vd.VLLMServer("m", **one), vd.VLLMServer("m", **other)
     assert (first.key, first.identity()) == (second.key, second.identity())
-    assert definition(pipeline(server=first)) == definition(pipeline(server=second))
+    assert definition(pipeline(first)) == definition(pipeline(second))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_file_in_a_flag_counts_wherever_it_is_named(tmp_path: Path):
 
     def keyed(content: str, **flags: Any) -> str:
         weights.write_text(content)
-        return definition(pipeline(server=vd.VLLMServer("m", **flags)))
+        return definition(pipeline(vd.VLLMServer("m", **flags)))
 
     for flags in (
         {"tokenizer": tmp_path / "draft"},
@@ -197,12 +197,12 @@ def test_a_file_in_a_flag_counts_wherever_it_is_named(tmp_path: Path):
 
 
 def test_a_flag_that_changes_answers_counts_in_keys_and_another_does_not():
-    declared = pipeline(server=vd.VLLMServer("m", max_model_len=128))
-    longer = pipeline(server=vd.VLLMServer("m", max_model_len=256))
-    fuller = pipeline(server=vd.VLLMServer("m", max_model_len=128, gpu_memory_utilization=0.5))
-    more = pipeline(server=vd.VLLMServer("m", max_model_len=128, replicas=3, idle_minutes=1))
-    rotated = pipeline(server=vd.VLLMServer("m", max_model_len=128, hf_token="hf_planted_1"))
-    dummy = pipeline(server=vd.VLLMServer("m", max_model_len=128, load_format="dummy"))
+    declared = pipeline(vd.VLLMServer("m", max_model_len=128))
+    longer = pipeline(vd.VLLMServer("m", max_model_len=256))
+    fuller = pipeline(vd.VLLMServer("m", max_model_len=128, gpu_memory_utilization=0.5))
+    more = pipeline(vd.VLLMServer("m", max_model_len=128, replicas=3, idle_minutes=1))
+    rotated = pipeline(vd.VLLMServer("m", max_model_len=128, hf_token="hf_planted_1"))
+    dummy = pipeline(vd.VLLMServer("m", max_model_len=128, load_format="dummy"))
     assert definition(declared) == definition(fuller) == definition(more) == definition(rotated)
     assert definition(dummy) != definition(declared), "its weights are random"
     assert definition(longer) != definition(declared)
@@ -215,9 +215,9 @@ def test_the_content_of_a_model_folder_counts(tmp_path: Path):
     weights = model / "weights.bin"
     weights.write_bytes(b"1")
     server = vd.VLLMServer(model)
-    before = (server.identity(), definition(pipeline(server=server)))
+    before = (server.identity(), definition(pipeline(server)))
     weights.write_bytes(b"2")
-    after = (server.identity(), definition(pipeline(server=server)))
+    after = (server.identity(), definition(pipeline(server)))
     assert before[0] != after[0]
     assert before[1] != after[1]
 
@@ -225,11 +225,11 @@ def test_the_content_of_a_model_folder_counts(tmp_path: Path):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: vd.TritonServer(model_repository="models"),
-        lambda: vd.TritonServer(print, "models"),
-        lambda: vd.TritonServer(print, "~/models"),
+        lambda: vd.TritonServer(model_repository="models", model="m"),
+        lambda: vd.TritonServer(print, "models", model="m"),
+        lambda: vd.TritonServer(print, "~/models", model="m"),
         lambda: vd.VLLMServer(Path("models")),
-        lambda: vd.Server(["serve", "{port}", Path("models")]),
+        lambda: vd.Server(["serve", "{port}", Path("models")], model="m"),
     ],
 )
 def test_a_path_counts_whatever_it_is_called(make, tmp_path: Path, monkeypatch):
@@ -238,9 +238,9 @@ def test_a_path_counts_whatever_it_is_called(make, tmp_path: Path, monkeypatch):
     (tmp_path / "models" / "doubler").mkdir(parents=True)
     code = tmp_path / "models" / "doubler" / "model.py"
     code.write_text("1")
-    before = (make().identity(), definition(pipeline(server=make(), model="m")))
+    before = (make().identity(), definition(pipeline(make())))
     code.write_text("22")
-    after = (make().identity(), definition(pipeline(server=make(), model="m")))
+    after = (make().identity(), definition(pipeline(make())))
     assert before[0] != after[0]
     assert before[1] != after[1]
 
@@ -248,14 +248,14 @@ def test_a_path_counts_whatever_it_is_called(make, tmp_path: Path, monkeypatch):
 def test_a_local_model_travels_with_the_server(tmp_path: Path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights.bin").write_bytes(b"1")
-    docs = pipeline(server=vd.VLLMServer(vd.local_file(tmp_path / "model")))
+    docs = pipeline(vd.VLLMServer(vd.local_file(tmp_path / "model")))
     assert [file.name for file in docs["answer"].spec.local_files()] == ["model"]
 
 
 def test_a_version_replaces_the_command_of_a_server_in_keys():
     def keyed(version: str | None, flag: str) -> str:
         server = vd.Server(["serve", "{port}", flag], model="m", version=version)
-        return definition(pipeline(server=server))
+        return definition(pipeline(server))
 
     assert keyed("1", "--a") == keyed("1", "--b") != keyed("2", "--a")
     assert keyed(None, "--a") != keyed(None, "--b")
@@ -275,12 +275,13 @@ def test_files_that_a_server_writes_count_unless_it_has_a_version(tmp_path: Path
     assert before[1] == after[1] != identity("2")
 
 
-def test_a_prompt_takes_the_model_of_its_server_and_no_base_url():
+def test_a_prompt_takes_the_model_of_its_server():
     server = vd.VLLMServer("models/tiny")
-    assert pipeline(server=server)["answer"].spec.model == "tiny"
-    assert pipeline(server=server, model="adapter")["answer"].spec.model == "adapter"
-    with pytest.raises(vd.DefinitionError, match=r"servers\['server'\] is 'm'; expected a server"):
-        pipeline(server="m")
+    assert pipeline(server)["answer"].spec.model == "tiny"
+    assert pipeline(vd.Model(server, token_budget=9))["answer"].spec.model == "tiny"
+    nameless = vd.Server(["serve", "{port}"])
+    with pytest.raises(vd.DefinitionError, match="model is ''; expected a model's name, a server"):
+        pipeline(nameless)
 
 
 class Ask:
@@ -297,11 +298,11 @@ def ask(text: str, llm: Any) -> str:
     return text
 
 
-@pytest.mark.parametrize("fn", [Ask, ask])
-def test_a_server_is_an_argument_of_the_class_or_function(fn):
+@pytest.mark.parametrize(("fn", "argument"), [(Ask, "fn_constructor_kwargs"), (ask, "fn_kwargs")])
+def test_a_server_is_an_argument_of_the_class_or_function(fn, argument):
     server = vd.VLLMServer("m")
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    docs.map("asked", fn, servers={"llm": server})
+    docs.map("asked", fn, schema="VARCHAR", **{argument: {"llm": server}})
     udf = docs["asked"].spec.udf
     assert udf.servers == {server.key: server}
     assert set(udf.constructor_kwargs if fn is Ask else udf.kwargs) == {"llm"}
@@ -356,7 +357,7 @@ def test_a_server_that_workers_would_get_without_its_address_is_refused(fn, opti
 
 
 def test_a_declaration_has_no_address():
-    with pytest.raises(AttributeError, match=r"no attribute 'url': it is only declared.*servers="):
+    with pytest.raises(AttributeError, match=r"no attribute 'url': it is only declared.*fn_kwargs"):
         vd.VLLMServer("m").url  # type: ignore[attr-defined]  # noqa: B018  # looking it up raises
     assert not hasattr(vd.VLLMServer("m"), "uri")
 
@@ -364,31 +365,26 @@ def test_a_declaration_has_no_address():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"provider": "vllm"}, "VllmProvider takes no server"),
-        ({"provider": "transformers"}, "TransformersProvider takes no server"),
-        ({"provider_options": {"base_url": "http://x"}}, "has base_url, but the server's address"),
-        ({"provider_options": {"api_key_env": "KEY"}}, "has api_key_env, but the server's key"),
+        ({"provider": "vllm"}, "VllmProvider calls no server"),
+        ({"provider": "transformers"}, "TransformersProvider calls no server"),
+        ({"options": {"base_url": "http://x"}}, "have base_url, but the server's address"),
+        ({"options": {"api_key_env": "KEY"}}, "have api_key_env, but the server's key"),
     ],
 )
 def test_what_contradicts_the_server_of_a_prompt_is_refused(given, words):
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     with pytest.raises(vd.DefinitionError, match=words):
-        docs.prompt("a", "{text}", model=vd.VLLMServer("m"), **{"provider": "openai", **given})
+        model = vd.Model(vd.VLLMServer("m"), options=given.get("options", {}))
+        docs.prompt("a", "{text}", model=model, provider=given.get("provider"))
 
 
 def test_a_server_is_no_option_of_a_provider():
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     options = {"server": vd.VLLMServer("m")}
-    with pytest.raises(vd.DefinitionError, match=r"write server=\.\.\. of the stage"):
+    with pytest.raises(vd.DefinitionError, match="write model=<the server> instead"):
         docs.prompt("a", "{text}", provider="openai", model=vd.Model("m", options=options))
-    with pytest.raises(vd.DefinitionError, match="SentenceTransformersProvider takes no server"):
+    with pytest.raises(vd.DefinitionError, match="SentenceTransformersProvider calls no server"):
         docs.embed("b", "text", provider="sentence_transformers", model=vd.VLLMServer("m"))
-
-
-def test_a_server_given_twice_is_refused():
-    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    with pytest.raises(vd.DefinitionError, match="both have 'llm'"):
-        docs.map("asked", ask, servers={"llm": vd.VLLMServer("m")}, fn_kwargs={"llm": 1})
 
 
 def test_two_servers_of_a_stage_are_told_apart():
@@ -400,9 +396,9 @@ def test_two_servers_of_a_stage_are_told_apart():
     with pytest.raises(
         vd.DefinitionError, match="two servers are named 'serve' and differ only in code"
     ):
-        docs.map("asked", ask_both, servers={"llm": one, "other": other})
+        docs.map("asked", ask_both, fn_kwargs={"llm": one, "other": other})
     named = vd.TritonServer(functools.partial(serve, n=2), name="two")
-    docs.map("named", ask_both, servers={"llm": one, "other": named})
+    docs.map("named", ask_both, fn_kwargs={"llm": one, "other": named})
     assert set(docs["named"].spec.udf.servers) == {one.key, named.key}
 
 
@@ -416,7 +412,7 @@ def test_two_stages_call_servers_that_only_code_tells_apart():
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     declared = {"one": serving(1), "other": serving(2)}
     for name, server in declared.items():
-        docs.map(name, ask, servers={"llm": server})
+        docs.map(name, ask, fn_kwargs={"llm": server})
     used = {name: docs[name].spec.udf.servers for name in declared}
     assert len({key for found in used.values() for key in found}) == 1, "a worker calls one of them"
     assert [*declared_servers(docs, ["one", "other"])] == [*declared.values()]

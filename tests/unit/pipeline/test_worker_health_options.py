@@ -23,10 +23,10 @@ def test_a_probe_that_wants_arguments(tmp_path):
     ("arguments", "message"),
     [
         ({"startup_timeout_s": 0}, "startup_timeout_s is 0; expected seconds above 0"),
-        ({"max_batches_per_actor": 0}, "max_batches_per_actor is 0; expected a whole number"),
+        ({"max_batches": 0}, "max_batches is 0; expected a whole number"),
         ({"max_rss": "2GB"}, "max_rss is '2GB'; expected a whole number"),
     ],
 )
-def test_arguments_that_do_not_fit(arguments, message, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
-        pipeline(tmp_path, Wrong, **arguments)
+def test_arguments_that_do_not_fit(arguments, message):
+    with pytest.raises(vd.DefinitionError, match=re.escape(f"vd.Workers: {message}")):
+        vd.Workers(**arguments)
