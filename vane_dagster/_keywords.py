@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from vane_dagster.errors import DefinitionError, SchemaError, VaneError, names
 
+C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 Describe = Callable[[tuple[str, ...], Mapping[str, Any]], str]
 """Returns the message for arguments, from the options of the function and the values given."""
@@ -80,6 +81,20 @@ def check_arguments(
             return function(*args, **kwargs)
 
         return cast(F, checked)
+
+    return decorate
+
+
+def checked_record(name: str) -> Callable[[C], C]:
+    """Decorate a dataclass so that it describes the arguments that it does not take.
+
+    Args:
+        name: Its name for users.
+    """
+
+    def decorate(record: Any) -> Any:
+        record.__init__ = known_keywords(name)(record.__init__)
+        return record
 
     return decorate
 

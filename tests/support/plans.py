@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import write_source
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.run_state import RunState
@@ -56,8 +57,8 @@ def docs(
     docs = vd.Pipeline(
         "docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=fragment_rows
     )
-    cleaned = docs.project("clean", {"text": text, "n": "n"}, where=where, **(clean or {}))
-    first = cleaned.map_batches("doubled", fn, **{"schema": {"x": "BIGINT"}, **doubled})
+    cleaned = docs.project("clean", {"text": text, "n": "n"}, where=where, **grouped(clean or {}))
+    first = cleaned.map_batches("doubled", fn, **grouped({"schema": {"x": "BIGINT"}, **doubled}))
     second = cleaned.map_batches(
         "scaled", Scale, schema={"y": "BIGINT"}, fn_constructor_kwargs={"factor": factor}
     )

@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 
 import vane_dagster as vd
+from support.arguments import grouped
 from vane_dagster.sources import ParquetSource
 
 
@@ -32,5 +33,5 @@ def docs(
         partitions_def=dg.StaticPartitionsDefinition(keys) if keys else None,
     )
     clean = docs.project("clean", columns, where=where)
-    clean.write("out", out or f"{root}/out{placeholder}", **written)
+    clean.write("out", out or f"{root}/out{placeholder}", **grouped(written))
     return docs

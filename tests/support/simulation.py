@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.memory import MemoryFileSystem
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.in_process import InProcess
 from support.simulated_stages import is_kept, labelled, pieces, world
 from vane_dagster.compute.api import CallResult, Worker
@@ -432,9 +433,10 @@ class World:
             else:
                 function: Any = {"map": labelled, "flat_map": pieces, "filter": is_kept}[node.kind]
                 own = {"id": f"{node.name}_id"} if node.kind == "flat_map" else {}
+                given = {"version": "1", "max_retries": 0, **own, **node.options}
                 stages[node.name] = getattr(above, node.kind)(
-                    node.name, function, inputs={"value": read}, version="1", max_retries=0,
-                    fn_kwargs={"stage": node.name, "suffix": node.suffix}, **own, **node.options,
+                    node.name, function, columns={"value": read},
+                    fn_kwargs={"stage": node.name, "suffix": node.suffix}, **grouped(given),
                 )  # fmt: skip
         return docs
 

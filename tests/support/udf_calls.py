@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from vane_dagster.engine.tasks import operation
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.decorators import Callee
@@ -69,7 +70,7 @@ def refused(fn: Any, schema: Any, *words: str, **given_: Any) -> str:
 def row_stage(method: str, fn: Any, **options: Any) -> vd.Stage:
     """Return a stage named "out" that reads the source of a pipeline."""
     pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
-    stage: vd.Stage = getattr(pipeline, method)("out", fn, **options)
+    stage: vd.Stage = getattr(pipeline, method)("out", fn, **grouped(options))
     return stage
 
 

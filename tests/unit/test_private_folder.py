@@ -414,7 +414,7 @@ def test_only_what_a_driver_sends_is_unpickled() -> None:
     package = Path(next(iter(vd.__path__)))
     reads = re.compile(r"pickle\.(load|Unpickler)")
     using = {file.name for file in package.rglob("*.py") if reads.search(file.read_text())}
-    assert using == {"row_functions.py", "triton_runner.py", "user_code.py"}
+    assert using == {"prompt_function.py", "triton_runner.py", "user_code.py"}
 
 
 def test_the_threat_model_names_tests_that_exist() -> None:

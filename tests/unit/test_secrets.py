@@ -121,7 +121,11 @@ def test_arguments_are_not_shown():
         fn_constructor_kwargs={"api_key": secret, "wrapped": SecretStr(secret)},
     )  # fmt: skip
     assert secret not in repr(stage.spec)
-    for wrong in ({"fn_kwargs": [secret]}, {"fn_kwargs": {1: secret}}, {"fn_args": secret}):
+    for wrong in (
+        {"fn_kwargs": [secret]},
+        {"fn_kwargs": {1: secret}},
+        {"fn_constructor_args": secret},
+    ):
         with pytest.raises(vd.DefinitionError) as refused:
             pipeline.map_batches("n", Client, schema={"y": pa.int64()}, **wrong)
         assert secret not in str(refused.value)

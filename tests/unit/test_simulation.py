@@ -50,7 +50,7 @@ def pipelines(draw: Any) -> list[Node]:
                 options["max_error_rate"] = 1.0
             if options["reuse"] == "rows":
                 options["per_row"] = draw(st.booleans())
-                options["reuse_partitions"] = draw(st.integers(0, 2))
+                options["partitions"] = draw(st.integers(0, 2))
         nodes.append(Node(kind, name, upstream, options))
     return nodes
 

@@ -56,7 +56,7 @@ def test_a_variable_that_a_worker_lacks_is_named_with_the_fix(read, monkeypatch)
     assert type(error).__name__ == "KeyError"
     assert str(error).startswith(
         "the environment variable 'NOT_SET' is not set in the worker. Set it where the run is "
-        "launched, and name it in env_vars= or keyed_env_vars= of the stage"
+        "launched, and name it in vd.Workers(env_vars=...) or keyed_env_vars"
     )
     assert "test_user_errors.py" in user_traceback(error)
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from vane_dagster._keywords import F, check_arguments
 from vane_dagster.errors import names
-
-C = TypeVar("C", bound=type)
 
 
 def known_arguments(
@@ -39,20 +37,6 @@ def known_arguments(
         return unknown_arguments(call, unknown)
 
     return check_arguments(method, describe, options)
-
-
-def checked_record(name: str) -> Callable[[C], C]:
-    """Decorate a dataclass so that it describes the arguments that it does not take.
-
-    Args:
-        name: Its name for users.
-    """
-
-    def decorate(record: Any) -> Any:
-        record.__init__ = known_arguments(name)(record.__init__)
-        return record
-
-    return decorate
 
 
 def adds_stage(function: F) -> F:

@@ -15,8 +15,8 @@ from vane_dagster._arguments import (
     seconds,
     whole,
 )
+from vane_dagster._keywords import checked_record
 from vane_dagster.errors import DefinitionError
-from vane_dagster.pipeline.known_arguments import checked_record
 from vane_dagster.pipeline.options import (
     STARTUP_SECONDS,
     ExecutionBackend,

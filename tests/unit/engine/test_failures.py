@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.failures import (
     MAX_CONSECUTIVE_FAILURES,
@@ -29,7 +30,7 @@ def model(batch: Any) -> Any:
 
 def stage(**given: Any) -> vd.Stage:
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
-    return docs.map_batches("model", model, schema={"x": "BIGINT"}, **given)
+    return docs.map_batches("model", model, schema={"x": "BIGINT"}, **grouped(given))
 
 
 def run(order: int = 0) -> FragmentState:

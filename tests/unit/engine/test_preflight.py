@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from vane_dagster.compute import versions
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.code_digest import Variables, Versions
@@ -77,7 +78,7 @@ def node(**variables: str | None) -> Mapping[str, Versions | str]:
 
 def noticed(nodes: Mapping[str, Versions | str], **given: Any) -> list[str]:
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
-    docs.map_batches("read", Reader, schema={"n": "BIGINT"}, **given)
+    docs.map_batches("read", Reader, schema={"n": "BIGINT"}, **grouped(given))
     return list(other_variables(docs, ["read"], nodes))
 
 
@@ -96,7 +97,7 @@ def test_a_variable_that_differs_is_named_without_its_values(name, here, there, 
         f"stage 'docs/read': its code names '{name}'; environment variables of these names differ "
         "between this run and the workers, which have the environment of the process that started "
         "the Ray cluster. If the code reads them, send them: "
-        f"env_vars=['{name}'], or keyed_env_vars=['{name}'] if they change results"
+        f"vd.Workers(env_vars=['{name}']), or keyed_env_vars if they change results"
     )
     assert here is None or here not in repr(node(**{name: here})), "values are not sent"
 
@@ -125,7 +126,7 @@ KEY = "OPENAI_API_KEY"
 def keyless(capacity: Capacity, nodes: Any = None, **given: Any) -> list[str]:
     """What is found for a prompt of which the driver has no key, nor the nodes by default."""
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
-    docs.prompt("ask", "{text}", **{"provider": "openai", "model": "m", **given})
+    docs.prompt("ask", "{text}", **grouped({"provider": "openai", "model": "m", **given}))
     nodes = (node() if capacity.is_cluster else {}) if nodes is None else nodes
     return [str(found) for found in missing_keys(docs, ["ask"], capacity, nodes)]
 
@@ -136,8 +137,8 @@ def keyless(capacity: Capacity, nodes: Any = None, **given: Any) -> list[str]:
         ({}, KEY),
         ({"env_vars": [KEY]}, KEY),
         ({"provider": "anthropic"}, "ANTHROPIC_API_KEY"),
-        ({"provider_options": {"api_key_env": "MY_KEY"}}, "MY_KEY"),
-        ({"provider_options": {"base_url": "http://127.0.0.1:9"}}, KEY),
+        ({"model": vd.Model("m", options={"api_key_env": "MY_KEY"})}, "MY_KEY"),
+        ({"model": vd.Model("m", options={"base_url": "http://127.0.0.1:9"})}, KEY),
     ],
 )
 def test_a_key_that_is_set_nowhere_is_refused(given, name, monkeypatch):
@@ -148,7 +149,7 @@ def test_a_key_that_is_set_nowhere_is_refused(given, name, monkeypatch):
     assert local == f"{needs} is not set here. Set it where the run is launched"
     assert ray == (
         f"{needs} is not set here or in the workers. Set it where the run is launched, and name it "
-        f"in env_vars=[{name!r}]"
+        f"in vd.Workers(env_vars=[{name!r}])"
     )
 
 
@@ -156,7 +157,9 @@ def test_a_key_that_is_not_sent_is_refused_on_a_cluster(monkeypatch):
     there = node(**{KEY: None})
     monkeypatch.setenv(KEY, "sk-here")
     (text,) = keyless(CLUSTER, there)
-    assert text.endswith(f"which is not set in the workers. Name it in env_vars=[{KEY!r}]")
+    assert text.endswith(
+        f"which is not set in the workers. Name it in vd.Workers(env_vars=[{KEY!r}])"
+    )
     assert keyless(CLUSTER, there, env_vars=[KEY]) == []
     assert keyless(CLUSTER, there, keyed_env_vars=[KEY]) == []
     assert keyless(CLUSTER, there, execution_backend="subprocess_actor") == []
@@ -169,7 +172,7 @@ def test_what_would_work_without_a_key_is_not_refused(monkeypatch):
     assert len(keyless(CLUSTER, node(**{KEY: ""}))) == 1
     assert keyless(GROWING) == [], "a node that the autoscaler adds may have it"
     assert keyless(CLUSTER, {}) == [], "the nodes did not answer"
-    assert keyless(MACHINE, provider_options={"api_key_env": None}) == []
+    assert keyless(MACHINE, model=vd.Model("m", options={"api_key_env": None})) == []
     assert keyless(MACHINE, server=vd.VLLMServer("m")) == []
     assert keyless(MACHINE, provider="vllm") == []
 
@@ -191,7 +194,9 @@ class OwnProvider:
 def test_a_provider_of_the_user_may_name_its_key():
     (text,) = keyless(MACHINE, provider=OwnProvider)
     assert "OwnProvider('m') needs a key in the environment variable 'OWN_KEY'" in text
-    assert keyless(MACHINE, provider=OwnProvider, provider_options={"key": "HOME"}) == []
+    assert (
+        keyless(MACHINE, provider=OwnProvider, model=vd.Model("m", options={"key": "HOME"})) == []
+    )
 
 
 # Places
@@ -211,7 +216,7 @@ CLUSTER = Capacity(({"CPU": 8.0, "GPU": 2.0},), 0, driver=MACHINE)
 def declared(**stages: dict[str, Any]) -> vd.Pipeline:
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     for name, given in stages.items():
-        docs.map_batches(name, Model, schema={"n": "BIGINT"}, **given)
+        docs.map_batches(name, Model, schema={"n": "BIGINT"}, **grouped(given))
     return docs
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.in_process import committed, compute
 from support.reused import upper
 from vane_dagster.engine import fragment_queue
@@ -67,7 +68,7 @@ class Snapshots:
         )
         given = {"version": "1", "on_error": "quarantine", "max_error_rate": 1.0}
         docs.project("clean", ["text"]).map(
-            self.stage, upper, output_column="upper", **(given | self.options)
+            self.stage, upper, output_column="upper", **grouped(given | self.options)
         )
         self.events = compute(docs, self.store, days, keys=self.keys, **options)
         return len(self.notes.read_text().splitlines())
@@ -111,7 +112,7 @@ def test_todays_snapshot_pays_for_what_changed_since_yesterday(tmp_path, notes):
 
 @pytest.mark.parametrize(("partitions", "calls"), [(0, ROWS), (1, ROWS), (2, 3)])
 def test_rows_are_looked_up_in_as_many_partitions_as_declared(tmp_path, notes, partitions, calls):
-    world = Snapshots(tmp_path, reuse_partitions=partitions)
+    world = Snapshots(tmp_path, partitions=partitions)
     world.write_days(DAYS[:2], changed=3)
     world.run(DAYS[:1])
     world.write(DAYS[1], ["other"])
@@ -286,7 +287,7 @@ def test_partitions_in_reverse_order_do_not_wait_forever(tmp_path, notes, monkey
 
 
 def test_other_partitions_of_the_same_rows_find_them(tmp_path, notes):
-    world = Snapshots(tmp_path, reuse_partitions=4)
+    world = Snapshots(tmp_path, partitions=4)
     days = ["2026-01-01", "2026-01-02"]
     hours = [f"{day}-{hour:02}:00" for day in days for hour in (0, 6, 12, 18)]
     texts = {hour: [f"{hour} {n}" for n in range(5)] for hour in hours}

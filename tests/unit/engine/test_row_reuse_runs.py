@@ -131,14 +131,11 @@ class World:
             fragment_rows=self.fragment_rows,
         )  # fmt: skip
         clean = docs.project("clean", {"text": "text", **({"more": "1"} if self.extra else {})})
-        given_: Any = {
-            "on_error": "quarantine",
-            "max_error_rate": 1.0,
-            "max_retries": 0,
-            "version": "1",
-        }
+        failures = vd.Failures("quarantine", max_error_rate=1.0, max_retries=0)
+        given_: Any = {"on_error": failures, "reuse": vd.Reuse(version="1")}
+        own = {**given_, "reuse": vd.Reuse(version="1", per_row=True)}
         clean.map("upper", upper, fn_kwargs={"suffix": self.suffix}, **given_)
-        clean.map("length", length, reuse=vd.Reuse(per_row=True), **given_)
+        clean.map("length", length, **own)
         clean.flat_map("words", words, id="word_id", **given_)
         clean.filter("is_long", is_long, include_columns=False, **given_)
         return docs

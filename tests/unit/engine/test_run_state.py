@@ -31,7 +31,7 @@ def test_rows_below_a_fan_out_may_be_more_than_those_of_the_source(tmp_path):
     (tmp_path / "src").mkdir()
     pq.write_table(pa.table({"id": range(100), "n": range(100)}), tmp_path / "src/0.parquet")
     docs = vd.Pipeline("docs", source=vd.parquet(tmp_path / "src"), id="id")
-    strict = {"max_error_rate": 0.5, "on_error": "quarantine"}
+    strict = {"on_error": vd.Failures("quarantine", max_error_rate=0.5)}
     docs.map("direct", same, output_column="m", **strict)
     parts = docs.flat_map("parts", repeated, id="part", **strict)
     parts.map("below", itself, output_column="m", **strict)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Cancelled, Worker
 from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
@@ -60,7 +61,7 @@ def mapped(**options: Any) -> vd.Pipeline:
     """A pipeline of one map, with slices of whole rows."""
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     options = {"batch_size": 8, **options}
-    docs.map_batches("model", model, schema={"x": "BIGINT"}, **options)
+    docs.map_batches("model", model, schema={"x": "BIGINT"}, **grouped(options))
     return docs
 
 

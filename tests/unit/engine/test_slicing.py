@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from vane_dagster.engine.slicing import DEFAULT_BATCH, SliceSizer
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.worker.protocol import PoolSpec
@@ -22,7 +23,7 @@ async def remote(batch: Any) -> Any:
 
 def spec(function: Any = model, **options: Any) -> Any:
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
-    return docs.map_batches("model", function, schema={"x": "BIGINT"}, **options).spec
+    return docs.map_batches("model", function, schema={"x": "BIGINT"}, **grouped(options)).spec
 
 
 def sizer(row_seconds: float | None = None, **pool: Any) -> SliceSizer:
@@ -75,7 +76,7 @@ def test_a_stage_without_a_batch_size_gets_the_default():
 
 
 def test_a_slice_does_not_exceed_the_batches_of_a_workers_life():
-    limited = spec(batch_size=10, max_batches_per_actor=3)
+    limited = spec(batch_size=10, max_batches=3)
     assert sizer(0.001).slice_rows(limited, 10_000, 4, last=False) == 30
 
 

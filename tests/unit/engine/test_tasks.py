@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.failures import Retry
 from vane_dagster.engine.fragment_state import FragmentState, make_task_states
@@ -54,7 +55,7 @@ class Fragment:
     def __init__(self, *stages: str, sample: Any = None, **options: Any) -> None:
         docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
         clean = docs.project("clean", ["x"])
-        clean.map_batches("model", model, schema={"x": "BIGINT"}, batch_size=10, **options)
+        clean.map_batches("model", model, schema={"x": "BIGINT"}, batch_size=10, **grouped(options))
         names = stages or ("clean", "model")
         record = FragmentRecord(URL, 0, 100, "f", 10)
         states = make_task_states([docs[name].spec for name in names])

@@ -30,7 +30,7 @@ def test_a_budget_that_is_used_up_is_told_once(pipeline):
     spending = TokenBudget(pipeline)
     assert spending.record("asked", part(prompt_tokens=40)) is None
     error = spending.record("asked", part(prompt_tokens=15, completion_tokens=5))
-    assert "stage 'p/asked': this run has used 60 tokens, max_tokens=60" in str(error)
+    assert "stage 'p/asked': this run has used 60 tokens, token_budget=60" in str(error)
     assert spending.record("asked", part(prompt_tokens=40)) is None
 
 
@@ -41,7 +41,7 @@ def test_stages_without_a_budget_use_nothing(pipeline):
 def test_costs_count_by_the_million_and_cached_tokens_have_their_own_price():
     assert over_budget(USED, PRICES, None, None) is None
     assert over_budget(USED, PRICES, 51, 50.1e-6) is None
-    assert over_budget(USED, PRICES, None, 50e-6) == "this run has cost 5e-05, max_cost=5e-05"
+    assert over_budget(USED, PRICES, None, 50e-6) == "this run has cost 5e-05, cost_budget=5e-05"
 
 
 def test_metadata_has_rates_where_they_are_known():

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.settled_files import _AGO, _SIZE, home, later, settled  # noqa: F401  # fixtures
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import files
@@ -229,7 +230,7 @@ def udf(batch, path=None):
 
 def definition(tmp_path: Path, source: str = "src", target: str = "out", **given: Any) -> str:
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / source)), id="id")
-    stage = docs.map_batches("x", udf, schema={"y": "BIGINT"}, **given)
+    stage = docs.map_batches("x", udf, schema={"y": "BIGINT"}, **grouped(given))
     stage.write("published", str(tmp_path / target))
     return stage_definition(docs, stage.spec)
 

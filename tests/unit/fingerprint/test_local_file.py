@@ -81,7 +81,9 @@ def mapped(batch, nested):
 def declare(path: Path, **asset: Any) -> vd.Stage:
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     given = {"nested": [vd.local_file(path)]}
-    return docs.map_batches("mapped", mapped, schema={"n": "BIGINT"}, fn_kwargs=given, **asset)
+    return docs.map_batches(
+        "mapped", mapped, schema={"n": "BIGINT"}, fn_kwargs=given, asset=vd.Asset(**asset)
+    )
 
 
 def test_a_missing_file_fails_where_it_is_declared(tmp_path):

@@ -23,8 +23,10 @@ def test_keys_of_a_left_join_change_only_where_its_lists_do(tmp_path):
 
 def test_declarations_that_do_not_fit():
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    with pytest.raises(vd.DefinitionError, match='give its column, as id="chunk_id"'):
+    with pytest.raises(vd.DefinitionError, match="cardinality is 'one_to_many'; expected"):
         docs.map_batches("a", split, schema=SCHEMA, cardinality="one_to_many")
+    with pytest.raises(vd.DefinitionError, match="vd.Children: id is ''; expected the name of a"):
+        vd.Children("")
     with pytest.raises(vd.DefinitionError, match="the others keep their id"):
         docs.map_batches("a", split, schema=SCHEMA, cardinality=vd.Children("word_id"))
     with pytest.raises(vd.DefinitionError, match="give the new id a name of its own"):

@@ -333,7 +333,7 @@ def test_constructor_arguments_are_given_once() -> None:
         (Transcriber([Empty().one]).plain, {}, r"fn_constructor_args\[0\] of Transcriber"),
         (Alone.add, {"fn_constructor_kwargs": {"n": {"a": Empty()}}}, "'n' of Alone"),
         (add, {"fn_kwargs": {"b": Empty()}}, "'b' of add"),
-        (add, {"fn_args": [(1, Empty())]}, r"fn_args\[0\] of add"),
+        (add, {"fn_kwargs": {"b": (1, Empty())}}, "'b' of add"),
     ],
 )
 def test_an_instance_that_is_not_constructed_is_no_argument(
@@ -343,7 +343,7 @@ def test_an_instance_that_is_not_constructed_is_no_argument(
         rf"argument {argument} is <Empty, not constructed here>.*Call Empty\(...\) in the __init"
     )
     with pytest.raises(DefinitionError, match=found):
-        row_stage("map", fn, inputs={"text": "t"} if not given else None, schema="INT", **given)
+        row_stage("map", fn, columns={"text": "t"} if not given else None, schema="INT", **given)
 
 
 def test_with_a_version_it_is_an_argument_and_constructs_where_it_is_called() -> None:
@@ -408,7 +408,7 @@ def test_options_of_decorators_are_the_defaults_of_a_stage() -> None:
     assert found.contract == ColumnsCall(("text",), "pyarrow", (), "out")
     found = spec(Transcriber("m").later)
     assert (found.concurrency, found.max_concurrency) == ((1, 1), 3)
-    found = spec(add_all, inputs={"b": "a", "a": "b"})
+    found = spec(add_all, columns={"b": "a", "a": "b"})
     assert isinstance(found.contract, ColumnsCall)
     assert found.contract.columns == ("b", "a")
     found = spec(Transcriber("m").plain, method="map_batches", schema={"x": "BIGINT"})

@@ -32,8 +32,8 @@ def test_other_parameters_get_the_column_of_their_name():
     assert run_stage(stage, PATHS)["suffix"].to_pylist() == [".pdf", ".pdf"]
 
 
-def test_inputs_name_another_column():
-    stage = row_stage("map", name, inputs={"file": "scan"}, schema={"name": "VARCHAR"})
+def test_columns_name_another_column():
+    stage = row_stage("map", name, columns={"file": "scan"}, schema={"name": "VARCHAR"})
     assert run_stage(stage, PATHS)["name"].to_pylist() == ["b.pdf", "c.pdf"]
 
 
@@ -49,6 +49,6 @@ def test_a_file_parameter_is_part_of_the_definition():
     def as_file(file: vd.File) -> str:
         return file.name
 
-    text = row_stage("map", as_text, inputs={"file": "path"}, schema={"x": "VARCHAR"})
-    opened = row_stage("map", as_file, inputs={"file": "path"}, schema={"x": "VARCHAR"})
+    text = row_stage("map", as_text, columns={"file": "path"}, schema={"x": "VARCHAR"})
+    opened = row_stage("map", as_file, columns={"file": "path"}, schema={"x": "VARCHAR"})
     assert text.spec.contract.keyed != opened.spec.contract.keyed

@@ -138,7 +138,8 @@ def test_the_size_of_vectors_is_inferred_unless_it_is_declared():
 
 
 def test_a_probe_makes_the_same_calls_on_the_same_workers():
-    inferred = stage("flat_map", label, id="new", on_error="quarantine", num_cpus=1)
+    workers = vd.Workers(num_cpus=1)
+    inferred = stage("flat_map", label, id="new", on_error="quarantine", concurrency=workers)
     probing = inferred.pipeline.with_spec(udf(inferred).probe())
     probe = udf(probing["out"])
     assert pool_identity(probing, probe) == pool_identity(inferred.pipeline, udf(inferred))
@@ -193,8 +194,8 @@ def test_what_a_declared_schema_must_fit_an_inferred_one_must_fit_too():
     columns = pa.schema([("label", pa.string()), ("error", pa.string())])
     for options, words in (
         ({"on_error": "null"}, "adds a column 'error'"),
-        ({"column_lineage": {"x": ["text"]}}, "column_lineage: the schema has no column 'x'"),
-        ({"checks": [NullRate(columns=["x"])]}, "'x'"),
+        ({"asset": vd.Asset(column_lineage={"x": ["text"]})}, "column_lineage: the schema has no column 'x'"),
+        ({"asset": vd.Asset(checks=[NullRate(columns=["x"])])}, "'x'"),
     ):
         made = stage(**options)
         with pytest.raises(vd.DefinitionError, match=words):

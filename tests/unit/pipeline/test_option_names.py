@@ -14,15 +14,13 @@ METHODS = (
     "project", "write", "join",
 )  # fmt: skip
 TYPES = {
-    "concurrency": "int | tuple[int, int] | None",
-    "max_concurrency": "int | None",
-    "gpus_per_actor": "float",
-    "num_cpus": "float",
-    "memory": "int",
+    "concurrency": "int | tuple[int, int] | Workers | None",
+    "gpus": "float | None",
+    "on_error": "OnError | Failures | None",
     "include_columns": "bool | Sequence[str]",
-    "reuse": "ReuseMode | None",
-    "reuse_partitions": "int",
-    "per_row": "bool | None",
+    "reuse": "ReuseMode | Reuse | None",
+    "model": "str | ModelServer | Model",
+    "asset": "Asset | None",
 }
 
 
@@ -39,5 +37,5 @@ def test_an_option_has_one_type_in_every_stage(option):
 
 
 def test_no_option_has_a_second_name():
-    former = {"num_gpus", "keep", "keep_columns", "workers", "num_workers"}
+    former = {"num_gpus", "keep", "keep_columns", "workers", "num_workers", "gpus_per_actor"}
     assert not {(m, name) for m, p in parameters().items() for name in p if name in former}

@@ -254,7 +254,7 @@ REFUSED = {
     ),
     "unknown fn_kwargs": (
         lambda: mapped(fn_kwargs={"scle": 2}),
-        ["plain", "'scle'", "(batch, *fn_args, **fn_kwargs)"],
+        ["plain", "'scle'", "(batch, **fn_kwargs)"],
     ),
     "unknown constructor argument": (
         lambda: mapped(Model, fn_constructor_kwargs={"pth": "a"}),
@@ -264,17 +264,20 @@ REFUSED = {
         lambda: mapped(Model, fn_constructor_args=["a", "b"]),
         ["too many positional arguments"],
     ),
-    "fn_args is text": (lambda: mapped(fn_args="ab"), ["fn_args is a str", "[...]"]),
+    "constructor arguments are text": (
+        lambda: mapped(Model, fn_constructor_args="ab"),
+        ["fn_constructor_args is a str", "[...]"],
+    ),
     "fn_kwargs is a list": (lambda: mapped(fn_kwargs=["a"]), ["fn_kwargs is a list", "a mapping"]),
     "columns of a map is text": (lambda: mapped(columns="text"), ["'text'", "a list of names"]),
-    "env_vars is text": (lambda: mapped(env_vars="KEY"), ["env_vars is 'KEY'", "a list of names"]),
+    "env_vars is text": (lambda: vd.Workers(env_vars="KEY"), ["vd.Workers: env_vars is 'KEY'", "a list of names"]),
     "batch_format": (
         lambda: mapped(batch_format="jax"),
         ["batch_format is 'jax'", "'pyarrow', 'numpy', 'pandas', 'torch', 'polars'"],
     ),
     "cardinality": (lambda: mapped(cardinality="many"), ["'many'", "'one_to_one', 'filter'"]),
     "batch_size": (lambda: mapped(batch_size=2.5), ["batch_size is 2.5", "whole number"]),
-    "max_concurrency": (lambda: mapped(max_concurrency=0), ["max_concurrency is 0"]),
+    "max_concurrency": (lambda: vd.Workers(max_concurrency=0), ["max_concurrency is 0"]),
     "gpus of a function": (
         lambda: mapped(gpus=1),
         ["gpus=1 for function plain", "make it a class", "__init__"],
@@ -285,11 +288,11 @@ REFUSED = {
     "concurrency of three": (lambda: mapped(Model, concurrency=(1, 2, 3)), ["(1, 2, 3)"]),
     "concurrency of text": (lambda: mapped(Model, concurrency="4"), ["concurrency is '4'"]),
     "concurrency of fractions": (lambda: mapped(Model, concurrency=(0.5, 1)), ["(0.5, 1)"]),
-    "num_cpus": (lambda: mapped(num_cpus=-1), ["num_cpus is -1", "a number from 0 up"]),
-    "memory": (lambda: mapped(memory="2GB"), ["memory is '2GB'", "a number"]),
+    "num_cpus": (lambda: vd.Workers(num_cpus=-1), ["num_cpus is -1", "a number from 0 up"]),
+    "memory": (lambda: vd.Workers(memory="2GB"), ["memory is '2GB'", "a number"]),
     "gpus and a half": (lambda: mapped(Model, gpus=1.5), ["gpus is 1.5", "whole numbers"]),
-    "resources": (lambda: mapped(resources=["a"]), ["resources is a list", "a mapping"]),
-    "resources name the GPU": (lambda: mapped(resources={"GPU": 1}), ["'GPU'", "use num_cpus"]),
+    "resources": (lambda: vd.Workers(resources=["a"]), ["resources is a list", "a mapping"]),
+    "resources name the GPU": (lambda: vd.Workers(resources={"GPU": 1}), ["'GPU'", "use num_cpus"]),
     # join and write
     "join across pipelines": (
         joined_across,
@@ -499,10 +502,9 @@ def test_accepted_shapes():
     assert mapped(plain).spec.concurrency is None
     assert mapped(Model, gpus=0.25).spec.resources.bundle() == {"GPU": 0.25}
     assert mapped(functools.partial(plain, scale=2)).spec.udf.name == "plain"
-    assert mapped(fn_args=[2]).spec.udf.args == (2,)
-    every = mapped(
-        Model, num_cpus=2, gpus=1, memory=10, accelerator_type="A100", resources={"disk": 1}
-    )
+    assert mapped(fn_kwargs={"scale": 2}).spec.udf.kwargs == {"scale": 2}
+    workers = vd.Workers(num_cpus=2, memory=10, accelerator_type="A100", resources={"disk": 1})
+    every = mapped(Model, gpus=1, concurrency=workers)
     assert every.spec.resources.bundle() == {
         "CPU": 2, "GPU": 1, "memory": 10, "disk": 1, "accelerator_type:A100": 0.001,
     }  # fmt: skip
@@ -544,40 +546,33 @@ def test_assets_say_what_was_declared():
 
 
 PUBLIC = [
-    "BudgetError",
-    "CodeIdentityError",
-    "ComputeError",
+    "Asset",
+    "Children",
     "DefinitionError",
+    "Failures",
     "File",
     "FragmentStore",
-    "IntegrityError",
     "LocalCluster",
     "LocalCompute",
-    "ModelLoadError",
+    "Model",
     "Pipeline",
-    "PlanError",
     "RayCompute",
+    "Reuse",
     "RowErrors",
-    "SchemaError",
     "Server",
-    "SourceError",
     "Stage",
     "StageError",
-    "Step",
-    "StoreError",
-    "Trace",
-    "TraceError",
     "TritonServer",
-    "UdfError",
     "VLLMServer",
     "VaneError",
+    "Workers",
     "__version__",
     "avro",
     "checks",
     "cls",
-    "composite_id",
     "csv",
     "delta",
+    "errors",
     "files",
     "func",
     "huggingface",

@@ -373,8 +373,8 @@ def test_a_declaration_has_no_address():
 )
 def test_what_contradicts_the_server_of_a_prompt_is_refused(given, words):
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    model = vd.Model(vd.VLLMServer("m"), options=given.get("options", {}))
     with pytest.raises(vd.DefinitionError, match=words):
-        model = vd.Model(vd.VLLMServer("m"), options=given.get("options", {}))
         docs.prompt("a", "{text}", model=model, provider=given.get("provider"))
 
 

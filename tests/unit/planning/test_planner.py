@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import write_source
 from support.plans import docs, double, keys, missing, plan, settle, source, triple
 from vane_dagster.engine.executor import edited
@@ -152,7 +153,6 @@ CHANGES = {
     "where": ({"where": "n > 0"}, ALL),
     "the function": ({"fn": triple}, DOUBLED),
     "an argument": ({"fn_kwargs": {"by": 3}}, DOUBLED),
-    "a positional argument": ({"fn_args": [3]}, DOUBLED),
     "the version": ({"version": "2"}, DOUBLED),
     "the schema": ({"schema": {"x": "INTEGER"}}, DOUBLED),
     "the columns": ({"columns": ["n"]}, DOUBLED),
@@ -275,7 +275,7 @@ def test_a_synchronous_method_has_the_slots_of_an_async_one_that_shares_its_work
         pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
         schema = {"n": "BIGINT"}
         stages = [
-            pipeline.map_batches("now", Later.now, schema=schema, **now),
+            pipeline.map_batches("now", Later.now, schema=schema, **grouped(now)),
             pipeline.map_batches("later", Later, schema=schema),
             pipeline.map_batches("other", Now, schema=schema),
         ]
@@ -301,7 +301,7 @@ def test_workers_are_shared_by_calls_of_the_same_declaration_of_a_server():
     pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
     for name, replicas in (("one", 1), ("again", 1), ("two", 2)):
         llm = vd.Server(["serve", "{port}"], replicas=replicas)
-        pipeline.map_batches(name, asked, schema={"n": "BIGINT"}, servers={"llm": llm})
+        pipeline.map_batches(name, asked, schema={"n": "BIGINT"}, fn_kwargs={"llm": llm})
     one, again, two = (pool_identity(pipeline, stage.spec).digest for stage in pipeline)
     assert one == again != two
 
@@ -800,7 +800,7 @@ def test_the_arguments_of_equal_versions_have_workers_of_their_own(tmp_path):
     def identities(weights: Any, scale: int) -> tuple[str, str]:
         docs = vd.Pipeline("docs", source=vd.parquet("/data"), id="id")
         factory = functools.partial(reads, weights, scale=scale)
-        given = {"inputs": ["id"], "return_type": "bigint", "version": "1"}
+        given: Any = {"columns": ["id"], "return_type": "bigint", "reuse": vd.Reuse(version="1")}
         spec = docs.predict_batch("n", factory, **given).spec
         return stage_definition(docs, spec), pool_identity(docs, spec).digest
 

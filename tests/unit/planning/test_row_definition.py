@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.edits import Project
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.planning.definition import row_definition, stage_definition
@@ -79,7 +80,7 @@ def declared(
 
     pipeline = vd.Pipeline("docs", source=vd.parquet("rows.parquet"), id=source_id)
     given = {name: loaded(value) for name, value in options.items()}
-    spec = getattr(pipeline, method)("out", *map(loaded, args), **given).spec
+    spec = getattr(pipeline, method)("out", *map(loaded, args), **grouped(given)).spec
     assert isinstance(spec, MapBatchesSpec)
     return pipeline, spec
 
@@ -112,7 +113,7 @@ SAME: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     "batch size and workers": ((B,), {}, {"batch_size": 3, "concurrency": 2, "num_cpus": 1}),
     "retries": ((B,), {}, {"max_retries": 0, "timeout_s": 5}),
     "variables": ((B,), {}, {"env_vars": ["TOKEN"]}),
-    "reuse of other partitions": ((B,), {}, {"reuse_partitions": 4}),
+    "reuse of other partitions": ((B,), {}, {"partitions": 4}),
     "a column that is not read": ((B,), {}, {"given": INPUT.append(pa.field("new", pa.bool_()))}),
     "the order of the input": ((B,), {}, {"given": pa.schema(list(INPUT)[::-1])}),
     "metadata of the input": (
@@ -194,7 +195,7 @@ CHANGED: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     "making rows": (
         (B,),
         {"columns": ["id", "text"]},
-        {"columns": ["id", "text"], "cardinality": "one_to_many", "id": "chunk_id"},
+        {"columns": ["id", "text"], "cardinality": vd.Children("chunk_id")},
     ),
     "dropping rows": (
         (B,),
@@ -204,7 +205,7 @@ CHANGED: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     "columns of parameters": (
         ("map", "code:rows"),
         {},
-        {"inputs": {"n": "id"}},
+        {"columns": {"n": "id"}},
     ),
     "a value in place of a field": (
         ("map", "code:rows"),
@@ -228,14 +229,14 @@ CHANGED: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
         {**MODEL, "sampling_params": {"seed": "{id}"}},
     ),
     "a function before the model": (
-        ("prompt", "{text}"),
-        MODEL,
-        {**MODEL, "preprocess": "code:before", "columns": ["text"]},
+        ("prompt",),
+        {**MODEL, "messages": "{text}"},
+        {**MODEL, "messages": "code:before", "columns": ["text"]},
     ),
     "the order of the columns of a function": (
-        ("prompt", "{text}"),
-        {**MODEL, "preprocess": "code:before", "columns": ["text", "n"]},
-        {**MODEL, "preprocess": "code:before", "columns": ["n", "text"]},
+        ("prompt",),
+        {**MODEL, "messages": "code:before", "columns": ["text", "n"]},
+        {**MODEL, "messages": "code:before", "columns": ["n", "text"]},
     ),
     "the scale of vectors": (
         ("embed", "text"),
@@ -275,7 +276,7 @@ def test_the_content_of_a_local_file_changes_it(project, tmp_path):
 def test_what_a_server_serves_changes_it_and_its_replicas_do_not(project):
     def calling(**options: Any) -> str:
         server = vd.Server(["serve", "{port}"], **options)
-        return found(project, "map_batches", servers={"llm": server})
+        return found(project, "map_batches", fn_kwargs={"llm": server})
 
     assert calling(replicas=1) == calling(replicas=2)
     assert calling(version="1") != calling(version="2")
@@ -330,7 +331,7 @@ def test_the_stage_definition_depends_on_reuse_as_far_as_the_code_can_observe_it
     def definition(**given: Any) -> str:
         return stage_definition(*declared(project, "map_batches", **given))
 
-    assert definition() == definition(reuse="rows") == definition(reuse_partitions=3)
+    assert definition() == definition(reuse="rows") == definition(partitions=3)
     assert definition(reuse="fragments") == definition(reuse="none") != definition()
     assert definition(per_row=True) != definition()
 

@@ -79,12 +79,13 @@ def test_stages_share_a_worker_unless_their_answers_are_validated_by_other_class
 def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
     def version(messages: str = "{text}", **kwargs: Any) -> str:
         pipeline = docs(tmp_path)
-        stage = pipeline.prompt("asked", messages, provider=Reversed, model="m", **kwargs)
+        given = {"provider": Reversed, "model": "m", **kwargs}
+        stage = pipeline.prompt("asked", messages, **given)
         return pipeline.build_assets().code_versions_by_key[stage.key]
 
     first = version()
     assert version() == first
-    assert version(concurrency=4, batch_size=7, provider_options={"address": "x"}) == first
+    assert version(concurrency=4, batch_size=7, model=vd.Model("m", options={"address": "x"})) == first
     others = [
         version("Summarise: {text}"),
         version(system="Be brief."),
@@ -110,25 +111,18 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
         ({"return_format": ["yes", "Yes"]}, "has a choice twice"),
         ({"return_format": {"type": "object"}}, "has a part without a column type"),
         ({"sampling_params": [1]}, "sampling_params is a list"),
-        ({"gpus_per_actor": -1}, "gpus is -1"),
-        ({"prices": {"answer": 1}}, "prices is {'answer': 1}; expected the price of a million"),
+        ({"gpus": -1}, "gpus is -1"),
         ({"output_column": "id"}, "two columns would be called 'id'"),
         ({"output_column": "text", "include_columns": ["text"]}, "would be called 'text'"),
         ({"output_column": "error", "on_error": "null"}, "two columns would be called 'error'"),
-        ({"max_cost": 1}, "max_cost=1 needs prices"),
-        ({"max_cost": -1, "prices": {"prompt": 1}}, "max_cost is -1; expected an amount"),
-        ({"max_tokens": 0}, "max_tokens is 0; expected a whole number"),
-        ({"explain_errors": -1}, "explain_errors is -1"),
         (
-            {"provider_options": {"adress": "x"}},
-            "provider_options has 'adress', which Reversed does not take; it takes 'address'",
+            {"model": vd.Model("m", options={"adress": "x"})},
+            "the options of the model have 'adress', which Reversed does not take; it takes "
+            "'address'. Did you mean 'address'?",
         ),
-        ({"provider": Needy}, "provider_options lacks 'region', which Needy needs"),
+        ({"provider": Needy}, "the options of the model lack 'region', which Needy needs"),
         ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
-        (
-            {"postprocess": print, "schema": {"response_usage": "VARCHAR"}},
-            "two columns would be called 'response_usage', which the stage makes itself",
-        ),
+        ({"postprocess": print}, "add a stage: .map("),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, message, tmp_path):
@@ -138,13 +132,32 @@ def test_arguments_that_do_not_fit(arguments, message, tmp_path):
         )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prices": {"answer": 1}}, "prices is {'answer': 1}; expected the price of a million"),
+        ({"cost_budget": 1}, "cost_budget=1 needs prices"),
+        ({"cost_budget": -1, "prices": {"prompt": 1}}, "cost_budget is -1; expected an amount"),
+        ({"token_budget": 0}, "token_budget is 0; expected a whole number"),
+    ],
+)
+def test_values_of_a_model_that_do_not_fit(arguments, message):
+    with pytest.raises(vd.DefinitionError, match=f"^vd.Model: {re.escape(message)}"):
+        vd.Model("m", **arguments)
+
+
+def test_a_number_of_explanations_that_does_not_fit():
+    with pytest.raises(vd.DefinitionError, match="^vd.Failures: explain_errors is -1"):
+        vd.Failures(explain_errors=-1)
+
+
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (
-            {"provider_options": {"extra_body": "x"}},
-            "provider_options has an extra_body of type str; expected a dict of fields",
+            {"model": vd.Model("m", options={"extra_body": "x"})},
+            "the options of the model have an extra_body of type str; expected a dict of fields",
         ),
         ({"sampling_params": {"extra_body": "x"}}, "sampling_params has an extra_body of type str"),
         (
@@ -166,7 +179,7 @@ def test_what_an_endpoint_cannot_be_sent_is_refused_at_declaration(
     provider, arguments, message, tmp_path
 ):
     with pytest.raises(vd.DefinitionError, match=re.escape(message)) as raised:
-        docs(tmp_path).prompt("asked", "{text}", provider=provider, model="m", **arguments)
+        docs(tmp_path).prompt("asked", "{text}", **{"provider": provider, "model": "m", **arguments})
     assert "planted" not in str(raised.value)
 
 

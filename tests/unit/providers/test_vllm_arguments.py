@@ -90,8 +90,7 @@ def test_servers_and_providers_refuse_what_is_misspelled(where, request, tmp_pat
     request.getfixturevalue(where)
     given: dict[str, Any] = {
         "provider": "vllm",
-        "model": "m",
-        "provider_options": {"engine_kwargs": {"max_model_lenn": 8}},
+        "model": vd.Model("m", options={"engine_kwargs": {"max_model_lenn": 8}}),
     }
     refused = {
         "vd.VLLMServer: 'max_model_lenn' is no flag": lambda: vd.VLLMServer("m", max_model_lenn=8),

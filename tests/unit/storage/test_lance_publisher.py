@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.published import docs
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.storage.lance_table import lance_type
@@ -93,7 +94,7 @@ def test_what_is_refused_where_it_is_declared(given, words):
         "made", lambda rows: rows, schema={"e": VECTOR, "s": pa.string()}, include_columns=["n"]
     )
     with pytest.raises(vd.DefinitionError, match="'docs/out'") as raised:
-        made.write("out", **{"url": "/t", "format": "lance", **given})
+        made.write("out", **grouped({"url": "/t", "format": "lance", **given}))
     assert words in str(raised.value)
 
 

@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.published import docs
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog
@@ -68,7 +69,7 @@ def test_what_is_refused_where_it_is_declared(given, words):
     clean = pipeline.project("clean", ["n"])
     placeholder = "" if given.get("format") == "delta" else "/{partition_key}"
     with pytest.raises(vd.DefinitionError, match="'docs/out'") as raised:
-        clean.write("out", **{"url": f"/t{placeholder}", **given})
+        clean.write("out", **grouped({"url": f"/t{placeholder}", **given}))
     assert words in str(raised.value)
 
 

@@ -83,9 +83,11 @@ def store(tmp_path) -> Store:
     return Store(Location(str(tmp_path / "store")))
 
 
-def declare(tmp_path, **written) -> vd.Stage:
+def declare(tmp_path, options: dict[str, str] | None = None) -> vd.Stage:
     docs = vd.Pipeline("docs", source=vd.parquet("/src"), id="id")
-    return docs.project("clean", ["id"]).write("out", f"{tmp_path}/out", format="jsonl", **written)
+    return docs.project("clean", ["id"]).write(
+        "out", f"{tmp_path}/out", format="jsonl", options=options
+    )
 
 
 def publish(store: Store, publisher: Publisher, rows: dict[str, list[int]], plan: str = "0") -> Any:
@@ -130,12 +132,14 @@ def test_a_reader_names_the_stage_to_read_instead(tmp_path, store):
 
 def test_a_formats_own_options_are_validated_and_part_of_the_definition(tmp_path):
     with pytest.raises(vd.DefinitionError, match="root_key is empty"):
-        declare(tmp_path, root_key="")
-    plain, keyed = declare(tmp_path), declare(tmp_path, root_key="doc")
+        declare(tmp_path, {"root_key": ""})
+    plain, keyed = declare(tmp_path), declare(tmp_path, {"root_key": "doc"})
     definitions = [stage_definition(stage.pipeline, stage.spec) for stage in (plain, keyed)]
     assert definitions[0] != definitions[1]
-    with pytest.raises(vd.DefinitionError, match="unknown argument 'root_key'"):
-        plain.pipeline["clean"].write("other", "/other", root_key="doc")
+    with pytest.raises(
+        vd.DefinitionError, match="'root_key', which format='parquet' does not take"
+    ):
+        plain.pipeline["clean"].write("other", "/other", options={"root_key": "doc"})
 
 
 def test_what_a_killed_run_has_staged_is_collected(tmp_path, store):

@@ -24,7 +24,7 @@ ROWS = pa.table(
 
 
 def predicted(factory: Any, inputs: list[str], return_type: Any, **options: Any) -> pa.Table:
-    stage = row_stage("predict_batch", factory, inputs=inputs, return_type=return_type, **options)
+    stage = row_stage("predict_batch", factory, columns=inputs, return_type=return_type, **options)
     return run_stage(stage, ROWS)
 
 
@@ -154,19 +154,19 @@ def test_arguments_of_the_factory():
     [
         (scale, {}, "missing a required argument: 'factor'"),
         (vd.Pipeline, {}, "expected a function that loads the model"),
-        (returning(None), {"inputs": []}, "expected the input columns"),
+        (returning(None), {"columns": []}, "expected the input columns"),
         (returning(None), {"return_type": "flaot"}, "flaot"),
         (returning(None), {"input_tensor_shapes": {3: [2]}}, "input_tensor_shapes has 3"),
         (returning(None), {"input_tensor_shapes": [[0]]}, "sizes from 1 up"),
         (
             returning(None),
-            {"inputs": ["a", "b"], "input_tensor_shapes": [[4]]},
+            {"columns": ["a", "b"], "input_tensor_shapes": [[4]]},
             r"\[\[4\]\] for 2 inputs; give each input its shape.* or \[\[2\]\]",
         ),
     ],
 )
 def test_mistakes_are_refused_where_they_are_written(factory, options, words):
-    given = {"inputs": ["a"], "return_type": "float", **options}
+    given = {"columns": ["a"], "return_type": "float", **options}
     with pytest.raises((vd.DefinitionError, vd.errors.SchemaError), match=words):
         row_stage("predict_batch", factory, **given)
 

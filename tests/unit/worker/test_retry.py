@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.bad_rows import OutOfMemoryError, double
 from vane_dagster.storage.quarantine import attach, detach
 from vane_dagster.storage.transient_errors import backoff_seconds, is_transient
@@ -39,7 +40,7 @@ def test_wrong_arguments_are_refused_where_they_are_written():
     ]
     for given_, message in wrong:
         with pytest.raises(vd.DefinitionError, match=message):
-            docs.map_batches("double", double, **{"schema": {"y": "BIGINT"}, **given_})
+            docs.map_batches("double", double, **grouped({"schema": {"y": "BIGINT"}, **given_}))
 
 
 # The rules themselves

@@ -56,32 +56,15 @@ def test_inputs_name_the_columns_of_other_parameters():
     def fn(a: int, b: int = 1) -> int:
         return a + b
 
-    assert column(fn, inputs={"a": "n"}) == [11, 21, 31]
-    assert column(fn, inputs={"a": "n", "b": "id"}) == [11, 22, 33]
+    assert column(fn, columns={"a": "n"}) == [11, 21, 31]
+    assert column(fn, columns={"a": "n", "b": "id"}) == [11, 22, 33]
 
 
 def test_arguments_come_after_the_values_of_the_row():
     def fn(text: str | None, end: str, *, times: int) -> str:
         return (text or "") * times + end
 
-    assert column(fn, fn_args=["!"], fn_kwargs={"times": 2}) == ["aa!", "bbbb!", "!"]
-
-
-def test_arguments_go_to_parameters_with_defaults_before_they_replace_columns():
-    def joined(text: str | None, n: int, sep: str = " ", end: str = "") -> str:
-        return f"{text}{sep}{n}{end}"
-
-    def variadic(text: str | None, *rest: str) -> str:
-        return f"{text}{rest}"
-
-    def scaled(n: int, id: int = 0, factor: int = 1) -> int:
-        return (n + id) * factor
-
-    assert column(joined, fn_args=["-"]) == ["a-10", "bb-20", "None-30"]
-    assert column(joined, fn_args=["-", "!"]) == ["a-10!", "bb-20!", "None-30!"]
-    assert column(variadic, fn_args=["-", "+"])[0] == "a('-', '+')"
-    assert column(scaled, fn_args=[1]) == [11, 21, 31]
-    assert column(scaled, fn_args=[2], inputs={"n": "n", "id": "id"}) == [22, 44, 66]
+    assert column(fn, fn_kwargs={"end": "!", "times": 2}) == ["aa!", "bbbb!", "!"]
 
 
 def test_keyword_arguments_may_name_a_parameter_between_columns():
@@ -167,8 +150,8 @@ def test_a_partial_has_the_parameters_and_the_result_of_its_function():
 
 
 def test_a_builtin_without_a_signature_needs_inputs():
-    assert column(max, inputs={"a": "n", "b": "id"}, schema="BIGINT") == [10, 20, 30]
-    with pytest.raises(vd.DefinitionError, match="inputs"):
+    assert column(max, columns={"a": "n", "b": "id"}, schema="BIGINT") == [10, 20, 30]
+    with pytest.raises(vd.DefinitionError, match="as columns="):
         row_stage("map", max, schema="BIGINT")
 
 

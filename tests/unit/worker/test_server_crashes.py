@@ -183,7 +183,7 @@ def test_a_row_is_not_called_alone_while_another_one_has_ended_the_server(monkey
         "map_batches",
         answer,
         schema={"x": "BIGINT"},
-        servers={"llm": server},
+        fn_kwargs={"llm": server},
         on_error="quarantine",
         batch_size=4,
     )

@@ -1,0 +1,38 @@
+"""Arguments of stages by the names of their records' fields, for tests that combine them freely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import vane_dagster as vd
+from vane_dagster.pipeline.records import RECORDS
+
+_RECORDS: Mapping[str, type] = {
+    "concurrency": vd.Workers,
+    "on_error": vd.Failures,
+    "reuse": vd.Reuse,
+    "asset": vd.Asset,
+}
+
+_OF_FORMATS = ("index", "catalog", "table")
+"""Options of `write` for one format."""
+
+
+def grouped(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Put fields of records into records: ``{"max_retries": 1}`` into ``vd.Failures``.
+
+    Args:
+        given: Arguments of a stage, and fields of the records or options of the formats that it
+            takes, each by its name.
+    """
+    found = dict(given)
+    for argument, record in _RECORDS.items():
+        _, (first, *others) = RECORDS[argument]
+        fields = {name: found.pop(name) for name in others if name in found}
+        if fields:
+            plain = {first: found.pop(argument)} if argument in found else {}
+            found[argument] = record(**{**plain, **fields})
+    if own := {name: found.pop(name) for name in _OF_FORMATS if name in found}:
+        found["options"] = own
+    return found
