@@ -86,7 +86,11 @@ def doubling(stage, fn=doubled, **options):
 
 
 def noting(made):
-    stage = made.map_batches("noted", Noting, schema={"began": "DOUBLE", "ended": "DOUBLE", "pid": "BIGINT"}, batch_size=5, concurrency=2, fn_constructor_kwargs={"notes": NOTES}, reuse=vd.Reuse(version="1"))
+    stage = made.map_batches(
+        "noted", Noting, schema={"began": "DOUBLE", "ended": "DOUBLE", "pid": "BIGINT"},
+        batch_size=5, concurrency=2, fn_constructor_kwargs={"notes": NOTES},
+        reuse=vd.Reuse(version="1"),
+    )
     stage.project("kept", ["pid"])
     return made
 

@@ -53,7 +53,12 @@ class Scaled:
 
 
 docs = vd.Pipeline("docs", source=vd.parquet(os.environ.get("VANE_TEST_SOURCE", "/gone")), id="id")
-docs.map_batches("scaled", Scaled, schema={"label": "VARCHAR", "paths": "VARCHAR"}, fn_constructor_kwargs={"options": {"weights": vd.local_file(f"{FOLDER}/weights.txt")}}, fn_kwargs={"labels": vd.local_file(f"{FOLDER}/labels/")}, concurrency=1, asset=vd.Asset(checks=[vd.checks.Reproducible(rows=3)]))
+docs.map_batches(
+    "scaled", Scaled, schema={"label": "VARCHAR", "paths": "VARCHAR"},
+    fn_constructor_kwargs={"options": {"weights": vd.local_file(f"{FOLDER}/weights.txt")}},
+    fn_kwargs={"labels": vd.local_file(f"{FOLDER}/labels/")}, concurrency=1,
+    asset=vd.Asset(checks=[vd.checks.Reproducible(rows=3)]),
+)
 assets = docs.build_assets()
 """
 

@@ -173,7 +173,7 @@ def test_what_would_work_without_a_key_is_not_refused(monkeypatch):
     assert keyless(GROWING) == [], "a node that the autoscaler adds may have it"
     assert keyless(CLUSTER, {}) == [], "the nodes did not answer"
     assert keyless(MACHINE, model=vd.Model("m", options={"api_key_env": None})) == []
-    assert keyless(MACHINE, server=vd.VLLMServer("m")) == []
+    assert keyless(MACHINE, model=vd.VLLMServer("m")) == []
     assert keyless(MACHINE, provider="vllm") == []
 
 
