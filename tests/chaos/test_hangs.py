@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.pools_process import Process
 from vane_dagster.compute import local_guard
@@ -112,7 +113,7 @@ def pipeline(tmp_path: Path, fn, **kwargs) -> vd.Pipeline:
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id="id")
     given = {"schema": {"y": "BIGINT"}, "batch_size": 2, "version": "1", "concurrency": 1}
     options = {"on_error": "quarantine", "max_error_rate": 0.5, "max_retries": 0}
-    docs.map_batches("double", fn, **{**given, **options, **kwargs})
+    docs.map_batches("double", fn, **grouped({**given, **options, **kwargs}))
     return docs
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.poison import (
     EXCEPTIONS,
@@ -75,7 +76,7 @@ def pipeline(tmp_path: Path, fn, kinds=(), rows=0, **kwargs) -> vd.Pipeline:
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id="id")
     given = {"schema": {"y": "BIGINT"}, "batch_size": 8, "version": "1", "concurrency": 1}
     options = {"on_error": "quarantine", "max_error_rate": 0.9, "max_retries": 0}
-    docs.map_batches("double", fn, **{**given, **options, **kwargs})
+    docs.map_batches("double", fn, **grouped({**given, **options, **kwargs}))
     return docs
 
 

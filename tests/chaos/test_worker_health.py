@@ -241,7 +241,7 @@ def test_code_that_always_fails_costs_one_more_worker(tmp_path, local, materiali
 
 
 def test_a_worker_is_replaced_after_so_many_batches(tmp_path, compute, materialize):
-    docs = pipeline(tmp_path, Engine, {"calls": 10**6}, max_batches_per_actor=5)
+    docs = pipeline(tmp_path, Engine, {"calls": 10**6}, max_batches=5)
 
     materialize(docs, compute)
 

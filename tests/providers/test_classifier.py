@@ -7,6 +7,7 @@ import re
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.prompts import docs
 
 
@@ -46,4 +47,4 @@ def test_a_model_that_gives_no_label(settings, message, tmp_path):
 def test_arguments_that_do_not_fit(arguments, message, tmp_path):
     given = {"provider": "transformers_classifier", "model": "m", "labels": ["a", "b"]}
     with pytest.raises(vd.DefinitionError, match=message):
-        docs(tmp_path).classify("labelled", "text", **{**given, **arguments})
+        docs(tmp_path).classify("labelled", "text", **grouped({**given, **arguments}))

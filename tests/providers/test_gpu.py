@@ -149,8 +149,8 @@ def has_vllm() -> bool:
 def test_vllm_answers_on_the_gpu_and_stays_there(tmp_path, cluster, materialize):
     model, compute = make(tmp_path / "tiny"), vd.RayCompute(cluster=cluster)
     pipeline = docs(tmp_path, TEXTS * 20)
-    ask(pipeline, model, gpus_per_actor=1)
-    ask(pipeline, model, "again", gpus_per_actor=1, messages="Once more: {text}")
+    ask(pipeline, model, gpus=1)
+    ask(pipeline, model, "again", gpus=1, messages="Once more: {text}")
 
     done = materialize(pipeline, compute)
 
@@ -159,7 +159,7 @@ def test_vllm_answers_on_the_gpu_and_stays_there(tmp_path, cluster, materialize)
     facts = metadata(done, "asked")
     assert facts["completion_tokens"] > 0
     pipeline = docs(tmp_path / "other")
-    ask(pipeline, model, gpus_per_actor=1)
+    ask(pipeline, model, gpus=1)
     assert metadata(materialize(pipeline, compute), "asked")["warm_hits"] == 1
 
 
@@ -168,7 +168,7 @@ def test_vllm_without_a_gpu_of_its_own_says_what_to_reserve(tmp_path, cluster, m
     pipeline = docs(tmp_path)
     ask(pipeline, make(tmp_path / "tiny"))
     message = failure(materialize(pipeline, vd.RayCompute(cluster=cluster), raises=False))
-    assert "give the stage gpus_per_actor=1" in message
+    assert "give the stage gpus=1" in message
 
 
 class Forgotten:

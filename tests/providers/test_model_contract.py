@@ -54,7 +54,7 @@ def beams(provider: str) -> tuple[dict[str, Any], str]:
 def transformers(backend: Any, model: Path) -> Offered:
     arguments = {
         "provider": "transformers", "model": str(model), "sampling_params": GREEDY,
-        "provider_options": {"batch_size": 3},
+        "options": {"batch_size": 3},
     }  # fmt: skip
     keyed = {"revision": "a", "dtype": "float16", "chat_template_kwargs": {"thinking": False}}
     return Offered(
@@ -66,7 +66,7 @@ def transformers(backend: Any, model: Path) -> Offered:
 def transformers_classifier(backend: Any, model: Path) -> Offered:
     arguments = {
         "provider": "transformers_classifier", "model": str(model), "labels": LABELS[::-1],
-        "provider_options": {"batch_size": 4},
+        "options": {"batch_size": 4},
     }  # fmt: skip
     message = (
         "labels are 'praise', 'insult'; the model has 'praise', 'blame', 'neither', and a "
@@ -98,7 +98,7 @@ def sentence_transformers(backend: Any, model: Path) -> Offered:
 
 
 VLLM_KEYED = {"revision": "a", "engine_kwargs": {"dtype": "float16"}}
-SPELLED = ({"provider_options": {"engine_kwargs": {"max_modellen": 1}}}, "Did you mean 'max_model")
+SPELLED = ({"options": {"engine_kwargs": {"max_modellen": 1}}}, "Did you mean 'max_model")
 
 
 def vllm_options() -> list[str]:
@@ -110,7 +110,7 @@ def vllm_options() -> list[str]:
 def vllm(backend: Any, model: Path) -> Offered:
     arguments = {
         "provider": "vllm", "model": str(model), "sampling_params": GREEDY, "env_vars": ENV,
-        "provider_options": {"engine_kwargs": ENGINE},
+        "options": {"engine_kwargs": ENGINE},
     }  # fmt: skip
     keyed = {
         "lora": {"a": "/a"}, "chat_template": "{{ messages }}",
@@ -135,7 +135,7 @@ def vllm_embeddings(backend: Any, model: Path) -> Offered:
     matryoshka = {"hf_overrides": {"is_matryoshka": True}}
     arguments = {
         "provider": "vllm", "model": str(model), "dimensions": 64, "normalize": True,
-        "env_vars": ENV, "provider_options": {"engine_kwargs": {**engine, **matryoshka}},
+        "env_vars": ENV, "options": {"engine_kwargs": {**engine, **matryoshka}},
     }  # fmt: skip
     bad = {**NULL, LONG: "PromptTooLong: .* tokens; the model takes 192", "": "empty"}
     return Offered(

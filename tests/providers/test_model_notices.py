@@ -13,6 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from transformers import BertConfig, BertModel
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import write_source
 from vane_dagster.fingerprint.loaded_models import loaded_models
 
@@ -68,7 +69,9 @@ def run_log(tmp_path, compute, materialize, fn, **given) -> str:
     """The log of a run of one stage over two partitions of rows."""
     write_source(tmp_path / "src", {"id": np.arange(20)})
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-    docs.map_batches("y", fn, schema={"y": "FLOAT"}, batch_format="numpy", batch_size=5, **given)
+    docs.map_batches(
+        "y", fn, schema={"y": "FLOAT"}, batch_format="numpy", batch_size=5, **grouped(given)
+    )
     with dg.DagsterInstance.ephemeral() as instance:
         result = materialize(docs, compute, instance=instance)
         records = instance.get_records_for_run(result.run_id).records

@@ -108,7 +108,7 @@ def ask(pipeline: vd.Pipeline, name: str, triton: vd.TritonServer, batch_size: i
     schema = {"y": "DOUBLE", "pid": "BIGINT", "port": "VARCHAR"}
     pipeline.map_batches(
         name, asks, schema=schema, batch_size=batch_size, batch_format="pyarrow",
-        servers={"triton": triton},
+        fn_kwargs={"triton": triton},
     )  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def test_a_killed_function_is_restarted_and_leaves_no_files(
     schema = {"y": "DOUBLE", "pid": "BIGINT", "port": "VARCHAR"}
     numbers.map_batches(
         "first", asks_a_victim, schema=schema, batch_size=8, batch_format="pyarrow",
-        servers={"triton": function}, concurrency=1,
+        fn_kwargs={"triton": function}, concurrency=1,
     )  # fmt: skip
 
     assert materialize(numbers, local).success

@@ -262,10 +262,10 @@ def test_stages_with_different_adapters_and_none_share_an_engine(
     pipeline = docs(tmp_path, TEXTS * 4, own=own)
     options = {"lora": {name: str(folder) for name, folder in folders.items()}}
     given = {"max_tokens": 16, "adapter": "{own}"}
-    ask(pipeline, tiny, "mixed", provider_options=options, sampling_params=given)
+    ask(pipeline, tiny, "mixed", options=options, sampling_params=given)
     for name in (*folders, None):
         sampling = {"max_tokens": 16, **({"adapter": name} if name else {})}
-        ask(pipeline, tiny, name or "plain", provider_options=options, sampling_params=sampling)
+        ask(pipeline, tiny, name or "plain", options=options, sampling_params=sampling)
     pids: set[int] = set()
     with watched(pids):
         materialize(pipeline, local)

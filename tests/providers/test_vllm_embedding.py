@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.results import failure
 from support.tiny_answers import vectors
 from support.vllm_stages import ENGINE, ENV, TEXTS, ask, docs, needs_vllm, read, watched
@@ -29,7 +30,7 @@ def embed(above: Any, model: Path, name: str = "embedded", **kwargs: Any) -> vd.
         provider="vllm",
         model=vd.Model(str(model), options={"engine_kwargs": given}),
         concurrency=vd.Workers(env_vars=ENV),
-        **kwargs,
+        **grouped(kwargs),
     )
 
 

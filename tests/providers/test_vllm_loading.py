@@ -156,7 +156,7 @@ def test_a_model_on_two_ranks(tiny, tmp_path, local, materialize, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[1]}")
     options: dict[str, Any] = {"tensor_parallel_size": 2}
     pipeline = docs(tmp_path)
-    ask(pipeline, tiny, provider_options=options)
+    ask(pipeline, tiny, options=options)
     with Below() as below:
         materialize(pipeline, local)
     assert answers(tmp_path) == greedy(tiny, TEXTS)

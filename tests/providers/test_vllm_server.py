@@ -21,6 +21,7 @@ import pytest
 
 import vane_dagster as vd
 from benchmarks.tiny_llm import make
+from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.results import failure, metadata
 from support.tiny_answers import greedy, vectors
@@ -113,13 +114,13 @@ def docs(tmp_path: Path, texts: list[str] = TEXTS) -> vd.Pipeline:
 def reached(url: str, key: str | None = "LLM_KEY") -> dict[str, Any]:
     """Arguments of a stage that reaches a server."""
     options = {"base_url": url, "api_key_env": key}
-    return {"provider": "openai", "provider_options": options, "env_vars": ["LLM_KEY"]}
+    return {"provider": "openai", "options": options, "env_vars": ["LLM_KEY"]}
 
 
 def ask(above: Any, url: str, name: str = "asked", **kwargs: Any) -> vd.Stage:
     sampling = {"temperature": 0, "max_tokens": 8, **kwargs.pop("sampling_params", {})}
     given = {"model": "tiny", **reached(url), **kwargs}
-    return above.prompt(name, "{text}", sampling_params=sampling, **given)
+    return above.prompt(name, "{text}", sampling_params=sampling, **grouped(given))
 
 
 def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
@@ -169,9 +170,9 @@ def test_answers_are_held_to_formats(generating, tmp_path, local, materialize):
 
 def test_completions_with_fields_of_the_servers_own(generating, tmp_path, local, materialize):
     pipeline = docs(tmp_path)
-    options = {**reached(generating)["provider_options"], "api": "completions"}
+    options = {**reached(generating)["options"], "api": "completions"}
     sampling = {"extra_body": {"structured_outputs": {"regex": "[0-9]{4}"}}, "temperature": 1}
-    ask(pipeline, generating, provider_options=options, sampling_params=sampling)
+    ask(pipeline, generating, options=options, sampling_params=sampling)
 
     materialize(pipeline, local)
 
@@ -187,7 +188,7 @@ def test_anthropics_api_has_the_same_answers(generating, tiny, tmp_path, local, 
     pipeline = docs(tmp_path, [*TEXTS, LONG])
     options = {"base_url": generating.removesuffix("/v1"), "api_key_env": "LLM_KEY"}
     aside = {"on_error": "quarantine", "max_error_rate": 0.5}
-    ask(pipeline, generating, provider="anthropic", provider_options=options, system=system,
+    ask(pipeline, generating, provider="anthropic", options=options, system=system,
         **aside)  # fmt: skip
 
     materialize(pipeline, local)
@@ -211,7 +212,9 @@ def test_what_no_row_is_at_fault_of_fails_at_once(
     assert "NotFoundError: Error code: 404 - The model `another` does not exist" in message
 
     pipeline = docs(tmp_path)
-    pipeline.embed("asked", "text", model="tiny", on_error="quarantine", **reached(generating))
+    pipeline.embed(
+        "asked", "text", model="tiny", on_error="quarantine", **grouped(reached(generating))
+    )
     message = failure(materialize(pipeline, local, raises=False))
     assert f"The request was to {generating}/embeddings, for the model 'tiny'" in message
 
@@ -232,7 +235,7 @@ def test_what_no_row_is_at_fault_of_fails_at_once(
 def test_a_column_is_embedded(pooling, tiny, tmp_path, local, materialize):
     pipeline = docs(tmp_path, [*TEXTS, LONG])
     aside = {"on_error": "quarantine", "max_error_rate": 0.5}
-    pipeline.embed("asked", "text", model="tiny", **reached(pooling), **aside)
+    pipeline.embed("asked", "text", model="tiny", **grouped(reached(pooling)), **grouped(aside))
 
     materialize(pipeline, local)
 

@@ -85,7 +85,7 @@ def test_two_stages_and_two_runs_share_a_server(
 ) -> None:
     pipeline = docs(tmp_path)
     ask(pipeline, llm).map(
-        "continued", completed, servers={"llm": llm}, schema={"continued": "VARCHAR"}
+        "continued", completed, fn_kwargs={"llm": llm}, schema={"continued": "VARCHAR"}
     )
 
     assert materialize(pipeline, ray, select=["asked"]).success
@@ -112,7 +112,7 @@ def test_its_key_is_required_and_masked(
         raise ValueError(f"{answer.status_code} without the key {llm.api_key}")
 
     pipeline = docs(tmp_path, TEXTS[:1])
-    pipeline.map("told", tells, servers={"llm": llm}, schema={"told": "VARCHAR"})
+    pipeline.map("told", tells, fn_kwargs={"llm": llm}, schema={"told": "VARCHAR"})
 
     message = failure(materialize(pipeline, ray, raises=False))
 

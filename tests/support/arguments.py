@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import vane_dagster as vd
+from support.arguments import grouped
 from vane_dagster.pipeline.records import RECORDS
 
 _RECORDS: Mapping[str, type] = {
@@ -13,6 +14,7 @@ _RECORDS: Mapping[str, type] = {
     "on_error": vd.Failures,
     "reuse": vd.Reuse,
     "asset": vd.Asset,
+    "model": vd.Model,
 }
 
 _OF_FORMATS = ("index", "catalog", "table")
@@ -29,10 +31,13 @@ def grouped(given: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(given)
     for argument, record in _RECORDS.items():
         _, (first, *others) = RECORDS[argument]
-        fields = {name: found.pop(name) for name in others if name in found}
+        is_here = argument != "model" or "model" in found  # `write` has options too
+        fields = {name: found.pop(name) for name in others if is_here and name in found}
         if fields:
             plain = {first: found.pop(argument)} if argument in found else {}
             found[argument] = record(**{**plain, **fields})
+    if found.get("cardinality") in ("one_to_many", "zero_to_many"):
+        found["cardinality"] = vd.Children(found.pop("id"))
     if own := {name: found.pop(name) for name in _OF_FORMATS if name in found}:
         found["options"] = own
     return found

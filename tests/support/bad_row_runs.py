@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.bad_rows import double
 from support.data import write_source
 
@@ -22,5 +23,5 @@ def pipeline(tmp_path: Path, rows: int = ROWS, **kwargs) -> vd.Pipeline:
     )
     fn = kwargs.pop("fn", double)
     options = {"schema": {"y": "BIGINT"}, "on_error": "quarantine", "max_error_rate": 0.1}
-    docs.map_batches("double", fn, **{**options, **kwargs})
+    docs.map_batches("double", fn, **grouped({**options, **kwargs}))
     return docs

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import write_source
 from support.doublers import Doubler, double
 
@@ -19,7 +20,7 @@ def pipeline(tmp_path: Path, fn=double, **given) -> vd.Pipeline:
         write_source(tmp_path / "src", {"id": range(ROWS), "x": range(ROWS)}, row_group_size=5)
     docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=5)
     schema = {"y": "BIGINT", **({"known": "VARCHAR"} if fn is Doubler else {})}
-    made = docs.map_batches("made", fn, schema=schema, **{"max_error_rate": 0.2, **given})
+    made = docs.map_batches("made", fn, schema=schema, **grouped({"max_error_rate": 0.2, **given}))
     made.write("published", f"{tmp_path}/out")
     return docs
 

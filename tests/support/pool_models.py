@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.warm_pools import clear
 from vane_dagster.compute.client import pool_managers
@@ -75,7 +76,9 @@ def add(above: Any, name: str, tmp_path: Path, model: type = Model, **settings: 
     own = {k: settings.pop(k) for k in ("factor", "sleep", "needs", "plus") if k in settings}
     given = {"batch_size": 5, "concurrency": 1, **settings}
     kwargs = {"log": str(tmp_path), **own}
-    return above.map_batches(name, model, schema=SCHEMA, fn_constructor_kwargs=kwargs, **given)
+    return above.map_batches(
+        name, model, schema=SCHEMA, fn_constructor_kwargs=kwargs, **grouped(given)
+    )
 
 
 def rows(tmp_path: Path, stage: str, partition: str | None = None) -> pa.Table:

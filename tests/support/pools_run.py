@@ -15,6 +15,7 @@ import dagster as dg
 from dagster_ray import Lifecycle, LocalRay
 
 import vane_dagster as vd
+from support.arguments import grouped
 from vane_dagster.compute.ray_backend import RayBackend
 
 SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
@@ -46,7 +47,7 @@ def pipeline(options: dict[str, Any]) -> vd.Pipeline:
     for name, settings in options["stages"].items():
         given = {"batch_size": 5, "concurrency": 1, "columns": ["id"], **settings}
         model = getattr(models, given.pop("model"))
-        above = above.map_batches(name, model, schema=SCHEMA, **given)
+        above = above.map_batches(name, model, schema=SCHEMA, **grouped(given))
     return made
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pydantic
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import write_source
 from vane_dagster.providers.base import Answer, Request
 
@@ -69,7 +70,7 @@ def asked(above: Any, url: str, messages: str = "{text}", **kwargs: Any) -> vd.S
     options = {
         "base_url": url,
         "api_key_env": "LLM_KEY",
-        **kwargs.pop("provider_options", {}),
+        **kwargs.pop("options", {}),
     }
-    given = {"provider": "openai", "model": "m", "env_vars": ["LLM_KEY"], **kwargs}
-    return above.prompt("asked", messages, model=vd.Model(options=options), **given)
+    own = {"provider": "openai", "model": "m", "options": options, "env_vars": ["LLM_KEY"]}
+    return above.prompt("asked", messages, **grouped({**own, **kwargs}))

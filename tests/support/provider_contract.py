@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import read_stage
 from support.in_process import committed, compute
 from support.llm_server import Server
@@ -49,12 +50,12 @@ OPERATIONAL: Sequence[Arguments] = [
     {"max_concurrency": 2},
     {"concurrency": (1, 3)},
     {"num_cpus": 1},
-    {"gpus_per_actor": 1},
+    {"gpus": 1},
     {"execution_backend": "subprocess_actor"},
     {"env_vars": ["ANOTHER"]},
     {"max_retries": 1},
     {"timeout_s": 9},
-    {"max_batches_per_actor": 9},
+    {"max_batches": 9},
 ]
 """Arguments that change how it is computed."""
 
@@ -90,7 +91,7 @@ class Offered:
 
     def declare(self, pipeline: vd.Pipeline, **arguments: Any) -> vd.Stage:
         given = _merged(self.arguments, arguments)
-        stage: vd.Stage = getattr(pipeline, self.method)("made", "text", **given)
+        stage: vd.Stage = getattr(pipeline, self.method)("made", "text", **grouped(given))
         return stage
 
     def compute(
@@ -209,7 +210,7 @@ def test_arguments_are_refused_at_declaration(offered, tmp_path):
     wrong = [({"model": ""}, "model is ''; expected a model's name"), *offered.refused]
     if not _takes_any(provider):
         message = f"has 'adress', which {provider.__name__} does not take; it takes "
-        wrong.append(({"provider_options": {"adress": "x"}}, message))
+        wrong.append(({"options": {"adress": "x"}}, message))
     for arguments, message in wrong:
         with pytest.raises(vd.DefinitionError, match=re.escape(message)) as raised:
             offered.declare(pipeline, **arguments)
@@ -238,9 +239,9 @@ def test_the_definition_has_what_may_change_results_and_nothing_else(offered, tm
     assert takes <= known, "a value of each option is tested"
 
     base, pool = identities({})
-    for arguments in ({}, *OPERATIONAL, *({"provider_options": _nested(name)} for name in names)):
+    for arguments in ({}, *OPERATIONAL, *({"options": _nested(name)} for name in names)):
         assert identities(arguments)[0] == base, arguments
-    options = [{"provider_options": {name: value}} for name, value in offered.keyed.items()]
+    options = [{"options": {name: value}} for name, value in offered.keyed.items()]
     models = [{"model": "another"}, *options]
     others = [{"output_column": "o"}, {"include_columns": ["text"]}, {"on_error": "null"}]
     if offered.method == "embed":

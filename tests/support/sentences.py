@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import write_source
 
 TEXTS = ["a b c", "d", "e f", "", "g h i j", "k"]
@@ -47,7 +48,7 @@ def rows(table: pa.Table, *names: str) -> list[tuple]:
 
 def words(docs: vd.Pipeline, **kwargs) -> vd.Stage:
     given = {"cardinality": "zero_to_many", "id": "word_id", "schema": SCHEMA, **kwargs}
-    return docs.map_batches("words", given.pop("fn", split), **given)
+    return docs.map_batches("words", given.pop("fn", split), **grouped(given))
 
 
 ASIDE = {"on_error": "quarantine", "max_error_rate": 1.0}

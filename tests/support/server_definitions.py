@@ -14,6 +14,7 @@ from pathlib import Path
 import dagster as dg
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import write_source
 from support.server_runs import SCHEMA, ask, echo
 
@@ -32,9 +33,9 @@ reviews = vd.Pipeline(
     partitions_def=dg.StaticPartitionsDefinition(KEYS),
     backfill_policy=dg.BackfillPolicy.multi_run(),
 )
-options = {"schema": SCHEMA, "servers": {"llm": llm}, "concurrency": 1}
-reviews.map_batches("mood", ask, **options).project("kept", ["answer"])
-reviews.map_batches("topic", ask, **options)
+options = {"schema": SCHEMA, "fn_kwargs": {"llm": llm}, "concurrency": 1}
+reviews.map_batches("mood", ask, **grouped(options)).project("kept", ["answer"])
+reviews.map_batches("topic", ask, **grouped(options))
 
 assets = [reviews.build_assets(), reviews.build_source()]
 resources = {

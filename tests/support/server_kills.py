@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.misbehaving_server import requests as noted_requests
 from support.paths import SUPPORT, TESTS
 
@@ -71,10 +72,15 @@ def declared(folder: Path, replicas: int) -> vd.Pipeline:
         batch_size=8,
         concurrency=vd.Workers(max_concurrency=2),
         model=llm,
-        **shared,
+        **grouped(shared),
     )
     pipeline.map(
-        "asked", ask, servers={"llm": llm}, concurrency=2, columns={"text": "text"}, **shared
+        "asked",
+        ask,
+        fn_kwargs={"llm": llm},
+        concurrency=2,
+        columns={"text": "text"},
+        **grouped(shared),
     )
     return pipeline
 

@@ -63,7 +63,7 @@ def asking(folder: Path, server: vd.Server, rows: int = 20, **given: Any) -> vd.
     write_source(folder, {"id": range(rows)})
     source = vd.parquet(str(folder))
     made = vd.Pipeline(given.pop("name", "asking"), source=source, id="id", **given)
-    made.map_batches("answers", ask, servers={"llm": server}, schema=SCHEMA)
+    made.map_batches("answers", ask, fn_kwargs={"llm": server}, schema=SCHEMA)
     return made
 
 

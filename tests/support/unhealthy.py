@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import write_source
 
 ROWS = 200
@@ -40,5 +41,5 @@ def pipeline(tmp_path: Path, fn, arguments=None, **kwargs) -> vd.Pipeline:
     )
     given = {"folder": str(tmp_path), **(arguments or {})}
     options = {"schema": {"y": "BIGINT", "pid": "BIGINT"}, "batch_size": 10, "version": "1"}
-    docs.map_batches("double", fn, fn_constructor_kwargs=given, **{**options, **kwargs})
+    docs.map_batches("double", fn, fn_constructor_kwargs=given, **grouped({**options, **kwargs}))
     return docs

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import read_stage, write_source
 
 TEXTS = ["a fox", "a dog", "the fox and the dog", "nothing at all", "12, 34", "yes or no"]
@@ -66,17 +67,11 @@ def docs(tmp_path: Path, texts: Sequence[str | None] = TEXTS, **columns: Any) ->
 
 
 def ask(pipeline: vd.Pipeline, model: Path, name: str = "asked", **kwargs: Any) -> vd.Stage:
-    options = {"engine_kwargs": ENGINE, **kwargs.pop("provider_options", {})}
+    options = {"engine_kwargs": ENGINE, **kwargs.pop("options", {})}
     sampling = {"temperature": 0, "max_tokens": 8, **kwargs.pop("sampling_params", {})}
-    return pipeline.prompt(
-        name,
-        kwargs.pop("messages", "{text}"),
-        provider="vllm",
-        model=vd.Model(str(model), options=options),
-        sampling_params=sampling,
-        concurrency=vd.Workers(env_vars=ENV),
-        **kwargs,
-    )
+    own = {"provider": "vllm", "model": str(model), "options": options, "env_vars": ENV}
+    given = {**own, "sampling_params": sampling, **kwargs}
+    return pipeline.prompt(name, given.pop("messages", "{text}"), **grouped(given))
 
 
 def read(tmp_path: Path, stage: str = "asked") -> pa.Table:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import write_source
 from support.recomputed import table, value
 from support.results import failure
@@ -100,7 +101,7 @@ def stars_pipeline(tmp_path, check=None, partitioned=False, **kwargs) -> vd.Pipe
         fn_constructor_args=[f"{tmp_path}/data/there"],
         schema={"stars": "DOUBLE", "label": "VARCHAR"},
         asset=vd.Asset(checks=[check or vd.checks.Reproducible(rows=10)]),
-        **kwargs,
+        **grouped(kwargs),
     )
     return docs
 
@@ -164,13 +165,15 @@ def test_every_kind_of_stage_is_computed_again_from_what_it_was_made_from(tmp_pa
     long = docs.project("long", columns, where="id % 3 < 2", asset=vd.Asset(checks=given))
     options = {"schema": {"n": "BIGINT"}, "on_error": "quarantine", "max_error_rate": 0.5}
     lengths = long.map_batches(
-        "lengths", length_of_most, batch_size=4, asset=vd.Asset(checks=given), **options
+        "lengths", length_of_most, batch_size=4, asset=vd.Asset(checks=given), **grouped(options)
     )
     options = {"schema": {"n": "BIGINT"}, "on_error": "null", "max_error_rate": 0.5}
-    long.map_batches("nulls", length_of_most, batch_size=4, asset=vd.Asset(checks=given), **options)
+    long.map_batches(
+        "nulls", length_of_most, batch_size=4, asset=vd.Asset(checks=given), **grouped(options)
+    )
     options = {"schema": {"letter": "VARCHAR"}, "cardinality": "zero_to_many", "id": "letter_id"}
     words = lengths.map_batches(
-        "words", letters, columns=["n"], asset=vd.Asset(checks=given), **options
+        "words", letters, columns=["n"], asset=vd.Asset(checks=given), **grouped(options)
     )
     words.map_batches("upper", upper, schema={"upper": "VARCHAR"}, asset=vd.Asset(checks=given))
     docs.join("rows", lengths, words, children="rows", asset=vd.Asset(checks=given))

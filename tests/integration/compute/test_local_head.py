@@ -575,8 +575,8 @@ FIRST_RUN = """
         folder = sys.argv[1]
         pq.write_table(pa.table({"id": [0, 1], "n": [0, 1]}), f"{folder}/a.parquet")
         docs = vd.Pipeline("docs", source=vd.parquet(folder), id="id")
-        own = {"schema": {"n": "BIGINT"}, "execution_backend": "subprocess_task"}
-        there = docs.map_batches("there", plus_one, **own)
+        workers = vd.Workers(execution_backend="subprocess_task")
+        there = docs.map_batches("there", plus_one, schema={"n": "BIGINT"}, concurrency=workers)
         docs.project("plain", ["n"])
         store = vd.FragmentStore(root=f"{folder}/store")
         compute = vd.RayCompute(cluster=vd.LocalCluster(num_cpus=2))

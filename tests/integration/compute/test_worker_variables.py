@@ -64,7 +64,7 @@ def test_a_variable_of_the_head_that_differs_is_named(source, old_head, monkeypa
     unsent.done()
     (line,) = [line for line in unsent.output.splitlines() if differs in line]
     assert "WARNING" in line
-    assert "env_vars=['VT_MODE'], or keyed_env_vars=['VT_MODE']" in line
+    assert "vd.Workers(env_vars=['VT_MODE']), or keyed_env_vars" in line
     assert outs(source, "a")["out"].to_pylist() == list(range(40))
 
     sent = run(source, "b", {"keyed_env_vars": ["VT_MODE"]}, **where)
@@ -85,7 +85,7 @@ def test_a_variable_that_the_head_lacks_fails_with_the_fix(
     text = run(source, "a", {"model": model}, more_code, address=old_head.address).failed()
     assert ("its code names 'VT_UNSET'" in text) == (model == "Unset")
     assert "KeyError: the environment variable 'VT_UNSET' is not set in the worker. Set it" in text
-    assert "name it in env_vars= or keyed_env_vars= of the stage" in text
+    assert "name it in vd.Workers(env_vars=...) or keyed_env_vars" in text
 
 
 def test_subprocesses_have_the_environment_of_the_run(source, monkeypatch):

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.damage import stored_parts
 from support.data import read_stage, write_source
 from vane_dagster.compute.api import Capacity
@@ -78,7 +79,7 @@ def branches(root: Path, wanted: int, kind: str, fault: str = "") -> vd.Pipeline
             "store": str(root / "store"), "wanted": wanted, "fault": fault, "pages": slow_children,
         },
         concurrency=1,
-        **({"cardinality": "one_to_many", "id": "page_id"} if slow_children else {}),
+        **(grouped({"cardinality": "one_to_many", "id": "page_id"} if slow_children else {})),
     )  # fmt: skip
     children: dict[str, Any] = {}
     if kind != "plain":

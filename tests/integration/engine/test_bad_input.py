@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.results import failure, metadata
 from vane_dagster.sources import ParquetSource
@@ -70,7 +71,7 @@ def make(
         schema={"scaled": "BIGINT"},
         columns=columns,
         fn_constructor_kwargs={"trace": str(tmp_path / "constructed")},
-        **mapped,
+        **grouped(mapped),
     )
     return docs
 
@@ -415,7 +416,7 @@ def test_more_than_the_cluster_has(tmp_path, refused):
         trace = {"trace": str(tmp_path / "constructed")}
         docs["clean"].map_batches(
             f"too_much_{number}", Model, schema={"scaled": "BIGINT"}, fn_constructor_kwargs=trace,
-            **asked,
+            **grouped(asked),
         )  # fmt: skip
     text = refused(docs, *TOO_MUCH, "concurrency=(1, 3)")
     for number in range(len(TOO_MUCH)):

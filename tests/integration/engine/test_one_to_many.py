@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import read_stage
 from support.results import failure, metadata
 from support.sentences import ASIDE, TEXTS, pipeline, rows, split, words
@@ -141,7 +142,7 @@ def test_a_list_is_null_where_quarantine_left_no_children(tmp_path, local, mater
     clean = docs.project("clean", ["text"])
     made = words(clean, fn=fails_for("text", "d", then=split), **ASIDE)
     failing = fails_for("word", "e", "k", then=upper)
-    loud = made.map_batches("loud", failing, schema={"upper": "VARCHAR"}, **ASIDE)
+    loud = made.map_batches("loud", failing, schema={"upper": "VARCHAR"}, **grouped(ASIDE))
     docs.join("joined", clean, loud, how="left", children="list", columns={"loud": ["upper"]})
     docs.join("whole", clean, loud, children="list")
     materialize(docs, local)
@@ -176,7 +177,7 @@ def test_a_list_is_null_where_what_its_children_need_was_quarantined(tmp_path, l
     clean = docs.project("clean", ["text"])
     made = words(clean)
     scored = fails_for("text", "g h i j", then=lambda b: pa.table({"score": b["id"]}))
-    score = clean.map_batches("score", scored, schema={"score": "BIGINT"}, **ASIDE)
+    score = clean.map_batches("score", scored, schema={"score": "BIGINT"}, **grouped(ASIDE))
     both = docs.join("both", made, score, children="rows")
     spelled = both.map_batches(
         "letters", letters, schema={"letter": "VARCHAR"}, cardinality=vd.Children("letter_id")

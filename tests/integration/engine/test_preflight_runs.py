@@ -17,6 +17,7 @@ import ray
 from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.results import failure, metadata
 from vane_dagster.compute import versions
@@ -53,7 +54,7 @@ def make(tmp_path: Path, target: str | None = None, **asked: dict[str, Any]) -> 
     for name, given in asked.items():
         arguments = {"trace": str(tmp_path / "constructed"), **given.pop("kwargs", {})}
         clean.map_batches(
-            name, Model, schema={"n": "BIGINT"}, fn_constructor_kwargs=arguments, **given
+            name, Model, schema={"n": "BIGINT"}, fn_constructor_kwargs=arguments, **grouped(given)
         )
     if target is not None:
         clean.write("published", target)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.damage import stored_parts
 from support.data import read_stage, write_source
 from support.results import failure, metadata
@@ -149,7 +150,7 @@ def test_a_stage_has_one_pin_whether_it_runs_alone_or_not(tmp_path, local, mater
         labels = pipeline.map("labels", label, schema="infer")
         check = vd.checks.Reproducible(rows=5)
         options: Any = {"schema": "infer", "batch_format": "numpy", "checks": [check]}
-        labels.map_batches("twice", doubled, **options)
+        labels.map_batches("twice", doubled, **grouped(options))
         return pipeline
 
     materialize(made(), local, select=["labels"])

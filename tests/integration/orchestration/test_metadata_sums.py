@@ -175,7 +175,7 @@ def test_starts_and_restarts_of_a_server_add_up(run, source, tmp_path):
     made = pipeline(source)
     for stage in ("asked", "asked_again"):
         made["clean"].map_batches(
-            stage, ask, servers={"llm": llm}, schema=SCHEMA, concurrency=1, batch_size=100
+            stage, ask, fn_kwargs={"llm": llm}, schema=SCHEMA, concurrency=1, batch_size=100
         )
     done = run(made)
 

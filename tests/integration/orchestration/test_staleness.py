@@ -14,6 +14,7 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import write_source
 
 # Dagster says so of itself.
@@ -73,7 +74,7 @@ class World:
             fn,
             schema={"double": "BIGINT"},
             asset=vd.Asset(automation_condition=condition),
-            **mapped,
+            **grouped(mapped),
         ).project("kept", ["double"], where=where, asset=vd.Asset(automation_condition=condition))
         self.source = pipeline.build_source(asset=vd.Asset(automation_condition=observe))
         self.stages = pipeline.build_assets()

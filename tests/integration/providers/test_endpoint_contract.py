@@ -44,7 +44,7 @@ def lengths(texts: Sequence[str]) -> list[list[float]]:
 
 def endpoint_arguments(provider: str, url: str, **options: Any) -> Arguments:
     given = {"base_url": url, "api_key_env": "LLM_KEY", **options}
-    return {"provider": provider, "model": "m", "env_vars": ["LLM_KEY"], "provider_options": given}
+    return {"provider": provider, "model": "m", "env_vars": ["LLM_KEY"], "options": given}
 
 
 BAD = {
@@ -55,16 +55,16 @@ BAD = {
 }
 WRONG_KEYS = [
     (
-        {"provider_options": {"api_key_env": "OTHER_KEY"}, "env_vars": ["OTHER_KEY"]},
+        {"options": {"api_key_env": "OTHER_KEY"}, "env_vars": ["OTHER_KEY"]},
         "Incorrect API key provided",
     ),
     (
-        {"provider_options": {"api_key_env": "UNSET_KEY"}, "env_vars": ["UNSET_KEY"]},
+        {"options": {"api_key_env": "UNSET_KEY"}, "env_vars": ["UNSET_KEY"]},
         "needs a key in the environment variable 'UNSET_KEY', which is not set",
     ),
 ]
 NO_BODY = [
-    ({"provider_options": {"extra_body": "x"}}, "has an extra_body of type str; expected a dict"),
+    ({"options": {"extra_body": "x"}}, "has an extra_body of type str; expected a dict"),
     ({"sampling_params": {"extra_headers": {"K": SECRET}}}, "sampling_params has 'extra_headers'"),
     ({"sampling_params": {"top_k": b"x"}}, "has 'top_k', which cannot be sent: a bytes"),
 ]
@@ -73,7 +73,7 @@ BODY = {"extra_body": {"a": 1}}
 
 def openai(api: str, other: str) -> Maker:
     def make(backend: Any, server: Server, url: str) -> Offered:
-        wrong = ({"provider_options": {"api": "x"}}, "has api='x'; expected 'chat' or 'completion")
+        wrong = ({"options": {"api": "x"}}, "has api='x'; expected 'chat' or 'completion")
         arguments = endpoint_arguments("openai", url, api=api)
         return Offered(
             backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [*NO_BODY, wrong],
@@ -183,7 +183,7 @@ def test_requests_in_flight_are_bounded(offered, server, tmp_path):
     server.seconds = 0.02
     texts = [f"text {number}" for number in range(40)]
     options = {"max_connections": 3}
-    rows, _ = offered.compute(tmp_path, texts, provider_options=options, batch_size=size(offered))
+    rows, _ = offered.compute(tmp_path, texts, options=options, batch_size=size(offered))
     offered.agree(rows, texts)
     assert server.most == 3
 
@@ -217,7 +217,7 @@ def test_answers_are_validated_and_become_columns(offered, server, tmp_path):
     assert "age: Value error, nobody is that young" in errors[1]
     assert '"age": -1' in errors[1], "the answer is kept"
     assert "The answer is no JSON" in errors[2]
-    is_sent = offered.arguments["provider_options"].get("api") != "completions"
+    is_sent = offered.arguments["options"].get("api") != "completions"
     assert ("'title': 'Person'" in str(server.bodies[0])) == is_sent
     asked = [body for body in server.bodies if "Answer again" in str(body)]
     assert any("age: Field required" in str(body) for body in asked)

@@ -13,6 +13,7 @@ import pyarrow.dataset as ds
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.damage import stored_parts
 from support.data import read_stage
 from support.llm_server import KEY
@@ -145,7 +146,7 @@ def test_completions_take_one_text_and_fields_of_the_servers_own(
         sampling = {"temperature": 0, "extra_body": extra}
         given = {"extra_body": {"ignore_eos": True, "guided_regex": "b"}, **options}
         asked(pipeline, endpoint[1], system="Be brief.", sampling_params=sampling,
-              provider_options=given)  # fmt: skip
+              options=given)  # fmt: skip
         return metadata(materialize(pipeline, local), "asked")["fragments_computed"]
 
     assert computed({"guided_regex": "a"}, api="completions") == 1
@@ -176,7 +177,7 @@ def test_sampling_of_a_rows_own(tmp_path, local, server, endpoint, materialize):
     clean = pipeline.project("clean", {"id": "id", "text": "text"})
     given = {"sampling_params": {"temperature": "{heat}"}}
     with pytest.raises(vd.DefinitionError, match="'clean' has no column 'heat'; it has"):
-        clean.prompt("again", "{text}", provider=Reversed, model="m", **given)
+        clean.prompt("again", "{text}", provider=Reversed, model="m", **grouped(given))
 
 
 class Fussy(Reversed):
@@ -197,14 +198,14 @@ def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(
         sampling_params={"tone": "{tone}"},
         on_error=vd.Failures("null", max_error_rate=0.5),
         include_columns=["text"],
-        **given,
+        **grouped(given),
     )
     pipeline.prompt(
         "harsh",
         "{text}",
         sampling_params={"tone": "harsh"},
         on_error=vd.Failures("null", max_error_rate=0.5),
-        **given,
+        **grouped(given),
     )
 
     done = materialize(pipeline, local, raises=False)
@@ -246,7 +247,7 @@ def test_tokens_and_cost_stand_in_the_metadata(tmp_path, local, server, endpoint
     ("budget", "message"),
     [
         ({"max_tokens": 60}, "tokens, max_tokens=60"),
-        ({"max_cost": 6e-5, "prices": {"prompt": 1, "completion": 1}}, ", max_cost=6e-05"),
+        ({"cost_budget": 6e-5, "prices": {"prompt": 1, "completion": 1}}, ", cost_budget=6e-05"),
     ],
 )
 def test_a_run_that_has_used_its_budget_stops_and_keeps_what_is_paid_for(
@@ -390,7 +391,7 @@ def test_a_budget_is_used_up_by_answers_that_do_not_fit(
     pipeline = docs(tmp_path, texts)
     pipeline.fragment_rows = 4
     asked(pipeline, endpoint[1], batch_size=4, return_format=["yes", "no"], on_error="null",
-          max_error_rate=1.0, max_tokens=60)  # fmt: skip
+          max_error_rate=1.0, token_budget=60)  # fmt: skip
 
     assert "tokens, max_tokens=60" in failure(materialize(pipeline, local, raises=False))
 
@@ -408,7 +409,7 @@ def test_an_endpoint_that_is_not_there_is_named(tmp_path, local, monkeypatch, ma
 def test_a_limit_by_the_minute_of_an_endpoint(tmp_path, local, server, endpoint, materialize):
     pipeline = docs(tmp_path, [f"text {i}" for i in range(4)])
     limits = {"requests_per_minute": 1200, "tokens_per_minute": 600_000}
-    asked(pipeline, endpoint[1], provider_options=limits, concurrency=2)
+    asked(pipeline, endpoint[1], options=limits, concurrency=2)
 
     materialize(pipeline, local)
 
@@ -509,8 +510,8 @@ def test_vectors_have_the_size_that_the_first_run_finds(tmp_path, local, materia
 def test_a_prompt_and_an_embedding_of_one_model_share_its_worker(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     shared = {"provider": Reversed, "model": "m", "concurrency": 1, "max_concurrency": 8}
-    pipeline.embed("asked", "text", dimensions=4, normalize=False, **shared)
-    pipeline.prompt("said", "{text}", **shared)
+    pipeline.embed("asked", "text", dimensions=4, normalize=False, **grouped(shared))
+    pipeline.prompt("said", "{text}", **grouped(shared))
 
     result = materialize(pipeline, local)
 

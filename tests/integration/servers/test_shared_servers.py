@@ -158,7 +158,7 @@ def test_a_server_of_local_compute_finishes_before_the_run_ends(tmp_path, local,
         [sys.executable, "-c", ENDS_SLOWLY, "{port}", str(ended)], name="slow", version="1"
     )
     pipeline = vd.Pipeline("served", source=vd.table({"id": [1]}), id="id")
-    pipeline.map("url", served, servers={"llm": slow})
+    pipeline.map("url", served, fn_kwargs={"llm": slow})
     assert materialize(pipeline, local).success
     assert ended.read_text() == "ended"
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.results import materializing, metadata
 from support.snapshots import Snapshot
@@ -248,7 +249,7 @@ def publishing(root: Path, text: str = "text", **written) -> vd.Pipeline:
         partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
     )
     place = f"{root}/out" if written.get("format") == "delta" else f"{root}/out/{{partition_key}}/x"
-    pipeline.project("clean", {"text": text}).write("out", place, **written)
+    pipeline.project("clean", {"text": text}).write("out", place, **grouped(written))
     return pipeline
 
 

@@ -24,6 +24,7 @@ from deltalake import DeltaTable, write_deltalake
 from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import write_source
 from support.published import docs
 from support.results import failure, materializing, metadata
@@ -52,7 +53,7 @@ def everywhere(root: Path, checks: Any = (), **given: Any) -> vd.Pipeline:
     below = "/{partition_key}" if given.get("keys") else ""
     for name, written in PLACES.items():
         url = f"{root}/{name}" + ("" if "format" in written else below)
-        pipeline["clean"].write(name, url, asset=vd.Asset(checks=checks), **written)
+        pipeline["clean"].write(name, url, asset=vd.Asset(checks=checks), **grouped(written))
     return pipeline
 
 
@@ -295,7 +296,7 @@ def test_compression(tmp_path, local, materialize):
     for codec in codecs:
         for kind, given in (("merged", {"target_file_bytes": 100_000}), ("plain", {})):
             name = f"{kind}_{codec}"
-            pipeline["clean"].write(name, f"{tmp_path}/{name}", compression=codec, **given)
+            pipeline["clean"].write(name, f"{tmp_path}/{name}", compression=codec, **grouped(given))
     materialize(pipeline, local)
     for codec in codecs:
         for kind in ("merged", "plain"):
@@ -657,7 +658,7 @@ def test_published_on_s3(tmp_path, local, materialize, s3):
         made = docs(tmp_path, keys=keys, where=where)
         for name, given in PLACES.items():
             place = f"{base}/{name}" + ("" if "format" in given else "/{partition_key}")
-            made["clean"].write(name, place, storage_options=s3, **given)
+            made["clean"].write(name, place, storage_options=s3, **grouped(given))
         return made
 
     for key, first in zip(keys, (0, 100)):

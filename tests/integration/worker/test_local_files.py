@@ -19,6 +19,7 @@ import dagster as dg
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.results import failure, metadata
 from vane_dagster.engine import executor
@@ -336,25 +337,28 @@ def test_stages_of_one_version_have_their_own_files_and_arguments(
         weights = {"weights": vd.local_file(tmp_path / folder / "model.pt")}
         docs.map_batches(
             f"class_{folder}", code.Reads, schema={"text": "VARCHAR"},
-            fn_constructor_kwargs=weights, **given,
+            fn_constructor_kwargs=weights, **grouped(given),
         )  # fmt: skip
         docs.map_batches(
             f"partial_{folder}", functools.partial(code.read, **weights),
-            schema={"text": "VARCHAR"}, **given,
+            schema={"text": "VARCHAR"}, **grouped(given),
         )  # fmt: skip
         docs.map_batches(
-            f"closure_{folder}", code.closure(**weights), schema={"text": "VARCHAR"}, **given
+            f"closure_{folder}",
+            code.closure(**weights),
+            schema={"text": "VARCHAR"},
+            **grouped(given),
         )
         docs.map_batches(
             f"argument_{folder}", code.call, schema={"text": "VARCHAR"},
-            fn_kwargs={"function": code.closure(**weights)}, **given,
+            fn_kwargs={"function": code.closure(**weights)}, **grouped(given),
         )  # fmt: skip
         docs.predict_batch(
             f"factory_{folder}",
             functools.partial(code.factory, mark=folder, **weights),
             return_type="struct<text: string>",
             columns=["id"],
-            **given,
+            **grouped(given),
         )
     materialize(docs, local)
     found = {

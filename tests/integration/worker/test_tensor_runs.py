@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.results import metadata
 from vane_dagster.sources import ParquetSource
@@ -106,7 +107,7 @@ def test_tensors_survive_every_stage(source, tmp_path, local, materialize):
         "folder": {}, "few": {"target_file_bytes": 1 << 20}, "delta": {"format": "delta"},
         "few_in_delta": {"format": "delta", "target_file_bytes": 1 << 20},
     }.items():  # fmt: skip
-        joined.write(name, f"{tmp_path}/{name}", **options)
+        joined.write(name, f"{tmp_path}/{name}", **grouped(options))
     lists.write("lists_in_delta", f"{tmp_path}/lists", format="delta")
     result = materialize(docs, local)
     store = tmp_path / "store"

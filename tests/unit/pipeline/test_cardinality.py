@@ -27,10 +27,10 @@ def test_declarations_that_do_not_fit():
         docs.map_batches("a", split, schema=SCHEMA, cardinality="one_to_many")
     with pytest.raises(vd.DefinitionError, match="vd.Children: id is ''; expected the name of a"):
         vd.Children("")
-    with pytest.raises(vd.DefinitionError, match="the others keep their id"):
-        docs.map_batches("a", split, schema=SCHEMA, cardinality=vd.Children("word_id"))
+    with pytest.raises(vd.DefinitionError, match=r"'id' .*: write cardinality=vd.Children\(id="):
+        docs.map_batches("a", split, schema=SCHEMA, id="word_id")
     with pytest.raises(vd.DefinitionError, match="give the new id a name of its own"):
-        words(docs, id="id")
+        docs.map_batches("a", split, schema=SCHEMA, cardinality=vd.Children("id"))
     made = words(docs)
     other = docs.map_batches("others", split, schema=SCHEMA, cardinality=vd.Children("word_id"))
     clean = docs.project("clean", ["text"])

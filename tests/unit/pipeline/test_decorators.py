@@ -329,11 +329,11 @@ def test_constructor_arguments_are_given_once() -> None:
 @pytest.mark.parametrize(
     ("fn", "given", "argument"),
     [
-        (Transcriber(Empty()).plain, {}, r"fn_constructor_args\[0\] of Transcriber"),
-        (Transcriber([Empty().one]).plain, {}, r"fn_constructor_args\[0\] of Transcriber"),
+        (Transcriber(Empty()).plain, {}, r"fn_constructor_args\[0\] of whisper"),
+        (Transcriber([Empty().one]).plain, {}, r"fn_constructor_args\[0\] of whisper"),
         (Alone.add, {"fn_constructor_kwargs": {"n": {"a": Empty()}}}, "'n' of Alone"),
-        (add, {"fn_kwargs": {"b": Empty()}}, "'b' of add"),
-        (add, {"fn_kwargs": {"b": (1, Empty())}}, "'b' of add"),
+        (add, {"fn_kwargs": {"b": Empty()}}, "'b' of adder"),
+        (add, {"fn_kwargs": {"b": (1, Empty())}}, "'b' of adder"),
     ],
 )
 def test_an_instance_that_is_not_constructed_is_no_argument(
@@ -443,8 +443,8 @@ def test_columns_are_arrays_of_the_library_that_an_annotation_names(
 def test_arguments_of_a_stage_override_those_of_decorators() -> None:
     found = spec(
         Transcriber("m").count,
-        gpus=0, num_cpus=1, concurrency=2, max_retries=0, on_error="raise", batch_size=2,
-        schema="INTEGER",
+        gpus=0, concurrency=vd.Workers(2, num_cpus=1), batch_size=2, schema="INTEGER",
+        on_error=vd.Failures("raise", max_retries=0),
     )  # fmt: skip
     assert (found.resources.gpus, found.resources.num_cpus, found.concurrency) == (0, 1, (2, 2))
     assert (found.failures.max_retries, found.failures.on_error) == (0, "raise")

@@ -144,7 +144,7 @@ REFUSED = {
     "stage differs in case": (lambda: twice("Clean"), ["'docs/Clean'", "only in case"]),
     "unknown argument": (
         lambda: mapped(batchsize=3),
-        ["'docs/m'", "unknown argument 'batchsize'", "'batch_size'?"],
+        ["'docs/m'", "unknown argument 'batchsize'", "Did you mean 'batch_size'"],
     ),
     "no stages": (lambda: pipeline().build_assets(), ["'docs'", "no stages", "add one"]),
     # project
@@ -210,9 +210,9 @@ REFUSED = {
         ],
     ),
     "partial of an instance": (lambda: mapped(functools.partial(Model())), ["instance of Model"]),
-    "partial of a class": (
-        lambda: mapped(functools.partial(Model, "a")),
-        ["functools.partial of class Model", 'Model, fn_constructor_kwargs={"path": ...}'],
+    "partial of a class with arguments beside it": (
+        lambda: mapped(functools.partial(Model, "a"), fn_constructor_kwargs={"revision": 1}),
+        ["Model(...) has its constructor's arguments already", "fn_constructor_kwargs"],
     ),
     "instance without __call__": (
         lambda: mapped(NotCallable()),
@@ -225,10 +225,6 @@ REFUSED = {
     "no __call__ for rows": (
         lambda: pipeline().map("m", NotCallable),
         ["class NotCallable has no __call__"],
-    ),
-    "partial of a class for rows": (
-        lambda: pipeline().map("m", functools.partial(Model, path="a")),
-        ["functools.partial of class Model", 'Model, fn_constructor_kwargs={"path": ...}'],
     ),
     "loaded model": (
         lambda: mapped(type("Net", (type("Module", (), {"__module__": "torch.nn"}),), {})()),
@@ -502,6 +498,9 @@ def test_accepted_shapes():
     assert mapped(plain).spec.concurrency is None
     assert mapped(Model, gpus=0.25).spec.resources.bundle() == {"GPU": 0.25}
     assert mapped(functools.partial(plain, scale=2)).spec.udf.name == "plain"
+    loaded = mapped(functools.partial(Model, "a", revision=1)).spec.udf
+    assert (loaded.stateful, loaded.constructor_args) == (True, ("a",))
+    assert loaded.constructor_kwargs == {"revision": 1}
     assert mapped(fn_kwargs={"scale": 2}).spec.udf.kwargs == {"scale": 2}
     workers = vd.Workers(num_cpus=2, memory=10, accelerator_type="A100", resources={"disk": 1})
     every = mapped(Model, gpus=1, concurrency=workers)

@@ -172,7 +172,10 @@ CHANGES = {
     "keyed_env_vars": ({"keyed_env_vars": ["TOKEN"]}, DOUBLED),
     "layout of an expression": ({"text": "trim ( text ) /* no spaces */"}, set()),
     "space in a literal": ({"text": "trim(text) || ' '"}, ALL),
-    "a description": ({"asset": vd.Asset(description="Doubles."), "clean": {"tags": {"a": "b"}}}, set()),
+    "a description": (
+        {"asset": vd.Asset(description="Doubles."), "clean": {"tags": {"a": "b"}}},
+        set(),
+    ),
 }
 
 

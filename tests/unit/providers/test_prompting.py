@@ -85,7 +85,9 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
 
     first = version()
     assert version() == first
-    assert version(concurrency=4, batch_size=7, model=vd.Model("m", options={"address": "x"})) == first
+    assert (
+        version(concurrency=4, batch_size=7, model=vd.Model("m", options={"address": "x"})) == first
+    )
     others = [
         version("Summarise: {text}"),
         version(system="Be brief."),
@@ -118,7 +120,7 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
         (
             {"model": vd.Model("m", options={"adress": "x"})},
             "the options of the model have 'adress', which Reversed does not take; it takes "
-            "'address'. Did you mean 'address'?",
+            "'address', 'suffix'. Did you mean 'address'?",
         ),
         ({"provider": Needy}, "the options of the model lack 'region', which Needy needs"),
         ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
@@ -157,7 +159,7 @@ def test_a_number_of_explanations_that_does_not_fit():
     [
         (
             {"model": vd.Model("m", options={"extra_body": "x"})},
-            "the options of the model have an extra_body of type str; expected a dict of fields",
+            "an extra_body of type str; expected a dict of fields",
         ),
         ({"sampling_params": {"extra_body": "x"}}, "sampling_params has an extra_body of type str"),
         (
@@ -171,15 +173,17 @@ def test_a_number_of_explanations_that_does_not_fit():
             "the model's server reads: remove it. The key is read from the variable",
         ),
         ({"sampling_params": {"extra_query": "{text}"}}, "sampling_params has 'extra_query'"),
-        ({"sampling_params": {"api_key": "planted"}}, "provider_options['api_key_env']"),
-        ({"sampling_params": {"timeout": 3}}, "write it into provider_options"),
+        ({"sampling_params": {"api_key": "planted"}}, "by the model's option 'api_key_env'"),
+        ({"sampling_params": {"timeout": 3}}, "write it into the options of vd.Model"),
     ],
 )
 def test_what_an_endpoint_cannot_be_sent_is_refused_at_declaration(
     provider, arguments, message, tmp_path
 ):
     with pytest.raises(vd.DefinitionError, match=re.escape(message)) as raised:
-        docs(tmp_path).prompt("asked", "{text}", **{"provider": provider, "model": "m", **arguments})
+        docs(tmp_path).prompt(
+            "asked", "{text}", **{"provider": provider, "model": "m", **arguments}
+        )
     assert "planted" not in str(raised.value)
 
 

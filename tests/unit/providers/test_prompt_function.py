@@ -1,0 +1,184 @@
+"""Functions that make prompts: what they may return, and how a stage declares them."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import re
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.prompts import Reversed, docs
+from support.udf_calls import run_stage
+from vane_dagster.planning.definition import pool_identity, stage_definition
+from vane_dagster.providers.prompt_function import PromptFunction
+
+
+def prompt_of(made: Any) -> Any:
+    return PromptFunction(lambda row: made).prompt({})
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ("text", ("text", {})),
+        ([{"role": "user"}], ([{"role": "user"}], {})),
+        ({"prompt": "p", "x": 1}, ("p", {})),
+        ({"messages": [1], "prompt": "p"}, ([1], {})),
+    ],
+)
+def test_what_makes_a_prompt(made, expected):
+    assert prompt_of(made) == expected
+
+
+def test_sampling_parameters_of_a_row():
+    assert prompt_of({"prompt": "p", "sampling_params": {"seed": 1}})[1] == {"seed": 1}
+    assert prompt_of({"prompt": "p", "sampling_params": None})[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, "returned a NoneType; expected text, a list of messages, or a dict"),
+        ({"text": "a"}, "returned a dict of 'text'; expected 'messages' or 'prompt' in it"),
+        ({"prompt": "a", "sampling_params": 7}, "returned a int as 'sampling_params'"),
+    ],
+)
+def test_what_makes_no_prompt(made, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        prompt_of(made)
+
+
+def test_it_gets_arrays_of_a_tensor():
+    def shape(row: dict[str, Any]) -> str:
+        return str(getattr(row["image"], "shape", None))[::-1]
+
+    kind = vd.tensor("float32", (2, 3))
+    images = pa.array([[1, 2, 3, 4, 5, 6], None], kind.storage_type)
+    table = pa.table({"id": [1, 2], "image": pa.ExtensionArray.from_storage(kind, images)})
+    pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+    stage = pipeline.prompt("out", shape, provider=Reversed, model="m")
+    assert run_stage(stage, table)["response"].to_pylist() == ["(2, 3)", "None"]
+
+
+# Declaration
+
+
+def asks(row: dict[str, Any]) -> str:
+    return f"What is {row['text']}?"
+
+
+class Stateful:
+    def __call__(self, row: dict[str, Any]) -> str:
+        return "a"
+
+    def ask(self, row: dict[str, Any]) -> str:
+        return "a"
+
+
+async def later(row: dict[str, Any]) -> str:
+    return "a"
+
+
+def several(row: dict[str, Any]) -> Any:
+    yield "a"
+
+
+def no_row() -> str:
+    return "a"
+
+
+def declared(tmp_path: Any, messages: Any = None, **kwargs: Any) -> vd.Stage:
+    return docs(tmp_path).prompt("asked", messages, provider=Reversed, model="m", **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (Stateful(), "expected a function of a row. A class that holds state"),
+        (Stateful, "expected a function of a row"),
+        (Stateful().ask, "expected a function of a row"),
+        (later, "messages is 'later', which is asynchronous or a generator"),
+        (several, "messages is 'several', which is asynchronous or a generator"),
+        (no_row, "messages is 'no_row', which cannot be called with a row"),
+    ],
+)
+def test_functions_that_do_not_fit(function, message, tmp_path):
+    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
+        declared(tmp_path, function)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"messages": "{text}", "columns": ["text"]}, "columns are what a function gets"),
+        ({"columns": ["text"]}, "columns are what a function gets"),
+        ({"messages": asks, "system": " "}, "system is ' '; expected text"),
+        ({"messages": asks, "columns": "text"}, "columns is 'text'; expected a list of names"),
+        ({"preprocess": asks}, "known from Ray Data: write messages=..., the function itself"),
+        ({"messages": asks, "postprocess": asks}, "known from Ray Data: add a stage: .map("),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments, message, tmp_path):
+    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
+        declared(tmp_path, **arguments)
+
+
+def test_prompts_are_in_the_column_that_is_called_like_the_stage(tmp_path):
+    rows = docs(tmp_path).project("clean", {"prompt": "text"})
+    given = {"provider": Reversed, "model": "m"}
+    assert rows.prompt("prompt", **given).spec.columns == ("prompt",)
+    with pytest.raises(vd.DefinitionError, match="messages is missing, and 'clean' has no column"):
+        rows.prompt("asked", **given)
+
+
+def test_it_gets_all_columns_or_those_that_are_named(tmp_path):
+    assert declared(tmp_path, asks).spec.columns is None
+    heat = {"sampling_params": {"temperature": "{heat}"}}
+    named = declared(tmp_path, asks, columns=["title"], **heat)
+    assert named.spec.columns == ("title", "heat")
+    assert declared(tmp_path, asks).spec.schema.names == ["response", "response_usage"]
+
+
+def test_the_description_names_the_function(tmp_path):
+    assert declared(tmp_path, functools.partial(asks)).spec.description == (
+        "Reversed('m') is asked what `asks` makes of a row"
+    )
+
+
+def test_it_counts_in_keys_and_not_in_the_identity_of_workers(tmp_path):
+    stages = [
+        declared(tmp_path, "{text}"),
+        declared(tmp_path, asks),
+        declared(tmp_path, asks, columns=["text"]),
+        declared(tmp_path, asks, system="Be brief."),
+        declared(tmp_path, lambda row: row["text"]),
+    ]
+    definitions = {stage_definition(stage.pipeline, stage.spec) for stage in stages}
+    assert len(definitions) == len(stages)
+    assert len({pool_identity(stage.pipeline, stage.spec).digest for stage in stages}) == 1
+
+
+def imports_its_module(row: dict[str, Any]) -> str:
+    from support.prompts import TEXTS
+
+    return TEXTS[0]
+
+
+def test_a_function_that_needs_its_modules_has_workers_of_its_own(tmp_path):
+    alone = declared(tmp_path, imports_its_module)
+    other = declared(tmp_path, asks)
+    pools = [pool_identity(stage.pipeline, stage.spec).digest for stage in (alone, other)]
+    assert pools[0] != pools[1]
+
+
+def test_a_function_that_travels_by_value_is_loaded_once_in_a_worker(tmp_path):
+    function = declared(tmp_path, asks).spec.model_task.function
+    assert not function.is_preloaded
+    one, other = (pickle.loads(pickle.dumps(function)) for _ in range(2))
+    assert one is other
+    assert one.prompt({"text": "x"}) == ("What is x?", {})
+    assert declared(tmp_path, imports_its_module).spec.model_task.function.is_preloaded
