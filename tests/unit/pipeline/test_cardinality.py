@@ -25,7 +25,7 @@ def test_declarations_that_do_not_fit():
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     with pytest.raises(vd.DefinitionError, match="cardinality is 'one_to_many'; expected"):
         docs.map_batches("a", split, schema=SCHEMA, cardinality="one_to_many")
-    with pytest.raises(vd.DefinitionError, match="vd.Children: id is ''; expected the name of a"):
+    with pytest.raises(vd.DefinitionError, match=r"vd\.Children: id is ''; expected the name of a"):
         vd.Children("")
     with pytest.raises(vd.DefinitionError, match=r"'id' .*: write cardinality=vd.Children\(id="):
         docs.map_batches("a", split, schema=SCHEMA, id="word_id")

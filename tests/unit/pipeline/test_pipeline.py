@@ -266,7 +266,10 @@ REFUSED = {
     ),
     "fn_kwargs is a list": (lambda: mapped(fn_kwargs=["a"]), ["fn_kwargs is a list", "a mapping"]),
     "columns of a map is text": (lambda: mapped(columns="text"), ["'text'", "a list of names"]),
-    "env_vars is text": (lambda: vd.Workers(env_vars="KEY"), ["vd.Workers: env_vars is 'KEY'", "a list of names"]),
+    "env_vars is text": (
+        lambda: vd.Workers(env_vars="KEY"),
+        ["vd.Workers: env_vars is 'KEY'", "a list of names"],
+    ),
     "batch_format": (
         lambda: mapped(batch_format="jax"),
         ["batch_format is 'jax'", "'pyarrow', 'numpy', 'pandas', 'torch', 'polars'"],

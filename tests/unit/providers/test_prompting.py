@@ -149,7 +149,7 @@ def test_values_of_a_model_that_do_not_fit(arguments, message):
 
 
 def test_a_number_of_explanations_that_does_not_fit():
-    with pytest.raises(vd.DefinitionError, match="^vd.Failures: explain_errors is -1"):
+    with pytest.raises(vd.DefinitionError, match=r"^vd\.Failures: explain_errors is -1"):
         vd.Failures(explain_errors=-1)
 
 
