@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import vane_dagster as vd
-from support.arguments import grouped
 from vane_dagster.pipeline.records import RECORDS
 
 _RECORDS: Mapping[str, type] = {

@@ -116,11 +116,11 @@ retried = pipeline(
     retry_policy=dg.RetryPolicy(max_retries=1),
     op_tags={"team": "texts"},
 )
-doubling(retried, flaky, fn_kwargs={"notes": NOTES}, version="1")
+doubling(retried, flaky, fn_kwargs={"notes": NOTES}, reuse=vd.Reuse(version="1"))
 
 judged = pipeline("judged", dg.StaticPartitionsDefinition(["a", "b", "c"]))
 blocking = vd.checks.NullRate(0, blocking=True, severity="ERROR")
-doubling(judged, checks=[blocking]).project("kept", ["double"])
+doubling(judged, asset=vd.Asset(checks=[blocking])).project("kept", ["double"])
 
 shown = pipeline("shown", dg.StaticPartitionsDefinition(["monday"]))
 doubling(shown.project("clean", {"n": "abs(n)"}))

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.arguments import grouped
 from support.damage import stored_parts
 from support.data import read_stage, write_source
 from vane_dagster.compute.api import Capacity
@@ -79,7 +78,7 @@ def branches(root: Path, wanted: int, kind: str, fault: str = "") -> vd.Pipeline
             "store": str(root / "store"), "wanted": wanted, "fault": fault, "pages": slow_children,
         },
         concurrency=1,
-        **(grouped({"cardinality": "one_to_many", "id": "page_id"} if slow_children else {})),
+        cardinality=vd.Children("page_id") if slow_children else "one_to_one",
     )  # fmt: skip
     children: dict[str, Any] = {}
     if kind != "plain":

@@ -208,15 +208,6 @@ def test_one_row_a_child_with_the_parents_columns(tmp_path, local, materialize):
     ]
 
 
-def test_a_row_without_children_is_lost_unless_that_is_declared(tmp_path, local, materialize):
-    docs = pipeline(tmp_path)
-    words(docs, cardinality="one_to_many")
-    message = failure(materialize(docs, local, raises=False))
-    assert "'docs/words'" in message
-    assert "1 of 2 rows did not come back: ids 3" in message
-    assert 'cardinality="zero_to_many"' in message
-
-
 @pytest.mark.parametrize(
     ("fn", "message"),
     [

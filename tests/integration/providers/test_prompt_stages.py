@@ -246,7 +246,7 @@ def test_tokens_and_cost_stand_in_the_metadata(tmp_path, local, server, endpoint
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        ({"max_tokens": 60}, "tokens, max_tokens=60"),
+        ({"token_budget": 60}, "tokens, token_budget=60"),
         ({"cost_budget": 6e-5, "prices": {"prompt": 1, "completion": 1}}, ", cost_budget=6e-05"),
     ],
 )
@@ -276,9 +276,9 @@ def test_budgets_and_costs_count_what_is_spent_not_what_is_copied(
     texts = [f"text number {i}" for i in range(40)]
     options = {"sampling_params": {"temperature": 0}, "prices": {"completion": 1e6}}
 
-    def run(max_tokens: int) -> dict[str, Any]:
+    def run(token_budget: int) -> dict[str, Any]:
         pipeline = docs(tmp_path, texts)
-        asked(pipeline, endpoint[1], max_tokens=max_tokens, **options)
+        asked(pipeline, endpoint[1], token_budget=token_budget, **options)
         return metadata(materialize(pipeline, local), "asked")
 
     first = run(10_000)
@@ -393,7 +393,7 @@ def test_a_budget_is_used_up_by_answers_that_do_not_fit(
     asked(pipeline, endpoint[1], batch_size=4, return_format=["yes", "no"], on_error="null",
           max_error_rate=1.0, token_budget=60)  # fmt: skip
 
-    assert "tokens, max_tokens=60" in failure(materialize(pipeline, local, raises=False))
+    assert "tokens, token_budget=60" in failure(materialize(pipeline, local, raises=False))
 
     assert len(server.bodies) < 200
 
