@@ -98,7 +98,7 @@ FOREIGN: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (mapped, {"num_gpus": 0}, "leave it out; that is the default"),
     (prompted, {"num_gpus": 2}, "write gpus=2"),
     (projected, {"num_gpus": 1}, "leave it out; project has no gpus"),
-    (projected, {"num_cpus": 4}, "leave it out; project has no num_cpus"),
+    (projected, {"num_cpus": 4}, "leave it out; project has no cpus"),
     (mapped, {"num_cpus": 2}, "write concurrency=vd.Workers(num_cpus=2)"),
     (mapped, {"compute": object()}, "write concurrency=N, or concurrency=(min, max); a class"),
     (mapped, {"compute": "actors"}, "a class stays loaded in its workers"),

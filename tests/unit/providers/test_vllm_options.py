@@ -28,9 +28,9 @@ def test_a_missing_vllm_names_the_extra(monkeypatch):
 
 def test_what_changes_no_answer_is_no_part_of_the_key(tmp_path):
     options = {"lora": {"a": "/a"}, "tensor_parallel_size": 2}
-    ask(docs(tmp_path), tmp_path, "asked", provider_options=options)
+    ask(docs(tmp_path), tmp_path, "asked", options=options)
     pipeline = docs(tmp_path)
-    asked = ask(pipeline, tmp_path, "asked", provider_options=options)
+    asked = ask(pipeline, tmp_path, "asked", options=options)
     assert asked.spec.options == {
         "engine_kwargs": {
             "dtype": "float32",
