@@ -98,7 +98,7 @@ def _dict_in_batches(rows: vd.Pipeline) -> vd.Stage:
 
 
 def _predict(rows: vd.Pipeline) -> vd.Stage:
-    return rows.predict_batch("out", make_total, return_type="float", columns=["vector"])
+    return rows.predict_batch("out", make_total, columns=["vector"], return_type="float")
 
 
 def _predict_in_batches(rows: vd.Pipeline) -> vd.Stage:

@@ -73,9 +73,9 @@ def ours(model: str, partition: str, store: str) -> dict[str, float]:
     pipeline.prompt(
         "answer",
         "{text}",
+        model=vd.Model(declared(model), options={"max_connections": IN_FLIGHT}),
         sampling_params=SAMPLING,
         batch_size=32,
-        model=vd.Model(declared(model), options={"max_connections": IN_FLIGHT}),
     )
     began = time.perf_counter()
     done = dg.materialize(
@@ -322,10 +322,9 @@ def _on_nodes(partition: str, store: str, choice: str) -> dict[str, float]:
         "near",
         Caller,
         schema="BOOLEAN",
-        servers={"llm": server},
-        concurrency=4,
-        fn_constructor_kwargs={"choice": choice},
         columns={"id": "id"},
+        fn_constructor_kwargs={"llm": server, "choice": choice},
+        concurrency=4,
     )
     began = time.perf_counter()
     opened = vd.FragmentStore(root=store)

@@ -39,13 +39,15 @@ slogans = shop.prompt(
             "requests_per_minute": 500,
             "tokens_per_minute": 200_000,
         },
-        prices={"prompt": 0.15, "completion": 0.60, "cached": 0.075},
-        cost_budget=0.50,
+        prices={"prompt": 0.15, "completion": 0.60, "cached": 0.075},  # dollars a million tokens
+        cost_budget=0.50,  # dollars, after which a run begins nothing more; the next one continues
     ),
     sampling_params={"temperature": 0, "max_tokens": 40},
     output_column="slogan",
     include_columns=["name"],
+    # The workers share the limits. The key goes to them with each run, never stored or logged.
     concurrency=vd.Workers((1, 2), env_vars=["OPENAI_API_KEY"]),
+    # Of 429, 5xx and cut connections, each row alone, as Retry-After says.
     on_error=vd.Failures(max_retries=8),
 )
 slogans.write("published", str(ROOT / "out"))

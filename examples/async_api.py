@@ -58,6 +58,7 @@ texts.map_batches(
     Translator,
     schema={"german": "VARCHAR"},
     batch_size=8,
+    # 8 batches in flight are 64 requests. Variables, such as API keys, are never stored or logged.
     concurrency=vd.Workers(max_concurrency=8, env_vars=["TRANSLATE_URL"]),
 ).write("published", str(ROOT / "out"))
 

@@ -67,6 +67,7 @@ chunks = texts.map_batches(
     split,
     schema={"sentence": "VARCHAR"},
     columns=["text"],
+    # Each sentence has an id, such as "kettle-0": the key of the downstream stages.
     cardinality=vd.Children("chunk_id"),
 )
 vectors = chunks.map_batches(

@@ -53,8 +53,8 @@ read = market.prompt(
     return_format=Offer,
     sampling_params={"temperature": 0, "max_tokens": 64},
     output_column="offer",
-    on_error=vd.Failures("null", max_error_rate=0.5, explain_errors=1),
     gpus=1 if shutil.which("nvidia-smi") else 0,
+    on_error=vd.Failures("null", max_error_rate=0.5, explain_errors=1),
 )
 fields = {"item": "offer.item", "condition": "offer.condition", "cents": "offer.euros * 100"}
 read.project("offers", fields, where="offer IS NOT NULL").write("published", str(ROOT / "out"))

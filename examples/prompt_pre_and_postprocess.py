@@ -1,9 +1,10 @@
 """Functions of your own before and after a language model, row by row.
 
 `preprocess` makes the conversation and the sampling parameters of each row, as for `ray.data.llm`;
-`postprocess` makes columns of the answer. Edit either: the rows are computed again, and the model
-or the connection stays as it is. Needs `pip install 'vane-dagster[openai]'` and OPENAI_API_KEY;
-OPENAI_BASE_URL names another endpoint, and `VANE_EXAMPLES_API_MODEL` its model.
+`postprocess` makes columns of the answer, in a stage of its own. An edit of `postprocess` computes
+that stage again and asks the model nothing, because the answers are stored. Needs
+`pip install 'vane-dagster[openai]'` and OPENAI_API_KEY; OPENAI_BASE_URL names another endpoint, and
+`VANE_EXAMPLES_API_MODEL` its model.
 """
 
 import os
@@ -56,20 +57,23 @@ def postprocess(row: dict[str, Any]) -> Reply:
 
 
 desk = vd.Pipeline("desk", source=vd.parquet(str(ROOT / "questions"), asset=questions), id="id")
-replies = desk.prompt(
-    "replies",
+answers = desk.prompt(
+    "answers",
+    preprocess,
     provider="openai",
     model=vd.Model(
         os.environ.get("VANE_EXAMPLES_API_MODEL", "gpt-4o-mini"),
         options={"base_url": os.environ.get("OPENAI_BASE_URL")},
     ),
-    postprocess=postprocess,
-    columns=["text", "channel"],
+    columns=["text", "channel"],  # what the function gets
+    output_column="generated_text",
     include_columns=["text"],
-    on_error=vd.Failures("quarantine", max_error_rate=0.5),
     concurrency=vd.Workers(env_vars=["OPENAI_API_KEY"]),
-    messages=preprocess,
+    # An error of the function is that of its row alone.
+    on_error=vd.Failures("quarantine", max_error_rate=0.5),
 )
+# The return type of the function declares the columns.
+replies = answers.map("replies", postprocess, columns=["generated_text"], include_columns=["text"])
 replies.write("published", str(ROOT / "out"))
 
 assets = [questions, desk.build_assets()]
@@ -84,7 +88,7 @@ def main() -> None:
         print(done.asset_key.path[-1], "computed:", computed)
     for row in pq.read_table(ROOT / "out").to_pylist():
         print(f"{row['text']} -> {row['reply']} ({row['words']} words)")
-    for row in vd.quarantine("desk/replies", store=str(ROOT / "store")).to_pylist():
+    for row in vd.quarantine("desk/answers", store=str(ROOT / "store")).to_pylist():
         print(f"quarantined, id {row['id']}: {row['message']}")
 
 

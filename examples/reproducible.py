@@ -44,6 +44,7 @@ priced = shop.map_batches(
     "priced",
     in_euros,
     schema={"euros": "DOUBLE"},
+    # Exact but for floating-point numbers, which may differ by this much, absolute or relative.
     asset=vd.Asset(checks=[vd.checks.Reproducible(rows=20, tolerance=1e-5)]),
 )
 

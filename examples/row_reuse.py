@@ -23,7 +23,7 @@ def shout(text: str, calls: str) -> str:
 
 docs = vd.Pipeline("docs", source=vd.parquet(str(ROOT / "docs.parquet")), id="id")
 clean = docs.project("clean", {"id": "id", "text": "trim(text)"})
-clean.map("loud", shout, fn_kwargs={"calls": str(CALLS)}, columns={"text": "text"})
+clean.map("loud", shout, columns={"text": "text"}, fn_kwargs={"calls": str(CALLS)})
 
 
 def run(rows: dict[int, str]) -> list[str]:

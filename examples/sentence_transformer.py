@@ -54,11 +54,11 @@ texts = embed.project("texts", {"text": "trim(text)"}, where="length(text) > 0")
 vectors = texts.map_batches(
     "vectors",
     Embedder,
-    schema={"embedding": "FLOAT[384]"},
+    schema={"embedding": "FLOAT[384]"},  # the id is carried over
     batch_size=64,
-    gpus=1 if shutil.which("nvidia-smi") else 0,
-    fn_constructor_kwargs={"model": str(get_model_path())},
+    fn_constructor_kwargs={"model": str(get_model_path())},  # a folder of weights, or a hub id
     concurrency=vd.Workers(env_vars=["HF_HUB_OFFLINE"]),
+    gpus=1 if shutil.which("nvidia-smi") else 0,
 )
 embed.join("joined", texts, vectors).write("published", str(ROOT / "out"))
 

@@ -40,9 +40,9 @@ def reviews(root: Path) -> vd.Pipeline:
         "rated",
         Sentiment,
         schema={"mood": "BIGINT"},
-        on_error=vd.Failures("quarantine", max_error_rate=0.2),
-        fn_constructor_kwargs={"words": {"good": 1, "bad": -1}},
         batch_size=2,
+        fn_constructor_kwargs={"words": {"good": 1, "bad": -1}},
+        on_error=vd.Failures("quarantine", max_error_rate=0.2),
     )
     rated.write("published", str(root / "out"))
     return pipeline

@@ -24,16 +24,18 @@ TEXTS = [
 ]
 ENGINE: dict[str, Any] = {
     "provider": "vllm",
-    "model": os.environ.get("VANE_EXAMPLES_MODEL", "Qwen/Qwen2.5-0.5B-Instruct"),
-    "gpus_per_actor": 1 if shutil.which("nvidia-smi") else 0,
-    "provider_options": {
-        "engine_kwargs": {
-            "max_model_len": 2048,
-            # For a quick start anywhere; leave both out where the model has a GPU to itself.
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": 2**30,
-        }
-    },
+    "model": vd.Model(
+        os.environ.get("VANE_EXAMPLES_MODEL", "Qwen/Qwen2.5-0.5B-Instruct"),
+        options={
+            "engine_kwargs": {
+                "max_model_len": 2048,
+                # For a quick start anywhere; leave both out where the model has a GPU to itself.
+                "enforce_eager": True,
+                "kv_cache_memory_bytes": 2**30,
+            }
+        },
+    ),
+    "gpus": 1 if shutil.which("nvidia-smi") else 0,
 }
 
 

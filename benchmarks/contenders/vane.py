@@ -83,6 +83,7 @@ def _pipeline(work: Workload, job: Job) -> vd.Pipeline:
         batch_size=work.batch_size,
         concurrency=work.workers,
         fn_constructor_kwargs=work.udf_kwargs(job.marks),
+        # Without a version, the folder of marks would count, to which the UDF writes.
         reuse=vd.Reuse(version="1"),
     )
     return pipeline
