@@ -35,8 +35,6 @@ def grouped(given: Mapping[str, Any]) -> dict[str, Any]:
         if fields:
             plain = {first: found.pop(argument)} if argument in found else {}
             found[argument] = record(**{**plain, **fields})
-    if found.get("cardinality") in ("one_to_many", "zero_to_many"):
-        found["cardinality"] = vd.Children(found.pop("id"))
     if own := {name: found.pop(name) for name in _OF_FORMATS if name in found}:
         found["options"] = own
     return found

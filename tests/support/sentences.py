@@ -47,7 +47,7 @@ def rows(table: pa.Table, *names: str) -> list[tuple]:
 
 
 def words(docs: vd.Pipeline, **kwargs) -> vd.Stage:
-    given = {"cardinality": "zero_to_many", "id": "word_id", "schema": SCHEMA, **kwargs}
+    given = {"cardinality": vd.Children("word_id"), "schema": SCHEMA, **kwargs}
     return docs.map_batches("words", given.pop("fn", split), **grouped(given))
 
 

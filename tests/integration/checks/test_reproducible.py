@@ -171,7 +171,7 @@ def test_every_kind_of_stage_is_computed_again_from_what_it_was_made_from(tmp_pa
     long.map_batches(
         "nulls", length_of_most, batch_size=4, asset=vd.Asset(checks=given), **grouped(options)
     )
-    options = {"schema": {"letter": "VARCHAR"}, "cardinality": "zero_to_many", "id": "letter_id"}
+    options = {"schema": {"letter": "VARCHAR"}, "cardinality": vd.Children("letter_id")}
     words = lengths.map_batches(
         "words", letters, columns=["n"], asset=vd.Asset(checks=given), **grouped(options)
     )

@@ -195,8 +195,7 @@ def test_children_of_rows_that_failed_take_their_place(tmp_path, local, material
         fn=words_once_fixed,
         fn_kwargs={"folder": str(tmp_path)},
         schema={"word": "VARCHAR"},
-        cardinality="one_to_many",
-        id="word_id",
+        cardinality=vd.Children("word_id"),
     )
     materialize(docs, local)
     (tmp_path / "fixed").touch()
@@ -320,8 +319,7 @@ def test_children_of_a_row_at_fault_go_aside_together(tmp_path, local, materiali
         tmp_path,
         fn=words,
         schema={"word": "VARCHAR"},
-        cardinality="one_to_many",
-        id="word_id",
+        cardinality=vd.Children("word_id"),
     )
     materialize(docs, local)
     table = read_stage(tmp_path / "store", "docs", "double")
