@@ -73,7 +73,8 @@ def check_arguments(
                 texts.append(describe(own, unknown))
             if len(args) > len(by_place) and not is_open:
                 texts.append(too_many(method, by_place, by_name, len(args)))
-            lacking = [name for name in needed[len(args) :] if name not in kwargs]
+            given = {*by_place[: len(args)], *kwargs}
+            lacking = [name for name in needed if name not in given]
             if lacking and missing is not None:
                 texts.append(missing(own, dict.fromkeys(lacking)))
             if texts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from vane_dagster._keywords import similar
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.records import RECORDS
 
+_WRITTEN = re.compile(r"write (\w+)=")
 _MISSPELT = 0.85
 """The similarity from which a name is taken for one of another system."""
 
@@ -28,6 +30,7 @@ class StageCall:
     Attributes:
         method: The method's name.
         options: Its own options.
+        taken: The names of all of its parameters, if it has others.
         nested: Options of what the call takes, by how they are written: with ``{}`` in their place.
         adds_stage: Whether it adds a stage. Advice about stages is only for those that do.
         elsewhere: Options of related calls, and these calls.
@@ -36,6 +39,7 @@ class StageCall:
 
     method: str
     options: tuple[str, ...]
+    taken: tuple[str, ...] = ()
     nested: Mapping[str, Collection[str]] = field(default_factory=dict)
     adds_stage: bool = True
     elsewhere: Mapping[str, str] = field(default_factory=dict)
@@ -68,7 +72,7 @@ def stage_call(
         for argument, (record, fields) in RECORDS.items()
         if argument in declared
     }
-    return StageCall(method.__name__, own, {**(nested or {}), **records})
+    return StageCall(method.__name__, own, tuple(sorted(declared)), {**(nested or {}), **records})
 
 
 def unknown_arguments(call: StageCall, unknown: Mapping[str, Any]) -> str:
@@ -131,7 +135,7 @@ def _correction(call: StageCall, name: str, value: Any) -> str:
     if advice := _advice(call, name, value):
         return f", known from {advice}"
     inner = (option for options in call.nested.values() for option in options)
-    known = [*call.options, *inner]
+    known = list(dict.fromkeys((*call.options, *call.taken, *inner)))
     nearest = difflib.get_close_matches(name.lower(), [*known, *_FOREIGN], 1, _MISSPELT)
     if nearest and nearest[0] not in known and (advice := _advice(call, nearest[0], value)):
         return f". Did you mean {nearest[0]!r} of {advice}"
@@ -147,15 +151,22 @@ def _advice(call: StageCall, name: str, value: Any) -> str | None:
     if name not in _FOREIGN:
         return None
     system, ours = _FOREIGN[name]
-    is_renamed = ours.isidentifier()
-    written = call.written(ours, value) if is_renamed else None
-    if not call.adds_stage and not written:
+    for each in ours.split(" | "):
+        written = call.written(each, value) if each.isidentifier() else None
+        if written is None and not call.adds_stage:
+            continue
+        named = _WRITTEN.match(each)
+        if each.isidentifier() and written is None:
+            continue
+        if named and named[1] not in (*call.options, *call.taken):
+            continue
+        if not value and not isinstance(value, str) and not each.startswith("leave"):
+            return f"{system}: leave it out; that is the default"
+        text = f"write {written}" if written else each.replace("{}", _shown(value))
+        return f"{system}: {text}"
+    if not call.adds_stage:
         return None
-    if is_renamed and not written:
-        return f"{system}: leave it out; {call.method} has no {ours}"
-    if not value and not isinstance(value, str) and not ours.startswith("leave"):
-        return f"{system}: leave it out; that is the default"
-    return f"{system}: {f'write {written}' if written else ours.replace('{}', _shown(value))}"
+    return f"{system}: leave it out; {call.method} has no such argument"
 
 
 def _shown(value: Any) -> str:
@@ -187,7 +198,10 @@ _CHILDREN = (
     'cardinality=vd.Children("<column of the new id>") if rows are added'
 )
 _FIELDS = "write what a worker reserves as gpus=... and concurrency=vd.Workers(...)"
-_TYPE = 'write schema={"<column>": "<SQL type>"}'
+_TYPE = (
+    "return_type | write return_format=<a pydantic model>; without it the answer is text | write "
+    'schema={"<column>": "<SQL type>"}'
+)
 
 _FOREIGN: Mapping[str, tuple[str, str]] = {
     "num_gpus": (_RAY, "gpus"),
@@ -216,7 +230,9 @@ _FOREIGN: Mapping[str, tuple[str, str]] = {
         _RAY, "leave it out; LocalCluster(object_store_memory=...) sets it for the whole node"
     ),
     "fn_args": (
-        _RAY, 'write fn_kwargs={"<parameter>": ...}, which passes the arguments by name'
+        _RAY,
+        'write fn_kwargs={"<parameter>": ...}, which passes the arguments by name | '
+        "fn_constructor_args",
     ),
     "num_workers": (_VANE, "concurrency"),
     "return_dtype": (_DAFT, _TYPE),
@@ -227,8 +243,8 @@ _FOREIGN: Mapping[str, tuple[str, str]] = {
     "ray_options": (_DAFT, _FIELDS),
     "init_args": (_DAFT, "fn_constructor_args"),
     "cpus": ("Daft and Vane", "num_cpus"),
-    "num_cpus": (_RAY, "cpus"),
-    "concurrency": (_RAY, "max_concurrency"),
+    "num_cpus": (_RAY, "num_cpus | cpus"),
+    "concurrency": (_RAY, "concurrency | max_concurrency"),
     "memory_bytes": ("Daft and Vane", "memory"),
     "return_type": (_SPARK, _TYPE),
     "returnType": (_SPARK, _TYPE),
@@ -297,6 +313,8 @@ _FOREIGN: Mapping[str, tuple[str, str]] = {
     "provider_options": (_DAFT, "options"),
 }  # fmt: skip
 """Arguments of other systems: the system, and the name of ours, or what to write or to do.
+
+Of several, separated by a bar, the first one applies whose argument the call takes.
 
 Ray 2.60 `ray.data.Dataset.map_batches`, `filter` and the options of actors; Daft 0.7 `daft.func`,
 `daft.cls` and `daft.udf`; PySpark 4 `predict_batch_udf`; `map_batches`, `prompt` and `embed` of

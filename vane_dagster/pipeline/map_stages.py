@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import duckdb
 import pyarrow as pa
 
-from vane_dagster._arguments import list_of_names, mapping, one_of, positive
+from vane_dagster._arguments import list_of_names, mapping, one_of, positional, positive
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.local_file import check_local_files
 from vane_dagster.pipeline.contracts import (
@@ -42,6 +42,7 @@ from vane_dagster.pipeline.records import (
     as_asset,
     as_reuse,
     as_workers,
+    refuse_for_prompts,
 )
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.pipeline.udf import called_function, check_callable, make_factory, make_udf
@@ -452,7 +453,7 @@ class MapRows:
         )
         callee = Callee(
             make_predict_fn,
-            constructor_args=tuple(fn_constructor_args),
+            constructor_args=positional(location, "fn_constructor_args", fn_constructor_args),
             constructor_kwargs=mapping(location, "fn_constructor_kwargs", fn_constructor_kwargs),
         )
         return self._add_udf_stage(
@@ -561,7 +562,7 @@ class MapRows:
         check_value(location, "on_error", options.on_error)
         reuse, asset = as_reuse(location, options.reuse), as_asset(location, options.asset)
         make = make_factory if kind is PredictBatchSpec else make_udf
-        udf = make(location, callee, reuse.version, contract)
+        udf = replace(make(location, callee, reuse.version, contract), label=declared.label or "")
         if schema is None and isinstance(contract, ColumnsCall):
             raise DefinitionError(
                 f"{location}: {udf.name} gets an array for each column, and schema={INFER!r} is "
@@ -590,6 +591,8 @@ class MapRows:
         batch_size = batch_size or declared.batch_size
         auto = batch_size == AUTO
         check_local_files(location, udf.local_files, made_later=bool(asset.deps))
+        failures = options.failures(location)
+        refuse_for_prompts(location, failures)
         above = self.pipeline.keys(self._node)[0].column
         spec = kind(
             name=name,
@@ -605,7 +608,7 @@ class MapRows:
             cardinality=cardinality,
             max_concurrency=in_flight or _IN_FLIGHT,
             children=None if children is None else (children.id, children.parent_id or above),
-            failures=options.failures(location)._resolved(declared.on_error, retries),
+            failures=failures._resolved(declared.on_error, retries),
             reads={
                 name: list_of_names(location, f"column_lineage[{name!r}]", listed) or ()
                 for name, listed in mapping(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,7 @@ from vane_dagster.pipeline.records import (
     as_asset,
     as_reuse,
     as_workers,
+    refuse_for_prompts,
 )
 from vane_dagster.pipeline.servers import ModelServer, parse_servers
 from vane_dagster.pipeline.specs import MapBatchesSpec, Schemas, declares_columns
@@ -272,8 +272,14 @@ class ModelStageRows:
         location = self.pipeline._location(name)
         check_value(location, "on_error", options.on_error)
         failures = options.failures(location)._resolved(None, _RETRIES)
-        if failures.explain_errors and kind.kind == "embed":
-            raise DefinitionError(f"{location}: explain_errors is for prompts; leave it out")
+        reuse = as_reuse(location, options.reuse)
+        if reuse.version is not None:
+            raise DefinitionError(
+                f"{location}: version replaces the identity of your code, and a model has none; "
+                "leave it out"
+            )
+        if kind.kind != "prompt":
+            refuse_for_prompts(location, failures, model)
         include = parse_include(location, options.include_columns)
         self._check_columns(location, model_task, include, failures)
         found, label, given = _parse_model(location, model_task.method, provider, model)
@@ -310,7 +316,7 @@ class ModelStageRows:
             model_task=model_task,
             batch_size=positive(location, "batch_size", batch_size, kind.default_batch),
             max_concurrency=workers.max_concurrency or kind.default_in_flight,
-            reuse=as_reuse(location, options.reuse),
+            reuse=reuse,
             **fields,
             **own,
         )
@@ -323,12 +329,7 @@ class ModelStageRows:
         ids = [key.column for key in self.pipeline.keys(self._node)]
         error = [ERROR_COLUMN] if failures.on_error == "null" else []
         named = () if include is True else include
-        made = Counter(model_task.schema.names)
-        if twice := sorted(name for name, count in made.items() if count > 1):
-            raise DefinitionError(
-                f"{location}: two columns would be called {twice[0]!r}, which the stage makes "
-                "itself; give output_column or the column in schema another name"
-            )
+        made = model_task.schema.names
         if twice := sorted({*named, *ids, *error} & set(made)):
             raise DefinitionError(
                 f"{location}: two columns would be called {twice[0]!r}; give output_column another "
@@ -347,11 +348,12 @@ def _parse_model(
     """Return a provider, the name of its model, and the arguments of its client."""
     record = model if isinstance(model, Model) else Model(model)
     options, name = dict(record.options), record.name
-    if isinstance(name, ModelServer):
-        options |= parse_servers(location, {"server": name})
-        if name.options.max_concurrency is not None:
-            options.setdefault("max_connections", name.options.max_concurrency)
-        provider, name = provider or "openai", name.model
+    server = name if isinstance(name, ModelServer) else options.get("server")
+    if isinstance(server, ModelServer):
+        options |= parse_servers(location, {"server": server})
+        if server.options.max_concurrency is not None:
+            options.setdefault("max_connections", server.options.max_concurrency)
+        provider, name = provider or "openai", server.model if name is server else name
     if not isinstance(name, str) or not name:
         raise DefinitionError(
             f"{location}: model is {name!r}; expected a model's name, a server or vd.Model(...)"

@@ -16,7 +16,7 @@ from vane_dagster._arguments import (
     whole,
 )
 from vane_dagster._keywords import checked_record
-from vane_dagster.errors import DefinitionError
+from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.options import (
     STARTUP_SECONDS,
     ExecutionBackend,
@@ -212,7 +212,7 @@ class Failures:
         for name in ("max_retries", "explain_errors"):
             whole(where, name, getattr(self, name))
         seconds(where, "timeout_s", self.timeout_s)
-        if isinstance(self.retry_on, (str, type)):
+        if not isinstance(self.retry_on, (list, tuple)):
             raise DefinitionError(
                 f"{where}: retry_on is {self.retry_on!r}; expected a list of classes"
             )
@@ -361,7 +361,8 @@ class Model:
             `vd.VLLMServer`, for the provider "openai". Its replicas get the requests, on the
             worker's node first.
         options: Passed to the provider; see its class. Options that cannot change answers, such as
-            addresses and limits, are not part of fragment keys.
+            addresses and limits, are not part of fragment keys. ``server`` is a server that runs
+            the model by this name, such as an adapter.
         prices: The price of a million tokens by kind: "prompt", "completion", and "cached" for
             prompt tokens that the engine has in its cache. With prices, the metadata has each
             partition's cost, including that of answers that do not fit.
@@ -444,6 +445,24 @@ def _name(location: str, kind: Any) -> str:
     raise DefinitionError(
         f"{location}: retry_on holds {kind!r}; expected exception classes or their names"
     )
+
+
+def refuse_for_prompts(location: str, failures: Failures, model: Any = None) -> None:
+    """Refuse what only prompts have.
+
+    Args:
+        location: The stage, for messages.
+        failures: The argument `on_error`, as its record.
+        model: The argument `model`.
+
+    Raises:
+        DefinitionError: If a field of a record is only for prompts.
+    """
+    given = {"explain_errors": failures.explain_errors}
+    if isinstance(model, Model):
+        given |= {name: getattr(model, name) for name in ("prices", "token_budget", "cost_budget")}
+    if wrong := [name for name, value in given.items() if value]:
+        raise DefinitionError(f"{location}: {names(wrong)} is for prompts; leave it out")
 
 
 class StageOptions(NamedTuple):

@@ -124,7 +124,6 @@ def make_udf(where: str, callee: Callee, version: str | None, contract: Contract
         constructor_args=given,
         constructor_kwargs=named,
         version=None if version is None else str(version),
-        label=callee.options.label or "",
         method=method,
     )
     _check_arguments(where, udf, contract)

@@ -329,11 +329,11 @@ def test_constructor_arguments_are_given_once() -> None:
 @pytest.mark.parametrize(
     ("fn", "given", "argument"),
     [
-        (Transcriber(Empty()).plain, {}, r"fn_constructor_args\[0\] of whisper"),
-        (Transcriber([Empty().one]).plain, {}, r"fn_constructor_args\[0\] of whisper"),
+        (Transcriber(Empty()).plain, {}, r"fn_constructor_args\[0\] of Transcriber"),
+        (Transcriber([Empty().one]).plain, {}, r"fn_constructor_args\[0\] of Transcriber"),
         (Alone.add, {"fn_constructor_kwargs": {"n": {"a": Empty()}}}, "'n' of Alone"),
-        (add, {"fn_kwargs": {"b": Empty()}}, "'b' of adder"),
-        (add, {"fn_kwargs": {"b": (1, Empty())}}, "'b' of adder"),
+        (add, {"fn_kwargs": {"b": Empty()}}, "'b' of add"),
+        (add, {"fn_kwargs": {"b": (1, Empty())}}, "'b' of add"),
     ],
 )
 def test_an_instance_that_is_not_constructed_is_no_argument(

@@ -378,11 +378,12 @@ def test_what_contradicts_the_server_of_a_prompt_is_refused(given, words):
         docs.prompt("a", "{text}", model=model, provider=given.get("provider"))
 
 
-def test_a_server_is_no_option_of_a_provider():
+def test_a_server_may_run_a_model_of_another_name():
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    options = {"server": vd.VLLMServer("m")}
-    with pytest.raises(vd.DefinitionError, match="write model=<the server> instead"):
-        docs.prompt("a", "{text}", provider="openai", model=vd.Model("m", options=options))
+    server = vd.VLLMServer("m", enable_lora=True)
+    stage = docs.prompt("a", "{text}", model=vd.Model("adapter", options={"server": server}))
+    assert stage.spec.model == "adapter"
+    assert list(stage.spec.udf.servers.values()) == [server]
     with pytest.raises(vd.DefinitionError, match="SentenceTransformersProvider calls no server"):
         docs.embed("b", "text", provider="sentence_transformers", model=vd.VLLMServer("m"))
 
