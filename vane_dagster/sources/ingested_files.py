@@ -9,18 +9,18 @@ detail has the pieces of its rows, so that a worker reads these alone.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from functools import reduce
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,12 +53,11 @@ from vane_dagster.sources.column_types import (
 from vane_dagster.sources.conversion_tasks import call
 from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, file_arguments
-from vane_dagster.sources.files import file_identity
+from vane_dagster.sources.files import file_identity, file_version
 from vane_dagster.sources.grouping import FileSize, group, is_small
 from vane_dagster.sources.parquet import cut
 from vane_dagster.sources.parquet_scan import counts, groups_between, opened
 from vane_dagster.sources.piece_writer import PieceWriter
-from vane_dagster.sources.planned_read import check_unchanged
 from vane_dagster.sources.text_stream import TextStream, parse_encoding
 from vane_dagster.sources.text_types import MOST_MISFITS, TextTypes, cast_each, is_readable
 from vane_dagster.storage.filesystem import IO_THREADS, Location
@@ -124,9 +123,9 @@ class IngestedFile:
         return sum(piece.bytes for piece in self.pieces)
 
     def detail(self, start: int, stop: int) -> str:
-        """Return the detail of a span of its rows: where they are in the store."""
+        """Return the detail of a span of its rows: the first one, and where they are."""
         places = (place for piece in self.pieces for place in piece.places)
-        return dumped_places(list(clipped(places, start, stop)))
+        return f"{start} {dumped_places(list(clipped(places, start, stop)))}"
 
 
 _Declared = TypeVar("_Declared", bound="IngestedSource")
@@ -297,7 +296,7 @@ class IngestedSource(FileSource):
         files = source.required(source.list_files([None], location)[None], None, location)
         tables = self.convert(self._stream(files[-1].url, location))
         first = map(self.shown, itertools.islice(tables, 2))  # one may have no rows
-        found = IngestedFile((), functools.reduce(joined, first))
+        found = IngestedFile((), reduce(joined, first))
         return self._schema(self._found_types([(files[-1], found)], location), location)
 
     # Planning.
@@ -366,34 +365,36 @@ class IngestedSource(FileSource):
     ) -> list[IngestedFile]:
         """Return what the store has of files, after those that it lacks are converted."""
         record = self._digest("shown"), hashlib.sha256(self.url_for(partition).encode()).hexdigest()
-        kept = read_record(self._root, *record) or StoredTable(pa.schema([]))
-        by_file = itertools.groupby(kept.pieces, lambda piece: piece.identity)
+        kept = read_record(self._root, *record)
+        by_file = itertools.groupby(kept.pieces if kept else (), lambda piece: piece.identity)
         pieces = {key: tuple(same) for key, same in by_file}
         known = {
             key: IngestedFile(pieces.get(key, ()), types)
-            for text, keys in kept.facts.items()
+            for text, keys in (kept.facts if kept else {}).items()
             for types in [read_schema(text)]
             for key in keys
         }
 
-        # A file that was touched has its former version in `files`; see `files.reconcile`.
         listed = {file.url: file for file in self._listed.get(partition, files)}
-        now = {file_identity(file): listed[file.url] for file in files}
-        found: dict[str, IngestedFile | SourceError] = {k: known[k] for k in now if k in known}
-        lacked = [(key, file) for key, file in now.items() if key not in known]
-        small = [each for each in lacked if each[1].size < _SMALL_BYTES]
+        keys = [file_identity(file) for file in files]
+        found: dict[str, IngestedFile | SourceError] = {k: known[k] for k in keys if k in known}
+        lacked = [file for key, file in zip(keys, files) if key not in found]
+        small = [file for file in lacked if file.size < _SMALL_BYTES]
         lots = [small[n : n + _SMALL_FILES] for n in range(0, len(small), _SMALL_FILES)]
-        lots += [[each] for each in lacked if each[1].size >= _SMALL_BYTES]
+        lots += [[file] for file in lacked if file.size >= _SMALL_BYTES]
         on_cluster = bool(lots) and self.connect is not None and self.connect(False)
         reader = self.for_workers()
 
-        def convert(lot: Sequence[tuple[str, FileRecord]]) -> list[IngestedFile | SourceError]:
+        def convert(lot: Sequence[FileRecord]) -> list[IngestedFile | SourceError]:
+            own = {file.url: listed[file.url] for file in lot}
             per_cpu = _LOTS_A_CPU if len(lot) > 1 else _FILES_A_CPU
-            return call(_convert, reader, lot, location, on_cluster=on_cluster, per_cpu=per_cpu)
+            return call(
+                _convert, reader, lot, location, own, on_cluster=on_cluster, per_cpu=per_cpu
+            )
 
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
             for lot, ingested in zip(lots, threads.map(convert, lots)):
-                found.update(zip(dict(lot), ingested))
+                found.update(zip(map(file_identity, lot), ingested))
         converted = {k: rows for k, rows in found.items() if isinstance(rows, IngestedFile)}
         failed = [each for each in found.values() if isinstance(each, SourceError)]
         by_types: dict[pa.Schema, list[str]] = {}
@@ -407,50 +408,69 @@ class IngestedSource(FileSource):
         write_record(self._root, *record, table)  # again, so that a collection keeps the rows
         if failed:
             raise _together(failed, location)
-        return [converted[key] for key in now]
+        return [converted[key] for key in keys]
 
     def _ingest(
-        self, lot: Sequence[tuple[str, FileRecord]], location: str
+        self, files: Sequence[FileRecord], location: str, listed: Mapping[str, FileRecord]
     ) -> list[IngestedFile | SourceError]:
         """Convert files: a large one into pieces of its own, small ones into common pieces.
 
         Args:
-            lot: The files as they were listed, each with its identity.
+            files: The files. One that was touched has its former version; see `files.reconcile`.
             location: The pipeline, for messages.
+            listed: The files as they were listed, by URL.
         """
+        keys = [file_identity(file) for file in files]
         found: list[pa.Schema | SourceError] = []
         with PieceWriter(self._root) as writer:
-            for key, file in lot:
-                convert = functools.partial(self._write, writer, key, file.url, location)
+            for file, key in zip(files, keys):
+
+                def convert(url: str = file.url, key: str = key) -> pa.Schema:
+                    types = pa.schema([])
+                    writer.begin(key)
+                    stream = self._stream(url, location)
+                    for rows in self.convert(stream):
+                        if any(map(is_deep, rows.schema.types)):
+                            raise stream.refused(
+                                f"a value is nested in more than {MOST_LEVELS} levels. Take the "
+                                "file out of the source"
+                            )
+                        types = joined(types, self.shown(rows))
+                        writer.write(rows)
+                    return types
+
                 try:
-                    check_unchanged(self, [file], location)
-                    try:
-                        read = _failpoints.failing("read", file.url, convert)
-                        found.append(with_retries(read))
-                    finally:
-                        check_unchanged(self, [file], location)
+                    found.append(self._read_version(listed[file.url], convert, location))
                 except SourceError as error:
                     writer.begin(key)  # again, without its rows
                     found.append(error)
         return [
             types if isinstance(types, SourceError) else IngestedFile(writer.pieces(key), types)
-            for (key, _), types in zip(lot, found)
+            for key, types in zip(keys, found)
         ]
 
-    def _write(self, writer: PieceWriter, key: str, url: str, location: str) -> pa.Schema:
-        """Write the rows of a file, and return what they show of the types of their columns."""
-        writer.begin(key)
-        types = pa.schema([])
-        stream = self._stream(url, location)
-        for rows in self.convert(stream):
-            if any(map(is_deep, rows.schema.types)):
-                raise stream.refused(
-                    f"a value is nested in more than {MOST_LEVELS} levels. Take the file out of "
-                    "the source"
-                )
-            types = joined(types, self.shown(rows))
-            writer.write(rows)
-        return types
+    def _read_version(
+        self, file: FileRecord, read: Callable[[], pa.Schema], location: str
+    ) -> pa.Schema:
+        """Read a file by a function, and check before and afterwards that it is as listed."""
+        self._check_version(file, location)
+        try:
+            return with_retries(_failpoints.failing("read", file.url, read))
+        finally:
+            self._check_version(file, location)
+
+    def _check_version(self, file: FileRecord, location: str) -> None:
+        if file_version(self._current(file, location)) != file_version(file):
+            raise SourceError(
+                f"{location}: {file.url!r} was replaced while the run read it. Run the partition "
+                "again"
+            )
+
+    def _current(self, file: FileRecord, location: str) -> FileRecord:
+        try:
+            return with_retries(lambda: self.current(file))
+        except Exception as error:  # drivers raise their own exception classes
+            raise unreadable(file.url, error, location) from error
 
     # Types.
 
@@ -553,28 +573,29 @@ class IngestedSource(FileSource):
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Read rows from the store, and cast them. A value that does not fit is its row's error."""
-        location = context.location
-        spans = [each if each.detail else self._now(each, location) for each in fragment.spans]
         wanted = [name for name in schema.names if not (self.include_paths and name == _PATH)]
-        pieces = self._pieces(spans, wanted, location)
+        pieces = self._pieces(fragment, wanted, context)
         columns: dict[str, list[pa.Array]] = {name: [] for name in wanted}
         errors: dict[int, str] = {}
         first = 0
-        for _, same in itertools.groupby(pieces, lambda piece: piece.schema):
-            rows = pa.concat_tables(same).combine_chunks()
+        for _, same in itertools.groupby(pieces, lambda piece: piece.rows.schema):
+            rows = pa.concat_tables([piece.rows for piece in same]).combine_chunks()
             for name in wanted:
                 found, misfits = self._cast(rows, schema.field(name), fragment, context)
                 columns[name] += found
                 for place in misfits:
                     errors.setdefault(first + place, name)
             first += rows.num_rows
+        counts = [piece.rows.num_rows for piece in pieces]
         if self.include_paths:
-            columns[_PATH] = [pa.repeat(path_of(s.url), s.stop - s.start) for s in spans]
+            columns[_PATH] = [pa.repeat(path_of(p.url), n) for p, n in zip(pieces, counts)]
         made = [pa.chunked_array(columns[column.name], column.type) for column in schema]
         table = pa.table(made, schema=schema)
         if not errors:
             return table
-        places = [(span.url, row + 1) for span in spans for row in range(span.start, span.stop)]
+        places = [
+            (p.url, p.first + n + 1) for p, count in zip(pieces, counts) for n in range(count)
+        ]
         faults: list[Any] = [None] * len(places)
         for index, name in errors.items():
             message = _misfit(*places[index], schema.field(name))
@@ -592,58 +613,27 @@ class IngestedSource(FileSource):
             hit = super().find(list(now), column, id)
             return hit and (now[hit[0]], hit[1])
 
-    def _now(self, span: FileSpan, location: str) -> FileSpan:
-        """Return rows of a file as it is now, after its conversion."""
-        file = self.current(FileRecord(span.url, 0, ""))
-        (rows,) = self._ingest([(file_identity(file), file)], location)
-        if isinstance(rows, SourceError):
-            raise rows
-        stop = min(span.stop, rows.rows)
-        return replace(span, stop=stop, detail=rows.detail(span.start, stop))
-
     def _pieces(
-        self, spans: Sequence[FileSpan], wanted: Sequence[str], location: str
-    ) -> list[pa.Table]:
-        """Read the rows of spans, from each file in the store once: the columns that it has."""
-        loaded = (place for span in spans for place in loaded_places(span.detail))
-        places = [place for place in loaded if isinstance(place, ParquetRows)]
+        self, fragment: FragmentRecord, wanted: Sequence[str], context: ReadContext
+    ) -> list[_Rows]:
+        """Read the pieces of a fragment, each file in the store once."""
+        placed = [(span, *each) for span in fragment.spans for each in self._places(span, context)]
         edges: dict[str, list[int]] = {}
-        for place in places:
+        for _, _, place in placed:
             edges.setdefault(place.name, []).extend((place.start, place.stop))
-        folder = tables(self._root)
 
         def stored(name: str) -> pa.Table:
-            file = Location(folder.file_url(name), folder.storage_options)
-            start, stop = min(edges[name]), max(edges[name])
-
-            def read() -> pa.Table:
-                with opened(file) as parquet:
-                    groups, first, _ = groups_between(counts(parquet), start, stop)
-                    own = set(parquet.schema_arrow.names)
-                    present = [name for name in wanted if name in own]
-                    if not present:
-                        return pa.table([pa.nulls(stop - start)], names=["\0"])
-                    found = parquet.read_row_groups(groups, columns=present, use_threads=False)
-                    return found.select(present).slice(start - first, stop - start)
-
-            try:
-                return with_retries(_failpoints.failing("read", file.url, read))
-            except FileNotFoundError as error:
-                records = folder.child(RECORDS, self._digest("shown")).url
-                raise _GoneError(
-                    f"{location}: rows of {spans[0].url!r} are no longer in the store, at "
-                    f"{file.url!r}. If that file was deleted, delete {records!r} too, and run the "
-                    "partition again"
-                ) from error
-            except Exception as error:  # drivers raise their own exception classes
-                raise unreadable(file.url, error, location) from error
+            rows = ParquetRows(name, min(edges[name]), max(edges[name]))
+            return self._stored(rows, wanted, fragment, context)
 
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            found = dict(zip(edges, threads.map(stored, edges)))
-        return [
-            found[place.name].slice(place.start - min(edges[place.name]), place.stop - place.start)
-            for place in places
-        ]
+            tables = dict(zip(edges, threads.map(stored, edges)))
+        found = []
+        for span, first, place in placed:
+            start = place.start - min(edges[place.name])
+            rows = tables[place.name].slice(start, place.stop - place.start)
+            found.append(_Rows(span.url, first, rows))
+        return found
 
     def _cast(
         self, rows: pa.Table, column: pa.Field, fragment: FragmentRecord, context: ReadContext
@@ -667,6 +657,58 @@ class IngestedSource(FileSource):
                 f"that all have, for example types={{{column.name!r}: 'VARCHAR'}}"
             ) from error
 
+    def _places(self, span: FileSpan, context: ReadContext) -> Iterator[tuple[int, ParquetRows]]:
+        """Yield where the rows of a span are stored, each with the number of its first row.
+
+        A span without a detail is one of the file as it is now, which is then converted.
+        """
+        detail = span.detail
+        if not detail:
+            file = self._current(FileRecord(span.url, 0, ""), context.location)
+            (rows,) = self._ingest([file], context.location, {file.url: file})
+            if isinstance(rows, SourceError):
+                raise rows
+            detail = rows.detail(span.start, span.stop)
+        first, _, text = detail.partition(" ")
+        number = span.start
+        for place in clipped(loaded_places(text), number - int(first), span.stop - int(first)):
+            assert isinstance(place, ParquetRows)
+            yield number, place
+            number += place.stop - place.start
+
+    def _stored(
+        self,
+        place: ParquetRows,
+        wanted: Sequence[str],
+        fragment: FragmentRecord,
+        context: ReadContext,
+    ) -> pa.Table:
+        """Read rows of a file in the store: the wanted columns that it has."""
+        folder = tables(self._root)
+        file = Location(folder.file_url(place.name), folder.storage_options)
+
+        def read() -> pa.Table:
+            with opened(file) as parquet:
+                groups, first, _ = groups_between(counts(parquet), place.start, place.stop)
+                own = set(parquet.schema_arrow.names)
+                present = [name for name in wanted if name in own]
+                if not present:
+                    return pa.table([pa.nulls(place.stop - place.start)], names=["\0"])
+                found = parquet.read_row_groups(groups, columns=present, use_threads=False)
+                return found.select(present).slice(place.start - first, place.stop - place.start)
+
+        try:
+            return with_retries(_failpoints.failing("read", file.url, read))
+        except FileNotFoundError as error:
+            records = folder.child(RECORDS, self._digest("shown")).url
+            raise _GoneError(
+                f"{context.location}: the rows of {fragment} are no longer in the store, at "
+                f"{file.url!r}. If that file was deleted, delete {records!r} too, and run the "
+                "partition again"
+            ) from error
+        except Exception as error:  # drivers raise their own exception classes
+            raise unreadable(file.url, error, context.location) from error
+
     # Details.
 
     @property
@@ -687,12 +729,20 @@ class _GoneError(SourceError):
     """Rows in the store were collected or deleted."""
 
 
+class _Rows(NamedTuple):
+    """Consecutive rows of a file, and the number of the first one."""
+
+    url: str
+    first: int
+    rows: pa.Table
+
+
 _one_at_a_time = threading.Lock()
 
 
 def _common_types(files: Iterable[IngestedFile]) -> dict[str, pa.DataType]:
     """Return the types that files show together, by column."""
-    found = functools.reduce(joined, dict.fromkeys(file.types for file in files), pa.schema([]))
+    found = reduce(joined, dict.fromkeys(file.types for file in files), pa.schema([]))
     return dict(zip(found.names, found.types))
 
 
@@ -705,10 +755,13 @@ def _misfit(url: str, row: int, column: pa.Field) -> str:
 
 
 def _convert(
-    source: IngestedSource, lot: Sequence[tuple[str, FileRecord]], location: str
+    source: IngestedSource,
+    files: Sequence[FileRecord],
+    location: str,
+    listed: Mapping[str, FileRecord],
 ) -> list[IngestedFile | SourceError]:
     """See `IngestedSource._ingest`, which a task of the cluster calls."""
-    return source._ingest(lot, location)
+    return source._ingest(files, location, listed)
 
 
 def _types_text(schema: pa.Schema | None) -> list[str]:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.counted_runs import (
     FILES,
     KEYS,
@@ -53,8 +54,8 @@ def pipeline(folder: Path, **options) -> vd.Pipeline:
     made = vd.Pipeline("sums", source=source, id="id", partitions_def=PARTITIONS)
     clean = made.project("clean", ["x"])
     given = {"schema": {"y": "BIGINT"}, "batch_size": 3, "env_vars": ["NOTES"], **options}
-    clean.map_batches("one", Model, **given)
-    clean.map_batches("two", Model, **given)
+    clean.map_batches("one", Model, **grouped(given))
+    clean.map_batches("two", Model, **grouped(given))
     return made
 
 

@@ -173,7 +173,7 @@ def test_ids_that_are_null_or_repeated(tmp_path, local, materialize):
 def test_a_clash_with_a_column_is_refused(tmp_path, local, materialize):
     write_source(tmp_path / "src", {"doc": ["a"], "page": [1], "id": [7], "text": ["x"]})
     error = failure(materialize(docs(tmp_path / "src", DOC_PAGE), local, raises=False))
-    assert "name='doc_page_id'" in error
+    assert 'as id={"name": [...]}' in error
     named = {"key": ["doc", "page"]}
     materialize(docs(tmp_path / "src", named), local)
     assert vd.load("docs/kept", store=str(tmp_path / "store"))["key"].to_pylist() == ["a|1"]
@@ -183,7 +183,7 @@ def test_a_clash_with_a_column_is_refused(tmp_path, local, materialize):
 
 def test_a_stage_of_another_pipeline_by_several_columns(tmp_path, folder, local, materialize):
     first = docs(folder, DOC_PAGE)
-    with pytest.raises(vd.DefinitionError, match=r"as id={.name.: \[\.\.\.\]}"):
+    with pytest.raises(vd.DefinitionError, match=r"as id={.id_text.: \[.id., .word.\]}"):
         vd.Pipeline("next", source=first["words"], id=["id", "word"])
     second = vd.Pipeline("next", source=first["words"], id={"key": ["id", "word"]})
     second.project("long", {"long": "word || '!'"})
