@@ -66,17 +66,18 @@ def plain(batch):
 
 
 def asks(row):
-    return f"row {row['id'] + helpers.more(0)}"
+    return f"{os.getpid()} row {row['id'] + helpers.more(0)}"
 
 
 def asks_lazily(row):
     import helpers as found
 
-    return f"row {row['id'] + found.more(0)}"
+    return f"{os.getpid()} row {row['id'] + found.more(0)}"
 
 
 def uses(row):
-    return {"out": FACTOR * len(row["generated_text"]), "said": row["response"], "pid": os.getpid()}
+    pid, said = row["generated_text"][::-1].split(" ", 1)
+    return {"out": FACTOR * len(said), "said": said, "pid": int(pid)}
 """
 
 
@@ -136,23 +137,32 @@ class Runs:
         return metadata(result, "out"), rows["out"].to_pylist(), pid
 
     def prompt(self, preprocess: str = "asks") -> Any:
-        """Materializes a prompt stage; gives the metadata, the rows' outputs, and the pid."""
+        """Materializes a prompt and a stage that reads its answers.
+
+        Gives the metadata of both, the rows' outputs, and the pid of the worker with the model.
+        """
         docs = vd.Pipeline("docs", source=vd.parquet(str(self._folder / "src")), id="id")
         after = self.project.load("uses", "models")
         before = getattr(sys.modules["models"], preprocess)
-        docs.prompt(
+        answers = docs.prompt(
             "asked",
+            before,
             provider=Reversed,
             model="m",
-            postprocess=after,
-            schema={"out": "BIGINT", "said": "VARCHAR", "pid": "BIGINT"},
+            output_column="generated_text",
             batch_size=5,
-            messages=before,
+        )
+        answers.map(
+            "used",
+            after,
+            schema={"out": "BIGINT", "said": "VARCHAR", "pid": "BIGINT"},
+            columns=["generated_text"],
         )
         result = self._materialize(docs, self._compute)
-        rows = read_stage(self._folder / "store", "docs", "asked").sort_by("id").to_pylist()
+        rows = read_stage(self._folder / "store", "docs", "used").sort_by("id").to_pylist()
         (pid,) = {row["pid"] for row in rows}
-        return metadata(result, "asked"), [(row["out"], row["said"]) for row in rows], pid
+        found = metadata(result, "asked"), metadata(result, "used")
+        return found, [(row["out"], row["said"]) for row in rows], pid
 
     @property
     def loads(self) -> list[int]:
@@ -230,28 +240,27 @@ def test_a_forced_run_keeps_a_model_only_if_the_same_files_made_it(runs):
 def test_edits_of_functions_around_a_prompt_keep_the_model(runs):
     def expected(factor: int, more: int) -> list[tuple[int, str]]:
         texts = [f"row {n + more}" for n in range(ROWS)]
-        return [(factor * len(text), text[::-1]) for text in texts]
+        return [(factor * len(text), text) for text in texts]
 
-    found, out, pid = runs.prompt()
-    assert (found["model_loads"], out) == (1, expected(2, 100))
-    edits = [
-        ("models.py", "FACTOR = 2", "FACTOR = 3", expected(3, 100)),
-        ("helpers.py", "return 100", "return 200", expected(3, 200)),
-    ]
-    for *edit, new in edits:
-        runs.project.edit(*edit)
-        found, out, same = runs.prompt()
-        assert (found["model_loads"], found["fragments_computed"]) == (0, 1)
-        assert (out, same) == (new, pid)
+    (asked, _), out, pid = runs.prompt()
+    assert (asked["model_loads"], out) == (1, expected(2, 100))
+    runs.project.edit("models.py", "FACTOR = 2", "FACTOR = 3")
+    (asked, used), out, same = runs.prompt()
+    assert (asked["fragments_computed"], used["fragments_computed"]) == (0, 1)
+    assert (out, same) == (expected(3, 100), pid)
+    runs.project.edit("helpers.py", "return 100", "return 200")
+    (asked, _), out, same = runs.prompt()
+    assert (asked["model_loads"], asked["fragments_computed"]) == (0, 1)
+    assert (out, same) == (expected(3, 200), pid)
     runs.project.edit("models.py", "def uses(row):", "def uses(row):\n    # a comment")
-    assert runs.prompt()[0]["fragments_computed"] == 0
+    assert [found["fragments_computed"] for found in runs.prompt()[0]] == [0, 0]
 
 
 def test_functions_that_import_their_modules_load_the_model_again(runs):
     _, out, pid = runs.prompt("asks_lazily")
     runs.project.edit("helpers.py", "return 100", "return 2000")
-    found, edited, other = runs.prompt("asks_lazily")
-    assert found["model_loads"] == 1
+    (asked, _), edited, other = runs.prompt("asks_lazily")
+    assert asked["model_loads"] == 1
     assert pid != other
-    assert [said[::-1] for _, said in edited] == [f"row {n + 2000}" for n in range(ROWS)]
+    assert [said for _, said in edited] == [f"row {n + 2000}" for n in range(ROWS)]
     assert edited != out

@@ -1,4 +1,4 @@
-"""Prompt stages with functions of a row before and after the model."""
+"""Prompt stages with functions of a row."""
 
 from __future__ import annotations
 
@@ -26,18 +26,6 @@ def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
     return read_stage(tmp_path / "store", "docs", stage).sort_by("id")
 
 
-def asked_as(pipeline: vd.Pipeline, name: str, url: str, messages: str, **kwargs: Any) -> vd.Stage:
-    options = {"base_url": url, "api_key_env": "LLM_KEY"}
-    return pipeline.prompt(
-        name,
-        messages,
-        provider="openai",
-        model=vd.Model("m", options=options),
-        concurrency=vd.Workers(env_vars=["LLM_KEY"]),
-        **kwargs,
-    )
-
-
 # As users of ray.data.llm write them
 
 
@@ -58,15 +46,20 @@ def postprocess(row: dict[str, Any]) -> dict[str, Any]:
 def test_functions_of_another_system(tmp_path, local, server, endpoint, materialize):
     pipeline = docs(tmp_path)
     stage = asked(
-        pipeline, endpoint[1], None, preprocess=preprocess, postprocess=postprocess,
-        schema={"answer": "VARCHAR", "text": "VARCHAR"}, sampling_params={"temperature": 1, "n": 1},
+        pipeline, endpoint[1], preprocess, output_column="generated_text",
+        include_columns=["text"], sampling_params={"temperature": 1, "n": 1},
     )  # fmt: skip
-    stage.project("long", {"answer": "answer", "tokens": "response_usage.completion_tokens"})
+    stage.map(
+        "answered",
+        postprocess,
+        schema={"answer": "VARCHAR", "generated_text": "VARCHAR", "text": "VARCHAR"},
+        columns=["generated_text", "text"],
+    )
 
     materialize(pipeline, local)
 
-    rows = read(tmp_path)
-    assert rows.column_names == ["id", "answer", "text", "response_usage"]
+    rows = read(tmp_path, "answered")
+    assert rows.column_names == ["id", "answer", "generated_text", "text"]
     assert rows["answer"].to_pylist() == [f"echo: {text}" for text in TEXTS]
     assert rows["text"].to_pylist() == TEXTS
     bodies = sorted(server.bodies, key=lambda body: body["max_tokens"])
@@ -76,52 +69,22 @@ def test_functions_of_another_system(tmp_path, local, server, endpoint, material
     assert [m["role"] for m in bodies[0]["messages"]] == ["system", "user"]
 
 
-def fields(row: dict[str, Any]) -> dict[str, Any]:
-    return {"short": row["text"][:5]}
-
-
-def test_fields_for_a_template(tmp_path, local, materialize):
-    pipeline = docs(tmp_path)
-    given = {"provider": Reversed, "model": "m", "preprocess": fields, "columns": ["id", "text"]}
-    pipeline.prompt("asked", "{id}: {short}", include_columns=["text"], **given)
-    pipeline.prompt("lost", "{shorter}", on_error=vd.Failures("null", max_error_rate=1.0), **given)
-
-    materialize(pipeline, local)
-
-    rows = read(tmp_path)
-    texts = [f"{n}: {text[:5]}"[::-1] for n, text in enumerate(TEXTS)]
-    assert rows["response"].to_pylist() == texts
-    assert rows["text"].to_pylist() == TEXTS
-    assert (
-        "the template needs 'shorter', which is neither in columns= nor made by preprocess; "
-        "the row has 'id', 'text', 'short'. Did you mean 'short'?"
-        in read(tmp_path, "lost")["error"][0].as_py()
-    )
-
-
-def keys(row: dict[str, Any]) -> dict[str, Any]:
-    return {"keys": sorted(row), "place": row.get("__place")}
+def keys(row: dict[str, Any]) -> str:
+    return f"{sorted(row)} {row.get('__place')}"
 
 
 @pytest.mark.parametrize("columns", [{}, {"__place": [7, 8, 9, 10]}])
 def test_rows_that_are_arranged_have_no_other_columns(columns, tmp_path, local, materialize):
     pipeline = docs(tmp_path, TEXTS[::-1], **columns)
-    pipeline.prompt(
-        "asked", "text", provider=Reversed, model="m", postprocess=keys,
-        schema={"keys": "VARCHAR[]", "place": "BIGINT"}, include_columns=True,
-    )  # fmt: skip
+    pipeline.prompt("asked", keys, provider=Reversed, model="m", include_columns=True)
 
     materialize(pipeline, local)
 
     rows = read_stage(tmp_path / "store", "docs", "asked")
-    known = sorted([*columns, "generated_text", "id", "response", "text"])
-    assert rows["keys"].to_pylist() == [known] * 4
+    known = sorted([*columns, "id", "text"])
+    expected = [f"{known} {place}"[::-1] for place in columns.get("__place", [None] * 4)]
     assert rows["id"].to_pylist() == [0, 1, 2, 3]
-    assert rows["place"].to_pylist() == columns.get("__place", [None] * 4)
-
-
-def age(row: dict[str, Any]) -> dict[str, Any]:
-    return {"age": row["response"]["age"], "raw": row["generated_text"], "n": 1 / row["id"]}
+    assert rows["response"].to_pylist() == expected
 
 
 def test_rows_that_a_function_fails_for_lose_no_others_and_are_paid_for(
@@ -132,22 +95,26 @@ def test_rows_that_a_function_fails_for_lose_no_others_and_are_paid_for(
 
     server.answers = {"q": ['{"name": "Ada", "age": 36}']}
     pipeline = docs(tmp_path)
-    given = {"schema": {"age": "INTEGER", "raw": "VARCHAR", "n": "DOUBLE"}, "return_format": Person}
-    asked(pipeline, endpoint[1], None, preprocess=before, postprocess=age, on_error="quarantine",
-          max_error_rate=0.5, **given)  # fmt: skip
+    asked(pipeline, endpoint[1], before, on_error="quarantine", max_error_rate=0.5,
+          return_format=Person)  # fmt: skip
     server.answers["a fox"] = ['{"name": "Tim", "age": 1}']
-    fox = asked_as(pipeline, "fox", endpoint[1], "{text}", postprocess=age, on_error="null",
-                   max_error_rate=1.0, prices={"completion": 1e6}, **given)  # fmt: skip
+    options = {"base_url": endpoint[1], "api_key_env": "LLM_KEY"}
+    pipeline.prompt(
+        "fox", "{text}", provider="openai",
+        model=vd.Model("m", options=options, prices={"completion": 1e6}), return_format=Person,
+        concurrency=vd.Workers(env_vars=["LLM_KEY"]),
+        on_error=vd.Failures("null", max_error_rate=1.0),
+    )  # fmt: skip
 
     facts = metadata(materialize(pipeline, local), "fox")
 
     rows = read(tmp_path)
-    assert (rows["id"].to_pylist(), rows["age"].to_pylist()) == ([1, 2], [36, 36])
+    assert rows["id"].to_pylist() == [1, 2]
+    assert [answer["age"] for answer in rows["response"].to_pylist()] == [36, 36]
     aside = vd.quarantine("docs/asked", store=str(tmp_path / "store")).sort_by("id")
     assert aside["error"].to_pylist() == ["IndexError", "IndexError"]
-    errors = read(tmp_path, fox.name)["error"].to_pylist()
-    assert errors[0].startswith("PostprocessError: postprocess raised ZeroDivisionError")
-    assert '"name": "Tim"' in errors[0]
+    errors = read(tmp_path, "fox")["error"].to_pylist()
+    assert [error is None for error in errors] == [True, False, False, False]
     assert facts["requests"] == 4
     words = [4, *(len(f"echo: {text}".split()) for text in TEXTS[1:])]
     assert facts["completion_tokens"] == facts["cost"] == sum(words)
@@ -158,16 +125,13 @@ def test_stages_with_other_functions_share_a_worker(tmp_path, local, materialize
     given = {"provider": Reversed, "model": "m", "concurrency": 1}
     pipeline.prompt("plain", "{text}", **given)
     pipeline.prompt("upper", messages=lambda row: row["text"].upper(), **given)
-    pipeline.prompt("sized", "{text}", postprocess=lambda row: {"size": len(row["response"])},
-                    schema={"size": "INTEGER"}, **given)  # fmt: skip
 
     done = materialize(pipeline, local)
 
-    loads = [metadata(done, name)["model_loads"] for name in ("plain", "upper", "sized")]
+    loads = [metadata(done, name)["model_loads"] for name in ("plain", "upper")]
     assert sum(loads) == 1
     upper = [text.upper()[::-1] for text in TEXTS]
     assert read(tmp_path, "upper")["response"].to_pylist() == upper
-    assert read(tmp_path, "sized")["size"].to_pylist() == [len(text) for text in TEXTS]
 
 
 def test_functions_get_their_columns_beside_those_that_pass_through(tmp_path, local, materialize):
@@ -175,7 +139,7 @@ def test_functions_get_their_columns_beside_those_that_pass_through(tmp_path, lo
         return " ".join(sorted(row))
 
     pipeline = docs(tmp_path, title=["t"] * 4, year=[1, 2, 3, 4])
-    given = {"provider": Reversed, "model": "m", "preprocess": seen}
+    given = {"provider": Reversed, "model": "m", "messages": seen}
     pipeline.prompt("asked", columns=["title"], include_columns=True, **given)
     pipeline.prompt("named", columns=["title", "id"], **given)
     pipeline.prompt("parts", columns=["title"], reuse="fragments", **given)
@@ -197,19 +161,10 @@ def gives_up(row: dict[str, Any]) -> Any:
     raise vd.StageError("the account is closed")
 
 
-@pytest.mark.parametrize("name", ["preprocess", "postprocess"])
-def test_an_error_that_no_row_causes_fails_the_partition(name, tmp_path, local, materialize):
+def test_an_error_that_no_row_causes_fails_the_partition(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
-    schema = {"schema": {"n": "INTEGER"}} if name == "postprocess" else {}
-    pipeline.prompt(
-        "asked",
-        "{text}",
-        provider=Reversed,
-        model="m",
-        on_error=vd.Failures("null", max_error_rate=1.0),
-        **{name: gives_up},
-        **schema,
-    )
+    failures = vd.Failures("null", max_error_rate=1.0)
+    pipeline.prompt("asked", gives_up, provider=Reversed, model="m", on_error=failures)
     assert "the account is closed" in failure(materialize(pipeline, local, raises=False))
 
 
@@ -219,6 +174,6 @@ def test_columns_that_the_source_does_not_have(tmp_path, local, materialize):
     assert "has no column 'prompt'" in failure(materialize(pipeline, local, raises=False))
     pipeline = docs(tmp_path)
     pipeline.prompt(
-        "asked", provider=Reversed, model="m", include_columns=["title"], messages=fields
+        "asked", provider=Reversed, model="m", include_columns=["title"], messages=preprocess
     )
     assert "has no column 'title'" in failure(materialize(pipeline, local, raises=False))
