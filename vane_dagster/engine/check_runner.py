@@ -76,7 +76,7 @@ class CheckRunner:
 
         A result in the manifest is reused if the check's definition is unchanged.
         """
-        checks = self._pipeline.checks(manifest.stage)
+        checks = self._pipeline._checks_of(manifest.stage)
         known = results_for(checks, manifest, self._definitions)
         missing = [check for check in checks if check.name not in known]
         new = evaluate(missing, self._context(manifest), self._definitions)
@@ -147,7 +147,7 @@ def _read_code(pipeline: Pipeline) -> dict[int, tuple[str, ...]]:
     Files edited later are not the code that this process has loaded.
     """
     found = {}
-    for check in (check for stage in pipeline for check in pipeline.checks(stage.name)):
+    for check in (check for stage in pipeline for check in pipeline._checks_of(stage.name)):
         with contextlib.suppress(Exception):  # evaluation raises it again
             if not check.is_built_in:
                 found[id(check)] = check.definitions

@@ -340,7 +340,7 @@ def fragment_state(
 
 def input_id(pipeline: Pipeline, stage: str) -> str:
     """Return the column of a stage's output that has the ids of its input rows."""
-    return pipeline.keys(stage)[1 if pipeline[stage].spec.makes_rows else 0].column
+    return pipeline._keys_of(stage)[1 if pipeline[stage].spec.makes_rows else 0].column
 
 
 def _retry(state: RunState, stage: str, former: Part) -> RowRetry:

@@ -118,9 +118,9 @@ class SchemaInference:
             pin = known or self._infer(pipeline, stage.name, selected, partitions)
             if known is None and self.pins:
                 pin = keep_pin(*place, pin)
-            pipeline = pipeline.with_schema(stage.name, pin.schema)
+            pipeline = pipeline._with_schema(stage.name, pin.schema)
             if known is None or not self.pins:
-                self.listen(SchemaInferred(stage.name, pipeline.schema_code(stage.name), pin.rows))
+                self.listen(SchemaInferred(stage.name, pipeline._schema_code(stage.name), pin.rows))
         return pipeline
 
     def first_rows(
@@ -188,7 +188,7 @@ class SchemaInference:
     ) -> SchemaPin:
         spec, location = pipeline[stage].spec, f"stage '{pipeline.name}/{stage}'"
         assert spec.runs_udf
-        probing = pipeline.with_spec(spec.probe())
+        probing = pipeline._with_spec(spec.probe())
         found = self.first_rows(probing, stage, selected, partitions, INFERRED_ROWS)
         if found is None or not found.rows:
             why = "there is no input row"
@@ -279,4 +279,4 @@ def _with_pin(pipeline: Pipeline, stage: str, store: Store) -> Pipeline:
     """Return the pipeline with the pinned schema of a stage, if there is one."""
     definition = inference_definition(pipeline, stage)
     pin = read_pin(store, pipeline.name, stage, definition)
-    return pipeline if pin is None else pipeline.with_schema(stage, pin.schema)
+    return pipeline if pin is None else pipeline._with_schema(stage, pin.schema)

@@ -42,7 +42,7 @@ def read_sample(
     """
     (stage,) = plan.selected
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
-    given = pipeline.keys(stage)[1 if spec.makes_rows else 0].column
+    given = pipeline._keys_of(stage)[1 if spec.makes_rows else 0].column
     folder = store.parts(pipeline.name, stage, partition.key)
     found = []
     for index, (before, now) in enumerate(zip(sampled.stored.parts, made)):
@@ -104,7 +104,7 @@ def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Sto
     (stage,) = plan.selected
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
     base, fragment = spec.base_node(pipeline), partition.fragments[index]
-    id = pipeline.keys(base)[0].column
+    id = pipeline._keys_of(base)[0].column
     if base == SOURCE:
         schema = pa.schema([partition.schemas[base].field(id)])
         files = tuple(partition.listed[span.url] for span in fragment.spans)

@@ -229,7 +229,7 @@ class RunState:
             return sum(map(len, partition.sample.values())) or partition.source_rows
         if self._is_below_fan_out(stage):
             return sys.maxsize
-        limits = [c for c in self.pipeline.checks(stage) if isinstance(c, ErrorRate)]
+        limits = [c for c in self.pipeline._checks_of(stage) if isinstance(c, ErrorRate)]
         rows = partition.source_rows
         return limits[0].allowed(rows) if limits else rows
 
@@ -277,7 +277,7 @@ class RunState:
 
     def _waits_for_former(self, index: int, stage: str) -> bool:
         """Whether a check compares a partition with the previous one, not committed yet."""
-        if index == 0 or not any(c.compares for c in self.pipeline.checks(stage)):
+        if index == 0 or not any(c.compares for c in self.pipeline._checks_of(stage)):
             return False
         former = (index - 1, stage)
         done = self.plan.partitions[index - 1].stages[stage].done
@@ -305,7 +305,7 @@ class RunState:
             committed_at=0.0,
             info={**self._info, "children": spec.makes_rows},
             kind=spec.kind,
-            keys=tuple(key.column for key in self.pipeline.keys(stage)),
+            keys=tuple(key.column for key in self.pipeline._keys_of(stage)),
             reads=spec.upstream,
             model=self._model(spec),
             lineage=spec.column_lineage(self.pipeline, partition.schemas),

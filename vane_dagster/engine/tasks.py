@@ -128,7 +128,7 @@ class WorkBuilder:
         schema = self._upstream_schema(run, task_state.spec, upstream)
         op: Op = Gather()
         if run.is_arranged(spec := task_state.spec):
-            id, keying = self._pipeline.keys(upstream)[0].column, self._keying(run, spec)
+            id, keying = self._pipeline._keys_of(upstream)[0].column, self._keying(run, spec)
             op = Arrange(
                 id, spec.row_order, shares, keying, self._known(run, task_state, is_costly)
             )
@@ -295,13 +295,13 @@ class WorkBuilder:
     ) -> dict[str, tuple[Quarantined, ...]]:
         """Quarantined rows between the parent and its children, for each list of a left join."""
         found: dict[str, tuple[Quarantined, ...]] = {}
-        base = self._pipeline.keys(op.shape.base)
+        base = self._pipeline._keys_of(op.shape.base)
         for upstream_name, stages in spec.quarantining(self._pipeline).items():
             for stage in stages:
                 part = self._parts[run.partition, stage][run.index]
                 if not part.info.faults:
                     continue
-                keys = self._pipeline.keys(self._pipeline[stage].spec.upstream[0])
+                keys = self._pipeline._keys_of(self._pipeline[stage].spec.upstream[0])
                 common = min(len(keys), len(base))
                 parent = None if len(keys) == common else keys[-common].column
                 faults = Faults(part.folder, part.info.faults)
@@ -478,7 +478,7 @@ class WorkBuilder:
     ) -> tuple[str, ...] | None:
         """The columns of an upstream stage that a stage needs; None for all."""
         schema = self._plan.partitions[run.partition].schemas[upstream]
-        ids = [key.column for key in self._pipeline.keys(upstream)]
+        ids = [key.column for key in self._pipeline._keys_of(upstream)]
         return spec.columns_read(upstream, schema, ids)
 
 
@@ -526,7 +526,7 @@ def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline) -> Op:
         AUTO if spec.auto_batch else spec.batch_size,
         spec.cardinality,
         spec.max_concurrency,
-        tuple(key.column for key in pipeline.keys(spec.upstream[0])),
+        tuple(key.column for key in pipeline._keys_of(spec.upstream[0])),
         tuple(spec.schema.names),
         spec.children[1] if spec.children else None,
         spec.udf.method,

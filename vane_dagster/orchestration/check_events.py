@@ -34,7 +34,7 @@ def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
                 partitions_def=pipeline.partitions_def,
             )
             for stage in pipeline
-            for check in (*pipeline.checks(stage.name), *pipeline.reproducible(stage.name))
+            for check in (*pipeline._checks_of(stage.name), *pipeline._reproducible(stage.name))
         ]
 
 
@@ -95,7 +95,7 @@ class CheckLog:
         """
         results = [
             CheckResult(c.name, False, c.blocking, c.severity, first_line(error), {}, "")
-            for c in self._pipeline.checks(stage)
+            for c in self._pipeline._checks_of(stage)
             if c.name == error.failed_check
         ]
         self._add(stage, partition, results, evaluated=False)
@@ -273,7 +273,9 @@ def evaluate_alone(
     """
     checks = context.selected_asset_check_keys
     for stage in pipeline:
-        chosen = {dg.AssetCheckKey(stage.key, c.name) for c in pipeline.checks(stage.name)} & checks
+        chosen = {
+            dg.AssetCheckKey(stage.key, c.name) for c in pipeline._checks_of(stage.name)
+        } & checks
         if not chosen or stage.key in context.selected_asset_keys:
             continue
         manifests = stored_manifests(pipeline, store, stage, run_partitions(context))

@@ -57,7 +57,7 @@ class Pipeline(declared.Pipeline):
         schema = self.source.schema(location)
         return self.id_rule.schema(schema, location) if self.id_rule else schema
 
-    def preview(
+    def _preview(
         self,
         stage: str,
         rows: int = 10,

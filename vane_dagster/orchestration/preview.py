@@ -55,7 +55,7 @@ def preview(
 
         for each in list(pipeline):  # all of them are subprocesses here
             if each.spec.runs_udf and each.spec.execution_backend is not None:
-                pipeline = pipeline.with_spec(replace(each.spec, execution_backend=None))
+                pipeline = pipeline._with_spec(replace(each.spec, execution_backend=None))
         inference = stack.enter_context(SchemaInference(opened, run, run_id, _show, pins=False))
         selected = with_upstream(pipeline, stage) - {SOURCE}
         resolved = inference.resolve(pipeline, selected, [partition])

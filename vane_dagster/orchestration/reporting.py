@@ -271,7 +271,7 @@ class RunReport:
             **{each.name: stage_definition(self._pipeline, each.spec) for each in inferred},
         }
         self._inferred = {
-            each.name: plan.pipeline.schema_code(each.name)
+            each.name: plan.pipeline._schema_code(each.name)
             for each in inferred
             if each.name in plan.selected
         }

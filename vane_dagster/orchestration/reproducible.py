@@ -105,7 +105,7 @@ class ReproducibilityRunner:
         for stage in self.pipeline:
             if stage.key in context.selected_asset_keys:
                 continue  # this run computes its rows
-            for check in self.pipeline.reproducible(stage.name):
+            for check in self.pipeline._reproducible(stage.name):
                 if dg.AssetCheckKey(stage.key, check.name) in context.selected_asset_check_keys:
                     self._evaluate(stage, check, log, check_runner)
         log.flush()

@@ -178,7 +178,7 @@ def _shown(value: Any) -> str:
 
 
 _RAY, _DAFT, _SPARK, _VANE = "Ray Data", "Daft", "Spark", "Vane"
-_HUGGING_FACE = "Hugging Face Datasets"
+_HUGGING_FACE, _BEFORE = "Hugging Face Datasets", "a release before"
 _PLACED = (
     "leave it out; workers are placed where there is room, and vd.Workers(resources=...) or "
     "vd.Workers(accelerator_type=...) select nodes"
@@ -304,13 +304,30 @@ _FOREIGN: Mapping[str, tuple[str, str]] = {
     "temperature": (_VANE, 'write sampling_params={"temperature": {}}'),
     "top_p": (_VANE, 'write sampling_params={"top_p": {}}'),
     "top_k": (_VANE, 'write sampling_params={"top_k": {}}'),
-    "max_tokens": ("OpenAI", 'write sampling_params={"max_tokens": {}}'),
+    "max_tokens": (
+        "OpenAI",
+        'write sampling_params={"max_tokens": {}}; the budget of a run is '
+        "model=vd.Model(..., token_budget=...)",
+    ),
     "max_output_tokens": (_VANE, 'write sampling_params={"max_tokens": {}}'),
     "max_new_tokens": (_VANE, 'write sampling_params={"max_tokens": {}}'),
     "stop_sequences": (_VANE, 'write sampling_params={"stop": {}}'),
     "generate_args": (_VANE, "sampling_params"),
     "engine_args": (_VANE, 'write model=vd.Model(..., options={"engine_kwargs": {}})'),
     "provider_options": (_DAFT, "options"),
+    "inputs": (_BEFORE, 'write columns={"<parameter>": "<column>"}'),
+    "server": (_BEFORE, "write model=<the server>"),
+    "servers": (
+        _BEFORE,
+        'write fn_kwargs={"<parameter>": <the server>}, or fn_constructor_kwargs for a class | '
+        'write fn_constructor_kwargs={"<parameter>": <the server>}',
+    ),
+    "reuse_partitions": (_BEFORE, "partitions"),
+    "max_batches_per_actor": (_BEFORE, "max_batches"),
+    "max_cost": (_BEFORE, "cost_budget"),
+    "index": (_BEFORE, 'write options={"index": ...}'),
+    "catalog": (_BEFORE, 'write options={"catalog": ...}'),
+    "table": (_BEFORE, 'write options={"table": ...}'),
 }  # fmt: skip
 """Arguments of other systems: the system, and the name of ours, or what to write or to do.
 

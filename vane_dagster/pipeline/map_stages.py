@@ -171,7 +171,8 @@ class MapRows:
         contract = BatchCall(one_of(location, "batch_format", batch_format, get_args(BatchFormat)))
         children = cardinality if isinstance(cardinality, Children) else None
         if children is None:
-            one_of(location, "cardinality", cardinality, ("one_to_one", "filter"))
+            expected = ("one_to_one", "filter", 'vd.Children("<column of the new id>")')
+            one_of(location, "cardinality", cardinality, expected)
         callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
         if callee.options.is_batch:
             raise DefinitionError(
@@ -593,7 +594,7 @@ class MapRows:
         check_local_files(location, udf.local_files, made_later=bool(asset.deps))
         failures = options.failures(location)
         refuse_for_prompts(location, failures)
-        above = self.pipeline.keys(self._node)[0].column
+        above = self.pipeline._keys_of(self._node)[0].column
         spec = kind(
             name=name,
             upstream=(self._node,),

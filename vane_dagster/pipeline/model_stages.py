@@ -326,7 +326,7 @@ class ModelStageRows:
         self, location: str, model_task: ModelTask, include: IncludeColumns, failures: Failures
     ) -> None:
         """Raise DefinitionError for columns that are known to be missing or duplicate."""
-        ids = [key.column for key in self.pipeline.keys(self._node)]
+        ids = [key.column for key in self.pipeline._keys_of(self._node)]
         error = [ERROR_COLUMN] if failures.on_error == "null" else []
         named = () if include is True else include
         made = model_task.schema.names
@@ -337,7 +337,7 @@ class ModelStageRows:
             )
         if not declares_columns(self.pipeline, self._node):
             return
-        known = self.pipeline.declared_types()[self._node]
+        known = self.pipeline._declared_types()[self._node]
         read = dict.fromkeys((*(model_task.reads or ()), *model_task.needed, *named))
         require_columns(f"{location}: {self._node!r}", read, known, DefinitionError)
 

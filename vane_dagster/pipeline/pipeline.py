@@ -64,7 +64,7 @@ class Stage(Rows):
     @property
     def id(self) -> str:
         """The column that identifies the stage's rows."""
-        return self.pipeline.keys(self.name)[0].column
+        return self.pipeline._keys_of(self.name)[0].column
 
     @property
     def key(self) -> dg.AssetKey:
@@ -84,7 +84,7 @@ class Stage(Rows):
             SourceError: If there is no file with a readable footer.
             DefinitionError: If the types depend on another asset's rows, in a store.
         """
-        return self.pipeline.schema_of(self.name)
+        return self.pipeline._schema_of(self.name)
 
     @known_arguments("Stage.preview")
     def preview(
@@ -111,7 +111,7 @@ class Stage(Rows):
             DefinitionError: If an argument is invalid.
             VaneError: If the rows cannot be computed.
         """
-        return self.pipeline.preview(self.name, rows, partition, store)
+        return self.pipeline._preview(self.name, rows, partition, store)
 
     def __repr__(self) -> str:
         return f"<Stage {self.pipeline.name}/{self.name} ({self.spec.kind})>"
@@ -185,7 +185,7 @@ class Pipeline(Rows):
 
         A join is drawn under the first stage that it reads, and names all of them.
         """
-        types = self.declared_types()
+        types = self._declared_types()
 
         def drawn(node: str, indent: str) -> Iterator[str]:
             below = [stage.spec for stage in self if stage.spec.upstream[0] == node]
@@ -203,11 +203,11 @@ class Pipeline(Rows):
         head = f"{self.name}: rows of {source.place}, by {self.id_rule or repr(self.id)}"
         return "\n".join([head, *drawn(SOURCE, "")])
 
-    def keys(self, node: str) -> Keys:
+    def _keys_of(self, node: str) -> Keys:
         """Return the columns that identify the rows of a stage or the source, the id first."""
         return self._keys[node]
 
-    def declared_types(self) -> dict[str, Types]:
+    def _declared_types(self) -> dict[str, Types]:
         """Return the columns of each stage, with the types known without reading the source.
 
         The source itself has no known columns.
@@ -218,23 +218,23 @@ class Pipeline(Rows):
             found[stage.name] = stage.spec.declared_types(self, inputs)
         return found
 
-    def schema_of(self, stage: str) -> pa.Schema:
+    def _schema_of(self, stage: str) -> pa.Schema:
         """See `Stage.schema`."""
-        types = self.declared_types()[stage]
+        types = self._declared_types()[stage]
         if None not in types.values() and declares_columns(self, stage):
             return pa.schema(types)
         needed = with_upstream(self, stage)
-        return self.resolve_schemas(needed, {SOURCE: self.source_schema()})[stage]
+        return self._resolve_schemas(needed, {SOURCE: self.source_schema()})[stage]
 
     def source_schema(self) -> pa.Schema:
         """Return the source's columns and types; `vane_dagster.Pipeline` reads them."""
         raise NotImplementedError
 
-    def preview(self, stage: str, rows: int, partition: str | None, store: Any) -> pa.Table:
+    def _preview(self, stage: str, rows: int, partition: str | None, store: Any) -> pa.Table:
         """See `Stage.preview`; `vane_dagster.Pipeline` computes the rows."""
         raise NotImplementedError
 
-    def resolve_schemas(
+    def _resolve_schemas(
         self, stages: Collection[str], known: Mapping[str, pa.Schema]
     ) -> dict[str, pa.Schema]:
         """Return the output schemas of the source and of `stages`, validated from the source down.
@@ -256,7 +256,7 @@ class Pipeline(Rows):
                 schemas[stage.name] = stage.spec.output_schema(self, inputs)
         return schemas
 
-    def with_spec(self, spec: StageSpec) -> Pipeline:
+    def _with_spec(self, spec: StageSpec) -> Pipeline:
         """Return a copy of the pipeline in which a stage is replaced.
 
         Args:
@@ -275,7 +275,7 @@ class Pipeline(Rows):
         }
         return other
 
-    def with_schema(self, stage: str, schema: pa.Schema) -> Pipeline:
+    def _with_schema(self, stage: str, schema: pa.Schema) -> Pipeline:
         """Return a copy of the pipeline in which a stage has its inferred schema.
 
         Args:
@@ -290,9 +290,9 @@ class Pipeline(Rows):
         assert spec.runs_udf
         spec = spec.with_schema(self, schema)
         _fit_checks(self, spec, self._checks[stage], self._location(stage))
-        return self.with_spec(spec)
+        return self._with_spec(spec)
 
-    def schema_code(self, stage: str) -> str:
+    def _schema_code(self, stage: str) -> str:
         """Return the argument that declares a stage's schema, for a stage with a user's function.
 
         Args:
@@ -302,11 +302,11 @@ class Pipeline(Rows):
         assert spec.runs_udf
         return spec.schema_code
 
-    def checks(self, stage: str) -> tuple[Check, ...]:
+    def _checks_of(self, stage: str) -> tuple[Check, ...]:
         """Return the checks of a stage that are evaluated when a partition is committed."""
         return tuple(check for check in self._checks[stage] if not check.rows_to_recompute)
 
-    def reproducible(self, stage: str) -> tuple[Check, ...]:
+    def _reproducible(self, stage: str) -> tuple[Check, ...]:
         """Return the checks of a stage that recompute rows, each time they are executed."""
         return tuple(check for check in self._checks[stage] if check.rows_to_recompute)
 
@@ -442,7 +442,7 @@ def _fit_checks(
 ) -> None:
     if not spec.runs_udf or spec.is_inferred:
         return
-    ids = [key.column for key in pipeline.keys(spec.name)]
+    ids = [key.column for key in pipeline._keys_of(spec.name)]
     carried = [pa.field(id, pa.null()) for id in ids if id not in spec.schema.names]
     for check in checks:
         check.fit(pa.schema([*carried, *spec.schema]), location)

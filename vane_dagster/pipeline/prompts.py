@@ -117,7 +117,7 @@ class PromptRows(ModelStageRows):
             as_failures(location, on_error).explain_errors,
             None if function is None else prompt_function(location, function),
             () if function is None else list_of_names(location, "columns", columns),
-            self.pipeline.keys(self._node)[0].column,
+            self.pipeline._keys_of(self._node)[0].column,
         )
         if shared.per_row is None:
             shared = replace(shared, per_row=not model_task.is_greedy)
@@ -139,7 +139,7 @@ class PromptRows(ModelStageRows):
         if messages is not None:
             return parse_template(location, messages, system)
         declared = declares_columns(self.pipeline, self._node)
-        known = self.pipeline.declared_types()[self._node] if declared else [name]
+        known = self.pipeline._declared_types()[self._node] if declared else [name]
         owner = f"{location}: messages is missing, and {self._node!r}"
         fix = "Name the column of prompts, or write a template or a function"
         require_columns(owner, [name], known, DefinitionError, fix)

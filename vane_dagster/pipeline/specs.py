@@ -130,7 +130,7 @@ class StageKind(abc.ABC):
         Raises:
             DefinitionError: If a join's stages have no rows in common, or a new id's name is taken.
         """
-        return pipeline.keys(self.upstream[0])
+        return pipeline._keys_of(self.upstream[0])
 
     def publisher(self, partition: str | None) -> Publisher | None:
         """Return the publisher of a partition; None for a stage that publishes nothing."""
@@ -333,7 +333,7 @@ class ProjectSpec(StageKind):
         owner = f"{location}: include_columns: {self.upstream[0]!r}"
         require_columns(owner, _listed(self.include), first.names)
         schema = sql.bind(self._pairs(first.names), self.where, first, location)
-        check_id(location, pipeline.keys(self.name)[0].column, schema)
+        check_id(location, pipeline._keys_of(self.name)[0].column, schema)
         return schema
 
     def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
@@ -541,7 +541,7 @@ class MapBatchesSpec(StageKind):
 
     def _obstacle_to_row_reuse(self, pipeline: Pipeline) -> str | None:
         """Return why rows cannot be reused one by one, and the fix; None if they can."""
-        id = pipeline.keys(self.upstream[0])[0].column
+        id = pipeline._keys_of(self.upstream[0])[0].column
         if self.columns is None:
             return (
                 "a row is found by the columns that the code reads, and they are not known; name "
@@ -602,7 +602,7 @@ class MapBatchesSpec(StageKind):
         """
         if self.columns is None:
             return None
-        id = pipeline.keys(self.upstream[0])[0].column
+        id = pipeline._keys_of(self.upstream[0])[0].column
         always = () if self.reuse.mode == "rows" else (id,)
         return tuple(dict.fromkeys((*always, *self.columns)))
 
@@ -616,7 +616,7 @@ class MapBatchesSpec(StageKind):
         if self.reuse.mode != "rows" or self.columns is None:
             return ()
         listed = dict.fromkeys(self.columns)
-        own = [pipeline.keys(self.upstream[0])[0].column] if self.reuse.per_row else []
+        own = [pipeline._keys_of(self.upstream[0])[0].column] if self.reuse.per_row else []
         return (*own, *(sorted(listed) if self._reads_by_name else listed))
 
     def own_columns(self, pipeline: Pipeline) -> tuple[str, ...]:
@@ -638,7 +638,7 @@ class MapBatchesSpec(StageKind):
 
     def row_keys(self, pipeline: Pipeline) -> Keys:
         """For a fan-out, a new id and the parents' ids; else the keys of the input."""
-        first = pipeline.keys(self.upstream[0])
+        first = pipeline._keys_of(self.upstream[0])
         if self.children is None:
             return first
         id, parent = self.children
@@ -664,8 +664,8 @@ class MapBatchesSpec(StageKind):
         fix = (_OPEN_FILE if pipeline.source.names_files else _NAME_INPUTS) if by_row else ""
         require_columns(f"{location}: {self.upstream[0]!r}", needed, first.names, fix=fix)
         fields = []
-        above = [key.column for key in pipeline.keys(self.upstream[0])]
-        own = [key.column for key in pipeline.keys(self.name)]
+        above = [key.column for key in pipeline._keys_of(self.upstream[0])]
+        own = [key.column for key in pipeline._keys_of(self.name)]
         if self.children is not None:
             fields.append(pa.field(own[0], pa.string()))  # unless the user declares it
         for id, column in zip(own[len(fields) :], above):
@@ -761,7 +761,7 @@ class MapBatchesSpec(StageKind):
                 f"{location}: its schema cannot be inferred, because {self.udf.name} returned "
                 f"only None, or nothing, for the first {rows:,} rows. Declare the schema"
             )
-        ids = [key.column for key in pipeline.keys(self.name)]
+        ids = [key.column for key in pipeline._keys_of(self.name)]
         passed = {*(ids[1:] if self.makes_rows else ids)}
         passed |= {*(given.names if self.include is True else self.include)}
         if self.failures.on_error == "null":
@@ -809,8 +809,8 @@ class MapBatchesSpec(StageKind):
     def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
         """The declared types, and those known of the ids and columns that pass through."""
         first = inputs[self.upstream[0]]
-        above = [key.column for key in pipeline.keys(self.upstream[0])]
-        own = [key.column for key in pipeline.keys(self.name)]
+        above = [key.column for key in pipeline._keys_of(self.upstream[0])]
+        own = [key.column for key in pipeline._keys_of(self.name)]
         found: Types = {own[0]: pa.string()} if self.children is not None else {}
         found |= {id: first.get(column) for id, column in zip(own[len(found) :], above)}
         found |= {column: first.get(column) for column in self.carried(first, own)}
@@ -821,8 +821,8 @@ class MapBatchesSpec(StageKind):
     def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
         """The declared lineage; else each column depends on all columns read."""
         first = self.upstream[0]
-        above = [key.column for key in pipeline.keys(first)]
-        own = [key.column for key in pipeline.keys(self.name)]
+        above = [key.column for key in pipeline._keys_of(first)]
+        own = [key.column for key in pipeline._keys_of(self.name)]
         read = schemas[first].names if self.columns is None else list(self.columns)
         found = {
             name: [(first, c) for c in self.reads.get(name, read)] for name in self.schema.names
@@ -837,14 +837,14 @@ class MapBatchesSpec(StageKind):
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
         """All declared columns except ids."""
-        ids = {key.column for key in pipeline.keys(self.name)}
+        ids = {key.column for key in pipeline._keys_of(self.name)}
         return tuple(name for name in self.schema.names if name not in ids)
 
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
         """All declared columns except ids."""
         if self.infers:
             return None
-        ids = [key.column for key in pipeline.keys(self.name)]
+        ids = [key.column for key in pipeline._keys_of(self.name)]
         return pa.schema([field for field in self.schema if field.name not in ids])
 
     def columns_read(
@@ -972,7 +972,7 @@ class JoinSpec(StageKind):
 
     def row_keys(self, pipeline: Pipeline) -> Keys:
         """The keys of its base."""
-        return pipeline.keys(self.base_node(pipeline))
+        return pipeline._keys_of(self.base_node(pipeline))
 
     def shape(self, pipeline: Pipeline) -> JoinShape:
         """Return how its stages are matched.
@@ -981,7 +981,7 @@ class JoinSpec(StageKind):
             DefinitionError: If their rows have no id in common.
         """
         location = pipeline._location(self.name)
-        keys = {node: pipeline.keys(node) for node in self.upstream}
+        keys = {node: pipeline._keys_of(node) for node in self.upstream}
         stages = [node for node in self.upstream if node != SOURCE]
         depths = {len(keys[node]) for node in stages}
         if len(depths) > 1 and self.children is None:
@@ -1027,7 +1027,7 @@ class JoinSpec(StageKind):
         location, shape = pipeline._location(self.name), self.shape(pipeline)
         base = inputs[shape.base]
         sides = {side.node: side for side in shape.sides}
-        ids = [key.column for key in pipeline.keys(shape.base)]
+        ids = [key.column for key in pipeline._keys_of(shape.base)]
         fields = {id: base.field(id) for id in ids}
         owner = dict.fromkeys(ids, shape.base)
         for node, schema in inputs.items():
@@ -1038,7 +1038,9 @@ class JoinSpec(StageKind):
             require_columns(f"{location}: {node!r}", [c for _, c in chosen], schema.names)
             taken = [schema.field(column).with_name(name) for name, column in chosen]
             if side is not None and side.label is not None:
-                own = [key.column for key in pipeline.keys(node) if key.column not in side.known]
+                own = [
+                    key.column for key in pipeline._keys_of(node) if key.column not in side.known
+                ]
                 taken = [schema.field(id) for id in own] + [f for f in taken if f.name not in own]
                 taken = [pa.field(side.label, pa.list_(pa.struct(taken)))]
             for one in taken:
@@ -1055,14 +1057,16 @@ class JoinSpec(StageKind):
         """The known types of the columns that are taken."""
         shape = self.shape(pipeline)
         sides = {side.node: side for side in shape.sides}
-        ids = [key.column for key in pipeline.keys(shape.base)]
+        ids = [key.column for key in pipeline._keys_of(shape.base)]
         found: Types = {id: inputs[shape.base].get(id) for id in ids}
         for node, given in inputs.items():
             side = sides.get(node)
             chosen = self._chosen(node, given, side.known if side else ids)
             taken: Types = {name: given.get(column) for name, column in chosen}
             if side is not None and side.label is not None:
-                own = [key.column for key in pipeline.keys(node) if key.column not in side.known]
+                own = [
+                    key.column for key in pipeline._keys_of(node) if key.column not in side.known
+                ]
                 child = {id: given.get(id) for id in own} | taken
                 is_known = None not in child.values()
                 taken = {side.label: pa.list_(pa.struct(list(child.items()))) if is_known else None}
@@ -1078,7 +1082,7 @@ class JoinSpec(StageKind):
     def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
         """The columns that are taken; for a list, the columns of its elements."""
         shape = self.shape(pipeline)
-        ids = [key.column for key in pipeline.keys(shape.base)]
+        ids = [key.column for key in pipeline._keys_of(shape.base)]
         found = {id: [(shape.base, id)] for id in ids}
         taken = self._chosen(shape.base, schemas[shape.base].names, ids)
         found |= {name: [(shape.base, column)] for name, column in taken}
@@ -1095,7 +1099,7 @@ class JoinSpec(StageKind):
         """For a left join, the columns that are null where a row is missing."""
         if self.how != "left":
             return ()
-        ids = {key.column for key in pipeline.keys(self.name)}
+        ids = {key.column for key in pipeline._keys_of(self.name)}
         shape = self.shape(pipeline)
         lists = {side.label for side in shape.sides}
         beside = {name for s in shape.sides for name, _ in self.columns.get(s.node, ())}

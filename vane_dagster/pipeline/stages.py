@@ -69,7 +69,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
         pairs = as_columns(columns, location)
         if where is not None:
             referenced_columns(where, f"{location}, where")
-        ids = [key.column for key in self.pipeline.keys(self._node)]
+        ids = [key.column for key in self.pipeline._keys_of(self._node)]
         for id in ids:
             if not is_column(dict(pairs).get(id, quote(id)), id, location):
                 raise DefinitionError(
@@ -163,7 +163,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
             options={**publisher.options, **given},
         )
         partitioned = self.pipeline.partitions_def is not None
-        types = self.pipeline.declared_types()[self._node]
+        types = self.pipeline._declared_types()[self._node]
         declared = publisher.validate(declared, location, partitioned, tuple(types))
         complete = declares_columns(self.pipeline, self._node)
         publisher.validate_types(declared, location, types, complete)

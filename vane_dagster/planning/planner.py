@@ -292,7 +292,7 @@ class _Planner:
                 f"{self.location}: the files of {whose} hold no rows. If that is in order, declare "
                 "the source with allow_empty=True"
             )
-        schemas = self.pipeline.resolve_schemas(self.selected, known)
+        schemas = self.pipeline._resolve_schemas(self.selected, known)
         schemas |= self._published_schemas(key, stages, schemas)
         keys = {SOURCE: tuple(fragment.identity for fragment in fragments)}
         keys |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}

@@ -167,7 +167,7 @@ class _Sampler:
 
     def plan(self, rows: int, seed: int) -> tuple[PartitionPlan, Sampled]:
         manifest, stage = self._manifest, self._stage
-        keys = tuple(key.column for key in self._pipeline.keys(stage))
+        keys = tuple(key.column for key in self._pipeline._keys_of(stage))
         if manifest.keys and tuple(manifest.keys) != keys:
             raise PlanError(
                 f"{self._location}: its rows are identified by {names(manifest.keys)} in the "
@@ -280,4 +280,4 @@ class _Sampler:
             key, files = self._manifest.partition, list(listed.values())
             table = self._source.split(files, self._rule, self._location, key)
             known[SOURCE] = with_ids(table, self._pipeline.id_rule, self._location).schema
-        return self._pipeline.resolve_schemas([self._stage], known)
+        return self._pipeline._resolve_schemas([self._stage], known)

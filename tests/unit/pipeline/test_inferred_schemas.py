@@ -54,7 +54,7 @@ def test_columns_of_a_stage_are_unknown_until_they_are_inferred():
         with pytest.raises(
             vd.errors.SchemaError, match="'docs/labels': its columns are not known before"
         ):
-            docs.resolve_schemas(docs.stages, {"source": GIVEN})[name]
+            docs._resolve_schemas(docs.stages, {"source": GIVEN})[name]
 
 
 def test_stages_downstream_of_unknown_columns_are_declared_and_published(tmp_path):
@@ -63,8 +63,8 @@ def test_stages_downstream_of_unknown_columns_are_declared_and_published(tmp_pat
     second = docs.map("length", len, schema="BIGINT", columns={"obj": "text"})
     docs.join("both", first, second).write("out", str(tmp_path / "out"))
     first.classify("kinds", "label", ["a", "b"], provider="transformers", model="m")
-    resolved = docs.with_schema("labels", pa.schema([("label", pa.string())]))
-    found = resolved.resolve_schemas(["labels", "length", "both", "out"], {"source": GIVEN})
+    resolved = docs._with_schema("labels", pa.schema([("label", pa.string())]))
+    found = resolved._resolve_schemas(["labels", "length", "both", "out"], {"source": GIVEN})
     assert found["out"].names == ["id", "label", "length"]
 
 
@@ -81,8 +81,8 @@ def test_pasting_the_inferred_schema_changes_no_key(method, fn, options):
     kind = pa.struct([("label", pa.string()), ("score", pa.float64())])
     columns = pa.schema([("answer", kind)] if "output_column" in options else list(kind))
     inferred = stage(method, fn, **options)
-    resolved = inferred.pipeline.with_schema("out", columns)
-    code = resolved.schema_code("out")
+    resolved = inferred.pipeline._with_schema("out", columns)
+    code = resolved._schema_code("out")
     assert code == 'schema={"label": "VARCHAR", "score": "DOUBLE"}'
     pasted = stage(method, fn, **eval(f"dict({code})"), **options)
     definition = stage_definition(resolved, resolved["out"].spec)
@@ -93,8 +93,8 @@ def test_pasting_the_inferred_schema_changes_no_key(method, fn, options):
 def test_the_code_of_one_output_column_is_its_type():
     inferred = stage(fn=lambda text: 1.0, output_column="x")
     for kind, code in ((pa.float32(), '"FLOAT"'), (pa.float16(), "pa.float16()")):
-        resolved = inferred.pipeline.with_schema("out", pa.schema([("x", kind)]))
-        assert resolved.schema_code("out") == f"schema={code}"
+        resolved = inferred.pipeline._with_schema("out", pa.schema([("x", kind)]))
+        assert resolved._schema_code("out") == f"schema={code}"
 
 
 def test_a_schema_is_pinned_for_the_code_of_the_stage_and_of_those_upstream():
@@ -123,12 +123,12 @@ def test_the_size_of_vectors_is_inferred_unless_it_is_declared():
     with pytest.raises(
         vd.errors.SchemaError, match=r"columns are not known .* Declare dimensions="
     ):
-        docs.resolve_schemas(["vectors"], {"source": GIVEN})
+        docs._resolve_schemas(["vectors"], {"source": GIVEN})
 
     def pinned(size: int) -> tuple[vd.Pipeline, MapBatchesSpec]:
         schema = pa.schema([("embedding", pa.list_(pa.float32(), size))])
-        resolved = docs.with_schema("vectors", schema)
-        assert resolved.resolve_schemas(["vectors"], {"source": GIVEN})["vectors"] == pa.schema(
+        resolved = docs._with_schema("vectors", schema)
+        assert resolved._resolve_schemas(["vectors"], {"source": GIVEN})["vectors"] == pa.schema(
             [("id", pa.int64()), *schema]
         )
         return resolved, udf(resolved["vectors"])
@@ -140,11 +140,11 @@ def test_the_size_of_vectors_is_inferred_unless_it_is_declared():
 def test_a_probe_makes_the_same_calls_on_the_same_workers():
     workers = vd.Workers(num_cpus=1)
     inferred = stage("flat_map", label, id="new", on_error="quarantine", concurrency=workers)
-    probing = inferred.pipeline.with_spec(udf(inferred).probe())
+    probing = inferred.pipeline._with_spec(udf(inferred).probe())
     probe = udf(probing["out"])
     assert pool_identity(probing, probe) == pool_identity(inferred.pipeline, udf(inferred))
     assert probe.columns == udf(inferred).columns
-    assert [key.column for key in probing.keys("out")] == ["id"]
+    assert [key.column for key in probing._keys_of("out")] == ["id"]
     assert probe.output_schema(probing, {"source": GIVEN}).names == ["id", "__types"]
 
 
@@ -202,7 +202,7 @@ def test_what_a_declared_schema_must_fit_an_inferred_one_must_fit_too():
     ):
         made = stage(**options)
         with pytest.raises(vd.DefinitionError, match=words):
-            made.pipeline.with_schema("out", columns)
+            made.pipeline._with_schema("out", columns)
 
 
 def test_a_function_of_arrays_declares_its_result():
@@ -216,8 +216,8 @@ def test_a_function_of_arrays_declares_its_result():
 
 def test_the_copy_with_a_schema_leaves_the_pipeline_as_it_is():
     made = stage()
-    resolved = made.pipeline.with_schema("out", pa.schema([("label", pa.string())]))
+    resolved = made.pipeline._with_schema("out", pa.schema([("label", pa.string())]))
     assert not resolved["out"].spec.is_inferred
     assert made.pipeline["out"].spec.is_inferred
     assert resolved["out"].pipeline is resolved
-    assert resolved.checks("out") == made.pipeline.checks("out")
+    assert resolved._checks_of("out") == made.pipeline._checks_of("out")

@@ -27,7 +27,7 @@ class Answer:
 
 def pinned(method: str, fn: Any, columns: dict[str, Any], **options: Any) -> Stage:
     stage = row_stage(method, fn, schema="infer", **options)
-    return stage.pipeline.with_schema("out", pa.schema(columns))["out"]
+    return stage.pipeline._with_schema("out", pa.schema(columns))["out"]
 
 
 def refused(method: str, fn: Any, columns: dict[str, Any], **options: Any) -> str:

@@ -31,7 +31,7 @@ class Answer:
 def probed(method: str, fn: Any, **options: Any) -> pa.Table:
     """Return the rows of the probe of a stage."""
     stage = row_stage(method, fn, schema="infer", **options)
-    pipeline = stage.pipeline.with_spec(stage.spec.probe())
+    pipeline = stage.pipeline._with_spec(stage.spec.probe())
     return run_stage(pipeline["out"], ROWS)
 
 
