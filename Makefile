@@ -57,6 +57,7 @@ compiled: $(VENV)/.test
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/api.py --check >/dev/null
 
 type: $(VENV)/.test
 	$(BIN)/mypy
