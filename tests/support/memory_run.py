@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 
 import vane_dagster as vd
-from support.arguments import grouped
 
 
 class Widen:
@@ -53,16 +52,16 @@ def widened(docs: vd.Pipeline) -> None:
     """Declare vectors that are four times as long, joined with their inputs."""
     copied = docs.project("copied", ["id", "payload"])
     options: dict[str, Any] = {"fn_constructor_args": [4], "concurrency": 2, "batch_size": 100}
-    wide = copied.map_batches("wide", Widen, schema={"wide": "FLOAT[4000]"}, **grouped(options))
+    wide = copied.map_batches("wide", Widen, schema={"wide": "FLOAT[4000]"}, **options)
     docs.join("joined", copied, wide)
 
 
 def hundredfold(docs: vd.Pipeline) -> None:
     """Declare vectors that are a hundred times as long, and their sums."""
     options: dict[str, Any] = {"fn_constructor_args": [100], "concurrency": 2, "batch_size": 50}
-    wide = docs.map_batches("wide", WidenAside, schema={"wide": "FLOAT[50000]"}, **grouped(options))
+    wide = docs.map_batches("wide", WidenAside, schema={"wide": "FLOAT[50000]"}, **options)
     options = {"batch_format": "numpy", "concurrency": 1, "batch_size": 50}
-    wide.map_batches("sums", summed, schema={"sum": "DOUBLE"}, **grouped(options))
+    wide.map_batches("sums", summed, schema={"sum": "DOUBLE"}, **options)
 
 
 def mixed(docs: vd.Pipeline) -> None:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 from dagster_ray import Lifecycle, LocalRay
 
 import vane_dagster as vd
-from support.arguments import grouped
 from vane_dagster.compute.ray_backend import RayBackend
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # it is executed by its path
+from support.arguments import grouped
 
 SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
 KEYS = list("abcdefgh")

@@ -298,9 +298,9 @@ def _wrong_body(where: str, body: Any) -> str | None:
     if body is None:
         return None
     if not isinstance(body, Mapping):
-        return f"{where} has an extra_body of type {type(body).__name__}; expected a dict of fields"
+        return f"{where}: an extra_body of type {type(body).__name__}; expected a dict of fields"
     reason = _not_json(body)
-    return f"{where} has an extra_body that cannot be sent: {reason}" if reason else None
+    return f"{where}: an extra_body that cannot be sent: {reason}" if reason else None
 
 
 def _not_json(value: Any) -> str | None:

@@ -64,7 +64,7 @@ WRONG_KEYS = [
     ),
 ]
 NO_BODY = [
-    ({"options": {"extra_body": "x"}}, "has an extra_body of type str; expected a dict"),
+    ({"options": {"extra_body": "x"}}, "an extra_body of type str; expected a dict"),
     ({"sampling_params": {"extra_headers": {"K": SECRET}}}, "sampling_params has 'extra_headers'"),
     ({"sampling_params": {"top_k": b"x"}}, "has 'top_k', which cannot be sent: a bytes"),
 ]
@@ -73,7 +73,7 @@ BODY = {"extra_body": {"a": 1}}
 
 def openai(api: str, other: str) -> Maker:
     def make(backend: Any, server: Server, url: str) -> Offered:
-        wrong = ({"options": {"api": "x"}}, "has api='x'; expected 'chat' or 'completion")
+        wrong = ({"options": {"api": "x"}}, "have api='x'; expected 'chat' or 'completion")
         arguments = endpoint_arguments("openai", url, api=api)
         return Offered(
             backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [*NO_BODY, wrong],

@@ -161,10 +161,10 @@ def test_a_number_of_explanations_that_does_not_fit():
             {"model": vd.Model("m", options={"extra_body": "x"})},
             "an extra_body of type str; expected a dict of fields",
         ),
-        ({"sampling_params": {"extra_body": "x"}}, "sampling_params has an extra_body of type str"),
+        ({"sampling_params": {"extra_body": "x"}}, "sampling_params: an extra_body of type str"),
         (
             {"sampling_params": {"extra_body": {"a": {1, 2}}}},
-            "sampling_params has an extra_body that cannot be sent: a set is no JSON value",
+            "sampling_params: an extra_body that cannot be sent: a set is no JSON value",
         ),
         ({"sampling_params": {"top_k": b"x"}}, "has 'top_k', which cannot be sent: a bytes"),
         (
