@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from support.simulation import PARTITIONS, Disturbance, Node, World
+from vane_dagster.engine import slicing
 from vane_dagster.storage import transient_errors
 from vane_dagster.worker import row_index, stored_rows
 
@@ -159,7 +160,9 @@ class Simulation(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def _no_time_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Functions here stand for costly ones, however fast this machine calls them."""
     monkeypatch.setattr(transient_errors, "_INITIAL_STORAGE_BACKOFF", 0.0)
+    monkeypatch.setattr(slicing.SliceSizer, "is_costly", lambda _self, _stage: True)
     for module in (row_index, stored_rows):
         (folder := tmp_path / module.KIND).mkdir()
         monkeypatch.setattr(module, "worker_folder", lambda kind, folder=folder: folder)
