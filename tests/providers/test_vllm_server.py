@@ -212,9 +212,8 @@ def test_what_no_row_is_at_fault_of_fails_at_once(
     assert "NotFoundError: Error code: 404 - The model `another` does not exist" in message
 
     pipeline = docs(tmp_path)
-    pipeline.embed(
-        "asked", "text", model="tiny", on_error="quarantine", **grouped(reached(generating))
-    )
+    given = {"model": "tiny", **reached(generating)}
+    pipeline.embed("asked", "text", on_error="quarantine", **grouped(given))
     message = failure(materialize(pipeline, local, raises=False))
     assert f"The request was to {generating}/embeddings, for the model 'tiny'" in message
 
@@ -235,7 +234,8 @@ def test_what_no_row_is_at_fault_of_fails_at_once(
 def test_a_column_is_embedded(pooling, tiny, tmp_path, local, materialize):
     pipeline = docs(tmp_path, [*TEXTS, LONG])
     aside = {"on_error": "quarantine", "max_error_rate": 0.5}
-    pipeline.embed("asked", "text", model="tiny", **grouped(reached(pooling)), **grouped(aside))
+    given = {"model": "tiny", **reached(pooling), **aside}
+    pipeline.embed("asked", "text", **grouped(given))
 
     materialize(pipeline, local)
 
