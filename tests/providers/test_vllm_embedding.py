@@ -39,7 +39,9 @@ def test_one_name_is_an_engine_that_generates_or_one_that_embeds(tmp_path):
     asked, embedded = ask(pipeline, tmp_path), embed(pipeline, tmp_path)
     kinds = [stage.spec.provider.__name__ for stage in (asked, embedded)]
     assert kinds == ["VllmProvider", "VllmEmbedder"]
-    assert embedded.spec.options == {"engine_kwargs": {"dtype": "float32", "max_model_len": 192}}
+    assert embedded.spec.model.options == {
+        "engine_kwargs": {"dtype": "float32", "max_model_len": 192}
+    }
 
 
 @needs_vllm

@@ -528,7 +528,7 @@ def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline) -> Op:
         spec.max_concurrency,
         tuple(key.column for key in pipeline._keys_of(spec.upstream[0])),
         tuple(spec.schema.names),
-        spec.children[1] if spec.children else None,
+        spec.children.parent_id if spec.children else None,
         spec.udf.method,
         spec.udf.style,
         _policy(spec.failures),

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from vane_dagster._arguments import positive
 from vane_dagster.pipeline.known_arguments import adds_stage
-from vane_dagster.pipeline.model_stages import EmbedSpec, ModelStageRows, name_of
+from vane_dagster.pipeline.model_stages import ModelStageRows, name_of
 from vane_dagster.pipeline.options import OnError, ReuseMode
-from vane_dagster.pipeline.records import Asset, Failures, Model, Reuse, StageOptions, Workers
+from vane_dagster.pipeline.records import Asset, Failures, Model, Reuse, Workers, parse_options
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.providers.embedding import EmbedTask
 
@@ -80,8 +80,9 @@ class EmbedRows(ModelStageRows):
         served = isinstance(model.name if isinstance(model, Model) else model, ModelServer)
         if provider is None and not served:
             provider = "sentence_transformers"
-        options = StageOptions(include_columns, concurrency, gpus, on_error, reuse, asset)
-        own = {"infers": dimensions is None}
+        options = parse_options(
+            location, include_columns, concurrency, gpus, on_error, reuse, asset
+        )
         return self._add_model_stage(
-            EmbedSpec, name, model_task, own, provider, model, batch_size, options
+            "embed", name, model_task, provider, model, batch_size, options, dimensions is None
         )

@@ -97,7 +97,7 @@ def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
         CodeIdentityError: If a value names a file or folder that has no identity.
     """
     found = []
-    for name in sorted(spec.keyed_env_vars):
+    for name in sorted(spec.workers.keyed_env_vars):
         try:
             value = value_digest(os.environ.get(name), name)
         except CodeIdentityError:  # the error's message contains the value

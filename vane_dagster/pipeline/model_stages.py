@@ -11,19 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from vane_dagster._arguments import positive
-from vane_dagster._keywords import require_columns
+from vane_dagster._keywords import require_columns, similar
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import CodeIdentityError, DefinitionError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.contracts import BatchCall
-from vane_dagster.pipeline.foreign_arguments import (
-    StageCall,
-    check_value,
-    misplaced_option,
-    stage_call,
-)
+from vane_dagster.pipeline.decorators import CallOptions
 from vane_dagster.pipeline.identity import (
     component,
     environment,
@@ -31,16 +26,8 @@ from vane_dagster.pipeline.identity import (
     local_files,
     value_identity,
 )
-from vane_dagster.pipeline.options import IncludeColumns, parse_include
-from vane_dagster.pipeline.records import (
-    Failures,
-    Model,
-    StageOptions,
-    as_asset,
-    as_reuse,
-    as_workers,
-    refuse_for_prompts,
-)
+from vane_dagster.pipeline.options import IncludeColumns
+from vane_dagster.pipeline.records import Model, StageOptions, refuse_for_prompts
 from vane_dagster.pipeline.servers import ModelServer, parse_servers
 from vane_dagster.pipeline.specs import MapBatchesSpec, Schemas, declares_columns
 from vane_dagster.pipeline.udf import Udf
@@ -54,6 +41,8 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
 
 _RETRIES = 5
+_DEFAULTS = {"prompt": (32, 16)}
+"""Rows of a batch and batches in flight in a worker, for kinds that differ from the others."""
 _ANSWERS = 1
 """Increment if the built-in providers' answers, or the rows made from them, change."""
 
@@ -64,18 +53,13 @@ class ModelStageSpec(MapBatchesSpec):
 
     Attributes:
         provider: The provider's class.
-        model: The model's name.
-        options: The provider options that may change answers.
+        model: The model, with its name and the provider options that may change answers.
         model_task: The request made for each row.
     """
 
     provider: Any = None
-    model: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    model: Model = field(default_factory=lambda: Model(""))
     model_task: Any = None
-
-    default_batch = 64
-    default_in_flight = 4
 
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The provider, the model, the values of the model task, and an inferred schema."""
@@ -91,9 +75,9 @@ class ModelStageSpec(MapBatchesSpec):
         return [each.digest for each in self._request(pipeline, ())]
 
     def _request(self, pipeline: Pipeline, include: IncludeColumns) -> list[Component]:
-        options = in_any_order(self.provider, self.options)
+        options = in_any_order(self.provider, self.model.options)
         values = {
-            "model": self.model,
+            "model": self.model.name,
             "provider_options": options,
             **self.model_task.keyed(include),
         }
@@ -196,28 +180,11 @@ class ModelStageSpec(MapBatchesSpec):
         """The request to the model."""
         return str(self.model_task.describe(self.udf.name))
 
-
-@dataclass(frozen=True)
-class PromptSpec(ModelStageSpec):
-    """A stage that prompts a language model. Its model task is a `PromptTask`.
-
-    Attributes:
-        prices: Prices of a million tokens, by kind.
-        token_budget: Token budget of a run: prompts and answers together.
-        cost_budget: Cost budget of a run, in the currency of `prices`.
-    """
-
-    prices: Mapping[str, float] = field(default_factory=dict)
-    token_budget: int | None = None
-    cost_budget: float | None = None
-
-    kind = "prompt"
-    default_batch = 32
-    default_in_flight = 16
-
     def over_budget(self, used: Mapping[str, int]) -> str | None:
         """Describe the token or cost budget that is exhausted."""
-        return over_budget(used, self.prices, self.token_budget, self.cost_budget)
+        model = self.model
+        prices, tokens, cost = model.prices or {}, model.token_budget, model.cost_budget
+        return over_budget(used, prices, tokens, cost) if self.sums else None
 
     def usage_metadata(self, used: Mapping[str, int], seconds: float | None) -> dict[str, Any]:
         """Tokens, throughput and cost.
@@ -226,15 +193,7 @@ class PromptSpec(ModelStageSpec):
             used: See `StageKind.usage_metadata`.
             seconds: See `StageKind.usage_metadata`.
         """
-        return usage_metadata(used, self.prices, seconds)
-
-
-@dataclass(frozen=True)
-class EmbedSpec(ModelStageSpec):
-    """A stage that embeds a column. Its model task is an `EmbedTask`."""
-
-    kind = "embed"
-    schema_argument = "dimensions="
+        return usage_metadata(used, self.model.prices or {}, seconds) if self.sums else {}
 
 
 class ModelStageRows:
@@ -245,90 +204,86 @@ class ModelStageRows:
 
     def _add_model_stage(
         self,
-        kind: type[ModelStageSpec],
+        kind: str,
         name: str,
         model_task: ModelTask,
-        own: Mapping[str, Any],
         provider: str | type | None,
         model: str | ModelServer | Model,
         batch_size: int | None,
         options: StageOptions,
+        infers: bool = False,
     ) -> Stage:
         """Add a stage for a model task.
 
         Args:
-            kind: The class of its spec.
+            kind: Its kind.
             name: The stage's name.
             model_task: What the model is asked.
-            own: The fields that only its kind of spec has.
             provider: See `prompt`.
             model: See `prompt`.
             batch_size: See `prompt`.
             options: What all stages with workers take.
+            infers: Whether the first run infers the schema.
 
         Raises:
             DefinitionError: If an argument is invalid.
         """
         location = self.pipeline._location(name)
-        check_value(location, "on_error", options.on_error)
-        failures = options.failures(location)._resolved(None, _RETRIES)
-        reuse = as_reuse(location, options.reuse)
-        if reuse.version is not None:
+        default_batch, in_flight = _DEFAULTS.get(kind, (64, 4))
+        if options.reuse.version is not None:
             raise DefinitionError(
                 f"{location}: version replaces the identity of your code, and a model has none; "
                 "leave it out"
             )
-        if kind.kind != "prompt":
-            refuse_for_prompts(location, failures, model)
-        include = parse_include(location, options.include_columns)
-        self._check_columns(location, model_task, include, failures)
-        found, label, given = _parse_model(location, model_task.method, provider, model)
+        if kind != "prompt":
+            refuse_for_prompts(location, options.failures, model)
+        self._check_columns(location, model_task, options)
+        found, record, given = _parse_model(location, model_task.method, provider, model)
         keep_arguments((), given)
-        call = stage_call(getattr(self, kind.kind))
-        _check_options(location, found, given["options"], call)
+        _check_options(location, found, given["options"])
         _check_values(location, found, given["options"], model_task.declared_sampling)
-        workers = as_workers(location, options.concurrency)
+        label = f"{found.__name__}({record.name!r})"
+        workers = options.workers._of(location, options.gpus or 0, True, label)
+        workers = replace(workers, max_concurrency=workers.max_concurrency or in_flight)
+        most = workers.count[1] if isinstance(workers.count, tuple) else 1
         udf = Udf(
             target=functools.partial(ModelClient, found),
             stateful=True,
             style="async",
+            kwargs={"model_task": model_task, "workers": most},
             constructor_kwargs=given,
-            label=f"{found.__name__}({label!r})",
+            options=CallOptions(label=label),
         )
-        fields = workers._fields(location, options.gpus or 0, True, udf.name)
-        most = fields["concurrency"][1]
-        spec = kind(
+        spec = ModelStageSpec(
             name=name,
             upstream=(self._node,),
-            asset=as_asset(location, options.asset),
-            udf=replace(udf, kwargs={"model_task": model_task, "workers": most}),
+            asset=options.asset,
+            kind=kind,
+            udf=udf,
             schema=model_task.schema,
+            infers=infers,
             columns=model_task.reads,
             contract=BatchCall(),
+            batch_size=positive(location, "batch_size", batch_size, default_batch),
             auto_batch=False,
             cardinality="one_to_one",
-            failures=failures,
-            include=include,
+            workers=workers,
+            gpus=options.gpus or 0,
+            failures=options.failures._resolved(None, _RETRIES),
+            reuse=options.reuse,
+            include=options.include,
             order=model_task.order,
             provider=found,
-            model=label,
-            options=_keyed(given["options"], getattr(found, "OPERATIONAL", ())),
+            model=record,
             model_task=model_task,
-            batch_size=positive(location, "batch_size", batch_size, kind.default_batch),
-            max_concurrency=workers.max_concurrency or kind.default_in_flight,
-            reuse=reuse,
-            **fields,
-            **own,
         )
-        return self.pipeline._add(spec.with_reuse(self.pipeline))
+        return self.pipeline._add_udf(spec)
 
-    def _check_columns(
-        self, location: str, model_task: ModelTask, include: IncludeColumns, failures: Failures
-    ) -> None:
+    def _check_columns(self, location: str, model_task: ModelTask, options: StageOptions) -> None:
         """Raise DefinitionError for columns that are known to be missing or duplicate."""
         ids = [key.column for key in self.pipeline._keys_of(self._node)]
-        error = [ERROR_COLUMN] if failures.on_error == "null" else []
-        named = () if include is True else include
+        error = [ERROR_COLUMN] if options.failures.on_error == "null" else []
+        named = () if options.include is True else options.include
         made = model_task.schema.names
         if twice := sorted({*named, *ids, *error} & set(made)):
             raise DefinitionError(
@@ -344,8 +299,8 @@ class ModelStageRows:
 
 def _parse_model(
     location: str, method: str, provider: str | type | None, model: Any
-) -> tuple[type, str, dict[str, Any]]:
-    """Return a provider, the name of its model, and the arguments of its client."""
+) -> tuple[type, Model, dict[str, Any]]:
+    """Return a provider, its model with the options that count, and the arguments of its client."""
     record = model if isinstance(model, Model) else Model(model)
     options, name = dict(record.options), record.name
     server = name if isinstance(name, ModelServer) else options.get("server")
@@ -366,7 +321,8 @@ def _parse_model(
             f"{location}: provider {found.__name__} calls no server; leave provider out, or name "
             "the model"
         )
-    return found, name, {"model": name, "options": options}
+    counted = _keyed(options, getattr(found, "OPERATIONAL", ()))
+    return found, replace(record, name=name, options=counted), {"model": name, "options": options}
 
 
 def name_of(location: str, value: Any, argument: str = "output_column") -> str:
@@ -385,9 +341,7 @@ def name_of(location: str, value: Any, argument: str = "output_column") -> str:
     return value
 
 
-def _check_options(
-    location: str, provider: type, options: Mapping[str, Any], call: StageCall
-) -> None:
+def _check_options(location: str, provider: type, options: Mapping[str, Any]) -> None:
     """Raise DefinitionError for options that the provider's constructor does not accept."""
     parameters = inspect.signature(provider).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
@@ -395,10 +349,10 @@ def _check_options(
     takes = constructor_options(provider)
     known = [each.name for each in takes]
     if unknown := sorted(set(options) - set(known)):
-        corrections = (misplaced_option(call, name, options[name], known) for name in unknown)
         raise DefinitionError(
             f"{location}: the options of the model have {names(unknown)}, which "
-            f"{provider.__name__} does not take; it takes {names(known, 20)}{''.join(corrections)}"
+            f"{provider.__name__} does not take; it takes {names(known, 20)}. "
+            f"{similar(unknown[0], known)}".rstrip(". ")
         )
     needed = [each.name for each in takes if each.default is each.empty]
     if missing := [name for name in needed if name not in options]:

@@ -17,17 +17,19 @@ from vane_dagster._arguments import (
     positive,
     selection,
 )
+from vane_dagster._keywords import known_keywords
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.builtin import defaults_for, merge
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.keys import IdColumn, Keys
-from vane_dagster.pipeline.known_arguments import adds_stage, known_arguments
+from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.options import JoinChildren, JoinHow
 from vane_dagster.pipeline.places import interactive_place
 from vane_dagster.pipeline.records import Asset, as_asset
 from vane_dagster.pipeline.specs import (
     SOURCE,
     JoinSpec,
+    MapBatchesSpec,
     StageSpec,
     Types,
     check_id,
@@ -86,7 +88,7 @@ class Stage(Rows):
         """
         return self.pipeline._schema_of(self.name)
 
-    @known_arguments("Stage.preview")
+    @known_keywords("Stage.preview")
     def preview(
         self, rows: int = 10, *, partition: str | None = None, store: Any = None
     ) -> pa.Table:
@@ -120,7 +122,7 @@ class Stage(Rows):
 class Pipeline(Rows):
     """The declared part of `vane_dagster.Pipeline`, which has the same arguments."""
 
-    @known_arguments("vd.Pipeline", more=". All others are arguments of its stages")
+    @known_keywords("vd.Pipeline", more=". All others are arguments of its stages")
     def __init__(
         self,
         name: str,
@@ -379,6 +381,12 @@ class Pipeline(Rows):
             one_of(location, "children", children, ("rows", "list"))
         own = as_asset(location, asset)
         return self._add(JoinSpec(name, upstream, own, how, children, chosen))
+
+    def _add_udf(self, spec: MapBatchesSpec) -> Stage:
+        """Add a stage that runs user code or calls a model."""
+        if not spec.infers:
+            spec.check_schema(self._location(spec.name))
+        return self._add(spec.with_reuse(self))
 
     def _location(self, name: str) -> str:
         return f"stage '{self.name}/{name}'"

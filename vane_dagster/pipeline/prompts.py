@@ -10,7 +10,7 @@ from vane_dagster._arguments import list_of_names, mapping
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.known_arguments import adds_stage
-from vane_dagster.pipeline.model_stages import ModelStageRows, PromptSpec, name_of
+from vane_dagster.pipeline.model_stages import ModelStageRows, name_of
 from vane_dagster.pipeline.options import OnError, ReuseMode
 from vane_dagster.pipeline.prompt_functions import prompt_function
 from vane_dagster.pipeline.records import (
@@ -18,10 +18,8 @@ from vane_dagster.pipeline.records import (
     Failures,
     Model,
     Reuse,
-    StageOptions,
     Workers,
-    as_failures,
-    as_reuse,
+    parse_options,
 )
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.pipeline.specs import declares_columns
@@ -107,28 +105,24 @@ class PromptRows(ModelStageRows):
                 f"{location}: columns are what a function gets that makes the prompt, and there is "
                 "none; to pass columns through, name them in include_columns"
             )
-        record = model if isinstance(model, Model) else Model(model)
-        shared = as_reuse(location, reuse)
+        options = parse_options(
+            location, include_columns, concurrency, gpus, on_error, reuse, asset
+        )
         model_task = PromptTask(
             self._template(name, messages, system),
             name_of(location, output_column),
             mapping(location, "sampling_params", sampling_params),
             parse_format(location, return_format),
-            as_failures(location, on_error).explain_errors,
+            options.failures.explain_errors,
             None if function is None else prompt_function(location, function),
             () if function is None else list_of_names(location, "columns", columns),
             self.pipeline._keys_of(self._node)[0].column,
         )
-        if shared.per_row is None:
-            shared = replace(shared, per_row=not model_task.is_greedy)
-        own = {
-            "prices": dict(record.prices or {}),
-            "token_budget": record.token_budget,
-            "cost_budget": record.cost_budget,
-        }
-        options = StageOptions(include_columns, concurrency, gpus, on_error, shared, asset)
+        if options.reuse.per_row is None:
+            per_row = not model_task.is_greedy
+            options = replace(options, reuse=replace(options.reuse, per_row=per_row))
         return self._add_model_stage(
-            PromptSpec, name, model_task, own, provider, record, batch_size, options
+            "prompt", name, model_task, provider, model, batch_size, options
         )
 
     def _template(self, name: str, messages: Any, system: Any) -> Template:

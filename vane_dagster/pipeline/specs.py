@@ -10,6 +10,7 @@ later layer than declarations.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,16 +29,14 @@ from vane_dagster.pipeline.identity import arguments, component, environment, lo
 from vane_dagster.pipeline.keys import IdColumn, JoinShape, JoinSide, Keys
 from vane_dagster.pipeline.options import (
     Cardinality,
-    ExecutionBackend,
     IncludeColumns,
     JoinChildren,
     JoinHow,
     OnError,
     Resources,
     RowOrder,
-    WorkerLifecycle,
 )
-from vane_dagster.pipeline.records import Asset, Failures, Reuse
+from vane_dagster.pipeline.records import Asset, Children, Failures, Reuse, Workers
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.sources.raw_files import PATH
 from vane_dagster.storage.manifest import Component
@@ -85,7 +84,6 @@ class StageKind(abc.ABC):
         name: The stage's name.
         upstream: The nodes that it reads.
         asset: Options of its Dagster asset.
-        kind: Name of the kind, in keys, manifests and Dagster.
         runs_udf: Whether it runs user code or calls a model, in workers of a pool.
         publishes: Whether it ends a branch and writes its rows where any tool can read them.
     """
@@ -94,9 +92,13 @@ class StageKind(abc.ABC):
     upstream: tuple[str, ...]
     asset: Asset
 
-    kind: ClassVar[str]
     runs_udf: ClassVar[bool]
     publishes: ClassVar[bool]
+
+    @property
+    @abc.abstractmethod
+    def kind(self) -> str:
+        """Name of the kind, in keys, manifests and Dagster."""
 
     # Rows.
 
@@ -419,24 +421,19 @@ class MapBatchesSpec(StageKind):
         batch_size: Rows per call; None if `auto_batch` is set or none is declared.
         auto_batch: Whether workers determine the batch size.
         cardinality: How many output rows an input row may have.
-        concurrency: Minimum and maximum number of workers.
-        max_concurrency: Calls in flight in one worker, for an async UDF.
-        resources: Resources that a worker reserves.
-        env_vars: Names of environment variables sent to the workers, including keyed ones.
-        keyed_env_vars: Environment variables with values that count in fragment keys.
-        children: For a fan-out, the column of the new id and the column of the parent's id.
+        workers: Its workers.
+        gpus: GPUs that a worker reserves.
         failures: How failed calls and rows are handled.
-        lifecycle: When its workers are given up, or replaced.
-        reads: The input columns that output columns depend on, as the user declares.
+        reuse: Which stored results are used again.
         include: Input columns that pass through unchanged; True for all.
+        children: For a fan-out, the columns of the new id and of the parent's id.
         order: The order in which workers receive a fragment's rows; None for the rows' own. Only
             set if `columns` lists the columns that are read.
-        execution_backend: Where its workers run; None if the compute resource decides.
         infers: Whether the first run infers the schema. `with_schema` returns the stage with the
             inferred one.
         pinned: Whether the schema was inferred. Results with columns that it lacks are refused. In
             keys it counts as if it had been declared.
-        reuse: Which stored results are used again.
+        kind: See `StageKind`.
     """
 
     udf: Udf
@@ -446,31 +443,44 @@ class MapBatchesSpec(StageKind):
     batch_size: int | None
     auto_batch: bool
     cardinality: Cardinality
-    concurrency: tuple[int, int] | None
-    max_concurrency: int
-    resources: Resources
-    env_vars: tuple[str, ...]
-    keyed_env_vars: tuple[str, ...] = ()
-    children: tuple[str, str] | None = None
-    failures: Failures = field(default_factory=lambda: Failures())
-    lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
-    reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    include: IncludeColumns = ()
+    workers: Workers
+    gpus: float
+    failures: Failures
+    reuse: Reuse
+    include: IncludeColumns
+    children: Children | None = None
     order: RowOrder | None = None
-    execution_backend: ExecutionBackend | None = None
     infers: bool = False
     pinned: bool = False
-    reuse: Reuse = field(default_factory=Reuse)
+    kind: str = "map_batches"
 
-    kind = "map_batches"
-    schema_argument: ClassVar[str] = "the schema"
     runs_udf: ClassVar[Literal[True]] = True
     publishes: ClassVar[Literal[False]] = False
 
     @property
+    def schema_argument(self) -> str:
+        """What to declare in place of an inferred schema, for messages."""
+        return "dimensions=" if self.kind == "embed" else "the schema"
+
+    @property
+    def resources(self) -> Resources:
+        """Resources that a worker reserves."""
+        return self.workers._reserved(f"stage {self.name!r}", self.gpus)
+
+    @property
+    def concurrency(self) -> tuple[int, int] | None:
+        """Minimum and maximum number of workers; None if it depends on the cluster."""
+        return self.workers.count if isinstance(self.workers.count, tuple) else None
+
+    @property
+    def max_concurrency(self) -> int:
+        """Calls in flight in one worker, for an async UDF."""
+        return self.workers.max_concurrency or 1
+
+    @property
     def on_driver(self) -> bool:
         """Whether its workers have to be subprocesses on the driver's machine."""
-        return (self.execution_backend or "").startswith("subprocess")
+        return (self.workers.execution_backend or "").startswith("subprocess")
 
     @property
     def makes_rows(self) -> bool:
@@ -568,9 +578,9 @@ class MapBatchesSpec(StageKind):
             )
         if self.children is not None and self.infers:
             return "an inferred schema may have the new id; declare the schema"
-        if self.children is not None and self.children[0] in self.schema.names:
+        if self.children is not None and self.children.id in self.schema.names:
             return (
-                f"the schema declares the new id {self.children[0]!r}, and ids that the code makes "
+                f"the schema declares the new id {self.children.id!r}, and ids that the code makes "
                 "cannot be given to the children of another row; leave it out of the schema, so "
                 "that ids are generated"
             )
@@ -641,7 +651,7 @@ class MapBatchesSpec(StageKind):
         first = pipeline._keys_of(self.upstream[0])
         if self.children is None:
             return first
-        id, parent = self.children
+        id, parent = self.children.id, self.children.parent_id or first[0].column
         location = pipeline._location(self.name)
         taken = {key.column for key in first} | {parent}
         if id in taken or parent in {key.column for key in first[1:]}:
@@ -724,7 +734,6 @@ class MapBatchesSpec(StageKind):
             cardinality="one_to_one",
             children=None,
             failures=replace(self.failures, on_error=on_error),
-            reads={},
             include=(),
             infers=False,
         )
@@ -804,7 +813,7 @@ class MapBatchesSpec(StageKind):
                 "rename yours in the schema, and use 'quarantine' for a one-to-many stage"
             )
         owner = f"{location}: column_lineage: the schema"
-        require_columns(owner, self.reads, self.schema.names, DefinitionError)
+        require_columns(owner, self.asset.column_lineage, self.schema.names, DefinitionError)
 
     def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
         """The declared types, and those known of the ids and columns that pass through."""
@@ -825,7 +834,8 @@ class MapBatchesSpec(StageKind):
         own = [key.column for key in pipeline._keys_of(self.name)]
         read = schemas[first].names if self.columns is None else list(self.columns)
         found = {
-            name: [(first, c) for c in self.reads.get(name, read)] for name in self.schema.names
+            name: [(first, c) for c in self.asset.column_lineage.get(name, read)]
+            for name in self.schema.names
         }
         found |= {name: [(first, name)] for name in self.carried(schemas[first].names, own)}
         found |= {id: [(first, column)] for id, column in zip(own[len(own) - len(above) :], above)}
@@ -864,7 +874,7 @@ class MapBatchesSpec(StageKind):
             component("option", "columns", self._columns_seen(pipeline)),
             component("option", "cardinality", self.cardinality),
             component("option", "per_row", self.reuse.per_row),
-            component("option", "id", self.children),
+            component("option", "id", self.children and dataclasses.astuple(self.children)),
             # The other two differ only in error handling.
             component("option", "on_error", self.failures.on_error == "null"),
             component("option", "include_columns", self.include),

@@ -118,8 +118,8 @@ def test_functions_that_do_not_fit(function, message, tmp_path):
         ({"columns": ["text"]}, "columns are what a function gets"),
         ({"messages": asks, "system": " "}, "system is ' '; expected text"),
         ({"messages": asks, "columns": "text"}, "columns is 'text'; expected a list of names"),
-        ({"preprocess": asks}, "known from Ray Data: write messages=..., the function itself"),
-        ({"messages": asks, "postprocess": asks}, "known from Ray Data: add a stage: .map("),
+        ({"preprocess": asks}, "write messages=..."),
+        ({"messages": asks, "postprocess": asks}, "add a stage: .map("),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, message, tmp_path):
