@@ -57,8 +57,8 @@ def test_stages_that_normalize_and_do_not_share_an_engine(tiny, tmp_path, local,
     rows = read(tmp_path, "embedded")
     expected = vectors(tiny, TEXTS)
     assert expected.shape == (len(TEXTS), SIZE)
-    assert np.allclose(rows["embedding"].to_pylist(), expected, atol=1e-5)
-    raw = np.array(read(tmp_path, "raw")["embedding"].to_pylist())
+    assert np.allclose(rows["embedded"].to_pylist(), expected, atol=1e-5)
+    raw = np.array(read(tmp_path, "raw")["raw"].to_pylist())
     lengths = np.linalg.norm(raw, axis=1, keepdims=True)
     assert not np.allclose(lengths, 1)
     assert np.allclose(raw / lengths, expected, atol=1e-5)
@@ -82,7 +82,7 @@ def test_vectors_of_fewer_dimensions(tiny, tmp_path, local, materialize):
     materialize(pipeline, local)
 
     rows = read(tmp_path, "embedded")
-    assert rows.schema.field("embedding").type == pa.list_(pa.float32(), 16)
+    assert rows.schema.field("embedded").type == pa.list_(pa.float32(), 16)
     cut = vectors(tiny, TEXTS)[:, :16]
     cut /= np.linalg.norm(cut, axis=1, keepdims=True)
-    assert np.allclose(rows["embedding"].to_pylist(), cut, atol=1e-5)
+    assert np.allclose(rows["embedded"].to_pylist(), cut, atol=1e-5)

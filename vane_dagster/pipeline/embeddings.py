@@ -30,7 +30,7 @@ class EmbedRows(ModelStageRows):
         provider: str | type | None = None,
         dimensions: int | None = None,
         normalize: bool = True,
-        output_column: str = "embedding",
+        output_column: str | None = None,
         include_columns: bool | Sequence[str] = (),
         batch_size: int | None = None,
         concurrency: int | tuple[int, int] | Workers | None = None,
@@ -55,7 +55,7 @@ class EmbedRows(ModelStageRows):
             dimensions: The length of a vector, for models that can return shorter vectors than
                 their full size. Default: the model's full size.
             normalize: Whether to scale vectors to length 1.
-            output_column: The column of vectors.
+            output_column: The column of vectors. Default: the stage's name.
             include_columns: Input columns to pass through; True for all.
             batch_size: Texts per call. Default: 64.
             concurrency: Workers; see `map_batches`. Default: 1, with up to 4 calls at a time.
@@ -73,7 +73,7 @@ class EmbedRows(ModelStageRows):
         location = self.pipeline._location(name)
         model_task = EmbedTask(
             name_of(location, column, "column"),
-            name_of(location, output_column),
+            name_of(location, name if output_column is None else output_column),
             positive(location, "dimensions", dimensions),
             bool(normalize),
         )

@@ -33,7 +33,7 @@ class LabelRows(PromptRows):
         model: str | ModelServer | Model,
         provider: str | type | None = None,
         sampling_params: Mapping[str, Any] | None = None,
-        output_column: str = "label",
+        output_column: str | None = None,
         include_columns: bool | Sequence[str] = (),
         batch_size: int | None = None,
         concurrency: int | tuple[int, int] | Workers | None = None,
@@ -62,7 +62,7 @@ class LabelRows(PromptRows):
             model: See `prompt`.
             provider: A provider of `prompt`, or a classifier.
             sampling_params: See `prompt`; for a language model. Default: a temperature of 0.
-            output_column: The column of labels.
+            output_column: The column of labels. Default: the stage's name.
             include_columns: Input columns to pass through; True for all.
             batch_size: See `prompt`; for a classifier, texts per call, by default 64.
             concurrency: Workers; see `prompt`.
@@ -107,7 +107,9 @@ class LabelRows(PromptRows):
         listed = list_of_names(location, "labels", [*labels]) or ()
         if len(set(listed)) < len(listed):
             raise DefinitionError(f"{location}: labels has one twice: {listed}")
-        model_task = ClassifyTask(column, name_of(location, output_column), listed)
+        model_task = ClassifyTask(
+            column, name_of(location, name if output_column is None else output_column), listed
+        )
         options = parse_options(
             location, include_columns, concurrency, gpus, on_error, reuse, asset
         )

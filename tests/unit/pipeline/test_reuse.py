@@ -320,4 +320,4 @@ def test_own_columns_are_those_that_the_code_makes():
     assert own("named columns", on_error="null", include_columns=True) == ("x",)
     assert own("chunks with the parent's id", schema={"id": "BIGINT", **CHUNKS}) == ("chunk",)
     assert own("a filter") == ()
-    assert own("a prompt") == ("response", "response_usage")
+    assert own("a prompt") == ("out", "out_usage")

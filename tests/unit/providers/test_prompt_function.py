@@ -61,7 +61,7 @@ def test_it_gets_arrays_of_a_tensor():
     table = pa.table({"id": [1, 2], "image": pa.ExtensionArray.from_storage(kind, images)})
     pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
     stage = pipeline.prompt("out", shape, provider=Reversed, model="m")
-    assert run_stage(stage, table)["response"].to_pylist() == ["(2, 3)", "None"]
+    assert run_stage(stage, table)["out"].to_pylist() == ["(2, 3)", "None"]
 
 
 # Declaration
@@ -127,20 +127,12 @@ def test_arguments_that_do_not_fit(arguments, message, tmp_path):
         declared(tmp_path, **arguments)
 
 
-def test_prompts_are_in_the_column_that_is_called_like_the_stage(tmp_path):
-    rows = docs(tmp_path).project("clean", {"prompt": "text"})
-    given = {"provider": Reversed, "model": "m"}
-    assert rows.prompt("prompt", **given).spec.columns == ("prompt",)
-    with pytest.raises(vd.DefinitionError, match="messages is missing, and 'clean' has no column"):
-        rows.prompt("asked", **given)
-
-
 def test_it_gets_all_columns_or_those_that_are_named(tmp_path):
     assert declared(tmp_path, asks).spec.columns is None
     heat = {"sampling_params": {"temperature": "{heat}"}}
     named = declared(tmp_path, asks, columns=["title"], **heat)
     assert named.spec.columns == ("title", "heat")
-    assert declared(tmp_path, asks).spec.schema.names == ["response", "response_usage"]
+    assert declared(tmp_path, asks).spec.schema.names == ["asked", "asked_usage"]
 
 
 def test_the_description_names_the_function(tmp_path):
