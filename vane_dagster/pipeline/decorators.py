@@ -214,7 +214,12 @@ def cls(
 
 
 class _FunctionDecorator:
-    """The decorator `vd.func`, which is `vd.method` too, and its `batch`."""
+    """The decorator `vd.func`, which is `vd.method` too, or its `batch`."""
+
+    batch: _FunctionDecorator
+
+    def __init__(self, is_batch: bool) -> None:
+        self._is_batch = is_batch
 
     @overload
     def __call__(self, function: F) -> F: ...
@@ -224,6 +229,7 @@ class _FunctionDecorator:
         *,
         return_dtype: Any = None,
         unnest: bool = False,
+        batch_size: int | None = None,
         cpus: float | None = None,
         gpus: float | None = None,
         use_process: bool | None = None,
@@ -240,6 +246,7 @@ class _FunctionDecorator:
         *,
         return_dtype: Any = None,
         unnest: bool = False,
+        batch_size: int | None = None,
         cpus: float | None = None,
         gpus: float | None = None,
         use_process: bool | None = None,
@@ -255,12 +262,16 @@ class _FunctionDecorator:
         what its annotations do not. The arguments have the names of `daft.func`. Those of a method
         override those of its class, and a stage's own arguments override both.
 
+        With `.batch` it takes columns, one array each, and returns a column.
+
         Args:
             function: The function, if the decorator has no arguments.
             return_dtype: The type of the result: SQL ("FLOAT[384]"), a `pyarrow.DataType`, a Python
                 annotation, an object with `to_arrow_dtype` such as a `daft.DataType`, or a mapping
-                of columns to types. Default: the return annotation.
+                of columns to types. Default: the return annotation. With `.batch` it is that of one
+                row, and has no default.
             unnest: Whether the fields of a struct become columns.
+            batch_size: With `.batch`, rows per call.
             cpus: See `cls`.
             gpus: See `cls`.
             use_process: See `cls`.
@@ -271,76 +282,28 @@ class _FunctionDecorator:
             ray_options: See `cls`.
 
         Raises:
-            DefinitionError: If an argument is refused, or has a wrong value.
+            DefinitionError: If an argument is missing or refused, or has a wrong value.
         """
-        mark = functools.partial(
-            _mark,
-            CallOptions(
-                return_dtype=return_dtype,
-                unnest=unnest,
-                gpus=gpus,
-                num_cpus=cpus,
-                max_concurrency=max_concurrency,
-                max_retries=max_retries,
-                on_error=on_error,
-                label=name_override,
-                use_process=use_process,
-                ray_options=ray_options,
-            ),
+        if self._is_batch and return_dtype is None:
+            raise DefinitionError(f"{_METHOD}: batch lacks its argument 'return_dtype'")
+        if batch_size is not None and not self._is_batch:
+            raise DefinitionError(f"{_METHOD}: batch_size is an argument of {_METHOD}.batch")
+        options = CallOptions(
+            return_dtype=return_dtype,
+            is_batch=self._is_batch,
+            unnest=unnest,
+            batch_size=batch_size,
+            gpus=gpus,
+            num_cpus=cpus,
+            max_concurrency=max_concurrency,
+            max_retries=max_retries,
+            on_error=on_error,
+            label=name_override,
+            use_process=use_process,
+            ray_options=ray_options,
         )
+        mark = functools.partial(_mark, options)
         return mark if function is None else mark(function)
-
-    @known_keywords(f"{_METHOD}.batch", _ADVICE, more=_MORE)
-    def batch(
-        self,
-        *,
-        return_dtype: Any,
-        unnest: bool = False,
-        batch_size: int | None = None,
-        cpus: float | None = None,
-        gpus: float | None = None,
-        use_process: bool | None = None,
-        max_concurrency: int | None = None,
-        max_retries: int | None = None,
-        on_error: str | None = None,
-        name_override: str | None = None,
-        ray_options: Mapping[str, Any] | None = None,
-    ) -> Callable[[F], F]:
-        """Declare a function or method that takes columns, one array each, and returns a column.
-
-        Args:
-            return_dtype: The type of the value of one row; see `vd.func`.
-            unnest: Whether the fields of a struct become columns.
-            batch_size: Rows per call.
-            cpus: See `cls`.
-            gpus: See `cls`.
-            use_process: See `cls`.
-            max_concurrency: See `cls`.
-            max_retries: Retries of a call after a transient error.
-            on_error: See `cls`.
-            name_override: The name shown for it.
-            ray_options: See `cls`.
-
-        Raises:
-            DefinitionError: If an argument is refused, or has a wrong value.
-        """
-        return functools.partial(
-            _mark,
-            CallOptions(
-                return_dtype=return_dtype,
-                is_batch=True,
-                unnest=unnest,
-                batch_size=batch_size,
-                gpus=gpus,
-                num_cpus=cpus,
-                max_concurrency=max_concurrency,
-                max_retries=max_retries,
-                on_error=on_error,
-                label=name_override,
-                use_process=use_process,
-                ray_options=ray_options,
-            ),
-        )
 
 
 def _mark(options: CallOptions, function: Any) -> Any:
@@ -354,4 +317,5 @@ def _mark(options: CallOptions, function: Any) -> Any:
     return function
 
 
-method = func = _FunctionDecorator()
+method = func = _FunctionDecorator(is_batch=False)
+func.batch = _FunctionDecorator(is_batch=True)

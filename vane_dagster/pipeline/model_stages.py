@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from vane_dagster._arguments import positive
 from vane_dagster._keywords import require_columns, similar
@@ -29,7 +27,7 @@ from vane_dagster.pipeline.identity import (
 from vane_dagster.pipeline.options import IncludeColumns
 from vane_dagster.pipeline.records import Model, StageOptions, refuse_for_prompts
 from vane_dagster.pipeline.servers import ModelServer, parse_servers
-from vane_dagster.pipeline.specs import MapBatchesSpec, Schemas, declares_columns
+from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class
@@ -153,12 +151,10 @@ class ModelStageSpec(MapBatchesSpec):
         own = (*self.model_task.classes, *self.model_task.preloaded)
         return self._code(pipeline, own).digest
 
-    def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
-        """The columns that the model task makes, and those that pass through."""
-        first = inputs[self.upstream[0]]
-        owner = f"{pipeline._location(self.name)}: {self.upstream[0]!r}"
-        require_columns(owner, self.model_task.needed, first.names)
-        return super().output_schema(pipeline, inputs)
+    @property
+    def _needed(self) -> Iterable[str]:
+        """The columns that the model task needs."""
+        return (*(self.columns or ()), *self.model_task.needed)
 
     @property
     def code_files(self) -> Sequence[str]:
@@ -290,11 +286,10 @@ class ModelStageRows:
                 f"{location}: two columns would be called {twice[0]!r}; give output_column another "
                 "name"
             )
-        if not declares_columns(self.pipeline, self._node):
-            return
-        known = self.pipeline._declared_types()[self._node]
-        read = dict.fromkeys((*(model_task.reads or ()), *model_task.needed, *named))
-        require_columns(f"{location}: {self._node!r}", read, known, DefinitionError)
+        table = self.pipeline._tables()[self._node]
+        if table.is_complete:
+            read = dict.fromkeys((*(model_task.reads or ()), *model_task.needed, *named))
+            require_columns(f"{location}: {self._node!r}", read, table.fields, DefinitionError)
 
 
 def _parse_model(

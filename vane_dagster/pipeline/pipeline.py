@@ -31,9 +31,8 @@ from vane_dagster.pipeline.specs import (
     JoinSpec,
     MapBatchesSpec,
     StageSpec,
-    Types,
+    Table,
     check_id,
-    declares_columns,
     with_upstream,
 )
 from vane_dagster.pipeline.stages import Rows
@@ -187,15 +186,16 @@ class Pipeline(Rows):
 
         A join is drawn under the first stage that it reads, and names all of them.
         """
-        types = self._declared_types()
+        tables = self._tables()
 
         def drawn(node: str, indent: str) -> Iterator[str]:
             below = [stage.spec for stage in self if stage.spec.upstream[0] == node]
             for spec in below:
                 branch, more = ("└── ", "    ") if spec is below[-1] else ("├── ", "│   ")
                 of = f" of {names(spec.upstream)}" if len(spec.upstream) > 1 else ""
-                columns = [f"{name} {_type_name(kind)}" for name, kind in types[spec.name].items()]
-                columns += [] if declares_columns(self, spec.name) else ["..."]
+                table = tables[spec.name]
+                columns = [f"{name} {_type_name(kind)}" for name, kind in table.types.items()]
+                columns += [] if table.is_complete else ["..."]
                 tree = list(drawn(spec.name, indent + more))
                 yield f"{indent}{branch}{spec.name} ({spec.kind}{of})"
                 yield f"{indent}{more}{'│' if tree else ' '}   {', '.join(columns)}"
@@ -209,22 +209,18 @@ class Pipeline(Rows):
         """Return the columns that identify the rows of a stage or the source, the id first."""
         return self._keys[node]
 
-    def _declared_types(self) -> dict[str, Types]:
-        """Return the columns of each stage, with the types known without reading the source.
-
-        The source itself has no known columns.
-        """
-        found: dict[str, Types] = {SOURCE: {}}
+    def _tables(self) -> dict[str, Table]:
+        """Return the columns of each node, as far as they are known without the source."""
+        found = {SOURCE: Table({}, is_complete=False)}
         for stage in self:
             inputs = {name: found[name] for name in stage.spec.upstream}
-            found[stage.name] = stage.spec.declared_types(self, inputs)
+            found[stage.name] = stage.spec.outputs(self, inputs)
         return found
 
     def _schema_of(self, stage: str) -> pa.Schema:
         """See `Stage.schema`."""
-        types = self._declared_types()[stage]
-        if None not in types.values() and declares_columns(self, stage):
-            return pa.schema(types)
+        if (declared := self._tables()[stage].schema) is not None:
+            return declared
         needed = with_upstream(self, stage)
         return self._resolve_schemas(needed, {SOURCE: self.source_schema()})[stage]
 

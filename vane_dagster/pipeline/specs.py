@@ -70,10 +70,34 @@ _NAME_INPUTS = (
 
 Schemas = Mapping[str, pa.Schema]
 """Schemas by node."""
-Types = dict[str, Union[pa.DataType, None]]
-"""Columns and their types; None where only the source knows the type."""
 Column = tuple[str, str]
 """A node and one of its columns."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns of a node, as far as they are known.
+
+    Attributes:
+        fields: The columns; None where only the source knows the type.
+        reads: The columns of the upstream nodes that the values of each column depend on.
+        is_complete: Whether these are all columns, rather than those known without the source.
+    """
+
+    fields: Mapping[str, pa.Field | None]
+    reads: Mapping[str, list[Column]] = field(default_factory=dict)
+    is_complete: bool = True
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The schema; None if a column or its type is not known."""
+        known = [each for each in self.fields.values() if each is not None]
+        return pa.schema(known) if self.is_complete and len(known) == len(self.fields) else None
+
+    @property
+    def types(self) -> dict[str, pa.DataType | None]:
+        """The columns and their types."""
+        return {name: None if each is None else each.type for name, each in self.fields.items()}
 
 
 @dataclass(frozen=True)
@@ -172,6 +196,21 @@ class StageKind(abc.ABC):
     # Columns.
 
     @abc.abstractmethod
+    def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
+        """Return its columns.
+
+        Args:
+            pipeline: The pipeline.
+            inputs: The columns of its upstream nodes.
+
+        Returns:
+            What its columns read is exact for SQL and joins. For user code it is the declared
+            lineage, else all columns read.
+
+        Raises:
+            SchemaError: If they do not fit.
+        """
+
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """Return the schema of its rows.
 
@@ -180,29 +219,22 @@ class StageKind(abc.ABC):
             inputs: The schemas of its upstream nodes.
 
         Raises:
-            SchemaError: If they do not fit.
+            SchemaError: If they do not fit, or the first run has to infer the schema.
         """
+        schema = self.outputs(pipeline, _tables(inputs)).schema
+        assert schema is not None
+        return schema
 
-    @abc.abstractmethod
-    def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """Return its columns, with the types that are known without the source.
-
-        Args:
-            pipeline: The pipeline.
-            inputs: The declared types of its upstream nodes; empty for the source.
-        """
-
-    @abc.abstractmethod
     def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
         """Map each of its columns to the columns that its values depend on.
 
         Args:
             pipeline: The pipeline.
             schemas: Schemas of the stage and of its upstream nodes.
-
-        Returns:
-            Exact for SQL and joins. For user code, the declared lineage, else all columns read.
         """
+        inputs = {node: schemas[node] for node in self.upstream}
+        reads = self.outputs(pipeline, _tables(inputs)).reads
+        return {name: reads[name] for name in schemas[self.name].names}
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
         """Return the columns with values that the stage computes rather than passes through.
@@ -216,10 +248,6 @@ class StageKind(abc.ABC):
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
         """Return the columns that it computes; None if the declaration does not determine them."""
         return None
-
-    def declares_columns(self, pipeline: Pipeline) -> bool:
-        """Return whether the names of its columns are known without the source."""
-        return True
 
     @property
     def is_inferred(self) -> bool:
@@ -328,36 +356,37 @@ class ProjectSpec(StageKind):
         """True if there is a condition."""
         return self.where is not None
 
-    def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
+    def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
         """DuckDB's types for expressions, and the input's types for columns that pass through."""
-        location = pipeline._location(self.name)
-        first = inputs[self.upstream[0]]
-        owner = f"{location}: include_columns: {self.upstream[0]!r}"
-        require_columns(owner, _listed(self.include), first.names)
-        schema = sql.bind(self._pairs(first.names), self.where, first, location)
-        check_id(location, pipeline._keys_of(self.name)[0].column, schema)
-        return schema
-
-    def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """The types of the expressions that read only columns of known types."""
-        given = {name: kind for name, kind in inputs[self.upstream[0]].items() if kind is not None}
-        location, found = pipeline._location(self.name), Types()
-        for name, expression in self._pairs(inputs[self.upstream[0]]):
-            none = sql.unused("none", sql.referenced_columns(expression, location))
-            known = pa.schema(given or {none: pa.bool_()})  # SQL has no table without columns
-            try:
-                found[name] = sql.bind(((name, expression),), None, known, location).field(0).type
-            except (SchemaError, DefinitionError):  # it needs a column of unknown type
-                found[name] = None
-        return found
-
-    def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
-        """The columns that each expression names."""
-        first, lineage = self.upstream[0], {}
-        for name, expression in self._pairs(schemas[first].names):
+        location, upstream = pipeline._location(self.name), self.upstream[0]
+        first = inputs[upstream]
+        pairs = self._pairs(first.fields)
+        fields: dict[str, pa.Field | None]
+        if (given := first.schema) is not None:
+            owner = f"{location}: include_columns: {upstream!r}"
+            require_columns(owner, _listed(self.include), given.names)
+            schema = sql.bind(pairs, self.where, given, location)
+            check_id(location, pipeline._keys_of(self.name)[0].column, schema)
+            fields = dict(zip(schema.names, schema))
+        else:
+            known = [each for each in first.fields.values() if each is not None]
+            fields = {name: self._bound(name, text, known, location) for name, text in pairs}
+        reads = {}
+        for name, expression in pairs:
             named = {other.lower() for other in sql.referenced_columns(expression, self.name)}
-            lineage[name] = [(first, n) for n in schemas[first].names if n.lower() in named]
-        return lineage
+            reads[name] = [(upstream, each) for each in first.fields if each.lower() in named]
+        return Table(fields, reads, self.include is not True or first.is_complete)
+
+    def _bound(
+        self, name: str, expression: str, known: list[pa.Field], location: str
+    ) -> pa.Field | None:
+        """Return a column of an expression; None if it reads a column of unknown type."""
+        none = sql.unused("none", sql.referenced_columns(expression, location))
+        given = pa.schema(known or {none: pa.bool_()})  # SQL has no table without columns
+        try:
+            return sql.bind(((name, expression),), None, given, location).field(0)
+        except (SchemaError, DefinitionError):
+            return None
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
         """The columns with expressions other than a plain input column."""
@@ -391,10 +420,6 @@ class ProjectSpec(StageKind):
             component("option", "where", where),
             component("option", "include_columns", self.include),
         ]
-
-    def declares_columns(self, pipeline: Pipeline) -> bool:
-        """False if it passes on all columns of an input that does not declare them."""
-        return self.include is not True or declares_columns(pipeline, self.upstream[0])
 
     def _pairs(self, columns: Iterable[str]) -> tuple[tuple[str, str], ...]:
         """Return all columns with their expressions.
@@ -663,42 +688,69 @@ class MapBatchesSpec(StageKind):
 
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """The declared columns, and the ids and columns that pass through."""
-        first, location = inputs[self.upstream[0]], pipeline._location(self.name)
         if self.infers:
             raise SchemaError(
-                f"{location}: its columns are not known before its first run, which infers them "
-                f"(schema={INFER!r}). Declare {self.schema_argument}; preview() shows it as code"
+                f"{pipeline._location(self.name)}: its columns are not known before its first run, "
+                f"which infers them (schema={INFER!r}). Declare {self.schema_argument}; preview() "
+                "shows it as code"
             )
-        needed = dict.fromkeys([*(self.columns or ()), *_listed(self.include)])
-        by_row = isinstance(self.contract, RowCall) and self.contract.inputs is not None
-        fix = (_OPEN_FILE if pipeline.source.names_files else _NAME_INPUTS) if by_row else ""
-        require_columns(f"{location}: {self.upstream[0]!r}", needed, first.names, fix=fix)
-        fields = []
-        above = [key.column for key in pipeline._keys_of(self.upstream[0])]
+        return super().output_schema(pipeline, inputs)
+
+    @property
+    def _needed(self) -> Iterable[str]:
+        """The input columns that the code gets."""
+        return self.columns or ()
+
+    def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
+        """The declared columns, and the ids and columns that pass through."""
+        location, upstream = pipeline._location(self.name), self.upstream[0]
+        first = inputs[upstream]
+        if first.is_complete:
+            needed = dict.fromkeys([*self._needed, *_listed(self.include)])
+            by_row = isinstance(self.contract, RowCall) and self.contract.inputs is not None
+            fix = (_OPEN_FILE if pipeline.source.names_files else _NAME_INPUTS) if by_row else ""
+            require_columns(f"{location}: {upstream!r}", needed, first.fields, fix=fix)
+        above = [key.column for key in pipeline._keys_of(upstream)]
         own = [key.column for key in pipeline._keys_of(self.name)]
+        ids = dict(zip(own[len(own) - len(above) :], above))
+        carried = self.carried(first.fields, own)
+        fields: dict[str, pa.Field | None] = {}
+        reads: dict[str, list[Column]] = {}
         if self.children is not None:
-            fields.append(pa.field(own[0], pa.string()))  # unless the user declares it
-        for id, column in zip(own[len(fields) :], above):
-            fields.append(first.field(column).with_name(id))
-            declared = self.schema.field(id).type if id in self.schema.names else fields[-1].type
-            if declared != fields[-1].type:
+            fields[own[0]] = pa.field(own[0], pa.string())  # unless the user declares it
+            reads[own[0]] = [(upstream, above[0])]
+        for name, column in (ids | dict(zip(carried, carried))).items():
+            given = first.fields.get(column)
+            fields[name] = None if given is None else given.with_name(name)
+            reads[name] = [(upstream, column)]
+        for name in ids:
+            given = fields[name]
+            declared = self.schema.field(name).type if name in self.schema.names else None
+            if given is not None and declared is not None and declared != given.type:
                 raise SchemaError(
-                    f"{location}: schema declares the id {id!r} as {declared}, but it comes in as "
-                    f"{fields[-1].type}; ids keep their type. Leave it out of the schema, or cast "
-                    "it in the source"
+                    f"{location}: schema declares the id {name!r} as {declared}, but it comes in "
+                    f"as {given.type}; ids keep their type. Leave it out of the schema, or cast it "
+                    "in the source"
                 )
-        fields += [first.field(column) for column in self.carried(first.names, own)]
-        missing_fields = [field for field in fields if field.name not in self.schema.names]
-        schema = pa.schema([*missing_fields, *self.schema])
+        read = [(upstream, c) for c in (first.fields if self.columns is None else self.columns)]
+        made: dict[str, pa.Field | None] = {
+            each.name: None if self.infers else each for each in self.schema
+        }
+        for name in made.keys() - reads.keys():
+            lineage = self.asset.column_lineage.get(name)
+            reads[name] = read if lineage is None else [(upstream, column) for column in lineage]
+        fields = {name: each for name, each in fields.items() if name not in made} | made
         if self.failures.on_error == "null":
-            if ERROR_COLUMN in schema.names:
+            if ERROR_COLUMN in fields:
                 raise SchemaError(
                     f"{location}: on_error='null' adds a column {ERROR_COLUMN!r}, and the input "
                     "has one that include_columns passes on; name the columns to include"
                 )
-            schema = schema.append(pa.field(ERROR_COLUMN, pa.string()))
-        check_id(location, own[0], schema)
-        return schema
+            fields[ERROR_COLUMN], reads[ERROR_COLUMN] = pa.field(ERROR_COLUMN, pa.string()), read
+        if (key := fields[own[0]]) is not None:
+            check_id(location, own[0], pa.schema([key]))
+        passes_all = self.include is not True or first.is_complete
+        return Table(fields, reads, passes_all and bool(self.schema.names or not self.infers))
 
     def carried(self, columns: Iterable[str], ids: Collection[str]) -> list[str]:
         """Return the input columns that pass through, besides the ids.
@@ -709,11 +761,6 @@ class MapBatchesSpec(StageKind):
         """
         chosen = columns if self.include is True else self.include
         return [name for name in chosen if name not in ids and name not in self.schema.names]
-
-    def declares_columns(self, pipeline: Pipeline) -> bool:
-        """False if they are inferred, or are all columns of an input that does not declare them."""
-        known = self.include is not True or declares_columns(pipeline, self.upstream[0])
-        return known and bool(self.schema.names or not self.infers)
 
     @property
     def is_inferred(self) -> bool:
@@ -814,36 +861,6 @@ class MapBatchesSpec(StageKind):
             )
         owner = f"{location}: column_lineage: the schema"
         require_columns(owner, self.asset.column_lineage, self.schema.names, DefinitionError)
-
-    def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """The declared types, and those known of the ids and columns that pass through."""
-        first = inputs[self.upstream[0]]
-        above = [key.column for key in pipeline._keys_of(self.upstream[0])]
-        own = [key.column for key in pipeline._keys_of(self.name)]
-        found: Types = {own[0]: pa.string()} if self.children is not None else {}
-        found |= {id: first.get(column) for id, column in zip(own[len(found) :], above)}
-        found |= {column: first.get(column) for column in self.carried(first, own)}
-        missing = {name: kind for name, kind in found.items() if name not in self.schema.names}
-        found = missing | {field.name: None if self.infers else field.type for field in self.schema}
-        return found | ({ERROR_COLUMN: pa.string()} if self.failures.on_error == "null" else {})
-
-    def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
-        """The declared lineage; else each column depends on all columns read."""
-        first = self.upstream[0]
-        above = [key.column for key in pipeline._keys_of(first)]
-        own = [key.column for key in pipeline._keys_of(self.name)]
-        read = schemas[first].names if self.columns is None else list(self.columns)
-        found = {
-            name: [(first, c) for c in self.asset.column_lineage.get(name, read)]
-            for name in self.schema.names
-        }
-        found |= {name: [(first, name)] for name in self.carried(schemas[first].names, own)}
-        found |= {id: [(first, column)] for id, column in zip(own[len(own) - len(above) :], above)}
-        if self.children is not None:
-            found[own[0]] = [(first, above[0])]
-        if self.failures.on_error == "null":
-            found[ERROR_COLUMN] = [(first, column) for column in read]
-        return {name: found[name] for name in schemas[self.name].names}
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
         """All declared columns except ids."""
@@ -1032,78 +1049,45 @@ class JoinSpec(StageKind):
                 ]
         return found
 
-    def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
+    def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
         """The columns taken from each stage; children as lists of structs, if declared so."""
         location, shape = pipeline._location(self.name), self.shape(pipeline)
-        base = inputs[shape.base]
+        base = inputs[shape.base].fields
         sides = {side.node: side for side in shape.sides}
         ids = [key.column for key in pipeline._keys_of(shape.base)]
-        fields = {id: base.field(id) for id in ids}
-        owner = dict.fromkeys(ids, shape.base)
-        for node, schema in inputs.items():
+        fields = {id: base.get(id) for id in ids}
+        reads = {id: [(shape.base, id)] for id in ids}
+        for node, table in inputs.items():
             side = sides.get(node)
             if side is not None:
-                _check_same_id(location, shape, base, schema, side)
-            chosen = self._chosen(node, schema.names, side.known if side else ids)
-            require_columns(f"{location}: {node!r}", [c for _, c in chosen], schema.names)
-            taken = [schema.field(column).with_name(name) for name, column in chosen]
+                _check_same_id(location, shape, base, table.fields, side)
+            chosen = self._chosen(node, table.fields, side.known if side else ids)
+            if table.is_complete:
+                require_columns(f"{location}: {node!r}", [c for _, c in chosen], table.fields)
+            taken: dict[str, pa.Field | None] = {}
+            for name, column in chosen:
+                given = table.fields.get(column)
+                taken[name] = None if given is None else given.with_name(name)
+            read = {name: [(node, column)] for name, column in chosen}
             if side is not None and side.label is not None:
-                own = [
-                    key.column for key in pipeline._keys_of(node) if key.column not in side.known
-                ]
-                taken = [schema.field(id) for id in own] + [f for f in taken if f.name not in own]
-                taken = [pa.field(side.label, pa.list_(pa.struct(taken)))]
-            for one in taken:
-                if one.name in fields:
-                    raise SchemaError(
-                        f"{location}: column {one.name!r} comes from both {owner[one.name]!r} "
-                        f"and {node!r}; name the columns to take, as columns={{{node!r}: "
-                        f"{{'other_name': {one.name!r}}}}}"
-                    )
-                fields[one.name], owner[one.name] = one, node
-        return pa.schema(list(fields.values()))
-
-    def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """The known types of the columns that are taken."""
-        shape = self.shape(pipeline)
-        sides = {side.node: side for side in shape.sides}
-        ids = [key.column for key in pipeline._keys_of(shape.base)]
-        found: Types = {id: inputs[shape.base].get(id) for id in ids}
-        for node, given in inputs.items():
-            side = sides.get(node)
-            chosen = self._chosen(node, given, side.known if side else ids)
-            taken: Types = {name: given.get(column) for name, column in chosen}
-            if side is not None and side.label is not None:
-                own = [
-                    key.column for key in pipeline._keys_of(node) if key.column not in side.known
-                ]
-                child = {id: given.get(id) for id in own} | taken
-                is_known = None not in child.values()
-                taken = {side.label: pa.list_(pa.struct(list(child.items()))) if is_known else None}
-            found |= taken
-        return found
-
-    def declares_columns(self, pipeline: Pipeline) -> bool:
-        """False if it takes all columns of a node that does not declare them."""
-        return all(
-            node in self.columns or declares_columns(pipeline, node) for node in self.upstream
-        )
-
-    def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
-        """The columns that are taken; for a list, the columns of its elements."""
-        shape = self.shape(pipeline)
-        ids = [key.column for key in pipeline._keys_of(shape.base)]
-        found = {id: [(shape.base, id)] for id in ids}
-        taken = self._chosen(shape.base, schemas[shape.base].names, ids)
-        found |= {name: [(shape.base, column)] for name, column in taken}
-        for side in shape.sides:
-            pairs = self._chosen(side.node, schemas[side.node].names, side.known)
-            if side.label is None:
-                found |= {name: [(side.node, column)] for name, column in pairs}
-            else:
-                listed = [(side.node, column) for _, column in pairs]
-                found[side.label] = list(dict.fromkeys([(side.node, side.id), *listed]))
-        return {name: found[name] for name in schemas[self.name].names}
+                keys = [key.column for key in pipeline._keys_of(node)]
+                own = {key: table.fields.get(key) for key in keys if key not in side.known}
+                element = Table(own | taken | own).schema
+                kind = None
+                if element is not None:
+                    kind = pa.field(side.label, pa.list_(pa.struct(list(element))))
+                columns = dict.fromkeys([side.id, *(column for _, column in chosen)])
+                taken, read = {side.label: kind}, {side.label: [(node, c) for c in columns]}
+            if twice := [name for name in taken if name in fields]:
+                raise SchemaError(
+                    f"{location}: column {twice[0]!r} comes from both {reads[twice[0]][0][0]!r} "
+                    f"and {node!r}; name the columns to take, as columns={{{node!r}: "
+                    f"{{'other_name': {twice[0]!r}}}}}"
+                )
+            fields |= taken
+            reads |= read
+        is_complete = all(node in self.columns or inputs[node].is_complete for node in inputs)
+        return Table(fields, reads, is_complete)
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
         """For a left join, the columns that are null where a row is missing."""
@@ -1157,17 +1141,11 @@ class WriteSpec(StageKind):
     runs_udf: ClassVar[Literal[False]] = False
     publishes: ClassVar[Literal[True]] = True
 
-    def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
-        """The input schema, unchanged."""
-        return inputs[self.upstream[0]]
-
-    def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """The input types, unchanged."""
-        return inputs[self.upstream[0]]
-
-    def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
-        """Each column depends on the input column of the same name."""
-        return {name: [(self.upstream[0], name)] for name in schemas[self.name].names}
+    def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
+        """The input columns, unchanged."""
+        first = inputs[self.upstream[0]]
+        reads = {name: [(self.upstream[0], name)] for name in first.fields}
+        return Table(first.fields, reads, first.is_complete)
 
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The target and its write options."""
@@ -1181,10 +1159,6 @@ class WriteSpec(StageKind):
             *(component("option", *option) for option in sorted(target.options.items())),
         ]
 
-    def declares_columns(self, pipeline: Pipeline) -> bool:
-        """As its input does."""
-        return declares_columns(pipeline, self.upstream[0])
-
     def publisher(self, partition: str | None) -> Publisher:
         """Return the publisher of a partition."""
         return open_publisher(self.target, partition)
@@ -1193,6 +1167,11 @@ class WriteSpec(StageKind):
 def _listed(include: IncludeColumns) -> tuple[str, ...]:
     """Return the columns that `include` names."""
     return () if include is True else include
+
+
+def _tables(schemas: Schemas) -> dict[str, Table]:
+    """Return nodes whose columns are all known."""
+    return {node: Table(dict(zip(schema.names, schema))) for node, schema in schemas.items()}
 
 
 StageSpec = Union[ProjectSpec, MapBatchesSpec, JoinSpec, WriteSpec]
@@ -1218,13 +1197,17 @@ def _side(
 
 
 def _check_same_id(
-    location: str, shape: JoinShape, base: pa.Schema, own: pa.Schema, side: JoinSide
+    location: str,
+    shape: JoinShape,
+    base: Mapping[str, pa.Field | None],
+    own: Mapping[str, pa.Field | None],
+    side: JoinSide,
 ) -> None:
     ours, theirs = (shape.id, side.match) if side.label else (side.match, side.id)
-    expected, found = base.field(ours).type, own.field(theirs).type
-    if expected != found:
+    expected, found = base.get(ours), own.get(theirs)
+    if expected is not None and found is not None and expected.type != found.type:
         raise SchemaError(
-            f"{location}: the id {ours!r} is {expected} in {shape.base!r} and {found} in "
+            f"{location}: the id {ours!r} is {expected.type} in {shape.base!r} and {found.type} in "
             f"{side.node!r}; materialize both again from the same source"
         )
 
@@ -1238,16 +1221,6 @@ def with_upstream(pipeline: Pipeline, node: str) -> set[str]:
     """
     above = () if node == SOURCE else pipeline[node].spec.upstream
     return {node}.union(*(with_upstream(pipeline, upstream) for upstream in above))
-
-
-def declares_columns(pipeline: Pipeline, node: str) -> bool:
-    """Return whether the names of a node's columns are known without the source.
-
-    Args:
-        pipeline: The pipeline.
-        node: The stage, or the source.
-    """
-    return node != SOURCE and pipeline[node].spec.declares_columns(pipeline)
 
 
 def check_id(location: str, id: str, schema: pa.Schema) -> None:

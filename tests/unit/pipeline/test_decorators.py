@@ -352,6 +352,8 @@ WRONG = {
     "workers": (lambda: vd.cls(max_concurrency=0)(Alone), "whole number from 1 up"),
     "retries": (lambda: vd.method(max_retries=-1)(Alone.add), "whole number from 0 up"),
     "rows": (lambda: vd.method.batch(return_dtype="INT", batch_size=0)(Alone.add), "batch_size"),
+    "rows of a function": (lambda: vd.func(batch_size=2), "an argument of .*batch"),
+    "no type of a batch": (lambda: vd.method.batch(batch_size=2), "lacks .*'return_dtype'"),
     "a function": (lambda: vd.cls(lambda x: x), "use @vd.func for a function"),
     "a class": (lambda: vd.func(Alone), "no function"),
     "an unknown one": (

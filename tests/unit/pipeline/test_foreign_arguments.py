@@ -304,7 +304,6 @@ def declared(**given: Any) -> vd.Pipeline:
         (vd.method, "return_type", "Did you mean 'return_dtype'?"),
         (vd.method.batch, "return_type", "Did you mean 'return_dtype'?"),
         (vd.func, "gpu", "Did you mean 'gpus'?"),
-        (vd.func, "batch_size", "write it at @vd.func.batch or @vd.method.batch"),
         (vd.func, "zzz", "its options are 'function', 'return_dtype', 'unnest', "),
         (vd.func.batch, "return_type", "Did you mean 'return_dtype'?"),
     ],
