@@ -16,12 +16,11 @@ from vane_dagster.fingerprint.local_file import check_local_files
 from vane_dagster.pipeline.contracts import (
     BatchCall,
     ColumnsCall,
-    Contract,
+    DeclaredCall,
     RowResult,
     columns_call,
     row_call,
 )
-from vane_dagster.pipeline.decorators import CallOptions
 from vane_dagster.pipeline.foreign_arguments import check_value
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.options import (
@@ -441,9 +440,7 @@ class MapRows:
         """Add a stage with a row-wise function; the arguments are those of `map`."""
         location = self.pipeline._location(name)
         call, has_self = called_function(udf.target, udf.method)
-        if schema is None:
-            schema = _return_type(location, udf.options)
-        declared, output = _result_schema(location, name, call, result, schema, output_column)
+        declared, output = _result_schema(location, name, udf, call, result, schema, output_column)
         inputs = columns if isinstance(columns, Mapping) else None
         by_row = row_call(
             location,
@@ -455,7 +452,7 @@ class MapRows:
             has_self,
         )
         is_batch = udf.options.is_batch
-        contract: Contract = columns_call(location, call, by_row) if is_batch else by_row
+        contract: DeclaredCall = columns_call(location, call, by_row) if is_batch else by_row
         read = list_of_names(location, "columns", columns) if inputs is None else None
         if by_row.inputs is not None:
             if read is not None:
@@ -488,7 +485,7 @@ class MapRows:
         kind: str,
         name: str,
         udf: Udf,
-        contract: Contract,
+        contract: DeclaredCall,
         schema: pa.Schema | None,
         columns: tuple[str, ...] | None,
         cardinality: Cardinality,
@@ -547,7 +544,7 @@ class MapRows:
             kind=kind,
             udf=udf,
             schema=pa.schema([]) if schema is None else schema,
-            infers=schema is None,
+            is_inferred=schema is None,
             columns=columns,
             contract=contract,
             batch_size=None if auto else positive(location, "batch_size", batch_size),
@@ -582,33 +579,6 @@ def _workers(location: str, udf: Udf, gpus: float, workers: Workers) -> Workers:
     )
 
 
-def _return_type(location: str, options: CallOptions) -> SchemaLike | str | pa.DataType | None:
-    """Return the type that a decorator declares, as the `schema` of a stage.
-
-    Raises:
-        DefinitionError: If the fields of something other than a struct are to be columns.
-        SchemaError: If the type is unknown.
-    """
-    declared = options.return_dtype
-    if declared is None or isinstance(declared, pa.Schema):
-        return declared
-    try:
-        if isinstance(declared, Mapping):
-            found = {name: _declared_type(kind) for name, kind in declared.items()}
-            return pa.schema(list(found.items()))
-        kind = _declared_type(declared)
-    except (SchemaError, duckdb.Error) as error:
-        raise SchemaError(f"{location}: return_dtype is {declared!r}: {error}") from None
-    if not options.unnest:
-        return kind
-    if not pa.types.is_struct(kind):
-        raise DefinitionError(
-            f"{location}: unnest=True makes columns of the fields of a struct, but return_dtype is "
-            f"{kind}"
-        )
-    return pa.schema(list(kind))
-
-
 def _declared_type(kind: Any) -> pa.DataType:
     return sql_type(kind) if isinstance(kind, str) else arrow_type(kind)
 
@@ -616,6 +586,7 @@ def _declared_type(kind: Any) -> pa.DataType:
 def _result_schema(
     location: str,
     name: str,
+    udf: Udf,
     call: Any,
     result: RowResult,
     schema: Any,
@@ -633,29 +604,43 @@ def _result_schema(
         return pa.schema([]), None
     if _is_inferred(schema):
         return None, output_column
-    output = output_column or name
-    if isinstance(schema, (str, pa.DataType)):
-        return parse_schema({output: schema}, location), output
-    if schema is not None:
-        declared = parse_schema(schema, location)
-        if output_column is None:
-            return declared, None
-        return parse_schema({output: pa.struct(list(declared))}, location), output
-    returned = hints(unwrapped(call)).get("return")
-    if result == "values" or is_stream(returned):
-        returned = element_of(returned)
-    if returned is None:
-        raise DefinitionError(
-            f"{location}: the result's type is unknown; annotate what {qualname(call)} returns, or "
-            'declare it, as schema="VARCHAR" or schema={"label": "VARCHAR", "score": "DOUBLE"}; '
-            'schema="infer" infers it from the first rows'
-        )
+    declared = udf.options.return_dtype if schema is None else schema
+    where = f"{'return_dtype' if schema is None else 'schema'} is {declared!r}:"
+    fields: Mapping[str, pa.DataType] | None = None
+    kind: pa.DataType = None
     try:
-        fields = field_types(returned) if output_column is None else None
-        found: Any = fields or {output: arrow_type(returned)}
-    except SchemaError as error:
-        raise SchemaError(f"{location}: {qualname(call)} returns {error}") from None
-    return parse_schema(found, location), None if fields else output
+        if isinstance(declared, pa.Schema):
+            fields = dict(zip(declared.names, declared.types))
+        elif isinstance(declared, Mapping):
+            fields = {column: _declared_type(each) for column, each in declared.items()}
+        elif declared is not None:
+            kind = _declared_type(declared)
+        else:
+            where, returned = f"{qualname(call)} returns", hints(unwrapped(call)).get("return")
+            if result == "values" or is_stream(returned):
+                returned = element_of(returned)
+            if returned is None:
+                raise DefinitionError(
+                    f"{location}: the result's type is unknown; annotate what {qualname(call)} "
+                    'returns, or declare it, as schema="VARCHAR" or schema={"label": "VARCHAR", '
+                    '"score": "DOUBLE"}; schema="infer" infers it from the first rows'
+                )
+            fields = field_types(returned)
+            kind = None if fields else arrow_type(returned)
+    except (SchemaError, duckdb.Error) as error:
+        raise SchemaError(f"{location}: {where} {error}") from None
+    if schema is None and udf.options.unnest and fields is None:
+        if not pa.types.is_struct(kind):
+            raise DefinitionError(
+                f"{location}: unnest=True makes columns of the fields of a struct, but "
+                f"return_dtype is {kind}"
+            )
+        fields = {each.name: each.type for each in kind}
+    if fields is not None and output_column is None:
+        return parse_schema(pa.schema(list(fields.items())), location), None
+    output = output_column or name
+    single = kind if fields is None else pa.struct(list(fields.items()))
+    return parse_schema({output: single}, location), output
 
 
 def _is_inferred(schema: Any) -> bool:

@@ -207,7 +207,7 @@ class ModelStageRows:
         model: str | ModelServer | Model,
         batch_size: int | None,
         options: StageOptions,
-        infers: bool = False,
+        is_inferred: bool = False,
     ) -> Stage:
         """Add a stage for a model task.
 
@@ -219,7 +219,7 @@ class ModelStageRows:
             model: See `prompt`.
             batch_size: See `prompt`.
             options: What all stages with workers take.
-            infers: Whether the first run infers the schema.
+            is_inferred: Whether the first run infers the schema.
 
         Raises:
             DefinitionError: If an argument is invalid.
@@ -257,7 +257,7 @@ class ModelStageRows:
             kind=kind,
             udf=udf,
             schema=model_task.schema,
-            infers=infers,
+            is_inferred=is_inferred,
             columns=model_task.reads,
             contract=BatchCall(),
             batch_size=positive(location, "batch_size", batch_size, default_batch),
@@ -268,7 +268,7 @@ class ModelStageRows:
             failures=options.failures._resolved(None, _RETRIES),
             reuse=options.reuse,
             include=options.include,
-            order=model_task.order,
+            row_order=model_task.order,
             provider=found,
             model=record,
             model_task=model_task,

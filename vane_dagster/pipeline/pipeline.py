@@ -380,7 +380,7 @@ class Pipeline(Rows):
 
     def _add_udf(self, spec: MapBatchesSpec) -> Stage:
         """Add a stage that runs user code or calls a model."""
-        if not spec.infers:
+        if not spec.is_inferred:
             spec.check_schema(self._location(spec.name))
         return self._add(spec.with_reuse(self))
 

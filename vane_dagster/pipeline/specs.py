@@ -452,10 +452,10 @@ class MapBatchesSpec(StageKind):
         reuse: Which stored results are used again.
         include: Input columns that pass through unchanged; True for all.
         children: For a fan-out, the columns of the new id and of the parent's id.
-        order: The order in which workers receive a fragment's rows; None for the rows' own. Only
-            set if `columns` lists the columns that are read.
-        infers: Whether the first run infers the schema. `with_schema` returns the stage with the
-            inferred one.
+        row_order: The order in which workers receive a fragment's rows; None for the rows' own.
+            Only set if `columns` lists the columns that are read.
+        is_inferred: Whether the first run infers the schema. `with_schema` returns the stage with
+            the inferred one.
         pinned: Whether the schema was inferred. Results with columns that it lacks are refused. In
             keys it counts as if it had been declared.
         kind: See `StageKind`.
@@ -474,8 +474,8 @@ class MapBatchesSpec(StageKind):
     reuse: Reuse
     include: IncludeColumns
     children: Children | None = None
-    order: RowOrder | None = None
-    infers: bool = False
+    row_order: RowOrder | None = None
+    is_inferred: bool = False
     pinned: bool = False
     kind: str = "map_batches"
 
@@ -516,11 +516,6 @@ class MapBatchesSpec(StageKind):
     def may_filter(self) -> bool:
         """True for the cardinalities that allow it."""
         return self.cardinality in ("filter", "zero_to_many")
-
-    @property
-    def row_order(self) -> RowOrder | None:
-        """The order in which its model processes rows most efficiently."""
-        return self.order
 
     @property
     def slots(self) -> int:
@@ -601,7 +596,7 @@ class MapBatchesSpec(StageKind):
                 f"where rows are dropped or added, only the id {id!r} tells from which row a "
                 "result was made; name it in columns="
             )
-        if self.children is not None and self.infers:
+        if self.children is not None and self.is_inferred:
             return "an inferred schema may have the new id; declare the schema"
         if self.children is not None and self.children.id in self.schema.names:
             return (
@@ -688,7 +683,7 @@ class MapBatchesSpec(StageKind):
 
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """The declared columns, and the ids and columns that pass through."""
-        if self.infers:
+        if self.is_inferred:
             raise SchemaError(
                 f"{pipeline._location(self.name)}: its columns are not known before its first run, "
                 f"which infers them (schema={INFER!r}). Declare {self.schema_argument}; preview() "
@@ -734,7 +729,7 @@ class MapBatchesSpec(StageKind):
                 )
         read = [(upstream, c) for c in (first.fields if self.columns is None else self.columns)]
         made: dict[str, pa.Field | None] = {
-            each.name: None if self.infers else each for each in self.schema
+            each.name: None if self.is_inferred else each for each in self.schema
         }
         for name in made.keys() - reads.keys():
             lineage = self.asset.column_lineage.get(name)
@@ -750,7 +745,7 @@ class MapBatchesSpec(StageKind):
         if (key := fields[own[0]]) is not None:
             check_id(location, own[0], pa.schema([key]))
         passes_all = self.include is not True or first.is_complete
-        return Table(fields, reads, passes_all and bool(self.schema.names or not self.infers))
+        return Table(fields, reads, passes_all and bool(self.schema.names or not self.is_inferred))
 
     def carried(self, columns: Iterable[str], ids: Collection[str]) -> list[str]:
         """Return the input columns that pass through, besides the ids.
@@ -761,11 +756,6 @@ class MapBatchesSpec(StageKind):
         """
         chosen = columns if self.include is True else self.include
         return [name for name in chosen if name not in ids and name not in self.schema.names]
-
-    @property
-    def is_inferred(self) -> bool:
-        """True until the schema is pinned."""
-        return self.infers
 
     def probe(self) -> MapBatchesSpec:
         """Return a stage that makes the same calls, and returns the types of their results.
@@ -782,7 +772,7 @@ class MapBatchesSpec(StageKind):
             children=None,
             failures=replace(self.failures, on_error=on_error),
             include=(),
-            infers=False,
+            is_inferred=False,
         )
 
     def with_schema(self, pipeline: Pipeline, schema: pa.Schema) -> MapBatchesSpec:
@@ -793,7 +783,7 @@ class MapBatchesSpec(StageKind):
             SchemaError: If it has no columns, or ones that cannot be stored.
         """
         location = pipeline._location(self.name)
-        spec = replace(self, schema=parse_schema(schema, location), infers=False, pinned=True)
+        spec = replace(self, schema=parse_schema(schema, location), is_inferred=False, pinned=True)
         spec.check_schema(location)
         return spec
 
@@ -869,7 +859,7 @@ class MapBatchesSpec(StageKind):
 
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
         """All declared columns except ids."""
-        if self.infers:
+        if self.is_inferred:
             return None
         ids = [key.column for key in pipeline._keys_of(self.name)]
         return pa.schema([field for field in self.schema if field.name not in ids])
@@ -884,7 +874,7 @@ class MapBatchesSpec(StageKind):
 
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The code, its arguments, and its input and output columns."""
-        schema = INFER if self.infers else self.schema.to_string(show_schema_metadata=False)
+        schema = INFER if self.is_inferred else self.schema.to_string(show_schema_metadata=False)
         return [
             *self._called(pipeline),
             component("option", "schema", schema),

@@ -12,9 +12,9 @@ from vane_dagster._arguments import mapping, positional
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.local_file import LocalFile, found_in, local_files_in, servers_in
-from vane_dagster.pipeline.contracts import CALL, CallStyle, Contract
+from vane_dagster.pipeline.contracts import CALL, CallStyle, DeclaredCall
 from vane_dagster.pipeline.decorators import NO_OPTIONS, CallOptions, options_of
-from vane_dagster.pipeline.lazy_instances import LazyInstance, LazyMethod, lazy_in
+from vane_dagster.pipeline.lazy_instances import LazyInstance, lazy_in
 from vane_dagster.pipeline.servers import ModelServer, servers_by_key
 from vane_dagster.types.callables import qualname, signature_of, unwrapped
 
@@ -115,9 +115,8 @@ def make_udf(
         DefinitionError: If it is none of these, or does not take its arguments.
     """
     method = CALL
-    if isinstance(fn, LazyMethod):
-        fn, method = fn.instance, fn.name
     if isinstance(fn, LazyInstance):
+        method = fn._lazy_method
         fn = functools.partial(fn._lazy_target, *fn._lazy_args, **fn._lazy_kwargs)
     placed = positional(where, "fn_constructor_args", constructor_args)
     named = mapping(where, "fn_constructor_kwargs", constructor_kwargs)
@@ -150,7 +149,7 @@ def make_udf(
     return udf
 
 
-def check_calls(where: str, udf: Udf, contract: Contract) -> None:
+def check_calls(where: str, udf: Udf, contract: DeclaredCall) -> None:
     """Check that the code takes its arguments, and that workers can have them.
 
     Args:
@@ -190,7 +189,7 @@ def _check_callable(where: str, target: Any, method: str, is_factory: bool) -> N
             )
         return
     function = target.func if isinstance(target, functools.partial) else target
-    if isinstance(function, (LazyInstance, LazyMethod)):
+    if isinstance(function, LazyInstance):
         raise DefinitionError(
             f"{where}: functools.partial of {function!r}; pass the method itself, and the other "
             "arguments as fn_kwargs"

@@ -80,7 +80,7 @@ def row_definition(pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema) 
     Raises:
         CodeIdentityError: If its code or an argument has no stable identity.
     """
-    if spec.reuse.mode != "rows" or spec.infers:
+    if spec.reuse.mode != "rows" or spec.is_inferred:
         return ""
     made = [spec.schema.field(name) for name in spec.own_columns(pipeline)]
     read = [inputs.field(name) for name in spec.key_columns(pipeline)]
