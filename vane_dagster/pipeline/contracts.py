@@ -201,8 +201,7 @@ def row_call(
             )
         return RowCall(tuple(given.items()), len(given), (), output, result)
     by_name = {each.name: each for each in parameters}
-    open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    if unknown := [name for name in given if name not in by_name and not open_ended]:
+    if unknown := [name for name in given if name not in by_name]:
         raise DefinitionError(
             f"{location}: columns names the parameters {names(unknown)}, which {qualname(call)} "
             f"does not take; it takes {names(by_name, 20)}"
@@ -219,8 +218,7 @@ def row_call(
     optional = _optional(annotations.get("return"), result) if output is None else ()
     if not given and len(needed) == 1 and _takes_row(needed[0], annotations):
         return RowCall(None, 0, (), output, result, optional)
-    extra = [name for name in given if name not in by_name]
-    if not needed and not extra:
+    if not needed:
         raise DefinitionError(
             f"{location}: {qualname(call)} takes no column; give it a parameter named after one, "
             "or one parameter `row`"
@@ -228,7 +226,6 @@ def row_call(
     are_files = {name for name in by_name if plain(annotations.get(name)) is File}
     own = {name: PATH if name in are_files and name == "file" else name for name in by_name}
     named = {each.name: given.get(each.name, own[each.name]) for each in needed}
-    named |= {name: given[name] for name in extra}
     arrays = tuple(named[name] for name in named if _is_array(annotations.get(name)))
     files = tuple(name for name in named if name in are_files)
     return RowCall(tuple(named.items()), leading, arrays, output, result, optional, files)

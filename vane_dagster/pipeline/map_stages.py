@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import duckdb
 import pyarrow as pa
@@ -26,7 +26,6 @@ from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.options import (
     AUTO,
     BatchFormat,
-    Cardinality,
     OnError,
     ReuseMode,
 )
@@ -51,9 +50,6 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
 
 _IN_FLIGHT = 16
-_CARDINALITY: Mapping[RowResult, Cardinality] = {
-    "value": "one_to_one", "values": "zero_to_many", "bool": "filter",
-}  # fmt: skip
 
 
 class MapRows:
@@ -140,8 +136,7 @@ class MapRows:
         )
         check_value(location, "batch_format", batch_format)
         contract = BatchCall(one_of(location, "batch_format", batch_format, get_args(BatchFormat)))
-        children = cardinality if isinstance(cardinality, Children) else None
-        if children is None:
+        if not isinstance(cardinality, Children):
             expected = ("one_to_one", "filter", 'vd.Children("<column of the new id>")')
             one_of(location, "cardinality", cardinality, expected)
         udf = make_udf(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
@@ -150,17 +145,10 @@ class MapRows:
                 f"{location}: {udf.name} takes an array for each column, as @batch says; use "
                 f"map({name!r}, ...), which passes the columns that its parameters name"
             )
+        parsed = None if _is_inferred(schema) else parse_schema(schema, location)
+        read = list_of_names(location, "columns", columns)
         return self._add_udf_stage(
-            "map_batches",
-            name,
-            udf,
-            contract,
-            None if _is_inferred(schema) else parse_schema(schema, location),
-            list_of_names(location, "columns", columns),
-            "zero_to_many" if children else cast(Cardinality, cardinality),
-            children,
-            batch_size,
-            options,
+            "map_batches", name, udf, options, contract, parsed, read, cardinality, batch_size
         )
 
     @adds_stage
@@ -230,7 +218,7 @@ class MapRows:
         )
         udf = make_udf(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
         return self._add_row_stage(
-            "map", name, udf, "value", schema, columns, output_column, None, batch_size, options
+            "map", name, udf, options, columns, "one_to_one", schema, output_column, batch_size
         )
 
     @adds_stage
@@ -286,16 +274,7 @@ class MapRows:
         )
         udf = make_udf(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
         return self._add_row_stage(
-            "flat_map",
-            name,
-            udf,
-            "values",
-            schema,
-            columns,
-            output_column,
-            Children(id),
-            None,
-            options,
+            "flat_map", name, udf, options, columns, Children(id), schema, output_column
         )
 
     @adds_stage
@@ -342,9 +321,7 @@ class MapRows:
             location, include_columns, concurrency, gpus, on_error, reuse, asset
         )
         udf = make_udf(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
-        return self._add_row_stage(
-            "filter", name, udf, "bool", None, columns, None, None, None, options
-        )
+        return self._add_row_stage("filter", name, udf, options, columns, "filter")
 
     @adds_stage
     def predict_batch(
@@ -411,17 +388,11 @@ class MapRows:
         fields = list(kind) if pa.types.is_struct(kind) and output_column is None else None
         output = None if fields else output_column or name
         shapes = _tensor_shapes(location, input_tensor_shapes, len(given))
+        udf = make_udf(location, make_predict_fn, is_factory=True)
+        contract = ColumnsCall(given, "numpy", shapes, output, stacks=True)
+        schema = parse_schema(pa.schema(fields or [(output, kind)]), location)
         return self._add_udf_stage(
-            "predict_batch",
-            name,
-            make_udf(location, make_predict_fn, is_factory=True),
-            ColumnsCall(given, "numpy", shapes, output, stacks=True),
-            parse_schema(pa.schema(fields or [(output, kind)]), location),
-            given,
-            "one_to_one",
-            None,
-            batch_size,
-            options,
+            "predict_batch", name, udf, options, contract, schema, given, "one_to_one", batch_size
         )
 
     def _add_row_stage(
@@ -429,17 +400,18 @@ class MapRows:
         kind: str,
         name: str,
         udf: Udf,
-        result: RowResult,
-        schema: Any,
-        columns: Any,
-        output_column: str | None,
-        children: Children | None,
-        batch_size: int | Literal["auto"] | None,
         options: StageOptions,
+        columns: Any,
+        cardinality: Literal["one_to_one", "filter"] | Children,
+        schema: Any = None,
+        output_column: str | None = None,
+        batch_size: int | Literal["auto"] | None = None,
     ) -> Stage:
         """Add a stage with a row-wise function; the arguments are those of `map`."""
         location = self.pipeline._location(name)
         call, has_self = called_function(udf.target, udf.method)
+        result: RowResult = "values" if isinstance(cardinality, Children) else "value"
+        result = "bool" if cardinality == "filter" else result
         declared, output = _result_schema(location, name, udf, call, result, schema, output_column)
         inputs = columns if isinstance(columns, Mapping) else None
         by_row = row_call(
@@ -468,16 +440,7 @@ class MapRows:
                 "row. For batches, use map_batches"
             )
         return self._add_udf_stage(
-            kind,
-            name,
-            udf,
-            contract,
-            declared,
-            read,
-            _CARDINALITY[result],
-            children,
-            batch_size,
-            options,
+            kind, name, udf, options, contract, declared, read, cardinality, batch_size
         )
 
     def _add_udf_stage(
@@ -485,13 +448,12 @@ class MapRows:
         kind: str,
         name: str,
         udf: Udf,
+        options: StageOptions,
         contract: DeclaredCall,
         schema: pa.Schema | None,
         columns: tuple[str, ...] | None,
-        cardinality: Cardinality,
-        children: Children | None,
+        cardinality: Literal["one_to_one", "filter"] | Children,
         batch_size: int | Literal["auto"] | None,
-        options: StageOptions,
     ) -> Stage:
         """Add a stage that calls a user's code.
 
@@ -499,22 +461,18 @@ class MapRows:
             kind: Its kind.
             name: The stage's name.
             udf: The code and its arguments.
+            options: What all stages with workers take.
             contract: How it is called.
             schema: The columns of the results, without those that pass through; None to infer them.
             columns: The input columns that it gets; None for all.
-            cardinality: The number of output rows for each input row.
-            children: The ids of a fan-out.
+            cardinality: See `map_batches`.
             batch_size: See `map_batches`.
-            options: What all stages of user code take.
 
         Raises:
             DefinitionError: If an argument is invalid.
         """
-        location, declared, version = (
-            self.pipeline._location(name),
-            udf.options,
-            options.reuse.version,
-        )
+        location, declared = self.pipeline._location(name), udf.options
+        version = options.reuse.version
         udf = replace(udf, version=None if version is None else str(version))
         check_calls(location, udf, contract)
         if schema is None and isinstance(contract, ColumnsCall):
@@ -534,9 +492,9 @@ class MapRows:
         retries = 3 if declared.max_retries is None else declared.max_retries
         check_local_files(location, udf.local_files, made_later=bool(options.asset.deps))
         refuse_for_prompts(location, options.failures)
-        above = self.pipeline._keys_of(self._node)[0].column
-        if children is not None:
-            children = replace(children, parent_id=children.parent_id or above)
+        children = cardinality if isinstance(cardinality, Children) else None
+        if children is not None and children.parent_id is None:
+            children = replace(children, parent_id=self.pipeline._keys_of(self._node)[0].column)
         spec = MapBatchesSpec(
             name=name,
             upstream=(self._node,),
@@ -549,7 +507,7 @@ class MapRows:
             contract=contract,
             batch_size=None if auto else positive(location, "batch_size", batch_size),
             auto_batch=auto,
-            cardinality=cardinality,
+            cardinality="zero_to_many" if isinstance(cardinality, Children) else cardinality,
             children=children,
             workers=_workers(location, udf, gpus, options.workers),
             gpus=gpus,

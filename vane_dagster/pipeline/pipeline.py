@@ -428,7 +428,7 @@ def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[C
     """
     known = spec.made_schema(pipeline)
     checks = merge(
-        defaults_for(known, spec.kind, spec.fills_nulls, spec.max_error_rate),
+        defaults_for(known, spec.kind, spec.fills_nulls, spec.failures.max_error_rate),
         spec.asset.checks,
         location,
     )

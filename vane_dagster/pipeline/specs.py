@@ -72,6 +72,8 @@ Schemas = Mapping[str, pa.Schema]
 """Schemas by node."""
 Column = tuple[str, str]
 """A node and one of its columns."""
+_NO_FAILURES = Failures("raise", max_error_rate=0.0)
+_REUSED = Reuse("fragments")
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,12 @@ class StageKind(abc.ABC):
         name: The stage's name.
         upstream: The nodes that it reads.
         asset: Options of its Dagster asset.
+        failures: How failed calls and rows are handled.
+        reuse: Which stored results are used again.
+        row_order: The order in which workers receive a fragment's rows; None for the rows' own.
+            Only set if it lists the columns that it reads.
+        is_inferred: Whether the first run infers the schema. `MapBatchesSpec.with_schema` returns
+            the stage with the inferred one.
         runs_udf: Whether it runs user code or calls a model, in workers of a pool.
         publishes: Whether it ends a branch and writes its rows where any tool can read them.
     """
@@ -115,6 +123,10 @@ class StageKind(abc.ABC):
     name: str
     upstream: tuple[str, ...]
     asset: Asset
+    failures: Failures = field(default=_NO_FAILURES, kw_only=True)
+    reuse: Reuse = field(default=_REUSED, kw_only=True)
+    row_order: RowOrder | None = field(default=None, kw_only=True)
+    is_inferred: bool = field(default=False, kw_only=True)
 
     runs_udf: ClassVar[bool]
     publishes: ClassVar[bool]
@@ -141,11 +153,6 @@ class StageKind(abc.ABC):
         """Whether it writes nulls where an upstream stage has no row."""
         return False
 
-    @property
-    def row_order(self) -> RowOrder | None:
-        """The preferred order in which workers receive its rows; None for the rows' own order."""
-        return None
-
     def base_node(self, pipeline: Pipeline) -> str:
         """Return the node that determines its output rows."""
         return self.upstream[0]
@@ -162,32 +169,17 @@ class StageKind(abc.ABC):
         """Return the publisher of a partition; None for a stage that publishes nothing."""
         return None
 
-    @property
-    def reuses_results(self) -> bool:
-        """Whether results of former runs are used again, rather than computed in each run."""
-        return True
-
     # Failed rows.
 
     @property
     def isolates_rows(self) -> bool:
         """Whether it isolates single rows that fail or end their workers."""
-        return False
+        return self.failures.on_error != "raise"
 
     @property
     def quarantines(self) -> bool:
         """Whether failed rows are quarantined beside its parts."""
-        return False
-
-    @property
-    def max_error_rate(self) -> float | None:
-        """The share of a partition's rows that may fail; None for the default."""
-        return 0.0
-
-    @property
-    def timeout_s(self) -> float | None:
-        """Time limit in seconds of a worker's call."""
-        return None
+        return self.failures.on_error == "quarantine"
 
     def quarantining(self, pipeline: Pipeline) -> dict[str, list[str]]:
         """Map each of its list columns to the stages with quarantined rows that would add to it."""
@@ -248,11 +240,6 @@ class StageKind(abc.ABC):
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
         """Return the columns that it computes; None if the declaration does not determine them."""
         return None
-
-    @property
-    def is_inferred(self) -> bool:
-        """Whether its schema is not known yet, because its first run infers it."""
-        return False
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]
@@ -448,14 +435,8 @@ class MapBatchesSpec(StageKind):
         cardinality: How many output rows an input row may have.
         workers: Its workers.
         gpus: GPUs that a worker reserves.
-        failures: How failed calls and rows are handled.
-        reuse: Which stored results are used again.
         include: Input columns that pass through unchanged; True for all.
         children: For a fan-out, the columns of the new id and of the parent's id.
-        row_order: The order in which workers receive a fragment's rows; None for the rows' own.
-            Only set if `columns` lists the columns that are read.
-        is_inferred: Whether the first run infers the schema. `with_schema` returns the stage with
-            the inferred one.
         pinned: Whether the schema was inferred. Results with columns that it lacks are refused. In
             keys it counts as if it had been declared.
         kind: See `StageKind`.
@@ -470,12 +451,8 @@ class MapBatchesSpec(StageKind):
     cardinality: Cardinality
     workers: Workers
     gpus: float
-    failures: Failures
-    reuse: Reuse
     include: IncludeColumns
     children: Children | None = None
-    row_order: RowOrder | None = None
-    is_inferred: bool = False
     pinned: bool = False
     kind: str = "map_batches"
 
@@ -521,31 +498,6 @@ class MapBatchesSpec(StageKind):
     def slots(self) -> int:
         """Tasks that a worker has at the same time; with two, async code always has calls."""
         return 2 if self.udf.is_async and self.max_concurrency > 1 else 1
-
-    @property
-    def isolates_rows(self) -> bool:
-        """True unless an error fails the partition."""
-        return self.failures.on_error != "raise"
-
-    @property
-    def quarantines(self) -> bool:
-        """True if the stage declares it."""
-        return self.failures.on_error == "quarantine"
-
-    @property
-    def max_error_rate(self) -> float | None:
-        """The declared share."""
-        return self.failures.max_error_rate
-
-    @property
-    def timeout_s(self) -> float | None:
-        """The declared limit."""
-        return self.failures.timeout_s
-
-    @property
-    def reuses_results(self) -> bool:
-        """As the stage declares."""
-        return self.reuse.mode != "none"
 
     @property
     def runs_own_code(self) -> bool:

@@ -137,7 +137,7 @@ def make_udf(
     udf = Udf(
         target=fn,
         stateful=stateful,
-        style="plain" if is_factory else _style(getattr(fn, method) if stateful else fn),
+        style="plain" if is_factory else style_of(getattr(fn, method) if stateful else fn),
         kwargs=_handles(mapping(where, "fn_kwargs", kwargs)),
         constructor_args=_handles(placed),
         constructor_kwargs=_handles(named),
@@ -241,7 +241,8 @@ def _members(cls: type) -> dict[str, Any]:
     return {name: member for base in bases for name, member in vars(base).items()}
 
 
-def _style(function: Any) -> CallStyle:
+def style_of(function: Any) -> CallStyle:
+    """Return how a call of a function produces its result."""
     function = unwrapped(function)
     if inspect.isasyncgenfunction(function):
         return "async_generator"
@@ -281,22 +282,15 @@ def _refuse_lazy_arguments(where: str, udf: Udf) -> None:
 
     It has no identity of its own: its class may change what the stage computes.
     """
-    if udf.version is not None:
-        return
-    arguments = [
-        *((f"fn_constructor_args[{i}]", value) for i, value in enumerate(udf.constructor_args)),
-        *((repr(name), value) for name, value in udf.constructor_kwargs.items()),
-        *((repr(name), value) for name, value in udf.kwargs.items()),
-    ]
-    for name, value in arguments:
-        if (found := lazy_in(value)) is not None:
-            inner = qualname(found._lazy_target)
-            raise DefinitionError(
-                f"{where}: argument {name} of {udf.name} is {found!r}, because of @vd.cls; "
-                f"expected plain values. Call {inner}(...) in the __init__ of the class that the "
-                "stage calls: it constructs an instance there, once in each worker. Pass that "
-                f"class what {inner} needs, such as a path"
-            )
+    found = lazy_in((udf.constructor_args, udf.constructor_kwargs, udf.kwargs))
+    if found is not None and udf.version is None:
+        inner = qualname(found._lazy_target)
+        raise DefinitionError(
+            f"{where}: an argument of {udf.name} is {found!r}, because of @vd.cls; expected plain "
+            f"values. Call {inner}(...) in the __init__ of the class that the stage calls: it "
+            "constructs an instance there, once in each worker. Pass that class what "
+            f"{inner} needs, such as a path"
+        )
 
 
 def _bind(where: str, call: Any, args: tuple[Any, ...], kwargs: Any, shape: str) -> None:

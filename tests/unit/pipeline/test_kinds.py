@@ -64,9 +64,9 @@ def test_a_property_holds_for_its_kinds_alone(pipeline, name, stages):
 
 
 def test_limits_are_those_of_stages_that_run_code(pipeline):
-    assert attribute_by_stage(pipeline, "timeout_s")["chunks"] == 5
-    assert attribute_by_stage(pipeline, "timeout_s")["clean"] is None
-    assert attribute_by_stage(pipeline, "max_error_rate") == {
+    failures = {stage.name: stage.spec.failures for stage in pipeline}
+    assert (failures["chunks"].timeout_s, failures["clean"].timeout_s) == (5, None)
+    assert {name: each.max_error_rate for name, each in failures.items()} == {
         "clean": 0, "chunks": 0.25, "asked": None, "vectors": None, "listed": 0, "out": 0,
     }  # fmt: skip
 

@@ -98,11 +98,11 @@ def declared(tmp_path: Any, messages: Any = None, **kwargs: Any) -> vd.Stage:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (Stateful(), "expected a function of a row. A class that holds state"),
-        (Stateful, "expected a function of a row"),
-        (Stateful().ask, "expected a function of a row"),
-        (later, "messages is 'later', which is asynchronous or a generator"),
-        (several, "messages is 'several', which is asynchronous or a generator"),
+        (Stateful(), "expected a plain function of a row, which returns its prompt. A class"),
+        (Stateful, "expected a plain function of a row"),
+        (Stateful().ask, "expected a plain function of a row"),
+        (later, "expected a plain function of a row"),
+        (several, "expected a plain function of a row"),
         (no_row, "messages is 'no_row', which cannot be called with a row"),
     ],
 )
