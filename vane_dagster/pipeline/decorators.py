@@ -67,22 +67,13 @@ class CallOptions:
     on_error: str | None = None
     label: str | None = None
     use_process: InitVar[bool | None] = None
-    ray_options: InitVar[Mapping[str, Any] | None] = None
 
-    def __post_init__(
-        self, use_process: bool | None, ray_options: Mapping[str, Any] | None
-    ) -> None:
+    def __post_init__(self, use_process: bool | None) -> None:
         where = "a decorator of vd"
         if use_process is not None and use_process is not True:
             raise DefinitionError(
                 f"{where}: use_process is {use_process!r}, but a worker is always a process of its "
                 "own, so that a crash or a leak ends nothing else; leave it out"
-            )
-        if ray_options:
-            raise DefinitionError(
-                f"{where}: ray_options are not taken here; give the stage what its workers "
-                'reserve: concurrency=vd.Workers(resources={"name": 1}), and likewise '
-                "accelerator_type or memory"
             )
         if self.on_error not in _ON_ERROR:
             raise DefinitionError(
@@ -133,7 +124,6 @@ def cls(
     max_retries: int | None = None,
     on_error: str | None = None,
     name_override: str | None = None,
-    ray_options: Mapping[str, Any] | None = None,
 ) -> Callable[[C], C]: ...
 @known_keywords(
     "@vd.cls",
@@ -150,7 +140,6 @@ def cls(
     max_retries: int | None = None,
     on_error: str | None = None,
     name_override: str | None = None,
-    ray_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Let a class be called in a pipeline without constructing it, as ``Model("m").classify``.
 
@@ -177,7 +166,6 @@ def cls(
         on_error: "raise"; or "log" or "ignore", which make a failed row a row of nulls with its
             error in a column "error", as the stage's ``on_error="null"``.
         name_override: The name shown for the class.
-        ray_options: Refused; the message names the stage's arguments for it.
 
     Raises:
         DefinitionError: If an argument is refused, or it decorates something other than a class.
@@ -190,7 +178,6 @@ def cls(
         on_error=on_error,
         label=name_override,
         use_process=use_process,
-        ray_options=ray_options,
     )
 
     def decorate(target: Any) -> Any:
@@ -237,7 +224,6 @@ class _FunctionDecorator:
         max_retries: int | None = None,
         on_error: str | None = None,
         name_override: str | None = None,
-        ray_options: Mapping[str, Any] | None = None,
     ) -> Callable[[F], F]: ...
     @known_keywords(_METHOD, _ADVICE, more=_MORE)
     def __call__(
@@ -254,7 +240,6 @@ class _FunctionDecorator:
         max_retries: int | None = None,
         on_error: str | None = None,
         name_override: str | None = None,
-        ray_options: Mapping[str, Any] | None = None,
     ) -> Any:
         """Declare the result and the options of a function or method of the values of one row.
 
@@ -279,7 +264,6 @@ class _FunctionDecorator:
             max_retries: Retries of a call after a transient error.
             on_error: See `cls`.
             name_override: The name shown for it.
-            ray_options: See `cls`.
 
         Raises:
             DefinitionError: If an argument is missing or refused, or has a wrong value.
@@ -300,7 +284,6 @@ class _FunctionDecorator:
             on_error=on_error,
             label=name_override,
             use_process=use_process,
-            ray_options=ray_options,
         )
         mark = functools.partial(_mark, options)
         return mark if function is None else mark(function)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vane_dagster.errors import DefinitionError
-
 _NAMES: Mapping[str, str] = {
     "gpus": "num_gpus gpus_per_actor",
     "num_cpus": "cpus",
@@ -85,12 +83,6 @@ _ABSENT: Mapping[str, str] = {
 }
 """Arguments that no stage needs, by what holds instead."""
 
-_VALUES: Mapping[tuple[str, str], str] = {
-    ("on_error", "log"): 'on_error="null", which keeps the row and its error',
-    ("on_error", "ignore"): 'on_error="null" or on_error="quarantine"',
-    ("batch_format", "default"): 'batch_format="numpy"',
-}
-
 
 def advice(written: Mapping[str, str]) -> dict[str, str]:
     """Return what to write in place of each argument of another system.
@@ -106,19 +98,3 @@ def advice(written: Mapping[str, str]) -> dict[str, str]:
     for text, others in _ABSENT.items():
         found = dict.fromkeys(others.split(), f"leave it out; {text}") | found
     return {name: text for name, text in found.items() if name not in written}
-
-
-def check_value(location: str, name: str, value: object) -> None:
-    """Check that an argument does not have a value that only another system knows.
-
-    Args:
-        location: The stage, for messages.
-        name: The argument's name, for messages.
-        value: The value.
-
-    Raises:
-        DefinitionError: If it has. The message has the value to write.
-    """
-    written = _VALUES.get((name, value)) if isinstance(value, str) else None
-    if written is not None:
-        raise DefinitionError(f"{location}: {name} is {value!r}: write {written}")

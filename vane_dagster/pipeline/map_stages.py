@@ -21,7 +21,6 @@ from vane_dagster.pipeline.contracts import (
     columns_call,
     row_call,
 )
-from vane_dagster.pipeline.foreign_arguments import check_value
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.options import (
     AUTO,
@@ -134,7 +133,6 @@ class MapRows:
         options = parse_options(
             location, include_columns, concurrency, gpus, on_error, reuse, asset
         )
-        check_value(location, "batch_format", batch_format)
         contract = BatchCall(one_of(location, "batch_format", batch_format, get_args(BatchFormat)))
         if not isinstance(cardinality, Children):
             expected = ("one_to_one", "filter", 'vd.Children("<column of the new id>")')

@@ -13,7 +13,6 @@ from vane_dagster._keywords import require_columns, similar
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import CodeIdentityError, DefinitionError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
-from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.decorators import CallOptions
@@ -33,7 +32,6 @@ from vane_dagster.providers.model_client import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class
 from vane_dagster.providers.usage import over_budget, usage_metadata
 from vane_dagster.storage.manifest import Component
-from vane_dagster.types.schema import ERROR_COLUMN
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
@@ -107,20 +105,27 @@ class ModelStageSpec(MapBatchesSpec):
         name = find(self.udf.constructor_kwargs["options"])
         return name if isinstance(name, str) else None
 
+    @property
+    def _own_code(self) -> Sequence[Callable[..., Any]]:
+        """A user's own provider, and the user's code that the model task needs."""
+        return self._with_provider(*self.model_task.classes, *self.model_task.functions)
+
+    def _with_provider(self, *own: Callable[..., Any]) -> Sequence[Callable[..., Any]]:
+        return own if built_in_name(self.provider) else (self.provider, *own)
+
     def code(self, pipeline: Pipeline) -> CodeIdentity:
         """Return the identity of the provider, and of the user's code that the model task needs.
 
         Built-in providers count by frozen names and a number. A new version of this package
         therefore recomputes nothing unless its answers change.
         """
-        return self._code(pipeline, (*self.model_task.classes, *self.model_task.functions))
+        return self._code(pipeline, self._own_code)
 
     def _code(self, pipeline: Pipeline, own: Sequence[Callable[..., Any]]) -> CodeIdentity:
-        """Return the identity of the provider, and of `own`."""
+        """Return the identity of the provider, of which `own` is the user's code."""
         name = built_in_name(self.provider)
         try:
-            every = [*([] if name else [self.provider]), *own]
-            found = [code_identity(each, files=local_files(pipeline, self)) for each in every]
+            found = [code_identity(each, files=local_files(pipeline, self)) for each in own]
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
         packages = dict.fromkeys(package for one in found for package in one.packages)
@@ -135,20 +140,13 @@ class ModelStageSpec(MapBatchesSpec):
             statements=tuple(statement for one in found for statement in one.statements),
         )
 
-    def code_digest(self) -> str:
-        """Digest of a user's own provider, and of the user's code that the model task needs."""
-        unread = LocalFiles(read=False)
-        provider = [] if built_in_name(self.provider) else [self.provider]
-        own = (*provider, *self.model_task.classes, *self.model_task.functions)
-        return digest(*(code_identity(each, files=unread).digest for each in own))
-
     def worker_code(self, pipeline: Pipeline) -> str:
         """Digest of the provider, and of code that a worker never sees a later edit of.
 
         A worker that has imported a module keeps it, so the user's classes count, and those
         functions that do not travel with each call.
         """
-        own = (*self.model_task.classes, *self.model_task.preloaded)
+        own = self._with_provider(*self.model_task.classes, *self.model_task.preloaded)
         return self._code(pipeline, own).digest
 
     @property
@@ -278,10 +276,9 @@ class ModelStageRows:
     def _check_columns(self, location: str, model_task: ModelTask, options: StageOptions) -> None:
         """Raise DefinitionError for columns that are known to be missing or duplicate."""
         ids = [key.column for key in self.pipeline._keys_of(self._node)]
-        error = [ERROR_COLUMN] if options.failures.on_error == "null" else []
         named = () if options.include is True else options.include
         made = model_task.schema.names
-        if twice := sorted({*named, *ids, *error} & set(made)):
+        if twice := sorted({*named, *ids} & set(made)):
             raise DefinitionError(
                 f"{location}: two columns would be called {twice[0]!r}; give output_column another "
                 "name"

@@ -17,7 +17,6 @@ from vane_dagster._arguments import (
 )
 from vane_dagster._keywords import checked_record
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.pipeline.foreign_arguments import check_value
 from vane_dagster.pipeline.options import (
     STARTUP_SECONDS,
     ExecutionBackend,
@@ -463,7 +462,6 @@ def parse_options(
     Raises:
         DefinitionError: If one is invalid.
     """
-    check_value(location, "on_error", on_error)
     if not isinstance(concurrency, Workers):
         concurrency = Workers(parse_concurrency(location, concurrency))
     if not isinstance(on_error, Failures):

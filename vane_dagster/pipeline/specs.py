@@ -13,7 +13,7 @@ import abc
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 
@@ -23,6 +23,7 @@ from vane_dagster._keywords import require_columns
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity, worker_code_digest
 from vane_dagster.fingerprint.files import LocalFiles
+from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.pipeline.contracts import CALL, TYPES, BatchCall, Contract, RowCall, TypesCall
 from vane_dagster.pipeline.identity import arguments, component, environment, local_files
@@ -861,10 +862,16 @@ class MapBatchesSpec(StageKind):
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
 
+    @property
+    def _own_code(self) -> Sequence[Callable[..., Any]]:
+        """The user's code that it runs."""
+        return (self.udf.target,)
+
     def code_digest(self) -> str:
         """Digest of the function or class."""
-        unread = LocalFiles(read=False)
-        return code_identity(self.udf.target, version=self.udf.version, files=unread).digest
+        unread, version = LocalFiles(read=False), self.udf.version
+        found = (code_identity(each, version=version, files=unread) for each in self._own_code)
+        return digest(*(each.digest for each in found))
 
     def local_files(self) -> Mapping[LocalFile, FileContent]:
         """Those among the arguments of the function or class."""

@@ -341,7 +341,7 @@ def test_with_a_version_it_is_an_argument_and_constructs_where_it_is_called() ->
 
 WRONG = {
     "a process": (lambda: vd.cls(use_process=False)(Alone), "always a process of its own"),
-    "ray": (lambda: vd.cls(ray_options={"a": 1})(Alone), "resources={"),
+    "ray": (lambda: vd.cls(ray_options={"a": 1})(Alone), "concurrency=vd.Workers"),
     "errors": (lambda: vd.cls(on_error="skip")(Alone), "'raise', 'log' or 'ignore'"),
     "workers": (lambda: vd.cls(max_concurrency=0)(Alone), "whole number from 1 up"),
     "retries": (lambda: vd.method(max_retries=-1)(Alone.add), "whole number from 0 up"),
