@@ -89,16 +89,6 @@ class CallOptions:
         """The `on_error` of a stage."""
         return _ON_ERROR[self.on_error]
 
-    def completed(self, other: CallOptions) -> CallOptions:
-        """Return the options, completed by those of the class."""
-        return CallOptions(
-            **{
-                name: getattr(other if getattr(self, name) is None else self, name)
-                for name in CallOptions.__dataclass_fields__
-                if hasattr(self, name)
-            }
-        )
-
 
 NO_OPTIONS: Final = CallOptions()
 
@@ -108,8 +98,10 @@ def options_of(target: Any, method: str) -> CallOptions:
     if not inspect.isclass(target):
         found = getattr(target, OPTIONS, None)
         return found if isinstance(found, CallOptions) else NO_OPTIONS
-    own = options_of(inspect.getattr_static(target, method, None), method)
-    return own.completed(vars(target).get(OPTIONS, NO_OPTIONS))
+    own = vars(options_of(inspect.getattr_static(target, method, None), method))
+    of_class = vars(vars(target).get(OPTIONS, NO_OPTIONS))
+    given = {name: value for name, value in own.items() if value is not None}
+    return CallOptions(**(of_class | given))
 
 
 @overload

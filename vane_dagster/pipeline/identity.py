@@ -110,19 +110,6 @@ def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
     return found
 
 
-def arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
-    """Return the arguments of the constructor, and of a call after its batch.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage.
-
-    Raises:
-        CodeIdentityError: If an argument has no stable identity.
-    """
-    return [*constructor_arguments(pipeline, spec), *call_arguments(pipeline, spec)]
-
-
 def constructor_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
     """Return the positional and keyword arguments of the constructor.
 

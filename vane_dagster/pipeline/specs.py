@@ -26,7 +26,13 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.pipeline.contracts import CALL, TYPES, BatchCall, Contract, RowCall, TypesCall
-from vane_dagster.pipeline.identity import arguments, component, environment, local_files
+from vane_dagster.pipeline.identity import (
+    call_arguments,
+    component,
+    constructor_arguments,
+    environment,
+    local_files,
+)
 from vane_dagster.pipeline.keys import IdColumn, JoinShape, JoinSide, Keys
 from vane_dagster.pipeline.options import (
     Cardinality,
@@ -525,11 +531,8 @@ class MapBatchesSpec(StageKind):
     def _obstacle_to_row_reuse(self, pipeline: Pipeline) -> str | None:
         """Return why rows cannot be reused one by one, and the fix; None if they can."""
         id = pipeline._keys_of(self.upstream[0])[0].column
-        if self.columns is None:
-            return (
-                "a row is found by the columns that the code reads, and they are not known; name "
-                "them in columns="
-            )
+        if not self.columns:
+            return "a row is found by the columns that the code reads; name them in columns="
         has_files = pipeline.source.names_files
         if self._takes_files and not has_files:
             return (
@@ -541,21 +544,17 @@ class MapBatchesSpec(StageKind):
                 "the code may open the files of its source, and its rows do not tell which; name "
                 f'{PATH!r} in columns=, take a vd.File, or use reuse="fragments"'
             )
-        if not self.columns:
-            return "a row is found by the columns that the code reads, and columns= names none"
         is_many = self.cardinality != "one_to_one"
         if is_many and not self.contract.by_row and id not in self.columns:
             return (
                 f"where rows are dropped or added, only the id {id!r} tells from which row a "
                 "result was made; name it in columns="
             )
-        if self.children is not None and self.is_inferred:
-            return "an inferred schema may have the new id; declare the schema"
-        if self.children is not None and self.children.id in self.schema.names:
+        has_ids = self.is_inferred or (self.children and self.children.id in self.schema.names)
+        if self.children is not None and has_ids:
             return (
-                f"the schema declares the new id {self.children.id!r}, and ids that the code makes "
-                "cannot be given to the children of another row; leave it out of the schema, so "
-                "that ids are generated"
+                f"ids {self.children.id!r} that the code makes cannot be given to the children of "
+                "another row; declare a schema without them, so that ids are generated"
             )
         return None
 
@@ -755,11 +754,6 @@ class MapBatchesSpec(StageKind):
             SchemaError: If there is no such column, or one without a type.
         """
         location = pipeline._location(self.name)
-        if not found.names:
-            raise SchemaError(
-                f"{location}: its schema cannot be inferred, because {self.udf.name} returned "
-                f"only None, or nothing, for the first {rows:,} rows. Declare the schema"
-            )
         ids = [key.column for key in pipeline._keys_of(self.name)]
         passed = {*(ids[1:] if self.makes_rows else ids)}
         passed |= {*(given.names if self.include is True else self.include)}
@@ -769,7 +763,7 @@ class MapBatchesSpec(StageKind):
         if not made:
             raise SchemaError(
                 f"{location}: its schema cannot be inferred, because {self.udf.name} returned no "
-                f"column besides those passed on for the first {rows:,} rows. Return what it makes"
+                f"column of its own for the first {rows:,} rows. Declare the schema"
             )
         if untyped := [field.name for field in made if is_untyped(field.type)]:
             raise SchemaError(
@@ -844,7 +838,8 @@ class MapBatchesSpec(StageKind):
         """Return what determines the result of a call, besides rows and columns."""
         return [
             *(Component(*part) for part in self.code(pipeline).parts),
-            *arguments(pipeline, self),
+            *constructor_arguments(pipeline, self),
+            *call_arguments(pipeline, self),
             component("option", "method", self.udf.method),
             component("option", "batch_format", self.contract.keyed),
             *environment(pipeline, self),

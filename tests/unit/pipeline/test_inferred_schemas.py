@@ -186,7 +186,7 @@ def test_a_column_without_a_type_is_named():
 
 
 def test_a_result_without_columns_of_its_own_is_refused():
-    with pytest.raises(vd.errors.SchemaError, match="returned no column besides those passed on"):
+    with pytest.raises(vd.errors.SchemaError, match="returned no column of its own"):
         inferred([("id", pa.int64())])
 
 
