@@ -177,7 +177,7 @@ def test_each_worker_takes_its_own_share_first_and_then_the_end_of_the_largest()
 def test_slices_of_arranged_rows_have_the_columns_of_the_upstream_stage_alone():
     fragment = Fragment()
     state = fragment.state("model")
-    state.spec = replace(state.spec, order=PrefixOrder(parse_template("here", "{x}", None)))
+    state.spec = replace(state.spec, row_order=PrefixOrder(parse_template("here", "{x}", None)))
     state.give("input", 100)
     fragment.run.losses["model", 20] = 2
     work, _, start, rows = fragment.take("slice")
