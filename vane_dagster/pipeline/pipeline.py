@@ -427,8 +427,11 @@ class Pipeline(Rows):
         checks = _stage_checks(draft, spec, location)
         removed = sorted(replaced - {spec.name})
         if removed or (replaced and cell and not cell.id):
-            lost = f"; {names(removed)}, which read it, were removed: execute their cells again"
-            text = f"{location} was declared again, and replaced{lost if removed else ''}"
+            text = f"{location} was declared again, and replaced"
+            if removed:
+                text += (
+                    f"; {names(removed)}, which read it, were removed: execute their cells again"
+                )
             warnings.warn(text, stacklevel=4)
         stage = Stage(self, spec)
         self._keys = draft._keys
