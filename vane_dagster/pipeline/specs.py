@@ -156,7 +156,7 @@ class StageKind(abc.ABC):
     @property
     def max_error_rate(self) -> float | None:
         """The share of a partition's rows that may fail; None for the default."""
-        return 0.0
+        return None
 
     @property
     def timeout_s(self) -> float | None:
