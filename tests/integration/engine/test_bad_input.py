@@ -15,7 +15,7 @@ from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.results import failure, metadata
 from vane_dagster.sources import ParquetSource
-from vane_dagster.sources.file_source import _list_together, list_source
+from vane_dagster.sources.file_source import list_source
 
 
 class Model:
@@ -195,7 +195,6 @@ def test_a_folder_whose_name_is_a_pattern(pattern, tmp_path, refused):
 
     escaped = vd.parquet(url.format("a [[]z]"))
     assert len(list_source(escaped, [None], "here")[None]) == 1
-    assert len(_list_together(escaped, [None], "here")[None]) == 1
 
 
 @pytest.mark.usefixtures("committed")
