@@ -11,7 +11,6 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Union
@@ -232,7 +231,10 @@ def _hint(source: FileSource, partition: str | None) -> str:
             f"There is {names(others, 3)}, but {reader} reads {source.label} files alone, and of a "
             f"folder those named {source.patterns}. Convert or rename the files"
         )
-    return f"Check the path, or write the partition first{_escape_hint(source, partition)}"
+    hint = "Check the path, or write the partition first"
+    if not glob.has_magic(source.url):
+        return hint
+    return f"{hint}. *, ? and [ make a URL a pattern; in a name, write them as [*], [?] and [[]"
 
 
 def _other_files(source: FileSource, partition: str | None) -> list[str]:
@@ -245,22 +247,6 @@ def _other_files(source: FileSource, partition: str | None) -> list[str]:
         return sorted(name for folder, name in below if not _is_hidden(name[len(folder) + 1 :]))
     except Exception:  # drivers raise their own exception classes
         return []
-
-
-def _escape_hint(source: FileSource, partition: str | None) -> str:
-    """Say how to escape the URL if its literal path exists but was read as a pattern."""
-    place = _place(source, partition)
-    literal = Location(source.url_for(partition), source.storage_options).path
-    for pattern, name in zip(place.path.split("/"), literal.split("/")):
-        if pattern == name and glob.has_magic(pattern):
-            folder = literal[: literal.index(pattern) + len(pattern)]
-            with suppress(Exception):  # drivers raise their own exception classes
-                if place.fs.exists(folder):
-                    return (
-                        f". There is {folder!r}, but *, ? and [ make a URL a pattern; to name it "
-                        f"as it is, write {glob.escape(pattern)!r} in place of {pattern!r}"
-                    )
-    return ""
 
 
 def _unlisted(url: str, error: Exception, location: str) -> SourceError:

@@ -191,7 +191,7 @@ def test_a_folder_whose_name_is_a_pattern(pattern, tmp_path, refused):
     write_source(tmp_path / "a [z]", GOOD)
     url = f"{tmp_path}/{pattern}"
     docs = make(tmp_path, source=vd.parquet(url.format("a [z]")))
-    refused(docs, "no Parquet file", "make a URL a pattern", "write 'a [[]z]' in place of 'a [z]'")
+    refused(docs, "no Parquet file", "make a URL a pattern; in a name, write")
 
     escaped = vd.parquet(url.format("a [[]z]"))
     assert len(list_source(escaped, [None], "here")[None]) == 1
