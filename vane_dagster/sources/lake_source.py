@@ -48,7 +48,7 @@ from vane_dagster.sources.base import (
     unreadable,
 )
 from vane_dagster.sources.file_source import asset_path, key_in_path
-from vane_dagster.sources.parquet import cut
+from vane_dagster.sources.grouping import SizedFile, cut
 from vane_dagster.storage.filesystem import IO_THREADS, Location, absolute_url, shown_url
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.table_options import check_table_url
@@ -539,7 +539,7 @@ def cut_live(
         detail: The detail of all spans.
     """
     start, is_whole = 0, bool(np.all(live))
-    for piece in cut(record, groups, rule):
+    for piece in cut(SizedFile(record, groups), rule):
         rows = LiveRows(piece.start, start, live[piece.start : piece.stop])
         if count := int(np.sum(rows.mask)):
             size = piece.bytes * count // len(rows.mask)

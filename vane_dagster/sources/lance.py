@@ -17,6 +17,7 @@ from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster.errors import SourceError, names
 from vane_dagster.sources.base import FragmentRule, ReadContext, unreadable
+from vane_dagster.sources.grouping import SizedFile, cut
 from vane_dagster.sources.lake_source import (
     FolderSource,
     LakeTable,
@@ -26,7 +27,6 @@ from vane_dagster.sources.lake_source import (
     folder_arguments,
     lake_arguments,
 )
-from vane_dagster.sources.parquet import cut
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import open_table, require_lance
@@ -115,7 +115,8 @@ class LanceTable(LakeTable):
         width = sum(_width(each.type) for each in self.schema)
         blobs = self._blob_bytes(fragment, detail.filter)
         size = max(int(record.size * share), width * rows + blobs)
-        return list(cut(record, [(rows, size)], rule, detail=detail.dumps())), ()
+        file = SizedFile(record, [(rows, size)], detail=detail.dumps())
+        return list(cut(file, rule)), ()
 
     def _passing(self, where: str) -> dict[int, int]:
         """Return the number of rows that pass a filter, by the fragment's id, in one scan."""
