@@ -202,26 +202,12 @@ def read_footer(
         metadata = with_retries(_failpoints.failing("read", file.url, read))
         return metadata.schema.to_arrow_schema(), metadata
     except Exception as error:  # from pyarrow, or from a file system's driver
-        if file.size and not _begins_as_parquet(file_location):
-            raise SourceError(
-                f"{location}: {file.url!r} ({file.size} bytes) is not a Parquet file, and "
-                "vd.parquet reads no other format. Convert it, for example with DuckDB's COPY "
-                "(FROM 'data.csv') TO 'data.parquet' (FORMAT parquet), or with pyarrow, and "
-                "name the Parquet file; or take it out of the source"
-            ) from error
         raise SourceError(
             f"{location}: {file.url!r} ({file.size} bytes) cannot be read as Parquet: "
-            f"{described(error)}. Write it again, or take it out of the source"
+            f"{described(error)}. If it has another format, read it by the source for that, as "
+            "vd.csv, or convert it, as with DuckDB's COPY (FROM 'data.csv') TO 'data.parquet' "
+            "(FORMAT parquet). Else write it again, or take it out of the source"
         ) from error
-
-
-def _begins_as_parquet(file_location: Location) -> bool:
-    """Return whether a file begins with Parquet's magic bytes; true if it cannot be read."""
-    try:
-        with file_location.fs.open(file_location.path, "rb") as stream:
-            return stream.read(4) in (b"PAR1", b"PARE")
-    except Exception:  # drivers raise their own exception classes
-        return True
 
 
 def kept_types(schema: pa.Schema) -> str:
