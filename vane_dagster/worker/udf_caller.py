@@ -30,7 +30,7 @@ from vane_dagster.worker.health import Health, UnhealthyModelError, check_alive,
 from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.output_ids import with_ids
-from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work
+from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work, WorkReport
 from vane_dagster.worker.results import Result, from_result, put_together
 from vane_dagster.worker.retry import (
     Answer,
@@ -124,8 +124,7 @@ class UdfCaller:
         faults = own + unread
         passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
         quarantined = 0 if op.policy.on_error == "null" else len(faults)
-        return Computed(
-            rows,
+        report = WorkReport(
             Tally(
                 table.num_rows,
                 table.num_rows - passed - quarantined,
@@ -135,14 +134,14 @@ class UdfCaller:
                 packages=self._packages,
                 unread=len(unread),
             ),
-            fault_records=_records(own, unread, work, op.ids, self._label),
-            cancelled=run.stopped,
             call_seconds=seconds,
             batches=run.calls,
             retries=sum(outcome.retries for outcome in outcomes),
             fits=self.sizes.used(op.batch_size),
             faults=describe_faults(faults, op.ids[0]),
+            cancelled=run.stopped,
         )
+        return Computed(rows, report, _records(own, unread, work, op.ids, self._label))
 
     def room(self, size: int) -> asyncio.Semaphore:
         """Return the semaphore that bounds a stage's calls in flight, over all slices."""
