@@ -155,15 +155,19 @@ class RowCaller:
 
     def _call_each(self, results: RowResults, rows: Iterable[tuple[Any, ...]]) -> None:
         limit, call, revoked = self._limit, self._call, self._code.revoked
+        plain, add_place, add_value = results.plain, results.places.append, results.values.append
         for place, values in enumerate(rows):
             if revoked():
                 raise Revoked
             try:
-                if limit is None:
-                    results.add(place, call(*values))
-                else:
+                if limit is not None:
                     with deadline(limit):
                         results.add(place, call(*values))
+                elif type(returned := call(*values)) in plain:  # fast, for most results
+                    add_place(place)
+                    add_value(returned)
+                else:
+                    results.add(place, returned)
             except BaseException as raised:
                 with deadline(limit):  # an exception may run user code too
                     results.fail(place, raised)
