@@ -18,12 +18,14 @@ import pyarrow as pa
 
 from vane_dagster._user_errors import contained
 from vane_dagster.pipeline.contracts import BatchCall, ColumnsCall, RowCall, TypesCall
+from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.column_results import as_columns, column_arguments
 from vane_dagster.worker.inferred_types import RowTypes, result_types, types_table
 from vane_dagster.worker.isolation import begin_user_code
 from vane_dagster.worker.kept_values import kept
 from vane_dagster.worker.protocol import CallUdf, Work
+from vane_dagster.worker.results import Result, from_result
 from vane_dagster.worker.row_results import RowResults, row_arguments, row_function
 from vane_dagster.worker.watchdog import deadline
 
@@ -102,11 +104,16 @@ class BatchCaller:
             return code.results(*given)
         return code.results(given_batch(code.given(batch), contract.format))
 
-    def as_batch(self, result: Any) -> Any:
-        """Return a result as a table or a dict of column to array."""
+    def taken(self, result: Any) -> Result:
+        """Convert one result, and copy it before the user's code can write into it again."""
+        op, work = self._code.op, self._code.work
         if isinstance(self._contract, ColumnsCall):
-            return as_columns(self._contract, result, self._code.op, self._code.work)
-        return result
+            result = as_columns(self._contract, result, op, work)
+        origin, passed_on = op.parent or op.ids[0], op.carried(work)
+        ids = {work.id, origin, *op.ids}
+        if op.policy.on_error == "null":
+            ids.add(ERROR_COLUMN)
+        return from_result(result, work.schema, ids, origin, work.location, passed_on, op.pinned)
 
 
 class BatchTypesCaller(BatchCaller):
@@ -118,6 +125,10 @@ class BatchTypesCaller(BatchCaller):
         results = super().results(batch, room)
         found = [result_types(result, op, work) async for result in results]
         yield types_table(found, batch.column(op.ids[0]), op, work)
+
+    def taken(self, result: pa.Table) -> Result:
+        """See `BatchCaller`."""
+        return Result(result)
 
 
 class RowCaller:
@@ -207,9 +218,9 @@ class RowCaller:
         except BaseException as raised:
             results.fail(place, raised)
 
-    def as_batch(self, result: Any) -> Any:
-        """See `BatchCaller`."""
-        return result
+    def taken(self, result: pa.Table) -> Result:
+        """See `BatchCaller`. Rows are converted already."""
+        return Result(result)
 
 
 def caller(code: UserCode) -> BatchCaller | RowCaller:

@@ -31,7 +31,7 @@ from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.output_ids import with_ids
 from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work, WorkReport
-from vane_dagster.worker.results import Result, from_result, put_together
+from vane_dagster.worker.results import Result, put_together
 from vane_dagster.worker.retry import (
     Answer,
     AwaitServers,
@@ -306,7 +306,7 @@ class _TableCalls:
                 ids = batch.column(self.op.ids[0])
                 await _failpoints.at_call(self.work.stage, ids, self._sleep)
                 answers = self.user_code.results(batch, room)
-                results = [self._taken(answer) async for answer in answers]
+                results = [self.user_code.taken(answer) async for answer in answers]
                 seconds = time.perf_counter() - started
                 table = self._fitted(results, batch)
             if not self.op.is_async:
@@ -347,7 +347,7 @@ class _TableCalls:
         others = [i for i in range(batch.num_rows) if i not in places]
         given = unsliced(batch).take(pa.array(others, pa.int64()))
         try:
-            results = [] if error.rows is None else [self._taken(error.rows)]
+            results = [] if error.rows is None else [self.user_code.taken(error.rows)]
             table = self._fitted(results, given, others)
             return Partial(table, dict(sorted(places.items())), error.used)
         except BaseException as refused:  # reading the result may run the user's code
@@ -364,17 +364,6 @@ class _TableCalls:
                 rows.append(null_row(faults.pop(0)[1], self.work, self.op))
             rows += outcome.tables[index : index + 1]
         return rows
-
-    def _taken(self, result: Any) -> Result:
-        """Convert one result, and copy it before the user's code can write into it again."""
-        work, op = self.work, self.op
-        ids = {work.id, *op.ids, *([op.parent] if op.parent else [])}
-        if op.policy.on_error == "null":
-            ids.add(ERROR_COLUMN)
-        origin = op.parent or op.ids[0]
-        result = self.user_code.as_batch(result)
-        passed_on = op.carried(work)
-        return from_result(result, work.schema, ids, origin, work.location, passed_on, op.pinned)
 
     def _fitted(
         self, results: list[Result], batch: pa.Table, places: Sequence[int] | None = None
