@@ -211,24 +211,6 @@ def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[s
     return found
 
 
-def environment_variables(
-    where: str, forwarded: Sequence[str], keyed: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the environment variables of a stage's workers, and the keyed ones among them.
-
-    Args:
-        where: The stage, for the message.
-        forwarded: Names of variables that do not affect fragment keys.
-        keyed: Names of variables that are part of fragment keys.
-
-    Raises:
-        DefinitionError: If an argument is not a list of names.
-    """
-    plain = list_of_names(where, "env_vars", forwarded) or ()
-    counted = list_of_names(where, "keyed_env_vars", keyed) or ()
-    return tuple(dict.fromkeys((*plain, *counted))), counted
-
-
 def selection(
     where: str, value: Sequence[str] | Mapping[str, str] | None
 ) -> tuple[tuple[str, str], ...]:

@@ -18,21 +18,22 @@ from vane_dagster._arguments import (
     positive,
     selection,
 )
+from vane_dagster._keywords import known_keywords
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.builtin import defaults_for, merge
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.keys import IdColumn, Keys
-from vane_dagster.pipeline.known_arguments import adds_stage, known_arguments
+from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.notebook_cells import Cell, executing_cell
 from vane_dagster.pipeline.options import JoinChildren, JoinHow
 from vane_dagster.pipeline.records import Asset, as_asset
 from vane_dagster.pipeline.specs import (
     SOURCE,
     JoinSpec,
+    MapBatchesSpec,
     StageSpec,
-    Types,
+    Table,
     check_id,
-    declares_columns,
     with_upstream,
 )
 from vane_dagster.pipeline.stages import Rows
@@ -87,7 +88,7 @@ class Stage(Rows):
         """
         return self.pipeline._schema_of(self.name)
 
-    @known_arguments("Stage.preview")
+    @known_keywords("Stage.preview")
     def preview(
         self, rows: int = 10, *, partition: str | None = None, store: Any = None
     ) -> pa.Table:
@@ -121,7 +122,7 @@ class Stage(Rows):
 class Pipeline(Rows):
     """The declared part of `vane_dagster.Pipeline`, which has the same arguments."""
 
-    @known_arguments("vd.Pipeline", more=". All others are arguments of its stages")
+    @known_keywords("vd.Pipeline", more=". All others are arguments of its stages")
     def __init__(
         self,
         name: str,
@@ -186,15 +187,16 @@ class Pipeline(Rows):
 
         A join is drawn under the first stage that it reads, and names all of them.
         """
-        types = self._declared_types()
+        tables = self._tables()
 
         def drawn(node: str, indent: str) -> Iterator[str]:
             below = [stage.spec for stage in self if stage.spec.upstream[0] == node]
             for spec in below:
                 branch, more = ("└── ", "    ") if spec is below[-1] else ("├── ", "│   ")
                 of = f" of {names(spec.upstream)}" if len(spec.upstream) > 1 else ""
-                columns = [f"{name} {_type_name(kind)}" for name, kind in types[spec.name].items()]
-                columns += [] if declares_columns(self, spec.name) else ["..."]
+                table = tables[spec.name]
+                columns = [f"{name} {_type_name(kind)}" for name, kind in table.types.items()]
+                columns += [] if table.is_complete else ["..."]
                 tree = list(drawn(spec.name, indent + more))
                 yield f"{indent}{branch}{spec.name} ({spec.kind}{of})"
                 yield f"{indent}{more}{'│' if tree else ' '}   {', '.join(columns)}"
@@ -208,22 +210,18 @@ class Pipeline(Rows):
         """Return the columns that identify the rows of a stage or the source, the id first."""
         return self._keys[node]
 
-    def _declared_types(self) -> dict[str, Types]:
-        """Return the columns of each stage, with the types known without reading the source.
-
-        The source itself has no known columns.
-        """
-        found: dict[str, Types] = {SOURCE: {}}
+    def _tables(self) -> dict[str, Table]:
+        """Return the columns of each node, as far as they are known without the source."""
+        found = {SOURCE: Table({}, is_complete=False)}
         for stage in self:
             inputs = {name: found[name] for name in stage.spec.upstream}
-            found[stage.name] = stage.spec.declared_types(self, inputs)
+            found[stage.name] = stage.spec.outputs(self, inputs)
         return found
 
     def _schema_of(self, stage: str) -> pa.Schema:
         """See `Stage.schema`."""
-        types = self._declared_types()[stage]
-        if None not in types.values() and declares_columns(self, stage):
-            return pa.schema(types)
+        if (declared := self._tables()[stage].schema) is not None:
+            return declared
         needed = with_upstream(self, stage)
         return self._resolve_schemas(needed, {SOURCE: self.source_schema()})[stage]
 
@@ -384,6 +382,12 @@ class Pipeline(Rows):
         own = as_asset(location, asset)
         return self._add(JoinSpec(name, upstream, own, how, children, chosen))
 
+    def _add_udf(self, spec: MapBatchesSpec) -> Stage:
+        """Add a stage that runs user code or calls a model."""
+        if not spec.is_inferred:
+            spec.check_schema(self._location(spec.name))
+        return self._add(spec.with_reuse(self))
+
     def _location(self, name: str) -> str:
         return f"stage '{self.name}/{name}'"
 
@@ -462,7 +466,7 @@ def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[C
     """
     known = spec.made_schema(pipeline)
     checks = merge(
-        defaults_for(known, spec.kind, spec.fills_nulls, spec.max_error_rate),
+        defaults_for(known, spec.kind, spec.fills_nulls, spec.failures.max_error_rate),
         spec.asset.checks,
         location,
     )
