@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._secrets import holds_secret
@@ -203,7 +203,8 @@ def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[s
     """
     if value is None:
         return None
-    listed = isinstance(value, Iterable) and not isinstance(value, str)
+    unordered = (str, Mapping, set, frozenset, Iterator)  # or read once
+    listed = isinstance(value, Iterable) and not isinstance(value, unordered)
     found = tuple(value) if listed else ()
     if not listed or not all(isinstance(item, str) for item in found):
         raise DefinitionError(f"{where}: {name} is {value!r}; expected a list of names")

@@ -7,7 +7,6 @@ third call" is the third call across all workers.
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import errno
 import fnmatch
@@ -16,7 +15,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn, TypeVar
@@ -70,34 +69,21 @@ def follow(env: Mapping[str, str | None]) -> None:
         os.environ.pop(VARIABLE, None)
 
 
-def at_call(stage: str, ids: Any) -> None:
+async def at_call(
+    stage: str, ids: Any, sleep: Callable[[float], Coroutine[Any, Any, None]]
+) -> None:
     """Fire the faults of a call of the user's code; may raise, hang or end this process.
 
     Args:
         stage: Pipeline and stage.
         ids: The batch's ids, as an Arrow array.
+        sleep: Waits for some seconds.
     """
     if VARIABLE in os.environ:
         for fault in _calls(stage, ids):
             if fault.does == "hang":
                 while _is_on(fault):
-                    time.sleep(_LOOKS_SECONDS)
-            else:
-                _fail(fault)
-
-
-async def at_call_later(stage: str, ids: Any) -> None:
-    """Fire the faults of a call as `at_call` does, without blocking the event loop.
-
-    Args:
-        stage: Pipeline and stage.
-        ids: The batch's ids, as an Arrow array.
-    """
-    if VARIABLE in os.environ:
-        for fault in _calls(stage, ids):
-            if fault.does == "hang":
-                while _is_on(fault):
-                    await asyncio.sleep(_LOOKS_SECONDS)
+                    await sleep(_LOOKS_SECONDS)
             else:
                 _fail(fault)
 

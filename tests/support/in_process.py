@@ -22,7 +22,7 @@ from vane_dagster.events import Committed, Event, Failed
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.host import Host
-from vane_dagster.worker.protocol import PoolSpec, Work
+from vane_dagster.worker.protocol import LoadCall, PoolSpec, Work
 
 
 class InProcess:
@@ -80,13 +80,13 @@ class InProcess:
     def load(self, worker: Worker, endpoints: Any) -> int:
         pool = self._pools[worker.pool]
         host = self._hosts.setdefault(worker, Host())
-        arguments = (pool.model, pool.archive, 1, {}, pool.lifecycle, endpoints)
+        call = LoadCall(pool.model, pool.archive, 1, {}, pool.lifecycle, endpoints)
 
         def answer(ticket: int) -> CallResult:
             # The code that a worker is sent has part of `support`, which processes that later tests
             # spawn with this path must not find first.
             with mock.patch.object(sys, "path", list(sys.path)):
-                return CallResult(ticket, host.load(*arguments))
+                return CallResult(ticket, host.load(call))
 
         return self._call(answer)
 

@@ -54,7 +54,7 @@ def call(
         computed = caller.call(op, table, work, lambda: False)
     except BatchError as error:
         raise error.cause from None
-    assert not computed.cancelled
+    assert not computed.report.cancelled
     assert computed.rows.schema == declared
     return computed.rows
 
@@ -106,5 +106,5 @@ def run_stage(
     except BatchError as error:
         raise error.cause from None
     if counts is not None:
-        counts.append(computed.batches)
-    return None if computed.cancelled else computed.rows
+        counts.append(computed.report.batches)
+    return None if computed.report.cancelled else computed.rows

@@ -15,18 +15,21 @@ from vane_dagster.errors import DefinitionError
 from vane_dagster.storage.filesystem import Location
 
 
+def fire(ids: list[int]) -> None:
+    asyncio.run(_failpoints.at_call("docs/made", pa.array(ids), asyncio.sleep))
+
+
 def test_a_plan_that_is_gone_does_nothing(tmp_path, monkeypatch):
     with testing.faults(testing.CallFault("made"), testing.StorageFault("*")) as injected:
         place = os.environ[_failpoints.VARIABLE]
         with pytest.raises(_failpoints._error_class("InjectedError")):
-            _failpoints.at_call("docs/made", pa.array([1]))
+            fire([1])
     assert _failpoints.VARIABLE not in os.environ
     assert not os.path.exists(place)
     assert injected.fired == (1, 0)
 
     monkeypatch.setenv(_failpoints.VARIABLE, place)  # as in a worker of a killed run
-    _failpoints.at_call("docs/made", pa.array([1]))
-    asyncio.run(_failpoints.at_call_later("docs/made", pa.array([1])))
+    fire([1])
     _failpoints.at_load("Doubler")
     Location(str(tmp_path)).write("f", b"written")
     assert injected.fired == (1, 0)
@@ -116,7 +119,7 @@ def test_equal_faults_are_told_apart_and_ids_are_compared_as_texts():
             with_error = pytest.raises(Exception, match=r"injected by vane_dagster\.testing")
             if set(ids) & {"b", 5}:
                 with with_error:
-                    _failpoints.at_call("docs/made", pa.array(ids))
+                    fire(ids)
             else:
-                _failpoints.at_call("docs/made", pa.array(ids))
+                fire(ids)
     assert injected.fired == (1, 1)

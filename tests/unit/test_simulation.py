@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from support.simulation import PARTITIONS, Disturbance, Node, World
 from vane_dagster.engine import slicing
 from vane_dagster.storage import transient_errors
-from vane_dagster.worker import row_index, stored_rows
+from vane_dagster.worker import node_files, stored_rows
 
 KINDS = ("project", "map", "map", "map", "flat_map", "filter", "join", "write")
 
@@ -163,9 +163,9 @@ def _no_time_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Functions here stand for costly ones, however fast this machine calls them."""
     monkeypatch.setattr(transient_errors, "_INITIAL_STORAGE_BACKOFF", 0.0)
     monkeypatch.setattr(slicing.SliceSizer, "is_costly", lambda _self, _stage: True)
-    for module in (row_index, stored_rows):
-        (folder := tmp_path / module.KIND).mkdir()
-        monkeypatch.setattr(module, "worker_folder", lambda kind, folder=folder: folder)
+    for kind in ("row_indexes", "stored_rows"):
+        (tmp_path / kind).mkdir()
+    monkeypatch.setattr(node_files, "worker_folder", lambda kind: tmp_path / kind)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # killed

@@ -36,6 +36,7 @@ from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.protocol import (
     IDLE_SECONDS,
     Fault,
+    LoadCall,
     LoadReport,
     PoolSpec,
     Work,
@@ -242,9 +243,10 @@ class RayLease:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
         archive = self._archives.get(worker.pool, b"")
-        given = (pool.model, archive, pool.threads, forwarded(pool), pool.lifecycle, endpoints)
+        env = forwarded(pool)
+        call = LoadCall(pool.model, archive, pool.threads, env, pool.lifecycle, endpoints)
         self._loads.add(self._tickets + 1)
-        return self._called(worker, lambda actor: (actor.load.remote(*given), None))
+        return self._called(worker, lambda actor: (actor.load.remote(call), None))
 
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:
         """See `Lease.announce`."""

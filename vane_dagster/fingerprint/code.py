@@ -99,7 +99,8 @@ def code_identity(
         with contextlib.suppress(CodeIdentityError):
             encoder.digest(obj, target.__qualname__)
         where = module.label if module is not None else ""
-        digest = combine("version", where, target.__qualname__, version)
+        owner = getattr(getattr(target, "__self__", None), "__qualname__", "")  # of a class method
+        digest = combine("version", where, owner, target.__qualname__, version)
         parts = [("code", target.__qualname__, digest)]
     seeds = dependency_walk.modules | dependency_walk.imported
     if module is not None:

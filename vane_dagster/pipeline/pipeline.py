@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,8 @@ from vane_dagster.checks.builtin import defaults_for, merge
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.known_arguments import adds_stage
+from vane_dagster.pipeline.notebook_cells import Cell, executing_cell
 from vane_dagster.pipeline.options import JoinChildren, JoinHow
-from vane_dagster.pipeline.places import interactive_place
 from vane_dagster.pipeline.records import Asset, as_asset
 from vane_dagster.pipeline.specs import (
     SOURCE,
@@ -162,7 +163,7 @@ class Pipeline(Rows):
         self._stages: dict[str, Stage] = {}
         self._keys: dict[str, Keys] = {SOURCE: (IdColumn(self.id, SOURCE),)}
         self._checks: dict[str, tuple[Check, ...]] = {}
-        self._places: dict[str, str | None] = {}
+        self._cells: dict[str, Cell | None] = {}
 
     @property
     def stages(self) -> Mapping[str, Stage]:
@@ -264,13 +265,16 @@ class Pipeline(Rows):
         Raises:
             DefinitionError: If a check does not fit the stage.
         """
+        other = self._snapshot()
+        other._keys = {**self._keys, spec.name: spec.row_keys(self)}
+        other._stages[spec.name] = Stage(other, spec)
+        return other
+
+    def _snapshot(self) -> Pipeline:
+        """Return a copy of the pipeline to which nothing is added later."""
         other = copy.copy(self)
         other.pipeline = other
-        other._keys = {**self._keys, spec.name: spec.row_keys(self)}
-        other._stages = {
-            stage.name: Stage(other, spec if stage.name == spec.name else stage.spec)
-            for stage in self
-        }
+        other._stages = {stage.name: Stage(other, stage.spec) for stage in self}
         return other
 
     def _with_schema(self, stage: str, schema: pa.Schema) -> Pipeline:
@@ -395,24 +399,58 @@ class Pipeline(Rows):
             )
         if spec.name == SOURCE:
             raise DefinitionError(f"{location}: {SOURCE!r} is the name of the pipeline's source")
-        place = interactive_place()
-        is_again = place is not None and self._places.get(spec.name) == place
-        if spec.name.lower() in map(str.lower, self._stages) and not is_again:
+        cell, former = executing_cell(), self._cells.get(spec.name)
+        replaced: set[str] = set()
+        if cell and former and cell.id == former.id and cell.execution != former.execution:
+            replaced = self._derived(spec.name)
+        kept = {name: stage for name, stage in self._stages.items() if name not in replaced}
+        if spec.name.lower() in map(str.lower, kept):
             raise DefinitionError(
                 f"{location}: there is a stage of that name already, or one that differs only in "
                 "case; give it another name"
             )
-        writes = [n for n in spec.upstream if n != SOURCE and self[n].spec.publishes]
-        if writes:
+        if lost := replaced.intersection(spec.upstream):
+            raise DefinitionError(
+                f"{location}: reads {names(sorted(lost))}, which the stage that it replaces is or "
+                "leads to; give it another name"
+            )
+        inputs = [name for name in spec.upstream if name != SOURCE]
+        if gone := [name for name in inputs if name not in kept]:
+            raise DefinitionError(
+                f"{location}: reads {names(gone)}, which was removed because a stage that it reads "
+                "was declared again; execute its cell again"
+            )
+        if writes := [name for name in inputs if kept[name].spec.publishes]:
             raise DefinitionError(
                 f"{location}: reads {writes[0]!r}, which publishes and ends a branch; add it to "
                 "the stage that is published"
             )
-        self._keys[spec.name] = spec.row_keys(self)
-        self._checks[spec.name] = _stage_checks(self, spec, location)
-        self._stages[spec.name] = stage = Stage(self, spec)
-        self._places[spec.name] = place
+        # Nothing is changed in place: neither by a stage that is refused, nor below built assets.
+        draft = copy.copy(self)
+        draft._keys = {**self._keys, spec.name: spec.row_keys(self)}
+        checks = _stage_checks(draft, spec, location)
+        removed = sorted(replaced - {spec.name})
+        if removed or (replaced and cell and not cell.id):
+            text = f"{location} was declared again, and replaced"
+            if removed:
+                text += (
+                    f"; {names(removed)}, which read it, were removed: execute their cells again"
+                )
+            warnings.warn(text, stacklevel=4)
+        stage = Stage(self, spec)
+        self._keys = draft._keys
+        self._checks = {**self._checks, spec.name: checks}
+        self._cells = {**self._cells, spec.name: cell}
+        self._stages = {**kept, spec.name: stage}
         return stage
+
+    def _derived(self, name: str) -> set[str]:
+        """Return a stage, and the stages that read it directly or through others."""
+        found = {name}
+        for stage in self:
+            if found.intersection(stage.spec.upstream):
+                found.add(stage.name)
+        return found
 
 
 def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[Check, ...]:

@@ -79,7 +79,7 @@ Schemas = Mapping[str, pa.Schema]
 """Schemas by node."""
 Column = tuple[str, str]
 """A node and one of its columns."""
-_NO_FAILURES = Failures("raise", max_error_rate=0.0)
+_NO_FAILURES = Failures("raise")
 _REUSED = Reuse("fragments")
 
 

@@ -1,31 +1,37 @@
 """Calls of user code with the rows of a batch, as the stage's contract says.
 
 A caller turns a batch into the arguments of the user's function or method, and the results into a
-form that `results.from_result` converts. There is one for each class of
-`pipeline.contracts`.
+form that `results.from_result` converts. Synchronous and async code have one way: a coroutine,
+which never waits if the code is synchronous, so that `at_once` can run it in any thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from vane_dagster._user_errors import contained
 from vane_dagster.pipeline.contracts import BatchCall, ColumnsCall, RowCall, TypesCall
+from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.column_results import as_columns, column_arguments
 from vane_dagster.worker.inferred_types import RowTypes, result_types, types_table
 from vane_dagster.worker.isolation import begin_user_code
 from vane_dagster.worker.kept_values import kept
 from vane_dagster.worker.protocol import CallUdf, Work
+from vane_dagster.worker.results import Result, from_result
 from vane_dagster.worker.row_results import RowResults, row_arguments, row_function
 from vane_dagster.worker.watchdog import deadline
 
+T = TypeVar("T")
+Room = AbstractAsyncContextManager[Any]
+"""Held during a call of async code, to bound the calls in flight; anything for other code."""
 _GRACE_SECONDS = 1.0
 """Seconds past its deadline that a coroutine may take to end before its process is ended."""
 
@@ -62,158 +68,142 @@ class UserCode:
         by_name = isinstance(contract, BatchCall) or getattr(contract, "inputs", ()) is None
         return self.given(batch).column_names if by_name else []
 
-    def results(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Call synchronous code, and yield its one result or several."""
-        result = self.call(*args, **kwargs, **self.kwargs)
-        if self.op.style == "generator" or inspect.isgenerator(result):
-            yield from result
-        else:
-            yield result
-
-    async def results_later(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Call async code, and yield its one result or several."""
-        result = self.call(*args, **kwargs, **self.kwargs)
+    async def results(self, *args: Any) -> AsyncIterator[Any]:
+        """Call the code, and yield its one result or several. Only async code is waited for."""
+        result = self.call(*args, **self.kwargs)
+        if self.op.style == "async":
+            result = await result
         if self.op.style == "async_generator":
             async for item in result:
                 yield item
+        elif self.op.style == "generator" or inspect.isgenerator(result):
+            for item in result:
+                yield item
         else:
-            yield await result
-
-
-class Caller(Protocol):
-    """Calls user code with the rows of a batch."""
-
-    def results(self, batch: pa.Table) -> Iterator[Any]:
-        """Call synchronous code with a batch, and yield its results.
-
-        Args:
-            batch: The rows, with ids and columns that the code does not get.
-        """
-
-    def results_later(self, batch: pa.Table, room: asyncio.Semaphore) -> AsyncIterator[Any]:
-        """Call async code with a batch, and yield its results.
-
-        Args:
-            batch: The rows; see `results`.
-            room: Bounds the calls in flight.
-        """
-
-    def as_batch(self, result: Any) -> Any:
-        """Return a result as a table or a dict of column to array."""
+            yield result
 
 
 class BatchCaller:
-    """Calls ``fn(batch)``."""
+    """Calls ``fn(batch)``, or ``fn(column, ...)``."""
 
-    def __init__(self, contract: BatchCall, code: UserCode) -> None:
-        self._format, self._code = contract.format, code
-
-    def results(self, batch: pa.Table) -> Iterator[Any]:
-        """See `Caller`."""
-        return self._code.results(given_batch(self._code.given(batch), self._format))
-
-    def results_later(self, batch: pa.Table, room: asyncio.Semaphore) -> AsyncIterator[Any]:
-        """See `Caller`. The caller's task holds the room."""
-        begin_user_code()
-        return self._code.results_later(given_batch(self._code.given(batch), self._format))
-
-    def as_batch(self, result: Any) -> Any:
-        """See `Caller`."""
-        return result
-
-
-class ColumnsCaller:
-    """Calls ``fn(column, ...)``."""
-
-    def __init__(self, contract: ColumnsCall, code: UserCode) -> None:
+    def __init__(self, contract: BatchCall | ColumnsCall, code: UserCode) -> None:
         self._contract, self._code = contract, code
 
-    def results(self, batch: pa.Table) -> Iterator[Any]:
-        """See `Caller`."""
-        given = column_arguments(self._contract, batch, self._code.call, self._code.work.location)
-        return self._code.results(*given)
+    def results(self, batch: pa.Table, room: Room) -> AsyncIterator[Any]:
+        """Call the code with a batch, and yield its results.
 
-    def results_later(self, batch: pa.Table, room: asyncio.Semaphore) -> AsyncIterator[Any]:
-        """See `Caller`. The caller's task holds the room."""
-        begin_user_code()
-        given = column_arguments(self._contract, batch, self._code.call, self._code.work.location)
-        return self._code.results_later(*given)
+        Args:
+            batch: The rows, with ids and columns that the code does not get.
+            room: Bounds the calls in flight; the caller's task holds it.
+        """
+        code, contract = self._code, self._contract
+        if code.op.is_async:
+            begin_user_code()
+        if isinstance(contract, ColumnsCall):
+            given = column_arguments(contract, batch, code.call, code.work.location)
+            return code.results(*given)
+        return code.results(given_batch(code.given(batch), contract.format))
 
-    def as_batch(self, result: Any) -> Any:
-        """See `Caller`."""
-        return as_columns(self._contract, result, self._code.op, self._code.work)
+    def taken(self, result: Any) -> Result:
+        """Convert one result, and copy it before the user's code can write into it again."""
+        op, work = self._code.op, self._code.work
+        if isinstance(self._contract, ColumnsCall):
+            result = as_columns(self._contract, result, op, work)
+        origin, passed_on = op.parent or op.ids[0], op.carried(work)
+        ids = {work.id, origin, *op.ids}
+        if op.policy.on_error == "null":
+            ids.add(ERROR_COLUMN)
+        return from_result(result, work.schema, ids, origin, work.location, passed_on, op.pinned)
+
+
+class BatchTypesCaller(BatchCaller):
+    """Calls ``fn(batch)``, and keeps the types of its results."""
+
+    async def results(self, batch: pa.Table, room: Room) -> AsyncIterator[Any]:
+        """See `BatchCaller`."""
+        op, work = self._code.op, self._code.work
+        results = super().results(batch, room)
+        found = [result_types(result, op, work) async for result in results]
+        yield types_table(found, batch.column(op.ids[0]), op, work)
+
+    def taken(self, result: pa.Table) -> Result:
+        """See `BatchCaller`."""
+        return Result(result)
 
 
 class RowCaller:
     """Calls ``fn(value, ...)`` for each row. The error of a row is that row's alone."""
 
-    def __init__(self, contract: RowCall, code: UserCode) -> None:
-        self._contract, self._code = contract, code
+    def __init__(self, contract: RowCall, code: UserCode, types: TypesCall | None = None) -> None:
+        self._contract, self._code, self._types = contract, code, types
         self._call = row_function(contract, code.call, code.kwargs)
         self._limit = code.op.policy.timeout_s
 
-    def _results_of(self, batch: pa.Table) -> RowResults:
-        return RowResults(self._contract, batch, self._code.op, self._code.work)
+    async def results(self, batch: pa.Table, room: Room) -> AsyncIterator[pa.Table]:
+        """Call the code for each row of a batch, and yield one table.
 
-    def results(self, batch: pa.Table) -> Iterator[Any]:
-        """See `Caller`.
+        Args:
+            batch: The rows, with ids and columns that the code does not get.
+            room: Bounds the calls in flight. Each row takes room of its own.
 
         Raises:
             RowErrors: With the results of the other rows.
             Revoked: If the lease ended.
         """
-        limit, call, revoked = self._limit, self._call, self._code.revoked
-        results = self._results_of(batch)
-
-        def call_row(place: int, values: tuple[Any, ...]) -> None:
-            try:
-                results.add(place, call(*values))
-            except BaseException as raised:  # an exception may run user code too
-                results.fail(place, raised)
-
-        given = self._code.given(batch)
-        for place, values in enumerate(row_arguments(self._contract, given)):
-            if revoked():
-                raise Revoked
-            if limit is None:
-                call_row(place, values)
-            else:
-                with deadline(limit):
-                    call_row(place, values)
+        limit, code = self._limit, self._code
+        rows = row_arguments(self._contract, code.given(batch))
+        if self._types is not None:
+            results: RowResults = RowTypes(self._types, batch, code.op, code.work)
+        else:
+            results = RowResults(self._contract, batch, code.op, code.work)
+        if code.op.is_async:
+            await self._call_together(results, rows, room, batch.num_rows)
+        else:
+            self._call_each(results, rows)
         with deadline(None if limit is None else limit * batch.num_rows):
             table = results.table()
         yield table
 
-    async def results_later(self, batch: pa.Table, room: asyncio.Semaphore) -> AsyncIterator[Any]:
-        """See `Caller`. Each row takes room of its own.
+    def _call_each(self, results: RowResults, rows: Iterable[tuple[Any, ...]]) -> None:
+        limit, call, revoked = self._limit, self._call, self._code.revoked
+        plain, add_place, add_value = results.plain, results.places.append, results.values.append
+        for place, values in enumerate(rows):
+            if revoked():
+                raise Revoked
+            try:
+                if limit is not None:
+                    with deadline(limit):
+                        results.add(place, call(*values))
+                elif type(returned := call(*values)) in plain:  # fast, for most results
+                    add_place(place)
+                    add_value(returned)
+                else:
+                    results.add(place, returned)
+            except BaseException as raised:
+                with deadline(limit):  # an exception may run user code too
+                    results.fail(place, raised)
 
-        Raises:
-            RowErrors: With the results of the other rows.
-            Revoked: If the lease ended.
-        """
-        limit = self._limit
-        results = self._results_of(batch)
-        rows = enumerate(row_arguments(self._contract, self._code.given(batch)))
+    async def _call_together(
+        self, results: RowResults, rows: Iterable[tuple[Any, ...]], room: Room, count: int
+    ) -> None:
+        left = enumerate(rows)
 
         async def next_rows() -> None:
-            for place, values in rows:
+            for place, values in left:
                 async with room:
                     if self._code.revoked():
                         raise Revoked
-                    answer = await within(limit, self._row(results, place, values))
+                    answer = await within(self._limit, self._row(results, place, values))
                 if isinstance(answer, BaseException):
                     results.fail(place, answer)
 
-        in_flight = min(self._code.op.max_concurrency, batch.num_rows)
+        in_flight = min(self._code.op.max_concurrency, count)
         tasks = [asyncio.ensure_future(next_rows()) for _ in range(in_flight)]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        with deadline(None if limit is None else limit * batch.num_rows):
-            table = results.table()
-        yield table
 
     async def _row(self, results: RowResults, place: int, values: Any) -> None:
         begin_user_code()
@@ -228,47 +218,12 @@ class RowCaller:
         except BaseException as raised:
             results.fail(place, raised)
 
-    def as_batch(self, result: Any) -> Any:
-        """See `Caller`."""
-        return result
+    def taken(self, result: pa.Table) -> Result:
+        """See `BatchCaller`. Rows are converted already."""
+        return Result(result)
 
 
-class BatchTypesCaller:
-    """Calls ``fn(batch)``, and keeps the types of its results."""
-
-    def __init__(self, contract: BatchCall, code: UserCode) -> None:
-        self._caller, self._code = BatchCaller(contract, code), code
-
-    def results(self, batch: pa.Table) -> Iterator[Any]:
-        """See `Caller`."""
-        op, work = self._code.op, self._code.work
-        found = [result_types(result, op, work) for result in self._caller.results(batch)]
-        yield types_table(found, batch.column(op.ids[0]), op, work)
-
-    async def results_later(self, batch: pa.Table, room: asyncio.Semaphore) -> AsyncIterator[Any]:
-        """See `Caller`. The caller's task holds the room."""
-        op, work = self._code.op, self._code.work
-        results = self._caller.results_later(batch, room)
-        found = [result_types(result, op, work) async for result in results]
-        yield types_table(found, batch.column(op.ids[0]), op, work)
-
-    def as_batch(self, result: Any) -> Any:
-        """See `Caller`."""
-        return result
-
-
-class RowTypesCaller(RowCaller):
-    """Calls ``fn(value, ...)`` for each row, and keeps the types of its results."""
-
-    def __init__(self, contract: RowCall, types: TypesCall, code: UserCode) -> None:
-        super().__init__(contract, code)
-        self._types = types
-
-    def _results_of(self, batch: pa.Table) -> RowResults:
-        return RowTypes(self._types, batch, self._code.op, self._code.work)
-
-
-def caller(code: UserCode) -> Caller:
+def caller(code: UserCode) -> BatchCaller | RowCaller:
     """Return the caller for a contract.
 
     Args:
@@ -276,18 +231,26 @@ def caller(code: UserCode) -> Caller:
     """
     contract = code.op.contract
     if isinstance(contract, TypesCall):
-        if isinstance(contract.of, BatchCall):
-            return BatchTypesCaller(contract.of, code)
-        return RowTypesCaller(contract.of, contract, code)
+        if isinstance(contract.of, RowCall):
+            return RowCaller(contract.of, code, contract)
+        return BatchTypesCaller(contract.of, code)
     if isinstance(contract, RowCall):
         return RowCaller(contract, code)
-    if isinstance(contract, ColumnsCall):
-        return ColumnsCaller(contract, code)
     return BatchCaller(contract, code)
 
 
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that waits for nothing, without an event loop, and return its result."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("synchronous code was suspended")
+
+
 async def within(seconds: float | None, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of user code's coroutine, or the exception that it raised.
+    """Return the result of async user code's coroutine, or the exception that it raised.
 
     Args:
         seconds: The time limit of the call; None for no limit. A coroutine that exceeds it is

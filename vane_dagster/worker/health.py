@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import time
 from collections.abc import Callable
@@ -102,31 +101,6 @@ class Health:
             self.check()
         except UnhealthyModelError as unhealthy_reason:
             raise UnhealthyModelError(unhealthy_reason.cause, rows=True) from None
-
-    async def check_after_error_async(self) -> None:
-        """Check the model as `check_after_error` does, in the model's own event loop."""
-        if self._probe is None:
-            return
-        asked = asyncio.ensure_future(self._probed(self._probe))
-        try:
-            await asyncio.wait([asked])
-        finally:
-            asked.cancel()
-        cause = contained(asyncio.CancelledError()) if asked.cancelled() else asked.result()
-        if cause is not None:
-            raise UnhealthyModelError(cause, rows=True)
-
-    async def _probed(self, probe: Callable[[], Any]) -> BaseException | None:
-        """Run the check in the model's own event loop, and return its error; None if it passes."""
-        begin_user_code()
-        try:
-            with deadline(_ANSWER_SECONDS), one_process():
-                answer = probe()
-                if inspect.isawaitable(answer):
-                    await answer
-        except BaseException as error:
-            return contained(error)
-        return None
 
 
 async def _awaited(answer: Any) -> Any:

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ from vane_dagster.errors import (
     described,
 )
 from vane_dagster.pipeline.options import WorkerLifecycle
-from vane_dagster.servers.directory import SERVER_MOVED, Endpoints, directory
+from vane_dagster.servers.directory import SERVER_MOVED, directory
 from vane_dagster.servers.launch import own_node_id
 from vane_dagster.servers.process import ServerProcess
 from vane_dagster.sources.planned_read import fitted
@@ -52,9 +52,9 @@ from vane_dagster.worker.protocol import (
     CallUdf,
     Computed,
     Fault,
-    FaultKind,
     Gather,
     Join,
+    LoadCall,
     LoadReport,
     ModelSpec,
     Project,
@@ -98,46 +98,30 @@ class Host:
         self.served = 0
         self.busy = 0
 
-    def load(
-        self,
-        model: ModelSpec | None,
-        archive: bytes,
-        threads: int,
-        env: Mapping[str, str | None],
-        lifecycle: WorkerLifecycle,
-        endpoints: Endpoints,
-    ) -> LoadReport:
-        """Construct the model, unless it is loaded. A failure is reported, not raised.
-
-        Args:
-            model: The model; None for a worker without one.
-            archive: The user's modules, as a zip.
-            threads: Threads that the worker computes with.
-            env: Environment variables to set, or to unset if None.
-            lifecycle: When the worker times out, or is replaced.
-            endpoints: The endpoints of the servers that its code calls.
-        """
-        directory.update(endpoints)
+    def load(self, call: LoadCall) -> LoadReport:
+        """Construct the model, unless it is loaded. A failure is reported, not raised."""
+        model = call.model
+        directory.update(call.endpoints)
         with self._lock:
-            _failpoints.follow(env)
-            given = {name: value for name, value in env.items() if value is not None}
-            for name in env.keys() - given:
+            _failpoints.follow(call.env)
+            given = {name: value for name, value in call.env.items() if value is not None}
+            for name in call.env.keys() - given:
                 os.environ.pop(name, None)
             os.environ.update(given)
             keep_variables(given)
-            self._lifecycle = lifecycle
+            self._lifecycle = call.lifecycle
             if self._load is not None and self._load.fault is None:
                 return self._loaded_before(self._load, model)
             started, began = time.perf_counter(), time.monotonic()
             fault, unhealthy_reason = None, ""
             try:
-                self._thread.run(self._construct, model, archive, threads)
-                _check_size(model, lifecycle)
+                self._thread.run(self._construct, call)
+                _check_size(model, call.lifecycle)
             except BaseException as error:  # a user's constructor may raise anything
                 if is_shutdown(error):
                     raise
                 fault = load_fault(model, contained(error))
-                if not directory.probe([*endpoints], began):  # the server's crash, not the model's
+                if not directory.probe([*call.endpoints], began):  # the crash was the server's
                     unhealthy_reason = f"a server did not answer: {fault.message}"
             self._load = LoadReport(
                 warm=False,
@@ -152,13 +136,13 @@ class Host:
             )
             return self._load
 
-    def _construct(self, model: ModelSpec | None, archive: bytes, threads: int) -> None:
-        set_threads(threads)
+    def _construct(self, call: LoadCall) -> None:
+        set_threads(call.threads)
         share_gpus()
-        with self.startup.watched(self._lifecycle.startup_timeout_s):
-            if model is not None:
+        with self.startup.watched(call.lifecycle.startup_timeout_s):
+            if call.model is not None:
                 with directory.constructing():
-                    self.model.construct(model, archive, worker_folder("code"))
+                    self.model.construct(call.model, call.archive, worker_folder("code"))
             else:
                 connection()
 
@@ -227,8 +211,8 @@ class Host:
         self.busy += 1
         try:
             computed = self._do(work, tables)
-            if computed.cancelled:
-                return None, WorkReport(cancelled=True)
+            if computed.report.cancelled:
+                return None, computed.report
             if work.new_ids and (wrong := repeated_or_null(computed.rows.column(work.id))):
                 raise IntegrityError(
                     f"{work.location}: made {wrong} in {work.id!r}, which has to be unique and not "
@@ -254,25 +238,20 @@ class Host:
             check_descriptors()
         calls_model = _calls_model(work)
         made = computed.called or computed
-        self.served += made.batches if calls_model else 1
-        if calls_model and (rows := made.tally.rows_in):
-            self._row_seconds = (time.perf_counter() - started) / rows
-        report = WorkReport(
-            tally=made.tally,
+        rows_in = made.report.tally.rows_in
+        self.served += made.report.batches if calls_model else 1
+        seconds = time.perf_counter() - started
+        if calls_model and rows_in:
+            self._row_seconds = seconds / rows_in
+        report = replace(
+            made.report,
             rows_out=made.rows.num_rows,
-            shares=computed.shares,
-            found_elsewhere=computed.found_elsewhere,
             bytes_out=table.nbytes if work.keep else 0,
-            seconds=time.perf_counter() - started,
-            call_seconds=made.call_seconds,
-            batches=made.batches,
-            retries=made.retries,
-            fits=made.fits,
-            faults=made.faults,
+            seconds=seconds,
             part=part,
             output=self._printed.drain(),
             recycle_reason=recycle_reason(self._lifecycle, self.served),
-            unused_gpu=unused_gpu() if calls_model and made.tally.rows_in else "",
+            unused_gpu=unused_gpu() if calls_model and rows_in else "",
         )
         return (table if work.keep else None), report
 
@@ -297,11 +276,12 @@ class Host:
         assert isinstance(op, Gather)
         table = operators.gather(inputs, work)
         if work.target is None:
-            return Computed(fitted(table, work.schema), Tally(table.num_rows), faults)
+            report = WorkReport(Tally(table.num_rows))
+            return Computed(fitted(table, work.schema), report, faults)
         if work.tally is None:
             table, unread = unread_rows.split_unread(table)
             return unread_rows.computed(table, table.num_rows, unread, work)
-        return Computed(table.cast(work.schema), work.tally, faults)
+        return Computed(table.cast(work.schema), WorkReport(work.tally), faults)
 
     def _call(self, op: CallUdf, rows: pa.Table, work: Work) -> Computed:
         revoked = functools.partial(self._revoked.__contains__, work.lease)
@@ -313,13 +293,13 @@ class Host:
 
     def _reuse_and_call(self, op: ReuseAndCall, rows: pa.Table, work: Work) -> Computed:
         arranged = row_reuse.arrange(rows, op.arrange, work.source_files)
-        called = Computed(empty_table(work.schema), Tally())
-        if count := arranged.shares[-1]:
+        called = Computed(empty_table(work.schema), WorkReport())
+        if count := arranged.report.shares[-1]:
             wanted = unsliced(arranged.rows.select(rows.column_names).slice(0, count))
             called = self._call(op.restore.call, wanted, work)
-        if called.cancelled:
+        if called.report.cancelled:
             return called
-        work = replace(work, tally=called.tally)
+        work = replace(work, tally=called.report.tally)
         restored = row_reuse.restore(
             [called.rows], arranged.rows, op.restore, work, called.fault_records
         )
@@ -328,7 +308,7 @@ class Host:
     def _write(
         self, computed: Computed, work: Work, target: PartTarget, started: float
     ) -> PartInfo:
-        tally, faults = computed.tally, computed.fault_records
+        tally, faults = computed.report.tally, computed.fault_records
         folder, key, records = target.folder, target.key, computed.row_records
         faults_name = "" if faults is None else write_faults(folder, key, faults)
         records_name = "" if records is None else write_records(folder, key, records)
@@ -401,5 +381,5 @@ def work_fault(work: Work, error: BaseException) -> Fault:
     if isinstance(error, VaneError):
         return Fault(fault_kind(error), str(error))
     message = f"{where}: {described(error)}"
-    kind: FaultKind = "UdfError" if _calls_model(work) else "ComputeError"
+    kind = "UdfError" if _calls_model(work) else "ComputeError"
     return Fault(kind, message, user_frames(error))

@@ -65,7 +65,7 @@ class RowTypes(RowResults):
 
     def _table(self) -> pa.Table:
         places = [i for i in range(self._batch.num_rows) if i not in self._errors]
-        given = [value for value in self._values if value is not None]
+        given = [value for value in self.values if value is not None]
         named = self._contract.output is not None
         of_fields = [not named and has_fields(value) for value in given]
         columns: dict[str, Any] = {}
@@ -82,7 +82,7 @@ class RowTypes(RowResults):
                 for name in dict.fromkeys(name for row in rows for name in row)
             }
         elif given or named:
-            columns = {self._column: self._values}
+            columns = {self._column: self.values}
         found = _schema(columns, self._work.location)
         ids = self._batch.column(self._op.ids[0]).take(pa.array(places, pa.int64()))
         return types_table([found], ids, self._op, self._work)

@@ -28,7 +28,7 @@ from vane_dagster.storage.shipped_files import (
     parse_record,
     shipped_files,
 )
-from vane_dagster.worker.node_files import check_room, partial_folder, shared_entry
+from vane_dagster.worker.node_files import check_room, new_entry, shared_entry
 
 KIND = "files"
 """The kind of the worker's private folder."""
@@ -128,17 +128,14 @@ def _download(digest: str, root: Location, copies: Path) -> StoredFile:
         raise StoreError(f"{url!r} does not have the content of its name. Run again to replace it")
     stored = parse_record(data, url)
     check_room(copies, stored.size, repr(stored.name))
-    with partial_folder(copies, digest) as partial:
+    with new_entry(copies, digest) as partial:
         wanted = _paths(stored, partial / "new" / _CONTENT)
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
             list(threads.map(lambda item: _fetch(root, item[1], item[0]), wanted.items()))
         (partial / "new" / _RECORD).write_bytes(data)
-        if os.path.lexists(copies / digest):
-            (copies / digest).rename(partial / "old")
-        (partial / "new").rename(copies / digest)
-        time.sleep(_CLOCK_SECONDS)
-        paths = _paths(stored, copies / digest / _CONTENT)
-        _record_verified(copies / digest, {str(path): _state(path) for path in paths})
+    time.sleep(_CLOCK_SECONDS)
+    paths = _paths(stored, copies / digest / _CONTENT)
+    _record_verified(copies / digest, {str(path): _state(path) for path in paths})
     return stored
 
 

@@ -101,8 +101,7 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
         report: WorkReport | LoadReport
         try:
             if isinstance(call, LoadCall):
-                given = (call.model, call.archive, call.threads, call.env, call.lifecycle)
-                report = host.load(*given, call.endpoints)
+                report = host.load(call)
             else:
                 table, report = host.run(call.work, *(read_table(path) for path in call.tables))
                 path = None if table is None else write_table(table, folder)

@@ -10,18 +10,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from vane_dagster._private_folder import new_temporary_folder, temporary_root
+from vane_dagster._private_folder import new_temporary_folder, temporary_root, worker_folder
 from vane_dagster.errors import StoreError
 
 UNUSED_SECONDS = 86_400.0
 """Seconds that an entry is kept after the last process that used it has started to."""
+_DERIVED_SECONDS = 3600.0
+"""A run searches an index within minutes; others may have as many as there are partitions."""
 
 _USED, _LOCK, _PARTIAL, _CLEANED = ".used", ".lock", ".partial", ".cleaned"
 _CLEAN_SECONDS = 60.0
@@ -65,15 +70,64 @@ def shared_entry(
 
 
 @contextlib.contextmanager
-def partial_folder(folder: Path, name: str) -> Iterator[Path]:
-    """Create a temporary folder for making an entry, and delete it afterwards."""
+def new_entry(folder: Path, name: str) -> Iterator[Path]:
+    """Create a temporary folder, whose folder ``new`` becomes the entry at the end."""
     parent = folder / _PARTIAL  # a folder of its own, because there may be very many entries
     parent.mkdir(mode=0o700, exist_ok=True)
     partial = new_temporary_folder(f"{name}-", parent)
     try:
+        (partial / "new").mkdir()
         yield partial
+        if os.path.lexists(folder / name):
+            (folder / name).rename(partial / "old")
+        (partial / "new").rename(folder / name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+class DerivedFiles(Generic[T]):
+    """Mapped files that are made of others once on a node. They are deleted an hour after a use.
+
+    Args:
+        kind: The kind of the worker's private folder.
+        read: Opens an entry; it raises FileNotFoundError or ValueError for an incomplete one.
+        most: Entries that this process keeps open.
+    """
+
+    def __init__(self, kind: str, read: Callable[[Path], T], most: int) -> None:
+        self._kind, self._read, self._most = kind, read, most
+        self.opened: OrderedDict[Path, T] = OrderedDict()
+
+    def open(self, identity: object, build: Callable[[Path], None], folder: Path | None) -> T:
+        """Open an entry, and make it first if the node has none.
+
+        Args:
+            identity: What determines its content, as JSON.
+            build: Writes its files to the folder ``new`` of a temporary one.
+            folder: The folder of all entries. Default: the worker's private folder.
+        """
+        entries = folder or worker_folder(self._kind)
+        place = entries / hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+        def find() -> T | None:
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                return self._read(place)
+            return None
+
+        def make() -> T:
+            with new_entry(entries, place.name) as partial:
+                build(partial)
+            return self._read(place)
+
+        if place not in self.opened:
+            # A mapped file that another process deletes can still be read, so no lock is held.
+            self.opened[place] = shared_entry(
+                entries, place.name, find, make, hold=False, unused_seconds=_DERIVED_SECONDS
+            )
+            if len(self.opened) > self._most:
+                self.opened.popitem(last=False)
+        self.opened.move_to_end(place)
+        return self.opened[place]
 
 
 def check_room(folder: Path, needed: int, what: str) -> None:

@@ -76,15 +76,14 @@ def _check_returned(
             f"{location}: returned {len(invented)} ids that it was not given: "
             f"{names(invented.slice(0, 6).to_pylist())}. Return the ids of the batch unchanged"
         )
-    if op.cardinality in ("filter", "zero_to_many"):
+    if op.cardinality != "one_to_one":
         return
     lost = ids.filter(pc.invert(pc.is_in(ids, value_set=returned)))
     if len(lost):
-        instead = "zero_to_many" if op.parent else "filter"
         raise UdfError(
             f"{location}: {len(lost)} of {len(ids)} rows did not come back: ids "
             f"{names(lost.slice(0, 6).to_pylist())}. Return every row, or declare "
-            f'map_batches(..., cardinality="{instead}") if rows may be dropped'
+            'map_batches(..., cardinality="filter") if rows may be dropped'
         )
 
 

@@ -5,33 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypedDict, Union
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypedDict, Union
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from vane_dagster import errors
 from vane_dagster._secrets import masked
-from vane_dagster.errors import (
-    BudgetError,
-    ClusterLostError,
-    CodeIdentityError,
-    ComputeError,
-    DamagedPartError,
-    DefinitionError,
-    IntegrityError,
-    ModelLoadError,
-    NewerFormatError,
-    PlanError,
-    PreflightError,
-    SchemaError,
-    SourceError,
-    StoreError,
-    TraceError,
-    UdfError,
-    VaneError,
-)
+from vane_dagster.errors import DamagedPartError, VaneError
 from vane_dagster.pipeline.contracts import CALL, CallStyle, Contract
 from vane_dagster.pipeline.keys import JoinShape
 from vane_dagster.pipeline.options import (
@@ -85,8 +68,8 @@ class Tally:
 
     @property
     def faults(self) -> int:
-        """Rows that failed in the stage itself."""
-        return self.quarantined + self.nulled - self.unread
+        """Rows that failed."""
+        return self.quarantined + self.nulled
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -499,52 +482,18 @@ class Work:
     keying: RowKeying | None = None
 
 
-FaultKind = Literal[
-    "BudgetError",
-    "ClusterLostError",
-    "CodeIdentityError",
-    "ComputeError",
-    "DamagedPartError",
-    "DefinitionError",
-    "IntegrityError",
-    "ModelLoadError",
-    "NewerFormatError",
-    "PlanError",
-    "PreflightError",
-    "SchemaError",
-    "SourceError",
-    "StoreError",
-    "TraceError",
-    "UdfError",
-    "VaneError",
-]
-"""The class of the error that a driver raises for a failure in a worker."""
-
-ERRORS: Mapping[FaultKind, type[VaneError]] = {
-    "BudgetError": BudgetError,
-    "ClusterLostError": ClusterLostError,
-    "CodeIdentityError": CodeIdentityError,
-    "ComputeError": ComputeError,
-    "DamagedPartError": DamagedPartError,
-    "DefinitionError": DefinitionError,
-    "IntegrityError": IntegrityError,
-    "ModelLoadError": ModelLoadError,
-    "NewerFormatError": NewerFormatError,
-    "PlanError": PlanError,
-    "PreflightError": PreflightError,
-    "SchemaError": SchemaError,
-    "SourceError": SourceError,
-    "StoreError": StoreError,
-    "TraceError": TraceError,
-    "UdfError": UdfError,
-    "VaneError": VaneError,
+ERRORS: Mapping[str, type[VaneError]] = {
+    name: found
+    for name, found in vars(errors).items()
+    if isinstance(found, type) and issubclass(found, VaneError)
 }
-_KINDS = {error: kind for kind, error in ERRORS.items()}
+"""The classes of errors that a driver raises for failures in workers."""
 
 
-def fault_kind(error: VaneError) -> FaultKind:
+def fault_kind(error: VaneError) -> str:
     """Return the name of an error's class, or of its nearest base that a driver knows."""
-    return next(_KINDS[base] for base in type(error).__mro__ if base in _KINDS)
+    names = (base.__name__ for base in type(error).__mro__ if base in ERRORS.values())
+    return next(names)
 
 
 @dataclass(frozen=True)
@@ -560,7 +509,7 @@ class Fault:
         part: Name of the damaged part, if a part in the store is damaged.
     """
 
-    kind: FaultKind
+    kind: str
     message: str
     traceback: str = ""
     part: str = ""
@@ -576,45 +525,6 @@ class Fault:
             return DamagedPartError(text, self.part)
         error = ERRORS.get(self.kind)
         return error(text) if error is not None else VaneError(f"{self.kind}: {text}")
-
-
-@dataclass(frozen=True)
-class Computed:
-    """The result of an operation in a worker, which reports it as a `WorkReport`.
-
-    Attributes:
-        rows: The rows.
-        tally: See `WorkReport`.
-        fault_records: Records of the quarantined or nulled rows; None if there are none.
-        cancelled: Whether only some of the batches were computed, because the lease ended.
-        shares: See `WorkReport`.
-        found_elsewhere: See `WorkReport`.
-        called: What the user's code computed, if other rows may have been copied.
-        call_seconds: See `WorkReport`.
-        batches: See `WorkReport`.
-        retries: See `WorkReport`.
-        fits: See `WorkReport`.
-        faults: See `WorkReport`.
-        row_records: Row records of the input rows; None if they have no keys.
-        copied: See `PartInfo`.
-        inherited: See `PartInfo`.
-    """
-
-    rows: pa.Table
-    tally: Tally
-    fault_records: pa.Table | None = None
-    cancelled: bool = False
-    shares: tuple[int, ...] = ()
-    found_elsewhere: int = 0
-    called: Computed | None = None
-    call_seconds: float = 0.0
-    batches: int = 0
-    retries: int = 0
-    fits: int | None = None
-    faults: tuple[str, ...] = ()
-    row_records: pa.Table | None = None
-    copied: int = 0
-    inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -673,6 +583,29 @@ class WorkReport:
     def done_by(self, worker: str) -> Tally:
         """Return the tally, with the worker's name and the seconds that the task took."""
         return replace(self.tally, workers=(worker,), seconds=self.seconds)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The result of an operation in a worker.
+
+    Attributes:
+        rows: The rows.
+        report: The counts of the operation, for the driver.
+        fault_records: Records of the quarantined or nulled rows; None if there are none.
+        called: What the user's code computed, if other rows may have been copied.
+        row_records: Row records of the input rows; None if they have no keys.
+        copied: See `PartInfo`.
+        inherited: See `PartInfo`.
+    """
+
+    rows: pa.Table
+    report: WorkReport
+    fault_records: pa.Table | None = None
+    called: Computed | None = None
+    row_records: pa.Table | None = None
+    copied: int = 0
+    inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -754,18 +687,10 @@ class PoolSpec:
         Args:
             idle_seconds: The backend's seconds that a pool stays warm without a lease.
         """
-        return PoolRequest(
-            self.identity,
-            self.label,
-            self.workers,
-            dict(self.bundle),
-            self.slots,
-            self.threads,
-            idle_seconds if self.idle_seconds is None else self.idle_seconds,
-            self.per_node,
-            self.server,
-            self.stop_seconds,
-        )
+        shared = {each.name: getattr(self, each.name) for each in fields(PoolRequest)}
+        if self.idle_seconds is None:
+            shared["idle_seconds"] = idle_seconds
+        return PoolRequest(**shared)
 
 
 @dataclass(frozen=True)
@@ -853,38 +778,11 @@ class PoolRequest:
 WorkerState = Literal["busy", "ready", "starting", "dead"]
 
 
-class ServerInfo(TypedDict, total=False):
-    """The state of a replica for `vane-dagster servers`, in plain values; see `ServerStatus`."""
-
-    state: str
-    url: str
-    grpc_url: str
-    model: str
-    pid: int | None
-    startup_seconds: float | None
-    uptime_seconds: float | None
-    restarts: int
-    in_flight: int | None
-    gpus: list[str]
-    reason: str
-    log_path: str
-
-
-class EndpointInfo(TypedDict):
-    """The address of a ready replica, in plain values; see `Endpoint`. It contains a secret."""
-
-    url: str
-    grpc_url: str
-    model: str
-    health: str
-    node: str
-    api_key: str
-
-
 class WorkerInfo(TypedDict, total=False):
     """The state of a worker for `vane-dagster pools`.
 
-    It has plain values only, because the worker may run another release.
+    It has plain values only, because the worker may run another release. `server` is a
+    `ServerStatus` with the fields of its endpoint in it, but for the key, and the worker's GPUs.
     """
 
     name: str
@@ -894,19 +792,28 @@ class WorkerInfo(TypedDict, total=False):
     device: str | None
     load_seconds: float | None
     batches: int
-    server: ServerInfo
+    server: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class LoadCall:
-    """A call of `Host.load`, as a driver sends it to a worker subprocess."""
+    """A request to construct the model, unless it is loaded.
+
+    Attributes:
+        model: The model; None for a worker without one.
+        archive: The user's modules, as a zip.
+        threads: Threads that the worker computes with.
+        env: Environment variables to set, or to unset if None.
+        lifecycle: When the worker times out, or is replaced.
+        endpoints: The endpoints of the servers that its code calls.
+    """
 
     model: ModelSpec | None
-    archive: bytes
-    threads: int
-    env: Mapping[str, str | None]
-    lifecycle: WorkerLifecycle
-    endpoints: Endpoints
+    archive: bytes = b""
+    threads: int = 0
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
+    endpoints: Endpoints = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

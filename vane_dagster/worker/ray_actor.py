@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import pyarrow as pa
 import ray
 
 from vane_dagster._worker_process import mark_worker
-from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.servers.directory import Endpoints, directory
-from vane_dagster.servers.launch import ServerStatus
+from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.worker.frameworks import set_threads
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.protocol import (
-    EndpointInfo,
+    LoadCall,
     LoadReport,
-    ModelSpec,
     PoolRequest,
-    ServerInfo,
     Work,
     WorkerInfo,
     WorkerState,
@@ -46,19 +43,11 @@ class HostActor:
         self._host = Host(claim.slots)
         self._loaded: LoadReport | None = None
 
-    def load(
-        self,
-        model: ModelSpec | None,
-        archive: bytes,
-        threads: int,
-        env: Mapping[str, str | None],
-        lifecycle: WorkerLifecycle,
-        endpoints: Endpoints,
-    ) -> LoadReport:
+    def load(self, call: LoadCall) -> LoadReport:
         """See `Host.load`."""
-        given = (model, archive, threads or self._threads, env, lifecycle, endpoints)
+        call = replace(call, threads=call.threads or self._threads)
         node = ray.get_runtime_context().get_node_id()
-        self._loaded = replace(self._host.load(*given), ray_node=node)
+        self._loaded = replace(self._host.load(call), ray_node=node)
         return self._loaded
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
@@ -96,20 +85,13 @@ class HostActor:
         return self._host.server.read_log(offset, limit)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
-    def server_endpoint(self) -> EndpointInfo | None:
+    def server_endpoint(self) -> dict[str, Any] | None:
         """Return the address of the worker's server with its key; None unless it is ready."""
         status = self._host.status().server
         if status is None or status.endpoint is None:
             return None
-        endpoint = status.endpoint
-        return {
-            "url": endpoint.url,
-            "grpc_url": endpoint.grpc_url,
-            "model": endpoint.model,
-            "health": endpoint.health,
-            "node": endpoint.node,
-            "api_key": endpoint.api_key,
-        }
+        names = ("url", "grpc_url", "model", "health", "node", "api_key")
+        return {name: getattr(status.endpoint, name) for name in names}
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def whereabouts(self) -> tuple[PoolRequest, str]:
@@ -134,22 +116,11 @@ class HostActor:
         }
 
 
-def _server_info(status: ServerStatus) -> ServerInfo:
-    endpoint = status.endpoint
-    return {
-        "state": status.state,
-        "url": endpoint.url if endpoint else "",
-        "grpc_url": endpoint.grpc_url if endpoint else "",
-        "model": endpoint.model if endpoint else "",
-        "pid": status.pid,
-        "startup_seconds": status.startup_seconds,
-        "uptime_seconds": status.uptime_seconds,
-        "restarts": status.restarts,
-        "in_flight": status.in_flight,
-        "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
-        "reason": status.reason,
-        "log_path": status.log_path,
-    }
+def _server_info(status: ServerStatus) -> dict[str, Any]:
+    endpoint, found = status.endpoint or Endpoint(""), asdict(status)
+    del found["endpoint"]
+    address = {"url": endpoint.url, "grpc_url": endpoint.grpc_url, "model": endpoint.model}
+    return {**found, **address, "gpus": [str(gpu) for gpu in ray.get_gpu_ids()]}
 
 
 def compact(table: pa.Table) -> pa.Table:

@@ -16,7 +16,7 @@ from vane_dagster._user_errors import clean
 from vane_dagster.errors import UdfError, described
 from vane_dagster.storage.quarantine import PARENTS, TRANSIENT, fault_schema
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
-from vane_dagster.worker.protocol import CallUdf, Computed, Reject, Tally, Work
+from vane_dagster.worker.protocol import CallUdf, Computed, Reject, Tally, Work, WorkReport
 from vane_dagster.worker.retry import TIMED_OUT, RowFault
 
 _FAULTS_REPORTED = 3
@@ -93,12 +93,9 @@ def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
     fault = RowFault(row, Exception(op.message), op.attempts, op.error, timed_out)
     nulls = call.policy.on_error == "null"
     table = null_row(fault, work, call) if nulls else empty_table(work.schema)
-    return Computed(
-        table,
-        Tally(1, quarantined=int(not nulls), nulled=int(nulls)),
-        fault_table([fault], work, call.ids, op.model),
-        faults=describe_faults([fault], call.ids[0]),
-    )
+    tally = Tally(1, quarantined=int(not nulls), nulled=int(nulls))
+    report = WorkReport(tally, faults=describe_faults([fault], call.ids[0]))
+    return Computed(table, report, fault_table([fault], work, call.ids, op.model))
 
 
 def describe_faults(faults: Sequence[RowFault], id: str) -> tuple[str, ...]:

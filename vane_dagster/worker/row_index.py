@@ -9,10 +9,8 @@ URLs, the floor and the format.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
 import json
-import shutil
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vane_dagster._private_folder import worker_folder
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.row_records import (
     EPOCH,
@@ -30,10 +27,7 @@ from vane_dagster.storage.row_records import (
     Outcome,
     RecordedPart,
 )
-from vane_dagster.worker.node_files import check_room, partial_folder, shared_entry
-
-KIND = "row_indexes"
-"""The kind of the worker's private folder."""
+from vane_dagster.worker.node_files import DerivedFiles, check_room
 
 _FORMAT = 3
 """Increment if the files of an index change."""
@@ -45,11 +39,6 @@ _IN_MEMORY = 1_000_000
 _BUCKET_BITS = 6
 _FAILED = np.uint64(1 << 63)
 """The bit of a place that sorts failed records behind the others of their key."""
-_UNUSED_SECONDS = 3600.0
-"""A run searches an index within minutes; others may have as many as there are partitions."""
-_OPEN = 32
-"""Indexes that a process keeps open."""
-_opened: OrderedDict[Path, RowIndex] = OrderedDict()
 
 Numbers = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.int64]
@@ -70,31 +59,7 @@ def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = 
         StoreError: If it cannot be read, or the node has no room for the index.
     """
     urls = [part.folder.file_url(part.records) for part in parts]
-    name = hashlib.sha256(json.dumps([_FORMAT, floor, urls]).encode()).hexdigest()
-    indexes = folder or worker_folder(KIND)
-    place = indexes / name
-
-    def find() -> RowIndex | None:
-        if place in _opened:
-            return _opened[place]
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            return RowIndex(place)
-        shutil.rmtree(place, ignore_errors=True)  # it may be incomplete
-        return None
-
-    def make() -> RowIndex:
-        with partial_folder(indexes, name) as partial:
-            _build(parts, floor, partial)
-            (partial / "new").rename(place)
-        return RowIndex(place)
-
-    # A mapped file that another process deletes can still be read, so no lock is held.
-    index = shared_entry(indexes, name, find, make, hold=False, unused_seconds=_UNUSED_SECONDS)
-    _opened[place] = index
-    _opened.move_to_end(place)
-    if len(_opened) > _OPEN:
-        _opened.popitem(last=False)
-    return index
+    return _indexes.open([_FORMAT, floor, urls], functools.partial(_build, parts, floor), folder)
 
 
 class RowIndex:
@@ -158,6 +123,9 @@ class RowIndex:
         return found
 
 
+_indexes = DerivedFiles("row_indexes", RowIndex, most=32)
+
+
 def _mapped(path: Path) -> Numbers:
     if not path.stat().st_size:
         return np.empty(0, np.uint64)
@@ -167,7 +135,6 @@ def _mapped(path: Path) -> Numbers:
 def _build(parts: Sequence[RecordedPart], floor: int, partial: Path) -> None:
     """Write the index of parts to the folder ``new`` of a partial folder."""
     new = partial / "new"
-    new.mkdir()
     starts: list[int] = []
     buckets = [partial / str(number) for number in range(1 << _BUCKET_BITS)]
     with contextlib.ExitStack() as stack:

@@ -88,14 +88,19 @@ class RowResults:
         batch: The rows.
         op: The call.
         work: The task, with the output schema.
+
+    Attributes:
+        plain: The types of results that are added to the lists that follow as they are.
+        places: The positions in the batch of the rows that results belong to.
+        values: The results.
     """
 
     def __init__(self, contract: RowCall, batch: pa.Table, op: CallUdf, work: Work) -> None:
         self._contract, self._batch, self._op, self._work = contract, batch, op, work
         self._takes_value = contract.result == "value"
-        self._plain = PLAIN if self._takes_value else frozenset()
-        self._places: list[int] = []
-        self._values: list[Any] = []
+        self.plain = PLAIN if self._takes_value else frozenset()
+        self.places: list[int] = []
+        self.values: list[Any] = []
         self._errors: dict[int, BaseException] = {}
 
     def add(self, place: int, returned: Any) -> None:
@@ -108,10 +113,6 @@ class RowResults:
         Raises:
             UdfError: If it is not what the contract says.
         """
-        if type(returned) in self._plain:  # most results; the rest is slower
-            self._places.append(place)
-            self._values.append(returned)
-            return
         if type(returned) is types.CoroutineType:
             returned.close()
             raise self._refused(
@@ -120,8 +121,8 @@ class RowResults:
             )
         is_generator = type(returned) is types.GeneratorType
         if self._takes_value and not is_generator:
-            self._places.append(place)
-            self._values.append(kept(returned))
+            self.places.append(place)
+            self.values.append(kept(returned))
         elif is_generator:
             self.add_yielded(place, [kept(value) for value in returned])
         elif self._contract.result == "values":
@@ -131,8 +132,8 @@ class RowResults:
                 f"returned {type(returned).__name__}; expected a bool: whether to keep the row"
             )
         elif returned:
-            self._places.append(place)
-            self._values.append(None)
+            self.places.append(place)
+            self.values.append(None)
 
     def _several(self, returned: Any) -> Iterable[Any]:
         """Return the iterable of values that a call has returned.
@@ -159,8 +160,8 @@ class RowResults:
             UdfError: If the contract expects one value.
         """
         if self._contract.result == "values":
-            self._places.extend([place] * len(yielded))
-            self._values.extend(yielded)
+            self.places.extend([place] * len(yielded))
+            self.values.extend(yielded)
         elif len(yielded) == 1:
             self.add(place, yielded[0])
         else:
@@ -198,17 +199,17 @@ class RowResults:
         return table
 
     def _table(self) -> pa.Table:
-        if self._places != sorted(self._places):  # async calls end in any order
-            order = sorted(range(len(self._places)), key=self._places.__getitem__)
-            self._places = [self._places[index] for index in order]
-            self._values = [self._values[index] for index in order]
-        pieces = self._converted(self._values, self._places, self._columns)
+        if self.places != sorted(self.places):  # async calls end in any order
+            order = sorted(range(len(self.places)), key=self.places.__getitem__)
+            self.places = [self.places[index] for index in order]
+            self.values = [self.values[index] for index in order]
+        pieces = self._converted(self.values, self.places, self._columns)
         places = [place for placed, _ in pieces for place in placed]
         columns = _concatenated([columns for _, columns in pieces] or [self._columns([], [])])
-        if self._has_fields:
-            fit = [i for i, place in enumerate(self._places) if place not in self._errors]
-            values = [self._values[index] for index in fit]
-            self._converted(values, [self._places[i] for i in fit], self._check_passed_on)
+        if self._are_fields(self.values):
+            fit = [i for i, place in enumerate(self.places) if place not in self._errors]
+            values = [self.values[index] for index in fit]
+            self._converted(values, [self.places[i] for i in fit], self._check_passed_on)
         origin = self._op.parent or self._op.ids[0]
         columns[origin] = self._batch.column(self._op.ids[0]).take(pa.array(places, pa.int64()))
         table = pa.table(columns)
@@ -249,18 +250,19 @@ class RowResults:
             each for half in halves for each in self._converted(values[half], places[half], convert)
         ]
 
-    @property
-    def _has_fields(self) -> bool:
-        """Whether the fields of a result are columns."""
-        return self._contract.output is None and self._contract.result != "bool"
+    def _are_fields(self, values: Sequence[Any]) -> bool:
+        """Return whether the fields of results are columns."""
+        if self._contract.output is not None or self._contract.result == "bool":
+            return False
+        return len(self._op.made) > 1 or not PLAIN.issuperset(map(type, values))
 
     def _columns(self, values: Sequence[Any], places: Sequence[int]) -> dict[str, Any]:
         """Convert results to columns, without the ids that their places determine."""
         schema, location, pinned = self._work.schema, self._work.location, self._op.pinned
         if self._contract.result == "bool":
             return {}
-        if self._contract.output is not None:
-            field = schema.field(self._contract.output)
+        if not self._are_fields(values):
+            field = schema.field(self._contract.output or self._op.made[0])
             return {field.name: fitted(values, field, location, pinned)}
         rows = self._rows(values)
         if pinned:

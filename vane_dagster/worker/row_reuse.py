@@ -59,6 +59,7 @@ from vane_dagster.worker.protocol import (
     SourceFiles,
     Tally,
     Work,
+    WorkReport,
 )
 from vane_dagster.worker.row_index import open_index
 from vane_dagster.worker.stored_rows import stored_rows
@@ -106,9 +107,7 @@ def arrange(rows: pa.Table, op: Arrange, files: SourceFiles | None = None) -> Co
     column = pa.StructArray.from_arrays([pa.array(each) for each in fields.values()], list(fields))
     return Computed(
         table.append_column(unused("__row", rows.column_names), column),
-        Tally(ends[-1]),
-        shares=ends,
-        found_elsewhere=known.elsewhere,
+        WorkReport(Tally(ends[-1]), shares=ends, found_elsewhere=known.elsewhere),
     )
 
 
@@ -287,7 +286,7 @@ class _Restored:
             rows = unsliced(rows).take(pa.array(order))
         return Computed(
             rows.cast(work.schema),
-            self._tally(),
+            WorkReport(self._tally()),
             concat_faults(self._faults) if self._faults else None,
             row_records=self._row_records(),
             copied=int(np.count_nonzero(self._info["part"] != COMPUTED)),

@@ -7,11 +7,6 @@ which single rows can be read.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import shutil
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,25 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster._private_folder import worker_folder
 from vane_dagster.errors import DamagedPartError, StoreError
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.row_records import ID, ORIGIN, OUTCOME, Outcome, RecordedPart
 from vane_dagster.types.tensors import unsliced
-from vane_dagster.worker.node_files import check_room, partial_folder, shared_entry
+from vane_dagster.worker.node_files import DerivedFiles, check_room
 from vane_dagster.worker.protocol import Places
-
-KIND = "stored_rows"
-"""The kind of the worker's private folder."""
 
 _FORMAT = 1
 """Increment if the files change."""
 _FEW = 8
 """A fragment takes few rows of a part if it has more than this many times as many."""
-_UNUSED_SECONDS = 3600.0
-_OPEN = 256
-"""Parts that a process keeps mapped."""
-_opened: OrderedDict[tuple[str, ...], StoredRows] = OrderedDict()
 _FIRST, _COUNT = "first", "count"
 _RECORDS, _VALUES = "records.arrow", "values.arrow"
 
@@ -86,40 +73,20 @@ def stored_rows(
     """
     if wanted * _FEW >= part.rows:
         return _read(part, id, own)
-    key = (part.folder.url, part.part, part.records, id, *own)
-    if key in _opened:
-        _opened.move_to_end(key)
-        return _opened[key]
-    entries = folder or worker_folder(KIND)
-    name = hashlib.sha256(json.dumps([_FORMAT, *key]).encode()).hexdigest()
-    place = entries / name
 
-    def find() -> StoredRows | None:
-        with contextlib.suppress(FileNotFoundError, pa.ArrowInvalid):
-            return StoredRows(_mapped(place / _RECORDS), _mapped(place / _VALUES))
-        shutil.rmtree(place, ignore_errors=True)  # it may be incomplete
-        return None
-
-    def make() -> StoredRows:
+    def build(partial: Path) -> None:
         rows = _read(part, id, own)
-        check_room(entries, rows.records.nbytes + rows.values.nbytes, "The rows of a part")
-        with partial_folder(entries, name) as partial:
-            (new := partial / "new").mkdir()
-            _write(rows.records, new / _RECORDS)
-            _write(rows.values, new / _VALUES)
-            new.rename(place)
-        return StoredRows(_mapped(place / _RECORDS), _mapped(place / _VALUES))
+        check_room(partial, rows.records.nbytes + rows.values.nbytes, "The rows of a part")
+        _write(rows.records, partial / "new" / _RECORDS)
+        _write(rows.values, partial / "new" / _VALUES)
 
+    identity = [_FORMAT, part.folder.url, part.part, part.records, id, *own]
     try:
-        rows = shared_entry(entries, name, find, make, hold=False, unused_seconds=_UNUSED_SECONDS)
+        return _parts.open(identity, build, folder)
     except DamagedPartError:
         raise
     except (StoreError, OSError):  # the node has no room
         return _read(part, id, own)
-    _opened[key] = rows
-    if len(_opened) > _OPEN:
-        _opened.popitem(last=False)
-    return rows
 
 
 def _read(part: RecordedPart, id: str, own: Sequence[str]) -> StoredRows:
@@ -153,3 +120,10 @@ def _write(table: pa.Table, path: Path) -> None:
 def _mapped(path: Path) -> pa.Table:
     with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).read_all()
+
+
+_parts = DerivedFiles(
+    "stored_rows",
+    lambda place: StoredRows(_mapped(place / _RECORDS), _mapped(place / _VALUES)),
+    most=256,
+)

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,21 +24,20 @@ from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker import callers
 from vane_dagster.worker.batch_size import BatchSizer
-from vane_dagster.worker.callers import Revoked, UserCode, within
+from vane_dagster.worker.callers import Revoked, Room, UserCode, at_once, within
 from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.health import Health, UnhealthyModelError, check_alive, worst
 from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.output_ids import with_ids
-from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work
-from vane_dagster.worker.results import Result, from_result, put_together
+from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work, WorkReport
+from vane_dagster.worker.results import Result, put_together
 from vane_dagster.worker.retry import (
     Answer,
     AwaitServers,
     BatchOutcome,
     Partial,
     RowFault,
-    Step,
     Wait,
     attempt,
 )
@@ -47,6 +46,7 @@ from vane_dagster.worker.unread_rows import SOURCE_LABEL, split_unread
 from vane_dagster.worker.user_code import load
 from vane_dagster.worker.watchdog import deadline
 
+T = TypeVar("T")
 _REVOKED_SECONDS = 0.5
 _SERVER_POLL_SECONDS = 0.5
 
@@ -109,7 +109,10 @@ class UdfCaller:
         started = time.perf_counter()
         readable, unread = split_unread(table)
         batches = self.sizes.cut(readable, op.batch_size)
-        outcomes = self._run_async(run, batches) if op.is_async else run.one_by_one(batches)
+        if op.is_async:
+            outcomes = self._events.run(run.together(list(batches)))
+        else:
+            outcomes = run.one_by_one(batches)
         seconds = run.seconds or time.perf_counter() - started
         tables = [rows for outcome in outcomes for rows in run.rows(outcome)]
         if op.policy.on_error == "null":
@@ -121,8 +124,7 @@ class UdfCaller:
         faults = own + unread
         passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
         quarantined = 0 if op.policy.on_error == "null" else len(faults)
-        return Computed(
-            rows,
+        report = WorkReport(
             Tally(
                 table.num_rows,
                 table.num_rows - passed - quarantined,
@@ -132,17 +134,14 @@ class UdfCaller:
                 packages=self._packages,
                 unread=len(unread),
             ),
-            fault_records=_records(own, unread, work, op.ids, self._label),
-            cancelled=run.stopped,
             call_seconds=seconds,
             batches=run.calls,
             retries=sum(outcome.retries for outcome in outcomes),
             fits=self.sizes.used(op.batch_size),
             faults=describe_faults(faults, op.ids[0]),
+            cancelled=run.stopped,
         )
-
-    def _run_async(self, run: _TableCalls, batches: Iterator[pa.Table]) -> list[BatchOutcome]:
-        return self._events.run(run.together(list(batches)))
+        return Computed(rows, report, _records(own, unread, work, op.ids, self._label))
 
     def room(self, size: int) -> asyncio.Semaphore:
         """Return the semaphore that bounds a stage's calls in flight, over all slices."""
@@ -190,40 +189,68 @@ class _TableCalls:
         self.stopped = False
 
     def one_by_one(self, batches: Iterator[pa.Table]) -> list[BatchOutcome]:
+        """Run the batches of synchronous code; those that follow may have other sizes."""
         outcomes = []
         for batch in batches:
-            steps = self._attempt(batch)
-            answer: Answer = None
-            began = 0.0
-            try:
-                while not self.revoked():
-                    step = steps.send(answer)
-                    if isinstance(step, Wait):
-                        for pause in self._pauses(step.seconds):
-                            time.sleep(pause)
-                        answer = None
-                    elif isinstance(step, AwaitServers):
-                        answer = self._await_servers(began)
-                    else:
-                        began = time.monotonic()
-                        answer = self._called(step.batch)
-            except StopIteration as stop:
-                outcomes.append(stop.value)
-                self.caller.sizes.limit(stop.value.fits)
-                continue
-            self.stopped = True
-            break
+            outcome = at_once(self._one(batch, contextlib.nullcontext()))
+            if outcome is None:
+                self.stopped = True
+                break
+            outcomes.append(outcome)
+            self.caller.sizes.limit(outcome.fits)
         return outcomes
 
-    def _pauses(self, seconds: float) -> Iterator[float]:
-        """Yield short times to sleep, until some seconds are over or the lease has ended."""
+    async def together(self, batches: list[pa.Table]) -> list[BatchOutcome]:
+        """Run up to `max_concurrency` batches in flight; the first error cancels the others."""
+        room = self.caller.room(self.op.max_concurrency)
+        tasks = [asyncio.ensure_future(self._one(batch, room)) for batch in batches]
+        try:
+            outcomes = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        self.stopped = None in outcomes
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    async def _one(self, batch: pa.Table, room: Room) -> BatchOutcome | None:
+        """Return the outcome of a batch; None if the lease has ended."""
+        op = self.op
+        steps = attempt(batch, op.policy, op.ids[0], op.max_faults, bool(op.servers))
+        answer: Answer = None
+        began = 0.0
+        try:
+            while not self.revoked():
+                step = steps.send(answer)
+                if isinstance(step, Wait):
+                    await self._wait(step.seconds)
+                    answer = None
+                elif isinstance(step, AwaitServers):
+                    answer = await self._beside(self._await_servers, began)
+                elif step.alone and op.is_async:
+                    async with self.caller.alone(op.max_concurrency) as single:
+                        # It must not be blamed for a server that the call before it has ended.
+                        await self._beside(self._await_servers, time.monotonic())
+                        began = time.monotonic()
+                        answer = await self._called_in_turn(step.batch, single)
+                else:
+                    began = time.monotonic()
+                    answer = await self._called_in_turn(step.batch, room)
+        except StopIteration as stop:
+            return cast(BatchOutcome, stop.value)
+        return None
+
+    async def _beside(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a function of this package without blocking the event loop."""
+        return await asyncio.to_thread(function, *args) if self.op.is_async else function(*args)
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds) if self.op.is_async else time.sleep(seconds)
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait until some seconds are over or the lease has ended."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self.revoked():
-            yield min(left, _REVOKED_SECONDS)
-
-    def _attempt(self, batch: pa.Table) -> Generator[Step, Answer, BatchOutcome]:
-        op = self.op
-        return attempt(batch, op.policy, op.ids[0], op.max_faults, bool(op.servers))
+            await self._sleep(min(left, _REVOKED_SECONDS))
 
     def _await_servers(self, began: float) -> bool:
         """Wait until the servers can be used, or the lease has ended.
@@ -247,103 +274,55 @@ class _TableCalls:
             raise UnhealthyModelError(ConnectionError(SERVER_MOVED), rows=False)
         return not was_ready
 
-    def _called(self, batch: pa.Table) -> Answer:
-        """Call the user's code with a batch; return its rows, or the error that it raised."""
-        started = time.perf_counter()
-        self.calls += 1
-        answer: Answer
-        with deadline(self._limit):  # an exception may run user code too
-            try:
-                with one_process():
-                    _failpoints.at_call(self.work.stage, batch.column(self.op.ids[0]))
-                    results = [self._taken(result) for result in self.user_code.results(batch)]
-                    seconds = time.perf_counter() - started
-                    answer = self._fitted(results, batch)
-            except Revoked:
-                return None
-            except BaseException as raised:
-                if is_shutdown(raised):
-                    raise
-                answer = self._failed(raised, batch)
-        if not isinstance(answer, pa.Table):
-            self.caller.health.check_after_error()
-            return answer
-        self.seconds += seconds
-        self.caller.sizes.learn(batch.num_rows, seconds)
-        return answer
-
-    async def together(self, batches: list[pa.Table]) -> list[BatchOutcome]:
-        """Run up to `max_concurrency` batches in flight; the first error cancels the others."""
-        room = self.caller.room(self.op.max_concurrency)
-        tasks = [asyncio.ensure_future(self._one(batch, room)) for batch in batches]
-        try:
-            outcomes = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-        self.stopped = None in outcomes
-        return [outcome for outcome in outcomes if outcome is not None]
-
-    async def _one(self, batch: pa.Table, room: asyncio.Semaphore) -> BatchOutcome | None:
-        steps = self._attempt(batch)
-        answer: Answer = None
-        began = 0.0
-        try:
-            while not self.revoked():
-                step = steps.send(answer)
-                if isinstance(step, Wait):
-                    for pause in self._pauses(step.seconds):
-                        await asyncio.sleep(pause)
-                    answer = None
-                elif isinstance(step, AwaitServers):
-                    answer = await asyncio.to_thread(self._await_servers, began)
-                elif step.alone:
-                    async with self.caller.alone(self.op.max_concurrency) as single:
-                        # It must not be blamed for a server that the call before it has ended.
-                        await asyncio.to_thread(self._await_servers, time.monotonic())
-                        began = time.monotonic()
-                        answer = await self._called_in_turn(step.batch, single)
-                else:
-                    began = time.monotonic()
-                    answer = await self._called_in_turn(step.batch, room)
-        except StopIteration as stop:
-            return cast(BatchOutcome, stop.value)
-        return None
-
-    async def _called_in_turn(self, batch: pa.Table, room: asyncio.Semaphore) -> Answer:
+    async def _called_in_turn(self, batch: pa.Table, room: Room) -> Answer:
         if self.op.contract.by_row:  # each row takes room of its own
-            return await self._called_later(batch, room)
+            return await self._called(batch, room)
         async with room:
-            return None if self.revoked() else await self._called_later(batch, room)
+            return None if self.revoked() else await self._called(batch, room)
 
-    async def _called_later(self, batch: pa.Table, room: asyncio.Semaphore) -> Answer:
+    async def _called(self, batch: pa.Table, room: Room) -> Answer:
+        """Call the user's code with a batch; return its rows, or the error that it raised."""
         self.calls += 1
         calls = self._answered(batch, room)
-        answer: Answer = await (calls if self.op.contract.by_row else within(self._limit, calls))
+        answer: Answer
+        if self.op.contract.by_row:
+            answer = await calls
+        elif self.op.is_async:
+            answer = await within(self.op.policy.timeout_s, calls)
+        else:
+            with deadline(self.op.policy.timeout_s):
+                answer = await calls
+        if isinstance(answer, UnhealthyModelError):
+            raise answer
         if not isinstance(answer, pa.Table) and answer is not None:
-            await self.caller.health.check_after_error_async()
+            await self._beside(self.caller.health.check_after_error)
         return answer
 
-    async def _answered(self, batch: pa.Table, room: asyncio.Semaphore) -> Answer:
-        """Return the rows of an async call, or its error, including its own cancellation."""
+    async def _answered(self, batch: pa.Table, room: Room) -> Answer:
+        """Return the rows of a call, or its error, including its own cancellation."""
+        started = time.perf_counter()
         try:
             with one_process():
-                await _failpoints.at_call_later(self.work.stage, batch.column(self.op.ids[0]))
-                answers = self.user_code.results_later(batch, room)
-                return self._fitted([self._taken(answer) async for answer in answers], batch)
+                ids = batch.column(self.op.ids[0])
+                await _failpoints.at_call(self.work.stage, ids, self._sleep)
+                answers = self.user_code.results(batch, room)
+                results = [self.user_code.taken(answer) async for answer in answers]
+                seconds = time.perf_counter() - started
+                table = self._fitted(results, batch)
+            if not self.op.is_async:
+                self.seconds += seconds
+                self.caller.sizes.learn(batch.num_rows, seconds)
+            return table
         except Revoked:
             return None
         except asyncio.CancelledError as raised:
-            if self.op.contract.by_row:  # user code runs in tasks of its own
+            if self.op.is_async and self.op.contract.by_row:  # user code runs in tasks of its own
                 raise
             return self._failed(raised, batch)
         except BaseException as raised:
+            if is_shutdown(raised):
+                raise
             return self._failed(raised, batch)
-
-    @property
-    def _limit(self) -> float | None:
-        """Time limit of a call in seconds; a row-wise caller has one for each row instead."""
-        return None if self.op.contract.by_row else self.op.policy.timeout_s
 
     def _failed(self, raised: BaseException, batch: pa.Table) -> Answer:
         """Return the answer of a call that raised.
@@ -368,7 +347,7 @@ class _TableCalls:
         others = [i for i in range(batch.num_rows) if i not in places]
         given = unsliced(batch).take(pa.array(others, pa.int64()))
         try:
-            results = [] if error.rows is None else [self._taken(error.rows)]
+            results = [] if error.rows is None else [self.user_code.taken(error.rows)]
             table = self._fitted(results, given, others)
             return Partial(table, dict(sorted(places.items())), error.used)
         except BaseException as refused:  # reading the result may run the user's code
@@ -385,17 +364,6 @@ class _TableCalls:
                 rows.append(null_row(faults.pop(0)[1], self.work, self.op))
             rows += outcome.tables[index : index + 1]
         return rows
-
-    def _taken(self, result: Any) -> Result:
-        """Convert one result, and copy it before the user's code can write into it again."""
-        work, op = self.work, self.op
-        ids = {work.id, *op.ids, *([op.parent] if op.parent else [])}
-        if op.policy.on_error == "null":
-            ids.add(ERROR_COLUMN)
-        origin = op.parent or op.ids[0]
-        result = self.user_code.as_batch(result)
-        passed_on = op.carried(work)
-        return from_result(result, work.schema, ids, origin, work.location, passed_on, op.pinned)
 
     def _fitted(
         self, results: list[Result], batch: pa.Table, places: Sequence[int] | None = None

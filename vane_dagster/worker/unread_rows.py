@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.types.tensors import unsliced
-from vane_dagster.worker.protocol import Computed, Tally, Work
+from vane_dagster.worker.protocol import Computed, Tally, Work, WorkReport
 from vane_dagster.worker.retry import RowFault
 from vane_dagster.worker.row_errors import describe_faults, fault_table
 
@@ -53,9 +53,9 @@ def computed(rows: pa.Table, given: int, unread: Sequence[RowFault], work: Work)
         unread: Further rows, which could not be read.
         work: The task.
     """
+    tally = Tally(given + len(unread), given - rows.num_rows, len(unread), unread=len(unread))
     return Computed(
         rows.cast(work.schema),
-        Tally(given + len(unread), given - rows.num_rows, len(unread), unread=len(unread)),
+        WorkReport(tally, faults=describe_faults(unread, work.id)),
         fault_table(unread, work, [work.id], SOURCE_LABEL) if unread else None,
-        faults=describe_faults(unread, work.id),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import io
@@ -13,14 +12,15 @@ import shutil
 import stat
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vane_dagster._private_folder import new_temporary_folder, private_folder
+from vane_dagster._private_folder import private_folder
 from vane_dagster.errors import ComputeError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.worker.local_copies import local_copy
+from vane_dagster.worker.node_files import new_entry, shared_entry
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -51,28 +51,19 @@ def unpack(archive: bytes, digest: str, root: Path) -> Path:
         )
     files = _entries(archive)
     folder = private_folder(root) / digest
-    with _locked(folder.parent):
-        if not _holds(folder, files):
-            partial = new_temporary_folder(".partial-", folder.parent)
-            try:
-                _extract(files, partial / "new")
-                if os.path.lexists(folder):
-                    folder.rename(partial / "old")
-                (partial / "new").rename(folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-    return folder
 
+    def find() -> Path | None:
+        return folder if _holds(folder, files) else None
 
-@contextlib.contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Hold the folder's lock, to keep a process from replacing what another has just unpacked."""
-    import fcntl
+    def make() -> Path:
+        with new_entry(folder.parent, digest) as partial:
+            for name, content in files.items():
+                target = partial / "new" / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+        return folder
 
-    with open(root / "lock", "w") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return shared_entry(folder.parent, digest, find, make, hold=True)
 
 
 def _entries(archive: bytes) -> dict[str, bytes]:
@@ -88,14 +79,6 @@ def _entries(archive: bytes) -> dict[str, bytes]:
                 )
             files[info.filename] = opened.read(info)
     return files
-
-
-def _extract(files: Mapping[str, bytes], folder: Path) -> None:
-    folder.mkdir()
-    for name, content in files.items():
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
 
 
 def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:

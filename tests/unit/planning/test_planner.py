@@ -30,7 +30,7 @@ from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.files import content_hash
-from vane_dagster.sources.parquet import _ranges
+from vane_dagster.sources.grouping import _ranges
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.store import Store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -11,13 +12,12 @@ import pyarrow as pa
 
 from vane_dagster.compute.api import forwarded
 from vane_dagster.pipeline.contracts import BatchCall
-from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.servers.launch import Endpoint
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.protocol import CallUdf, ModelSpec, PoolSpec, TableRows, Work
+from vane_dagster.worker.protocol import CallUdf, LoadCall, ModelSpec, PoolSpec, TableRows, Work
 
 
 def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path, monkeypatch):
@@ -55,10 +55,10 @@ def test_a_model_whose_server_is_gone_when_it_is_constructed_is_tried_again(monk
         raise ConnectionError("connection refused")
 
     monkeypatch.setattr(host.model, "construct", construct)
-    given = (ModelSpec("Client", True, "", b""), b"", 1, {}, WorkerLifecycle())
-    report = host.load(*given, {"llm": [gone]})
+    call = LoadCall(ModelSpec("Client", True, "", b""), endpoints={"llm": [gone]})
+    report = host.load(call)
     assert "connection refused" in report.unhealthy_reason
-    report = host.load(*given, {})
+    report = host.load(replace(call, endpoints={}))
     assert not report.unhealthy_reason
     assert "connection refused" in report.fault.message
 
@@ -71,7 +71,7 @@ def test_a_variable_that_the_driver_lacks_and_that_counts_is_unset_in_the_worker
     sent = forwarded(pool)
     monkeypatch.setenv("VT_ONE", "the value of the head")
 
-    Host().load(None, b"", 1, sent, WorkerLifecycle(), {})
+    Host().load(LoadCall(None, env=sent))
 
     assert "VT_ONE" not in os.environ
     assert os.environ["VT_TWO"] == "2"

@@ -20,12 +20,11 @@ from vane_dagster._private_folder import private_folder
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.pipeline.contracts import BatchCall
-from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.worker import host as host_module
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.loaded_model import CallTurns
 from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.protocol import CallUdf, LoadReport, ModelSpec, TableRows, Work
+from vane_dagster.worker.protocol import CallUdf, LoadCall, LoadReport, ModelSpec, TableRows, Work
 
 SCHEMA = pa.schema({"id": pa.int64(), "out": pa.int64()})
 MODEL = """
@@ -54,7 +53,7 @@ class Worker:
         if module is not None:
             sys.modules["defs"] = module
         model = ModelSpec("Model", True, bundle.digest, bundle.payload, exact=exact)
-        report = self.host.load(model, bundle.archive, 0, {}, WorkerLifecycle(), {})
+        report = self.host.load(LoadCall(model, bundle.archive))
         return report, self.call
 
     def call(self, *ids: int) -> list[int]:

@@ -16,7 +16,7 @@ from vane_dagster.errors import (
     UdfError,
     VaneError,
 )
-from vane_dagster.worker.protocol import ERRORS, Fault, FaultKind, Tally, WorkReport, fault_kind
+from vane_dagster.worker.protocol import ERRORS, Fault, Tally, WorkReport, fault_kind
 from vane_dagster.worker.retry import TIMED_OUT, WORKER_DIED, RowLoss
 
 
@@ -27,11 +27,10 @@ def test_each_error_of_the_package_is_registered_under_its_name() -> None:
         if isinstance(value, type) and issubclass(value, VaneError)
     }
     assert own == ERRORS
-    assert set(get_args(FaultKind)) == set(ERRORS)
 
 
-@pytest.mark.parametrize("kind", get_args(FaultKind))
-def test_a_fault_raises_the_error_of_its_kind(kind: FaultKind) -> None:
+@pytest.mark.parametrize("kind", ERRORS)
+def test_a_fault_raises_the_error_of_its_kind(kind: str) -> None:
     arrived = pickle.loads(pickle.dumps(Fault(kind, "what happened", "Traceback: here")))
     error = arrived.error()
     assert type(error) is ERRORS[kind]

@@ -87,7 +87,7 @@ def test_an_index_is_built_once_and_by_records_and_floor(tmp_path):
     first = open_index(parts, 1, indexes)
     Path(tmp_path, parts[0].records).unlink()
     assert open_index(parts, 1, indexes) is first
-    row_index._opened.clear()
+    row_index._indexes.opened.clear()
     assert found(open_index(parts, 1, indexes), [(1, 1)]) == [(0, 0)]
     with pytest.raises(DamagedPartError, match=parts[0].records):
         open_index(parts, 2, indexes)
@@ -157,7 +157,7 @@ def test_many_indexes_are_not_searched_for_old_ones_each_time(tmp_path, monkeypa
 def test_an_incomplete_index_is_built_again(tmp_path, file, left):
     part = recorded(tmp_path / "store", [(n, 1, 1, Outcome.OUTPUT, 1) for n in range(3)])
     open_index([part], 1, tmp_path)
-    row_index._opened.clear()
+    row_index._indexes.opened.clear()
     (stored,) = tmp_path.glob(f"*/{file}")
     if left is None:
         stored.unlink()

@@ -34,7 +34,7 @@ def rows(docs: list[str | None], **columns: Any) -> pa.Table:
 
 def arrange(table: pa.Table, order: Any, shares: int) -> tuple[pa.Table, tuple[int, ...]]:
     arranged = row_reuse.arrange(table, Arrange("id", order, shares))
-    return arranged.rows, arranged.shares
+    return arranged.rows, arranged.report.shares
 
 
 def restore(pieces: list[pa.Table], given: pa.Table) -> pa.Table:

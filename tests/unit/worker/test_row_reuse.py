@@ -125,7 +125,7 @@ class Stage:
         """Compute a fragment as the engine does."""
         work = self.work(run_id)
         found = arrange(table, Arrange("id", keying=work.keying, known=known))
-        arranged, ends = found.rows, found.shares
+        arranged, ends = found.rows, found.report.shares
         made, faults = self.compute(arranged.slice(0, ends[-1]), work)
         work = replace(work, tally=Tally())
         cut = made.num_rows // 2
@@ -156,7 +156,7 @@ def plain(computed: Computed) -> tuple[Any, ...]:
     """What a result shows, besides where and when rows were computed."""
     faults = computed.fault_records
     found = [] if faults is None else faults.select(["id", "error", "message"]).to_pylist()
-    tally = replace(computed.tally, workers=(), seconds=0.0)
+    tally = replace(computed.report.tally, workers=(), seconds=0.0)
     return computed.rows.to_pylist(), sorted(found, key=lambda each: each["id"]), tally
 
 
@@ -197,7 +197,7 @@ def test_records_say_where_a_row_was_first_computed(tmp_path):
     assert [tuple(each.values()) for each in found] == [
         ("4", "second", "Model", "code", 1), ("5", "first", "Model", "code", 1),
     ]  # fmt: skip
-    assert (third.copied, third.tally.rows_in) == (2, 2)
+    assert (third.copied, third.report.tally.rows_in) == (2, 2)
 
 
 def test_failures_are_inherited_in_their_own_partition_alone(tmp_path):

@@ -25,7 +25,7 @@ WORDS = [("c", 0, [3.0]), ("a", 0, [1.0]), ("a", 1, None), ("d", 0, None)]
 
 @pytest.fixture(autouse=True)
 def nothing_open(monkeypatch):
-    monkeypatch.setattr(stored_rows, "_opened", type(stored_rows._opened)())
+    monkeypatch.setattr(stored_rows._parts, "opened", type(stored_rows._parts.opened)())
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_rows_come_in_the_order_that_is_asked_for(tmp_path, part, wanted):
             {"n": n, "values": v}
             for n, v in [(0, [3.0]), (0, [1.0]), (1, None), (0, [1.0]), (1, None)]
         ]
-        stored_rows._opened.clear()
+        stored_rows._parts.opened.clear()
     assert bool(list(tmp_path.glob("*.used"))) == (wanted == 1)
 
 
@@ -67,7 +67,7 @@ def test_a_part_is_decoded_once_for_the_node(tmp_path, part):
     read(part, tmp_path)
     for file in (tmp_path / "store").iterdir():
         file.unlink()
-    stored_rows._opened.clear()
+    stored_rows._parts.opened.clear()
     assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
 
 
@@ -75,7 +75,7 @@ def test_incomplete_files_are_made_again(tmp_path, part):
     read(part, tmp_path)
     (path,) = tmp_path.glob("*/values.arrow")
     path.write_bytes(b"")
-    stored_rows._opened.clear()
+    stored_rows._parts.opened.clear()
     assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
     assert path.stat().st_size
 
