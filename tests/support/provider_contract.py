@@ -208,7 +208,7 @@ def test_arguments_are_refused_at_declaration(offered, tmp_path):
     provider = offered.declare(docs(tmp_path)).spec.provider
     wrong = [({"model": ""}, "model is ''; expected a model's name"), *offered.refused]
     if not _takes_any(provider):
-        message = f"have 'adress', which {provider.__name__} does not take; it takes "
+        message = f"{provider.__name__}: got an unexpected keyword argument 'adress'; it takes "
         wrong.append(({"options": {"adress": "x"}}, message))
     for arguments, message in wrong:
         with pytest.raises(vd.DefinitionError, match=re.escape(message)) as raised:

@@ -335,23 +335,16 @@ def name_of(location: str, value: Any, argument: str = "output_column") -> str:
 
 def _check_options(location: str, provider: type, options: Mapping[str, Any]) -> None:
     """Raise DefinitionError for options that the provider's constructor does not accept."""
-    parameters = inspect.signature(provider).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return
-    takes = constructor_options(provider)
-    known = [each.name for each in takes]
-    if unknown := sorted(set(options) - set(known)):
+    takes = [each.name for each in constructor_options(provider)]
+    try:
+        inspect.signature(provider).bind("model", **options)
+    except TypeError as error:
+        unknown = [name for name in options if name not in takes]
+        hint = similar(unknown[0], takes) if unknown else ""
+        text = f"{error}; it takes {names(takes, 20)}. {hint}".rstrip(". ")
         raise DefinitionError(
-            f"{location}: the options of the model have {names(unknown)}, which "
-            f"{provider.__name__} does not take; it takes {names(known, 20)}. "
-            f"{similar(unknown[0], known)}".rstrip(". ")
-        )
-    needed = [each.name for each in takes if each.default is each.empty]
-    if missing := [name for name in needed if name not in options]:
-        raise DefinitionError(
-            f"{location}: the options of the model lack {names(missing)}, which "
-            f"{provider.__name__} needs"
-        )
+            f"{location}: the options of the model do not fit {provider.__name__}: {text}"
+        ) from None
 
 
 def _check_values(

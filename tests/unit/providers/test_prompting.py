@@ -119,10 +119,10 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
         ({"output_column": "error", "on_error": "null"}, "adds a column 'error' to a row's own"),
         (
             {"model": vd.Model("m", options={"adress": "x"})},
-            "the options of the model have 'adress', which Reversed does not take; it takes "
+            "do not fit Reversed: got an unexpected keyword argument 'adress'; it takes "
             "'address', 'suffix'. Did you mean 'address'?",
         ),
-        ({"provider": Needy}, "the options of the model lack 'region', which Needy needs"),
+        ({"provider": Needy}, "do not fit Needy: missing a required argument: 'region'"),
         ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
         ({"postprocess": print}, "add a stage: .map("),
     ],
