@@ -100,7 +100,8 @@ def code_identity(
             encoder.digest(obj, target.__qualname__)
         where = module.label if module is not None else ""
         owner = getattr(getattr(target, "__self__", None), "__qualname__", "")  # of a class method
-        digest = combine("version", where, owner, target.__qualname__, version)
+        name = f"{owner}.{target.__name__}" if owner else target.__qualname__
+        digest = combine("version", where, name, version)
         parts = [("code", target.__qualname__, digest)]
     seeds = dependency_walk.modules | dependency_walk.imported
     if module is not None:

@@ -470,8 +470,7 @@ class MapRows:
             DefinitionError: If an argument is invalid.
         """
         location, declared = self.pipeline._location(name), udf.options
-        version = options.reuse.version
-        udf = replace(udf, version=None if version is None else str(version))
+        udf = replace(udf, version=options.reuse.version)
         check_calls(location, udf, contract)
         if schema is None and isinstance(contract, ColumnsCall):
             raise DefinitionError(
@@ -485,7 +484,7 @@ class MapRows:
                 f"{location}: gpus={gpus} for function {udf.name}, which would load its model for "
                 "each batch; make it a class that loads the model in __init__"
             )
-        batch_size = batch_size or declared.batch_size
+        batch_size = declared.batch_size if batch_size is None else batch_size
         auto = batch_size == AUTO
         retries = 3 if declared.max_retries is None else declared.max_retries
         check_local_files(location, udf.local_files, made_later=bool(options.asset.deps))

@@ -87,13 +87,19 @@ class Workers:
     def __post_init__(self) -> None:
         where = "vd.Workers"
         object.__setattr__(self, "count", parse_concurrency(where, self.count, "count"))
+        object.__setattr__(self, "resources", mapping(where, "resources", self.resources))
         self._reserved(where, 0)
         for name in ("max_concurrency", "max_batches", "max_rss"):
             positive(where, name, getattr(self, name))
         seconds(where, "startup_timeout_s", self.startup_timeout_s)
         for name in ("env_vars", "keyed_env_vars"):
             listed = list_of_names(where, name, getattr(self, name)) or ()
-            object.__setattr__(self, name, listed)
+            if wrong := [each for each in listed if not each or "=" in each]:
+                raise DefinitionError(  # the value may be a secret
+                    f"{where}: {name} has {wrong[0].partition('=')[0]!r} with a value, or an empty "
+                    "name; expected names alone, whose values are those of the driver"
+                )
+            object.__setattr__(self, name, tuple(dict.fromkeys(listed)))
         if self.execution_backend is not None:
             backends = get_args(ExecutionBackend)
             one_of(where, "execution_backend", self.execution_backend, backends)
@@ -108,8 +114,8 @@ class Workers:
         Raises:
             DefinitionError: If an amount is invalid.
         """
-        custom = mapping(where, "resources", self.resources)
-        found = Resources(self.num_cpus, gpus, self.memory, self.accelerator_type, custom)
+        own = self.resources
+        found = Resources(self.num_cpus, gpus, self.memory, self.accelerator_type, own)
         found.validate(where)
         return found
 
@@ -249,9 +255,16 @@ class Reuse:
         where = "vd.Reuse"
         if self.mode is not None:
             one_of(where, "mode", self.mode, get_args(ReuseMode))
-        whole(where, "partitions", self.partitions)
+        if type(self.partitions) is not int or self.partitions < 0:
+            raise DefinitionError(
+                f"{where}: partitions is {self.partitions!r}; expected a whole number from 0 up"
+            )
         if self.per_row is not None and not isinstance(self.per_row, bool):
             raise DefinitionError(f"{where}: per_row is {self.per_row!r}; expected a bool")
+        if self.version is not None and not (isinstance(self.version, str) and self.version):
+            raise DefinitionError(
+                f"{where}: version is {self.version!r}; expected a non-empty text, such as '2'"
+            )
 
     def _resolved(self, location: str, obstacle: str | None) -> Reuse:
         """Return the record with the mode that it leaves open.
@@ -337,7 +350,7 @@ class Model:
 
     def __post_init__(self) -> None:
         where = "vd.Model"
-        mapping(where, "options", self.options)
+        object.__setattr__(self, "options", mapping(where, "options", self.options))
         prices = parse_prices(where, self.prices)
         positive(where, "token_budget", self.token_budget)
         parse_budget(where, self.cost_budget, prices)
@@ -382,6 +395,19 @@ class Asset:
             for name, listed in given.items()
         }
         object.__setattr__(self, "column_lineage", lineage)
+        for name in ("tags", "metadata"):
+            object.__setattr__(self, name, mapping("vd.Asset", name, getattr(self, name)))
+        for name in ("owners", "kinds"):
+            value = getattr(self, name)
+            value = sorted(value) if isinstance(value, (set, frozenset)) else value
+            object.__setattr__(self, name, list_of_names("vd.Asset", name, value) or ())
+        for name in ("deps", "checks"):
+            value = getattr(self, name)
+            if not isinstance(value, (list, tuple)):
+                raise DefinitionError(
+                    f"vd.Asset: {name} is a {type(value).__name__}; expected a list"
+                )
+            object.__setattr__(self, name, tuple(value))
 
 
 def _name(location: str, kind: Any) -> str:

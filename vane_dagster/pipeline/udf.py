@@ -53,8 +53,7 @@ class Udf:
         """The label, or the target's qualified name."""
         if self.options.label:
             return self.options.label
-        target = self.target.func if isinstance(self.target, functools.partial) else self.target
-        return str(getattr(target, "__qualname__", repr(target)))
+        return str(getattr(self.target, "__qualname__", repr(self.target)))
 
     @property
     def call(self) -> Any:
@@ -127,6 +126,15 @@ def make_udf(
                 "out fn_constructor_args and fn_constructor_kwargs"
             )
         fn, placed, named = fn.func, fn.args, fn.keywords
+    called_with = dict(mapping(where, "fn_kwargs", kwargs))
+    while isinstance(fn, functools.partial) and not isinstance(fn.func, LazyInstance):
+        if fn.args:
+            raise DefinitionError(
+                f"{where}: functools.partial of {qualname(fn.func)} has arguments by position; "
+                "give them by name"
+            )
+        called_with = {**fn.keywords, **called_with}
+        fn = fn.func
     _check_callable(where, fn, method, is_factory)
     stateful = is_factory or inspect.isclass(fn)
     if not stateful and (placed or named):
@@ -138,7 +146,7 @@ def make_udf(
         target=fn,
         stateful=stateful,
         style="plain" if is_factory else style_of(getattr(fn, method) if stateful else fn),
-        kwargs=_handles(mapping(where, "fn_kwargs", kwargs)),
+        kwargs=_handles(called_with),
         constructor_args=_handles(placed),
         constructor_kwargs=_handles(named),
         method=method,

@@ -478,7 +478,8 @@ def test_accepted_shapes():
     assert mapped(Model).spec.concurrency == (1, 1)
     assert mapped(plain).spec.concurrency is None
     assert mapped(Model, gpus=0.25).spec.resources.bundle() == {"GPU": 0.25}
-    assert mapped(functools.partial(plain, scale=2)).spec.udf.name == "plain"
+    partial = mapped(functools.partial(functools.partial(plain, scale=2), scale=3)).spec.udf
+    assert (partial.target, partial.kwargs) == (plain, {"scale": 3})
     loaded = mapped(functools.partial(Model, "a", revision=1)).spec.udf
     assert (loaded.stateful, loaded.constructor_args) == (True, ("a",))
     assert loaded.constructor_kwargs == {"revision": 1}

@@ -345,7 +345,6 @@ def closed_over(server: vd.VLLMServer) -> Any:
     ("fn", "options"),
     [
         (closed_over(vd.VLLMServer("m")), {}),
-        (functools.partial(ask, llm=vd.VLLMServer("m")), {}),
         (ask, {"fn_kwargs": {"llm": Settings(vd.VLLMServer("m"))}}),
         (ask, {"fn_kwargs": {"llm": {vd.VLLMServer("m")}}}),
     ],
