@@ -106,11 +106,8 @@ def _arrow_rows(rows: ArrowRows, schema: pa.Schema, location: str) -> pa.Table:
             f"{location}: {rows.path!r} was replaced since the run was planned ({rows.size} bytes "
             f"then, {found.st_size} now). Run the partition again"
         )
-    renamed = dict(rows.columns)
-    table = _opened(rows.path, rows.size, rows.modified)
-    table = table.slice(rows.start, rows.stop - rows.start)
-    table = table.select([renamed.get(name, name) for name in schema.names])
-    return in_plain_types(table.rename_columns(schema.names), schema)
+    table = _opened(rows.path, rows.size, rows.modified).slice(rows.start, rows.stop - rows.start)
+    return in_plain_types(table, schema)
 
 
 @functools.lru_cache(maxsize=_OPENED)
