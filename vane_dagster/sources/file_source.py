@@ -10,7 +10,6 @@ import re
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Union
@@ -30,7 +29,7 @@ from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, VaneError, described, names
 from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
-from vane_dagster.storage.filesystem import IO_THREADS, Location, files_below, protocols, shown_url
+from vane_dagster.storage.filesystem import Location, files_below, in_threads, protocols, shown_url
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.transient_errors import with_retries
 
@@ -219,8 +218,7 @@ def list_source(
         except Exception as error:  # drivers raise their own exception classes
             return _unlisted(source.url_for(key), error, location)
 
-    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        return failed | dict(zip(patterns, threads.map(listed, patterns)))
+    return failed | dict(zip(patterns, in_threads(listed, patterns)))
 
 
 def _hint(source: FileSource, partition: str | None) -> str:

@@ -19,10 +19,7 @@ from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.stored_tables import (
     ArrowRows,
     ParquetRows,
-    Place,
-    identity_of,
     loaded_places,
-    read_record,
     tables,
 )
 from vane_dagster.types.kinds import as_lists, is_list_view
@@ -48,7 +45,7 @@ class TableReader(SourceReader):
             if isinstance(place, ArrowRows)
             else scan(self._span(place, schema), schema, self.root.storage_options, context)
             for span in fragment.spans
-            for place in self._places(span)
+            for place in loaded_places(span.detail)
         ]
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
 
@@ -63,7 +60,7 @@ class TableReader(SourceReader):
         """Push SQL into DuckDB's scan of Parquet files; Arrow files are computed in memory."""
         spans: list[FileSpan] = []
         for span in fragment.spans:
-            for place in self._places(span):
+            for place in loaded_places(span.detail):
                 if isinstance(place, ArrowRows):
                     return None
                 spans.append(self._span(place, schema))
@@ -75,16 +72,6 @@ class TableReader(SourceReader):
     def current(self, file: FileRecord) -> FileRecord:
         """Return the record unchanged: another content would be another table."""
         return file
-
-    def _places(self, span: FileSpan) -> Sequence[Place]:
-        if span.detail:
-            return loaded_places(span.detail)
-        identity = identity_of(span.url)
-        assert identity is not None, f"{span.url!r} is no table of a store"
-        table = read_record(self.root, identity)
-        if table is None:
-            raise FileNotFoundError(span.url)
-        return list(table.places(span.start, span.stop))
 
     def _span(self, rows: ParquetRows, schema: pa.Schema) -> FileSpan:
         """Return the span of rows of a file, whose columns may have narrower types there."""

@@ -124,15 +124,6 @@ class StoredTable:
         places = (place for piece in self.pieces for place in piece.places)
         return {place.name for place in places if isinstance(place, ParquetRows)}
 
-    def places(self, start: int, stop: int) -> Iterator[Place]:
-        """Yield the places of a range of rows.
-
-        Args:
-            start: First row, counted from 0.
-            stop: The row after the last; a larger number than that of the rows means all.
-        """
-        yield from clipped((p for piece in self.pieces for p in piece.places), start, stop)
-
 
 def clipped(places: Iterable[Place], start: int, stop: int) -> Iterator[Place]:
     """Yield the part of some places that is a range of all of their rows.
