@@ -366,9 +366,8 @@ class IngestedSource(FileSource):
         def convert(lot: Sequence[FileRecord]) -> list[IngestedFile | SourceError]:
             own = {file.url: listed[file.url] for file in lot}
             per_cpu = _LOTS_A_CPU if len(lot) > 1 else _FILES_A_CPU
-            return call(
-                _convert, reader, lot, location, own, on_cluster=on_cluster, per_cpu=per_cpu
-            )
+            ingest = IngestedSource._ingest
+            return call(ingest, reader, lot, location, own, on_cluster=on_cluster, per_cpu=per_cpu)
 
         for lot, ingested in zip(lots, in_threads(convert, lots)):
             found.update(zip(map(file_identity, lot), ingested))
@@ -715,16 +714,6 @@ def _misfit(url: str, row: int, column: pa.Field) -> str:
         f"{type_name(column.type)}. Fix the file, or declare a type that every value of the "
         f"column has, for example types={{{column.name!r}: 'VARCHAR'}}"
     )
-
-
-def _convert(
-    source: IngestedSource,
-    files: Sequence[FileRecord],
-    location: str,
-    listed: Mapping[str, FileRecord],
-) -> list[IngestedFile | SourceError]:
-    """See `IngestedSource._ingest`, which a task of the cluster calls."""
-    return source._ingest(files, location, listed)
 
 
 def _types_text(schema: pa.Schema | None) -> list[str]:

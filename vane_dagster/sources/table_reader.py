@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 
 from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import ReadContext, SourceReader
-from vane_dagster.sources.parquet_scan import scan, scan_projected
+from vane_dagster.sources.parquet_scan import scan
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.stored_tables import (
@@ -48,26 +47,6 @@ class TableReader(SourceReader):
             for place in loaded_places(span.detail)
         ]
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
-
-    def project(
-        self,
-        fragment: FragmentRecord,
-        schema: pa.Schema,
-        columns: Sequence[tuple[str, str]],
-        where: str | None,
-        context: ReadContext,
-    ) -> pa.Table | None:
-        """Push SQL into DuckDB's scan of Parquet files; Arrow files are computed in memory."""
-        spans: list[FileSpan] = []
-        for span in fragment.spans:
-            for place in loaded_places(span.detail):
-                if isinstance(place, ArrowRows):
-                    return None
-                spans.append(self._span(place, schema))
-        options = self.root.storage_options
-        return pa.concat_tables(
-            scan_projected(span, schema, columns, where, options, context) for span in spans
-        )
 
     def current(self, file: FileRecord) -> FileRecord:
         """Return the record unchanged: another content would be another table."""
