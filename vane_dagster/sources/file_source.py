@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-import functools
 import glob
 import os
 import re
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Union
@@ -30,7 +28,7 @@ from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, VaneError, described, names
 from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
-from vane_dagster.storage.filesystem import IO_THREADS, Location, files_below, protocols, shown_url
+from vane_dagster.storage.filesystem import Location, files_below, in_threads, protocols, shown_url
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.transient_errors import with_retries
 
@@ -66,11 +64,6 @@ class FileSource(Source):
     allow_empty: bool = False
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The placeholders of the URL."""
-        return tuple(PLACEHOLDER.findall(self.url))
-
     def url_for(self, partition_key: str | None, escape: Callable[[str], str] = str) -> str:
         """Return the URL pattern of one partition.
 
@@ -104,7 +97,44 @@ class FileSource(Source):
     def list_files(
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
-        return list_source(self, partitions, location)
+        """List the files of some partitions.
+
+        Up to 64 partitions are listed separately, in parallel. More are listed by one recursive
+        listing of their common folder.
+
+        Args:
+            partitions: Keys; ``[None]`` for an unpartitioned pipeline.
+            location: The pipeline, for messages.
+        """
+        place = Location(self.url, self.storage_options)  # has a file system for each thread
+        failed: dict[str | None, Listed] = {}
+        patterns: dict[str | None, _Pattern] = {}
+        for key in partitions:
+            try:
+                patterns[key] = _Pattern(_place(self, key).path, self.suffix)
+            except VaneError as error:
+                failed[key] = SourceError(f"{location}: {error}")
+        listing: _Listing | None = None
+        if len(patterns) > _LISTED_ONE_BY_ONE:
+            try:
+                listing = with_retries(lambda: _Listing(place.fs, patterns.values()))
+            except Exception as error:  # drivers raise their own exception classes
+                return failed | dict.fromkeys(patterns, _unlisted(self.url, error, location))
+
+        def recorded(pattern: _Pattern) -> tuple[FileRecord, ...]:
+            found = listing.found(pattern) if listing else _found(place.fs, pattern)
+            records = [file_record(place.fs, info) for info in found]
+            return tuple(sorted(records, key=lambda record: record.url))
+
+        def listed(key: str | None) -> Listed:
+            try:
+                return with_retries(lambda: recorded(patterns[key]))
+            except SourceError as error:
+                return SourceError(f"{location}: {error}")
+            except Exception as error:  # drivers raise their own exception classes
+                return _unlisted(self.url_for(key), error, location)
+
+        return failed | dict(zip(patterns, in_threads(listed, patterns)))
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
         where = "" if partition is None else f" for partition {partition!r}"
@@ -179,50 +209,6 @@ def asset_path(asset: Any, location: str) -> str | None:
     return "/".join(path)
 
 
-def list_source(
-    source: FileSource, partitions: Sequence[str | None], location: str
-) -> dict[str | None, Listed]:
-    """List the source files of some partitions.
-
-    Up to 64 partitions are listed separately, in parallel. More are listed by one recursive listing
-    of their common folder.
-
-    Args:
-        source: The source.
-        partitions: Keys; ``[None]`` for an unpartitioned pipeline.
-        location: The pipeline, for messages.
-
-    Returns:
-        For each partition its files, or the error.
-    """
-    fs = Location(source.url, source.storage_options).fs
-    fs.invalidate_cache()
-    failed: dict[str | None, Listed] = {}
-    patterns: dict[str | None, _Pattern] = {}
-    for key in partitions:
-        try:
-            patterns[key] = _Pattern(_place(source, key).path, source.suffix)
-        except VaneError as error:
-            failed[key] = SourceError(f"{location}: {error}")
-    find: Callable[[_Pattern], list[dict[str, Any]]] = functools.partial(_found, fs)
-    if len(patterns) > _LISTED_ONE_BY_ONE:
-        try:
-            find = with_retries(lambda: _Listing(fs, patterns.values())).found
-        except Exception as error:  # drivers raise their own exception classes
-            return failed | dict.fromkeys(patterns, _unlisted(source.url, error, location))
-
-    def listed(key: str | None) -> Listed:
-        try:
-            return with_retries(lambda: _recorded(fs, find(patterns[key])))
-        except SourceError as error:
-            return SourceError(f"{location}: {error}")
-        except Exception as error:  # drivers raise their own exception classes
-            return _unlisted(source.url_for(key), error, location)
-
-    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        return failed | dict(zip(patterns, threads.map(listed, patterns)))
-
-
 def _hint(source: FileSource, partition: str | None) -> str:
     """Say how to fix a source without files."""
     if others := _other_files(source, partition):
@@ -286,6 +272,7 @@ def key_in_path(key: str) -> str:
 
 def _found(fs: fsspec.AbstractFileSystem, pattern: _Pattern) -> list[dict[str, Any]]:
     """Return the files of a partition, from listings of its own."""
+    fs.invalidate_cache()
     path, suffix = pattern.path, pattern.suffix
     if not glob.has_magic(path):
         return list(_data_below(fs, path, suffix))
@@ -320,12 +307,6 @@ def _is_data(relative: str, suffix: Suffix) -> bool:
 def _is_hidden(relative: str) -> bool:
     """Return whether a path contains a name such as `.x` or `_x`, which readers ignore."""
     return any(part[:1] in (".", "_") for part in PurePosixPath(relative).parts)
-
-
-def _recorded(
-    fs: fsspec.AbstractFileSystem, found: Collection[dict[str, Any]]
-) -> tuple[FileRecord, ...]:
-    return tuple(sorted((file_record(fs, info) for info in found), key=lambda record: record.url))
 
 
 class _Pattern:
@@ -365,6 +346,7 @@ class _Listing:
         literals = [pattern.literal for pattern in patterns]
         common = os.path.commonprefix(literals)  # noqa: RUF071 names may be cut
         folder, _, beginning = common.rpartition("/")
+        fs.invalidate_cache()
         self._files = files_below(fs, folder or "/", beginning)
         self._paths = sorted(self._files)
         self._by_name: dict[str, list[int]] = {}

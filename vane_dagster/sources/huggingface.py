@@ -30,7 +30,8 @@ from vane_dagster.storage.stored_tables import ArrowRows, Place, StoredTable, cl
 from vane_dagster.types.schema import check_distinct, check_storable
 
 _LABEL = "vd.huggingface"
-_MAX_RANGES = 64
+_MAX_RANGES = 8
+"""Ranges of rows that a block may have in Arrow files, so that a dataset is not copied."""
 _SAVED = ("state.json", "dataset_dict.json")
 _NO_ROWS = ("token", "storage_options", "cache_dir", "num_proc", "keep_in_memory")
 """Arguments of `load_dataset` that have no influence on the rows."""
@@ -286,7 +287,7 @@ class _DatasetRows(Rows):
         return in_plain_types(found, pa.schema([self.schema.field(name)])).column(name)
 
     def places(self, positions: Positions) -> Sequence[Place] | None:
-        """Return the ranges of rows of Arrow files; None if they are short, or some lie in none."""
+        """Return ranges of rows of Arrow files; None if they are many, or some rows in none."""
         if not self._files:
             return None
         rows = positions
@@ -294,7 +295,7 @@ class _DatasetRows(Rows):
             rows = self._indices[slice(rows.start, rows.stop) if isinstance(rows, range) else rows]
         breaks = () if isinstance(rows, range) else np.flatnonzero(np.diff(rows) != 1) + 1
         edges = [0, *breaks, len(rows)]
-        if len(edges) > max(_MAX_RANGES, len(rows) // BLOCK_ROWS):
+        if len(edges) > _MAX_RANGES:
             return None
         ranges = ((int(rows[low]), int(rows[high - 1])) for low, high in itertools.pairwise(edges))
         return [place for low, high in ranges for place in clipped(self._files, low, high + 1)]
@@ -366,23 +367,18 @@ def _in_file(block: Any, schema: pa.Schema) -> ArrowRows | None:
     if path is None or replays is None:
         return None
     own = pa.ipc.open_stream(pa.memory_map(path)).schema
-    former = pa.table({name: [name] for name in own.names})  # as its columns are called now
     start = 0
     for action, args, kwargs in replays:
         if action == "slice" and not kwargs:
             start += int(args[0])
-        elif action in ("rename_columns", "select", "drop", "remove_column"):
-            former = getattr(former, action)(*args, **kwargs)
-        elif action not in ("cast", "replace_schema_metadata"):
+        elif action not in ("select", "drop", "remove_column", "cast", "replace_schema_metadata"):
             return None
-    renamed = {name: former.column(name)[0].as_py() for name in former.column_names}
     plain = table_schema(own)
     for column in schema:  # a cast may have changed the values
-        if column.name not in renamed or plain.field(renamed[column.name]).type != column.type:
+        if column.name not in own.names or plain.field(column.name).type != column.type:
             return None
     stat = os.stat(path)
-    moved = tuple((name, own_name) for name, own_name in renamed.items() if name != own_name)
-    return ArrowRows(path, stat.st_size, stat.st_mtime_ns, start, start + block.num_rows, moved)
+    return ArrowRows(path, stat.st_size, stat.st_mtime_ns, start, start + block.num_rows)
 
 
 def _columns(dataset: Any) -> str:

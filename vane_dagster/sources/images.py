@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -19,7 +18,7 @@ from vane_dagster.errors import DefinitionError, first_line
 from vane_dagster.sources.base import ROW_ERROR, ROW_ERROR_TYPE, ReadContext, unreadable
 from vane_dagster.sources.file_source import Suffix, file_arguments
 from vane_dagster.sources.raw_files import PATH, FilesSource, listed_rows
-from vane_dagster.storage.filesystem import IO_THREADS, Location
+from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.transient_errors import with_retries
 from vane_dagster.types.schema import ERROR_COLUMN
@@ -97,8 +96,7 @@ class ImagesSource(FilesSource):
         paths = listed_rows(fragment.spans).select([PATH])
         if schema.names == [PATH]:
             return paths
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            images = list(threads.map(self._image, fragment.spans))
+        images = in_threads(self._image, fragment.spans)
         nothing_read = not any(image.is_read for image in images)
         for span, image in zip(fragment.spans, images):
             if image.error is not None and (self.errors == "raise" or nothing_read):

@@ -16,7 +16,6 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
@@ -52,13 +51,14 @@ from vane_dagster.sources.column_types import (
 from vane_dagster.sources.conversion_tasks import call
 from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, file_arguments
-from vane_dagster.sources.files import file_identity, file_version
+from vane_dagster.sources.files import file_identity
 from vane_dagster.sources.grouping import SizedFile, divide
 from vane_dagster.sources.parquet_scan import counts, groups_between, opened
 from vane_dagster.sources.piece_writer import PieceWriter
+from vane_dagster.sources.planned_read import check_unchanged, current_record
 from vane_dagster.sources.text_stream import TextStream, parse_encoding
 from vane_dagster.sources.text_types import MOST_MISFITS, TextTypes, cast_each, is_readable
-from vane_dagster.storage.filesystem import IO_THREADS, Location
+from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.stored_tables import (
     KEPT_TYPES,
@@ -366,13 +366,11 @@ class IngestedSource(FileSource):
         def convert(lot: Sequence[FileRecord]) -> list[IngestedFile | SourceError]:
             own = {file.url: listed[file.url] for file in lot}
             per_cpu = _LOTS_A_CPU if len(lot) > 1 else _FILES_A_CPU
-            return call(
-                _convert, reader, lot, location, own, on_cluster=on_cluster, per_cpu=per_cpu
-            )
+            ingest = IngestedSource._ingest
+            return call(ingest, reader, lot, location, own, on_cluster=on_cluster, per_cpu=per_cpu)
 
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            for lot, ingested in zip(lots, threads.map(convert, lots)):
-                found.update(zip(map(file_identity, lot), ingested))
+        for lot, ingested in zip(lots, in_threads(convert, lots)):
+            found.update(zip(map(file_identity, lot), ingested))
         converted = {k: rows for k, rows in found.items() if isinstance(rows, IngestedFile)}
         failed = [each for each in found.values() if isinstance(each, SourceError)]
         by_types: dict[pa.Schema, list[str]] = {}
@@ -431,24 +429,11 @@ class IngestedSource(FileSource):
         self, file: FileRecord, read: Callable[[], pa.Schema], location: str
     ) -> pa.Schema:
         """Read a file by a function, and check before and afterwards that it is as listed."""
-        self._check_version(file, location)
+        check_unchanged(self, [file], location)
         try:
             return with_retries(_failpoints.failing("read", file.url, read))
         finally:
-            self._check_version(file, location)
-
-    def _check_version(self, file: FileRecord, location: str) -> None:
-        if file_version(self._current(file, location)) != file_version(file):
-            raise SourceError(
-                f"{location}: {file.url!r} was replaced while the run read it. Run the partition "
-                "again"
-            )
-
-    def _current(self, file: FileRecord, location: str) -> FileRecord:
-        try:
-            return with_retries(lambda: self.current(file))
-        except Exception as error:  # drivers raise their own exception classes
-            raise unreadable(file.url, error, location) from error
+            check_unchanged(self, [file], location)
 
     # Types.
 
@@ -604,8 +589,7 @@ class IngestedSource(FileSource):
             rows = ParquetRows(name, min(edges[name]), max(edges[name]))
             return self._stored(rows, wanted, fragment, context)
 
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            tables = dict(zip(edges, threads.map(stored, edges)))
+        tables = dict(zip(edges, in_threads(stored, edges)))
         found = []
         for span, first, place in placed:
             start = place.start - min(edges[place.name])
@@ -642,7 +626,7 @@ class IngestedSource(FileSource):
         """
         detail = span.detail
         if not detail:
-            file = self._current(FileRecord(span.url, 0, ""), context.location)
+            file = current_record(self, FileRecord(span.url, 0, ""), context.location)
             (rows,) = self._ingest([file], context.location, {file.url: file})
             if isinstance(rows, SourceError):
                 raise rows
@@ -730,16 +714,6 @@ def _misfit(url: str, row: int, column: pa.Field) -> str:
         f"{type_name(column.type)}. Fix the file, or declare a type that every value of the "
         f"column has, for example types={{{column.name!r}: 'VARCHAR'}}"
     )
-
-
-def _convert(
-    source: IngestedSource,
-    files: Sequence[FileRecord],
-    location: str,
-    listed: Mapping[str, FileRecord],
-) -> list[IngestedFile | SourceError]:
-    """See `IngestedSource._ingest`, which a task of the cluster calls."""
-    return source._ingest(files, location, listed)
 
 
 def _types_text(schema: pa.Schema | None) -> list[str]:

@@ -19,7 +19,6 @@ import os
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -49,7 +48,7 @@ from vane_dagster.sources.base import (
 )
 from vane_dagster.sources.file_source import asset_path, key_in_path
 from vane_dagster.sources.grouping import SizedFile, cut
-from vane_dagster.storage.filesystem import IO_THREADS, Location, absolute_url, shown_url
+from vane_dagster.storage.filesystem import Location, absolute_url, in_threads, shown_url
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.table_options import check_table_url
 from vane_dagster.storage.transient_errors import with_retries
@@ -261,9 +260,8 @@ class LakeSource(Source):
 
         # One partition of each table first, so that each table is opened once.
         firsts = {fill_placeholders(self.place, key): key for key in reversed(partitions)}
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            list(threads.map(listed, firsts.values()))
-            return dict(zip(partitions, threads.map(listed, partitions)))
+        in_threads(listed, firsts.values())
+        return dict(zip(partitions, in_threads(listed, partitions)))
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
         if self.allow_empty:
@@ -292,8 +290,7 @@ class LakeSource(Source):
             with self.read_errors(file.url, table.version, location):
                 return table.cut(file, units[file.url, file.version][1], rule)
 
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            pieces = list(threads.map(pieces_of, files))
+        pieces = in_threads(pieces_of, files)
         partial: dict[str, list[str]] = {}
         for file, (_, lacking) in zip(files, pieces):
             for name in lacking:

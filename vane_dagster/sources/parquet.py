@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -26,11 +25,10 @@ from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.grouping import SMALL_SHARE, SizedFile, divide
 from vane_dagster.sources.parquet_scan import check_row_number, scan, scan_projected
 from vane_dagster.sources.schemas import common_columns
-from vane_dagster.storage.filesystem import IO_THREADS, Location
+from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.row_search import RowFile, find_any
 from vane_dagster.storage.transient_errors import with_retries
-from vane_dagster.types.schema import seen_by_sql
 
 SmallFiles = Literal["separate", "group"]
 
@@ -90,18 +88,12 @@ class ParquetFiles(ParquetReader, Source):
         partition: str | None = None,
     ) -> SourceTable:
         """Read the files' footers, cut the files into fragments, and group small ones."""
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            footers = list(threads.map(lambda file: read_footer(file, self, location), files))
+        footers = in_threads(lambda file: read_footer(file, self, location), files)
         common = common_columns([(f.url, own) for f, (own, _) in zip(files, footers)], location)
         for file, own in zip(files, common.files):
             check_row_number(own.own.names, f"{location}: {file.url!r}")
         sized = [
-            SizedFile(
-                file,
-                row_groups(metadata),
-                kept_types(columns.own) + columns.extra,
-                columns.detail(),
-            )
+            SizedFile(file, row_groups(metadata), columns.extra, columns.detail())
             for file, (_, metadata), columns in zip(files, footers, common.files)
         ]
         fragments = divide(sized, rule, SMALL_SHARE if self.small_files == "group" else 0)
@@ -208,11 +200,6 @@ def read_footer(
             "vd.csv, or convert it, as with DuckDB's COPY (FROM 'data.csv') TO 'data.parquet' "
             "(FORMAT parquet). Else write it again, or take it out of the source"
         ) from error
-
-
-def kept_types(schema: pa.Schema) -> str:
-    """Return the types that are kept although SQL reads them as others; empty for most files."""
-    return "".join(f"\n{f.name}: {f.type}" for f in schema if seen_by_sql(f.type) != f.type)
 
 
 def row_groups(footer: pq.FileMetaData) -> list[tuple[int, int]]:

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import secrets
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import repetitive
-from vane_dagster.storage.stored_tables import INGESTED, ParquetRows, Piece, joined, tables
+from vane_dagster.storage.stored_tables import INGESTED, ParquetRows, Piece, tables
 
 PIECE_BYTES = 32 << 20
 """Bytes in memory at which a piece is written."""
 _GROUP_ROWS = 1 << 16
+
+
+class _Held(NamedTuple):
+    """Consecutive rows of a file that are not written yet.
+
+    Attributes:
+        pieces: The pieces of the file, also of one that is read again.
+        position: The position of the piece among them.
+        rows: The rows.
+    """
+
+    pieces: list[Piece]
+    position: int
+    rows: list[pa.Table]
 
 
 class PieceWriter:
@@ -37,8 +51,8 @@ class PieceWriter:
         self._write: Future[None] | None = None
         self._count = self._bytes = 0
         self._key = ""
-        self._held: dict[pa.Schema, list[tuple[int, pa.Table]]] = {}
-        self._places: list[tuple[str, Piece | None]] = []  # in the order of the rows
+        self._pieces: dict[str, list[Piece]] = {}
+        self._held: dict[pa.Schema, list[_Held]] = {}
 
     def __enter__(self) -> PieceWriter:
         return self
@@ -46,57 +60,47 @@ class PieceWriter:
     def __exit__(self, kind: Any, *error: Any) -> None:
         with self._thread:
             if kind is None:
-                self._flush_all()
+                self._flush()
                 if self._write is not None:
                     self._write.result()
 
     def begin(self, key: str) -> None:
         """Note that the rows of a file follow, from the first one on."""
-        self._places = [("" if each == key else each, piece) for each, piece in self._places]
-        self._key = key
+        self._key, self._pieces[key] = key, []
 
     def write(self, rows: pa.Table) -> None:
         """Write the next rows of the file."""
         if not rows.num_rows:
             return
+        pieces = self._pieces[self._key]
         held = self._held.setdefault(rows.schema, [])
-        held.append((len(self._places), rows))
-        self._places.append((self._key, None))
+        if held and held[-1].pieces is pieces and held[-1].position == len(pieces) - 1:
+            held[-1].rows.append(rows)
+        else:
+            held.append(_Held(pieces, len(pieces), [rows]))
+            pieces.append(Piece(self._key, 0, 0, ()))
         self._bytes += rows.nbytes
         if self._bytes >= PIECE_BYTES:
-            self._flush_all()
+            self._flush()
 
     def pieces(self, key: str) -> tuple[Piece, ...]:
         """Return the rows of a file, once all is written."""
-        found: list[Piece] = []
-        for piece in (piece for each, piece in self._places if each == key and piece):
-            places = joined([*found[-1].places, *piece.places]) if found else ()
-            if len(places) == 1:
-                rows, size = found[-1].rows + piece.rows, found[-1].bytes + piece.bytes
-                piece = Piece(key, rows, size, tuple(places))
-                found.pop()
-            found.append(piece)
-        return tuple(found)
+        return tuple(self._pieces[key])
 
-    def _flush_all(self) -> None:
-        for schema in list(self._held):
-            self._flush(schema)
-        self._bytes = 0
-
-    def _flush(self, schema: pa.Schema) -> None:
-        held = self._held.pop(schema)
-        name = f"{self._name}-{self._count}.parquet"
-        self._count += 1
-        start = 0
-        for index, rows in held:
-            stop = start + rows.num_rows
-            key, place = self._places[index][0], ParquetRows(f"{self._folder}/{name}", start, stop)
-            self._places[index] = (key, Piece(key, rows.num_rows, rows.nbytes, (place,)))
-            start = stop
-        if self._write is not None:
-            self._write.result()
-        merged = pa.concat_tables([rows for _, rows in held])
-        self._write = self._thread.submit(_write, self._location, name, merged)
+    def _flush(self) -> None:
+        for held in self._held.values():
+            name, start = f"{self._name}-{self._count}.parquet", 0
+            self._count += 1
+            for pieces, position, parts in held:
+                rows, size = sum(map(len, parts)), sum(part.nbytes for part in parts)
+                place = ParquetRows(f"{self._folder}/{name}", start, start + rows)
+                pieces[position] = Piece(pieces[position].identity, rows, size, (place,))
+                start = place.stop
+            if self._write is not None:
+                self._write.result()
+            merged = pa.concat_tables([part for each in held for part in each.rows])
+            self._write = self._thread.submit(_write, self._location, name, merged)
+        self._held, self._bytes = {}, 0
 
 
 def _write(folder: Location, name: str, rows: pa.Table) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
@@ -18,7 +17,7 @@ from vane_dagster.sources.base import (
 )
 from vane_dagster.sources.files import file_version
 from vane_dagster.sources.row_ids import IdRule
-from vane_dagster.storage.filesystem import IO_THREADS
+from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.transient_errors import with_retries
 
@@ -88,16 +87,15 @@ def as_planned(
         SourceError: If they cannot be read, or a file was replaced.
     """
     try:
-        table = read()
-    except Exception as error:  # a file that is replaced during the read may raise anything
-        if source.reads_contents:
-            check_unchanged(source, files, location)
-        if isinstance(error, VaneError):
-            raise
+        try:
+            return read()
+        finally:  # a file that is replaced during the read may raise anything
+            if source.reads_contents:
+                check_unchanged(source, files, location)
+    except VaneError:
+        raise
+    except Exception as error:  # drivers raise their own exception classes
         raise unreadable(files[0].url, error, location) from error
-    if source.reads_contents:
-        check_unchanged(source, files, location)
-    return table
 
 
 def check_unchanged(source: SourceReader, files: Sequence[FileRecord], location: str) -> None:
@@ -113,15 +111,23 @@ def check_unchanged(source: SourceReader, files: Sequence[FileRecord], location:
     """
 
     def check(file: FileRecord) -> None:
-        try:
-            now = with_retries(functools.partial(source.current, file))
-        except Exception as error:  # drivers raise their own exception classes
-            raise unreadable(file.url, error, location) from error
+        now = current_record(source, file, location)
         if file_version(now) != file_version(file):
             raise SourceError(
                 f"{location}: {file.url!r} was replaced while the run read it ({file.size} "
                 f"bytes when it was planned, {now.size} now). Run the partition again"
             )
 
-    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        list(threads.map(check, files))
+    in_threads(check, files)
+
+
+def current_record(source: SourceReader, file: FileRecord, location: str) -> FileRecord:
+    """Return the current record of a file; see `SourceReader.current`.
+
+    Raises:
+        SourceError: If it is gone or cannot be looked at.
+    """
+    try:
+        return with_retries(functools.partial(source.current, file))
+    except Exception as error:  # drivers raise their own exception classes
+        raise unreadable(file.url, error, location) from error

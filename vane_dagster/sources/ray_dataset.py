@@ -8,7 +8,6 @@ import inspect
 import secrets
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -29,7 +28,7 @@ from vane_dagster.sources.base import Connect, Source
 from vane_dagster.sources.stored_table_source import StoredTableSource
 from vane_dagster.sources.table_reader import table_schema
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of_value
-from vane_dagster.storage.filesystem import IO_THREADS
+from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.stored_tables import MADE, ParquetRows, Piece, StoredTable, tables
 from vane_dagster.types.callables import unwrapped
 from vane_dagster.types.schema import check_distinct, merged_types
@@ -120,8 +119,7 @@ class RayDatasetSource(StoredTableSource):
             return folder.with_storage_errors("read", read, file)
 
         files = sorted(folder.names())
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            footers = list(threads.map(footer, files))
+        footers = in_threads(footer, files)
         found = [each.schema.to_arrow_schema() for each in footers]
         schema = _agreed(
             [table_schema(each) for each in found]

@@ -10,7 +10,7 @@ import itertools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from vane_dagster.errors import SourceError, names
 from vane_dagster.sources.row_blocks import BLOCK_ROWS, blocks
 from vane_dagster.sources.stored_table_source import StoredTableSource, write_blocks
-from vane_dagster.storage.stored_tables import Piece, Place, StoredTable, placed
+from vane_dagster.storage.stored_tables import Piece, Place, StoredTable
 
 _one_at_a_time = threading.RLock()
 
@@ -52,7 +52,7 @@ class Rows(ABC):
         """Return the values of a column, of all rows."""
 
     def places(self, positions: Positions) -> Sequence[Place] | None:
-        """Return where workers can read some rows; None if they have to be copied."""
+        """Return where workers can read the rows of a block; None to copy those of all blocks."""
         return None
 
     def blocks(self, partition: str | None) -> tuple[Piece, ...]:
@@ -159,19 +159,21 @@ class RowsSource(StoredTableSource):
             SourceError: If they have changed since they were listed.
             StoreError: If the store refuses.
         """
-        rows = self.rows
-        places = rows.places(rows.positions[partition])
-        if places is None:
-            found = write_blocks(self.store_root, identity, rows.chunks(partition))
-        else:
-            found = tuple(placed(rows.blocks(partition), places))
+        rows, found, start = self.rows, [], 0
+        for block in rows.blocks(partition):
+            positions = rows.positions[partition][start : start + block.rows]
+            if (places := rows.places(positions)) is None:
+                found = [*write_blocks(self.store_root, identity, rows.chunks(partition))]
+                break
+            found.append(replace(block, places=tuple(places)))
+            start += block.rows
         if _identity(found) != identity:
             raise SourceError(
                 f"{location}: {self.url_for(partition)} has changed while the run was planned; its "
                 f"rows were {identity} and are {_identity(found)}. Run the partition again, in a "
                 "new process"
             )
-        return StoredTable(rows.schema, found)
+        return StoredTable(rows.schema, tuple(found))
 
 
 def _identity(found: Iterable[Piece]) -> str | None:

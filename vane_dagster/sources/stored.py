@@ -6,7 +6,6 @@ The driver alone imports this module, and so the store. Workers get a `StoredPar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from vane_dagster.sources.file_source import asset_path
 from vane_dagster.sources.files import file_record
 from vane_dagster.sources.parquet import ParquetFiles, StoredParquet
 from vane_dagster.sources.schemas import plain_schema
-from vane_dagster.storage.filesystem import IO_THREADS, Location
+from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileRecord, Manifest
 from vane_dagster.storage.reader import find, places
 from vane_dagster.storage.store import Store
@@ -99,8 +98,7 @@ class StoredSource(ParquetFiles):
                     f"listed: {described(error)}. Materialize it again"
                 )
 
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            return dict(zip(partitions, threads.map(listed, partitions)))
+        return dict(zip(partitions, in_threads(listed, partitions)))
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
         """Return None: a partition that was materialized without rows has no files."""

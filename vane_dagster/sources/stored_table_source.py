@@ -42,7 +42,6 @@ from vane_dagster.storage.stored_tables import (
     dumped_places,
     has_all_rows,
     joined,
-    placed,
     read_record,
     table_url,
     write_record,
@@ -229,12 +228,11 @@ def write_blocks(root: Location, identity: str, chunks: Iterable[pa.Table]) -> t
     """
     pieces = []
     with PieceWriter(root, f"{MADE}/{identity}") as writer:
-        writer.begin(identity)
         for piece, rows in blocks(chunks):
             pieces.append(piece)
+            writer.begin(piece.identity)
             writer.write(rows)
-    places = [place for written in writer.pieces(identity) for place in written.places]
-    return tuple(placed(pieces, places))
+    return tuple(replace(p, places=writer.pieces(p.identity)[0].places) for p in pieces)
 
 
 def _fragments(url: str, table: StoredTable, rule: FragmentRule) -> Iterator[FragmentRecord]:

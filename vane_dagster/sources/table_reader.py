@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,16 +12,13 @@ import pyarrow.compute as pc
 
 from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import ReadContext, SourceReader
-from vane_dagster.sources.parquet_scan import scan, scan_projected
+from vane_dagster.sources.parquet_scan import scan
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.stored_tables import (
     ArrowRows,
     ParquetRows,
-    Place,
-    identity_of,
     loaded_places,
-    read_record,
     tables,
 )
 from vane_dagster.types.kinds import as_lists, is_list_view
@@ -48,43 +44,13 @@ class TableReader(SourceReader):
             if isinstance(place, ArrowRows)
             else scan(self._span(place, schema), schema, self.root.storage_options, context)
             for span in fragment.spans
-            for place in self._places(span)
+            for place in loaded_places(span.detail)
         ]
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
-
-    def project(
-        self,
-        fragment: FragmentRecord,
-        schema: pa.Schema,
-        columns: Sequence[tuple[str, str]],
-        where: str | None,
-        context: ReadContext,
-    ) -> pa.Table | None:
-        """Push SQL into DuckDB's scan of Parquet files; Arrow files are computed in memory."""
-        spans: list[FileSpan] = []
-        for span in fragment.spans:
-            for place in self._places(span):
-                if isinstance(place, ArrowRows):
-                    return None
-                spans.append(self._span(place, schema))
-        options = self.root.storage_options
-        return pa.concat_tables(
-            scan_projected(span, schema, columns, where, options, context) for span in spans
-        )
 
     def current(self, file: FileRecord) -> FileRecord:
         """Return the record unchanged: another content would be another table."""
         return file
-
-    def _places(self, span: FileSpan) -> Sequence[Place]:
-        if span.detail:
-            return loaded_places(span.detail)
-        identity = identity_of(span.url)
-        assert identity is not None, f"{span.url!r} is no table of a store"
-        table = read_record(self.root, identity)
-        if table is None:
-            raise FileNotFoundError(span.url)
-        return list(table.places(span.start, span.stop))
 
     def _span(self, rows: ParquetRows, schema: pa.Schema) -> FileSpan:
         """Return the span of rows of a file, whose columns may have narrower types there."""
@@ -106,11 +72,8 @@ def _arrow_rows(rows: ArrowRows, schema: pa.Schema, location: str) -> pa.Table:
             f"{location}: {rows.path!r} was replaced since the run was planned ({rows.size} bytes "
             f"then, {found.st_size} now). Run the partition again"
         )
-    renamed = dict(rows.columns)
-    table = _opened(rows.path, rows.size, rows.modified)
-    table = table.slice(rows.start, rows.stop - rows.start)
-    table = table.select([renamed.get(name, name) for name in schema.names])
-    return in_plain_types(table.rename_columns(schema.names), schema)
+    table = _opened(rows.path, rows.size, rows.modified).slice(rows.start, rows.stop - rows.start)
+    return in_plain_types(table, schema)
 
 
 @functools.lru_cache(maxsize=_OPENED)

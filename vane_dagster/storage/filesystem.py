@@ -11,7 +11,8 @@ import re
 import secrets
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +26,7 @@ from vane_dagster._secrets import keep_options, revealed, url_parts, with_option
 from vane_dagster.errors import StoreError, described
 from vane_dagster.storage.transient_errors import advice, has_status, with_retries
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "r2"}
 _PUT_IS_ATOMIC = {*_OBJECT_STORES, "memory"}
@@ -42,6 +44,12 @@ IO_THREADS = 16
 """Threads that read, list or copy files concurrently; they spend their time waiting for storage."""
 TEMPORARY = ".writing-"
 """The prefix of the names of files that are being written."""
+
+
+def in_threads(function: Callable[[_S], _T], items: Iterable[_S]) -> list[_T]:
+    """Return the results of a function that waits for storage, called in `IO_THREADS` threads."""
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+        return list(threads.map(function, items))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ writes its record again, so the record's age tells garbage collection when it wa
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,7 +70,6 @@ class ArrowRows:
         modified: The time of its last change, in nanoseconds.
         start: First row.
         stop: The row after the last.
-        columns: The names of columns that have another one in the file, and that one.
     """
 
     path: str
@@ -79,10 +77,9 @@ class ArrowRows:
     modified: int
     start: int
     stop: int
-    columns: tuple[tuple[str, str], ...] = ()
 
     def as_record(self) -> list[Any]:
-        return [self.path, self.start, self.stop, self.size, self.modified, dict(self.columns)]
+        return [self.path, self.start, self.stop, self.size, self.modified]
 
 
 Place = ParquetRows | ArrowRows
@@ -127,15 +124,6 @@ class StoredTable:
         places = (place for piece in self.pieces for place in piece.places)
         return {place.name for place in places if isinstance(place, ParquetRows)}
 
-    def places(self, start: int, stop: int) -> Iterator[Place]:
-        """Yield the places of a range of rows.
-
-        Args:
-            start: First row, counted from 0.
-            stop: The row after the last; a larger number than that of the rows means all.
-        """
-        yield from clipped((p for piece in self.pieces for p in piece.places), start, stop)
-
 
 def clipped(places: Iterable[Place], start: int, stop: int) -> Iterator[Place]:
     """Yield the part of some places that is a range of all of their rows.
@@ -164,27 +152,6 @@ def joined(places: Iterable[Place]) -> list[Place]:
         else:
             found.append(place)
     return found
-
-
-def placed(pieces: Iterable[Piece], places: Iterable[Place]) -> Iterator[Piece]:
-    """Yield pieces with the places of their rows.
-
-    Args:
-        pieces: The pieces.
-        places: Where all of their rows are, in order.
-    """
-    rest = deque(places)
-    for piece in pieces:
-        own: list[Place] = []
-        missing = piece.rows
-        while missing:
-            place = rest.popleft()
-            stop = min(place.stop, place.start + missing)
-            own.append(replace(place, stop=stop))
-            missing -= stop - place.start
-            if stop < place.stop:
-                rest.appendleft(replace(place, start=stop))
-        yield replace(piece, places=tuple(own))
 
 
 def tables(root: Location) -> Location:
@@ -319,9 +286,8 @@ def _place(record: Sequence[Any]) -> Place:
     name, start, stop, *more = record
     if not more:
         return ParquetRows(str(name), int(start), int(stop))
-    size, modified, columns = more
-    renamed = tuple((str(own), str(other)) for own, other in columns.items())
-    return ArrowRows(str(name), int(size), int(modified), int(start), int(stop), renamed)
+    size, modified = more
+    return ArrowRows(str(name), int(size), int(modified), int(start), int(stop))
 
 
 def _records(root: Location, identity: str) -> Location:

@@ -15,7 +15,6 @@ from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.results import failure, metadata
 from vane_dagster.sources import ParquetSource
-from vane_dagster.sources.file_source import list_source
 
 
 class Model:
@@ -193,7 +192,7 @@ def test_a_folder_whose_name_is_a_pattern(pattern, tmp_path, refused):
     refused(docs, "no Parquet file", "make a URL a pattern; in a name, write")
 
     escaped = vd.parquet(url.format("a [[]z]"))
-    assert len(list_source(escaped, [None], "here")[None]) == 1
+    assert len(escaped.list_files([None], "here")[None]) == 1
 
 
 @pytest.mark.usefixtures("committed")

@@ -16,7 +16,7 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage
 from support.results import failure, metadata
-from vane_dagster.sources import ingested_files
+from vane_dagster.sources.ingested_files import IngestedSource
 
 
 def shout(batch: pa.Table) -> dict[str, Any]:
@@ -62,14 +62,14 @@ def test_a_csv_file_is_cut_and_an_added_one_computed_alone(tmp_path, compute, ma
 
 
 def test_files_are_converted_on_the_cluster(tmp_path, compute, materialize, monkeypatch):
-    convert, pids = ingested_files._convert, tmp_path / "pids"
+    ingest, pids = IngestedSource._ingest, tmp_path / "pids"
     pids.mkdir()
 
     def counted(*given: Any) -> Any:
         (pids / str(os.getpid())).touch()
-        return convert(*given)
+        return ingest(*given)
 
-    monkeypatch.setattr(ingested_files, "_convert", counted)
+    monkeypatch.setattr(IngestedSource, "_ingest", counted)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a.csv").write_bytes(csv_of(0, 20))
     materialize(docs(vd.csv(str(tmp_path / "src"))), compute)

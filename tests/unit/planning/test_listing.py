@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import vane_dagster as vd
 from vane_dagster.errors import SourceError
 from vane_dagster.sources import file_source
-from vane_dagster.sources.file_source import list_source
 
 MEMORY = fsspec.filesystem("memory")
 FILES = (
@@ -56,7 +55,7 @@ PATTERNS = (
 def listed_together(source, keys, location):
     """List partitions by one listing, however few they are."""
     with mock.patch.object(file_source, "_LISTED_ONE_BY_ONE", 0):
-        return list_source(source, keys, location)
+        return source.list_files(keys, location)
 
 
 @pytest.fixture(scope="module", params=["file", "memory"])
@@ -75,7 +74,7 @@ def root(request, tmp_path_factory) -> str:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_listing_together_finds_what_listing_one_by_one_finds(root, pattern):
     source = vd.parquet(f"{root}/{pattern}")
-    single = list_source(source, KEYS, "here")
+    single = source.list_files(KEYS, "here")
     together = listed_together(source, KEYS, "here")
     assert set(together) == set(KEYS)
     for key in KEYS:
@@ -88,7 +87,7 @@ def described(listed):
 
 def test_every_pattern_finds_something(root):
     for pattern in PATTERNS:
-        found = list_source(vd.parquet(f"{root}/{pattern}"), KEYS, "here").values()
+        found = vd.parquet(f"{root}/{pattern}").list_files(KEYS, "here").values()
         assert any(not isinstance(files, SourceError) and files for files in found), pattern
 
 
@@ -106,7 +105,7 @@ def test_listings_agree_on_any_tree(names, keys):
     for pattern in ("x/{partition_key}", "x/*{partition_key}*/*.parquet"):
         source = vd.parquet(f"memory:/{folder}/{pattern}")
         together = listed_together(source, sorted(keys), "here")
-        single = list_source(source, sorted(keys), "here")
+        single = source.list_files(sorted(keys), "here")
         assert {k: described(v) for k, v in together.items()} == {
             k: described(v) for k, v in single.items()
         }
@@ -115,7 +114,7 @@ def test_listings_agree_on_any_tree(names, keys):
 def test_a_key_never_leads_out_of_the_source(root):
     source = vd.parquet(f"{root}/eu/{{partition_key}}")
     for key in ("../us", "..", "a/../../us", ".", "/us", "a//b"):
-        listed = list_source(source, [key], "here")[key]
+        listed = source.list_files([key], "here")[key]
         assert isinstance(listed, SourceError)
         assert "would leave the source's folder" in str(listed)
 
@@ -132,7 +131,7 @@ def test_a_glob_before_the_key_costs_no_comparison_of_all_with_all(monkeypatch):
         lambda self, path: compared.append(path) or matches(self, path),
     )
     source = vd.parquet("memory://hive/region=*/dt={partition_key}/*.parquet")
-    assert all(len(files) == 1 for files in list_source(source, keys, "here").values())
+    assert all(len(files) == 1 for files in source.list_files(keys, "here").values())
     assert len(compared) == len(keys)
 
 
@@ -147,7 +146,7 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", broken)
-    listed = list_source(vd.parquet(f"{tmp_path}/{{partition_key}}"), ["k1"], "here")["k1"]
+    listed = vd.parquet(f"{tmp_path}/{{partition_key}}").list_files(["k1"], "here")["k1"]
     assert isinstance(listed, SourceError)
     assert "cannot be listed: PermissionError" in str(listed)
 
@@ -158,7 +157,7 @@ def test_a_file_that_is_gone_fails_its_partition_alone(tmp_path):
         (tmp_path / key).mkdir()
         (tmp_path / key / "a.parquet").write_bytes(b"1")
     (tmp_path / "k7" / "b.parquet").symlink_to(tmp_path / "nothing")
-    listed = list_source(vd.parquet(f"{tmp_path}/{{partition_key}}"), keys, "here")
+    listed = vd.parquet(f"{tmp_path}/{{partition_key}}").list_files(keys, "here")
     assert [key for key in keys if isinstance(listed[key], SourceError)] == ["k7"]
 
 
@@ -167,4 +166,4 @@ def test_dimensions_of_a_multi_partition(root):
     keys = [dg.MultiPartitionKey({"day": "2026-01-01", "region": r}) for r in ("eu", "us", "as")]
     together = listed_together(source, keys, "here")
     assert [len(together[key]) for key in keys] == [1, 1, 0]
-    assert together == list_source(source, keys, "here")
+    assert together == source.list_files(keys, "here")

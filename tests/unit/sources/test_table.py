@@ -17,7 +17,7 @@ import vane_dagster as vd
 from vane_dagster.sources import FragmentRule, ReadContext, SourceTable, piece_writer
 from vane_dagster.sources.rows_source import RowsSource
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FileRecord, FileSpan
+from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.store import Store
 from vane_dagster.types.tensors import to_ndarray
 
@@ -134,13 +134,13 @@ def test_fragments_do_not_depend_on_the_store(tmp_path, store):
     assert [f.identity for f in first] == [f.identity for f in second]
 
 
-def test_any_range_of_rows_can_be_read(store):
-    rows = pa.table({"id": range(5_000)})
-    source = vd.table(rows)
-    split(source, store, rule=FragmentRule(500))
-    span = FileSpan(listed(source).url, 0, 1 << 62)
-    found = source.bind(store).find([span], pa.field("id", pa.int64()), 4_321)
-    assert found == (span, 4_321)
+def test_a_row_is_found_in_its_fragment(store):
+    source = vd.table(pa.table({"id": range(5_000)}))
+    table = split(source, store, rule=FragmentRule(500))
+    spans = [span for fragment in table.fragments for span in fragment.spans]
+    found = source.bind(store).find(spans, pa.field("id", pa.int64()), 4_321)
+    assert found is not None
+    assert found[0].start <= found[1] == 4_321 < found[0].stop
 
 
 def test_partitions(store):

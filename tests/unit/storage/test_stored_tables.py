@@ -23,13 +23,13 @@ from vane_dagster.storage.stored_tables import (
     ParquetRows,
     Piece,
     StoredTable,
+    clipped,
     create_record,
     dumped_places,
     has_all_rows,
     identity_of,
     joined,
     loaded_places,
-    placed,
     read_record,
     table_url,
     write_record,
@@ -83,7 +83,7 @@ def commit(store: Store, identity: str) -> None:
 def test_places_and_records_are_read_as_written(store):
     places = (
         ParquetRows("made/a.parquet", 5, 9),
-        ArrowRows("/data/a.arrow", 100, 17, 0, 4, (("id", "key"),)),
+        ArrowRows("/data/a.arrow", 100, 17, 0, 4),
     )
     assert loaded_places(dumped_places(places)) == places
     stored = StoredTable(SCHEMA, (Piece("a", 8, 64, places),))
@@ -93,30 +93,19 @@ def test_places_and_records_are_read_as_written(store):
 
 
 def test_a_range_of_rows_crosses_places():
-    stored = StoredTable(
-        SCHEMA,
-        (
-            Piece("a", 5, 1, (ParquetRows("a", 0, 3), ParquetRows("b", 10, 12))),
-            Piece("b", 4, 1, (ArrowRows("/c", 1, 1, 20, 24),)),
-        ),
-    )
-    assert list(stored.places(2, 7)) == [
+    places = [ParquetRows("a", 0, 3), ParquetRows("b", 10, 12), ArrowRows("/c", 1, 1, 20, 24)]
+    assert list(clipped(places, 2, 7)) == [
         ParquetRows("a", 2, 3),
         ParquetRows("b", 10, 12),
         ArrowRows("/c", 1, 1, 20, 22),
     ]
-    assert list(stored.places(8, 1 << 62)) == [ArrowRows("/c", 1, 1, 23, 24)]
+    assert list(clipped(places, 8, 1 << 62)) == [ArrowRows("/c", 1, 1, 23, 24)]
 
 
-def test_places_of_pieces():
+def test_places_that_follow_each_other_are_one():
     places = [ParquetRows("a", 0, 3), ParquetRows("b", 10, 12), ArrowRows("/c", 1, 1, 20, 24)]
-    pieces = list(placed([Piece(str(n), 1 + n, 1, ()) for n in (0, 3, 3)], places))
-    assert [piece.places for piece in pieces] == [
-        (ParquetRows("a", 0, 1),),
-        (ParquetRows("a", 1, 3), ParquetRows("b", 10, 12)),
-        (ArrowRows("/c", 1, 1, 20, 24),),
-    ]
-    assert joined(place for piece in pieces for place in piece.places) == places
+    first, *rest = places
+    assert joined([ParquetRows("a", 0, 1), ParquetRows("a", 1, 3), *rest]) == [first, *rest]
     other = ArrowRows("/c", 1, 2, 24, 25)  # changed since
     assert joined([*places, other]) == [*places, other]
 
