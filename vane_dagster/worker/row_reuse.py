@@ -324,7 +324,6 @@ class _Restored:
     def _copy_unrecorded(self, retry: RowRetry, known: _Pieces) -> None:
         """Take the outcomes of the same rows from a part without row records."""
         owners = np.flatnonzero(self._info["part"] >= 0)
-        self._origins.former(retry, owners)
         ids, columns = self._ids.take(pa.array(owners)), [retry.id, *self._op.own]
         table = unsliced(
             read_part(retry.part.folder, retry.part.part, list(dict.fromkeys(columns)))
@@ -481,7 +480,6 @@ class _Origins:
     def __init__(self, work: Work, rows: int) -> None:
         keying, now = work.keying or RowKeying((), (), "", ""), datetime.now(timezone.utc)
         self.numbers = np.zeros(rows, np.int32)
-        self._epoch_model_code = (keying.epoch, keying.model, keying.code)
         self._origins = [(keying.epoch, work.run_id, keying.model, keying.code, now)]
 
     def copy(self, records: pa.Table, owners: Places) -> None:
@@ -497,13 +495,6 @@ class _Origins:
         for first in firsts.tolist():
             self._origins.append(tuple(records.column(name)[first].as_py() for name in ORIGIN))
         self.numbers[owners] = known + inverse
-
-    def former(self, retry: RowRetry, owners: Places) -> None:
-        """Set the origins of rows to a part of the same code without records."""
-        _, model, code = self._epoch_model_code
-        self.numbers[owners] = len(self._origins)
-        at = datetime.fromtimestamp(retry.at, timezone.utc)
-        self._origins.append((0, retry.run_id, model, code, at))
 
     def column(self, field: pa.Field) -> pa.Array:
         """Return one of the columns of `ORIGIN`."""
