@@ -26,7 +26,7 @@ from vane_dagster.worker import callers
 from vane_dagster.worker.batch_size import BatchSizer
 from vane_dagster.worker.callers import Revoked, Room, UserCode, at_once, within
 from vane_dagster.worker.event_loop import EventLoop
-from vane_dagster.worker.health import Health, UnhealthyModelError, check_alive, worst
+from vane_dagster.worker.health import Health, UnhealthyModelError, check_alive
 from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.output_ids import with_ids
@@ -295,7 +295,7 @@ class _TableCalls:
         if isinstance(answer, UnhealthyModelError):
             raise answer
         if not isinstance(answer, pa.Table) and answer is not None:
-            await self._beside(self.caller.health.check_after_error)
+            await self._beside(self.caller.health.check, False, True)
         return answer
 
     async def _answered(self, batch: pa.Table, room: Room) -> Answer:
@@ -331,7 +331,7 @@ class _TableCalls:
             UnhealthyModelError: If the model is dead.
         """
         error = hinted(contained(raised), self.code.names(batch), batch.column_names)
-        check_alive(worst(error))
+        check_alive(error)
         return self._partial(error, batch) if isinstance(error, RowErrors) else error
 
     def _partial(self, error: RowErrors, batch: pa.Table) -> Answer:
