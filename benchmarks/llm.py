@@ -188,9 +188,9 @@ def stage(job: Job) -> list[float]:
                 (stats,) = instance.get_run_step_stats(done.run_id)
                 seconds.append((stats.end_time or 0.0) - (stats.start_time or 0.0))
                 used = {
-                    "tokens": ds.field("response_usage", "completion_tokens"),
-                    "prompt": ds.field("response_usage", "prompt_tokens"),
-                    "cached": ds.field("response_usage", "cached_tokens"),
+                    "tokens": ds.field("asked_usage", "completion_tokens"),
+                    "prompt": ds.field("asked_usage", "prompt_tokens"),
+                    "cached": ds.field("asked_usage", "cached_tokens"),
                 }
                 found = store.dataset("docs/asked", key)
                 put(job, partition, found.to_table(columns={"id": ds.field("id"), **used}))

@@ -48,6 +48,7 @@ labelled = desk.classify(
     LABELS,
     provider=os.environ.get("VANE_EXAMPLES_PROVIDER", "transformers"),
     model=os.environ.get("VANE_EXAMPLES_MODEL", "Qwen/Qwen2.5-0.5B-Instruct"),
+    output_column="label",
     include_columns=["text"],
     gpus=1 if shutil.which("nvidia-smi") else 0,
     # An answer that is not one of the labels is an error of its row.

@@ -6,6 +6,7 @@ preprocess again. Between them rows stay in shared memory.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from pathlib import Path
@@ -59,12 +60,11 @@ prepared = mails.map_batches(
 )
 scored = prepared.map_batches(
     "scored",
-    Urgency,
+    functools.partial(Urgency, weights={"reply": 1.0, "today": 1.0, "down": 3.0, "now": 2.0}),
     schema={"urgency": "DOUBLE"},
     columns=["text"],
     batch_format="pandas",
     batch_size=128,
-    fn_constructor_kwargs={"weights": {"reply": 1.0, "today": 1.0, "down": 3.0, "now": 2.0}},
 )
 mails.join("joined", prepared, scored).write("published", str(ROOT / "out"))
 

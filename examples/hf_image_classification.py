@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from pathlib import Path
@@ -52,10 +53,9 @@ def images() -> None:
 gallery = vd.Pipeline("gallery", source=vd.parquet(str(ROOT / "images"), asset=images), id="name")
 gallery.map_batches(
     "recognized",
-    Recognizer,
+    functools.partial(Recognizer, model=MODEL),
     schema={"label": "VARCHAR", "score": "DOUBLE"},
     batch_size=64,
-    fn_constructor_kwargs={"model": MODEL},
 ).write("published", str(ROOT / "out"))
 
 assets = [images, gallery.build_assets()]

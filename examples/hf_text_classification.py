@@ -5,6 +5,7 @@ The pipeline is constructed once in each worker. It batches the texts that it ge
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,9 @@ source = vd.parquet(str(ROOT / "reviews"), asset=reviews)
 sentiments = vd.Pipeline("sentiments", source=source, id="id")
 sentiments.map_batches(
     "rated",
-    Sentiment,
+    functools.partial(Sentiment, model=MODEL),
     schema={"label": "VARCHAR", "score": "DOUBLE"},
     include_columns=["text"],
-    fn_constructor_kwargs={"model": MODEL},
 ).write("published", str(ROOT / "out"))
 
 assets = [reviews, sentiments.build_assets()]

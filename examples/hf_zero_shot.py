@@ -5,6 +5,7 @@ The topics are arguments of each call, so another list keeps the model loaded.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,10 +46,9 @@ source = vd.parquet(str(ROOT / "messages"), asset=messages)
 topics = vd.Pipeline("topics", source=source, id="id")
 topics.map_batches(
     "sorted",
-    Topics,
+    functools.partial(Topics, model=MODEL),
     schema={"topic": "VARCHAR", "sure": "DOUBLE"},
     include_columns=["text"],
-    fn_constructor_kwargs={"model": MODEL},
     fn_kwargs={"topics": ["delivery", "payment"]},
 ).write("published", str(ROOT / "out"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,10 @@ def weights() -> None:
 ring = vd.Pipeline("ring", source=vd.parquet(str(ROOT / "points"), asset=points), id="id")
 ring.map_batches(
     "predicted",
-    Predictor,
+    functools.partial(Predictor, weights=vd.local_file(WEIGHTS)),
     schema={"inside": "FLOAT"},
     include_columns=["x", "y"],
     batch_format="numpy",
-    fn_constructor_kwargs={"weights": vd.local_file(WEIGHTS)},
     asset=vd.Asset(deps=[weights]),
 ).write("published", str(ROOT / "out"))
 

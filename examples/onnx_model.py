@@ -6,6 +6,7 @@ ONNX Runtime uses all cores unless the session says otherwise: a worker's share 
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,9 @@ def model() -> None:
 cellar = vd.Pipeline("cellar", source=vd.parquet(str(ROOT / "wines"), asset=wines), id="id")
 cellar.map_batches(
     "tasted",
-    Grapes,
+    functools.partial(Grapes, model=vd.local_file(MODEL)),
     schema={"grape": "BIGINT", "sure": "FLOAT"},
     batch_format="numpy",
-    fn_constructor_kwargs={"model": vd.local_file(MODEL)},
     asset=vd.Asset(deps=[model]),
 ).write("published", str(ROOT / "out"))
 

@@ -6,6 +6,7 @@ then a range of partitions: the pipeline's days become one run, by its default b
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,9 @@ sensors = vd.Pipeline(
 valid = sensors.project("valid", {"celsius": "celsius"}, where="celsius > -273.15")
 anomalies = valid.map_batches(
     "anomalies",
-    Anomaly,
+    functools.partial(Anomaly, mean=20.0, deviation=3.0),
     schema={"anomaly": "DOUBLE"},
     batch_format="numpy",
-    fn_constructor_kwargs={"mean": 20.0, "deviation": 3.0},
 )
 joined = sensors.join("joined", valid, anomalies)
 joined.write("published", str(ROOT / "out" / "{partition_key}"))

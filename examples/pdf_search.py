@@ -90,7 +90,12 @@ chunks = pages.flat_map(
     "chunks", cut, id="chunk_id", output_column="text", include_columns=["page"]
 )
 chunks.embed(
-    "embedded", "text", model=MODEL, dimensions=384, include_columns=["page", "text"]
+    "embedded",
+    "text",
+    model=MODEL,
+    dimensions=384,
+    output_column="embedding",
+    include_columns=["page", "text"],
 ).write(
     "published",
     TABLE,

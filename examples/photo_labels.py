@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -54,11 +55,10 @@ album = vd.Pipeline(
 )
 labels = album.map_batches(
     "labels",
-    Labeler,
+    functools.partial(Labeler, model=MODEL),
     schema={"label": "VARCHAR", "score": "FLOAT"},
     batch_format="numpy",
     batch_size=32,
-    fn_constructor_kwargs={"model": MODEL},
 )
 labels.write("published", str(ROOT / "out"))
 

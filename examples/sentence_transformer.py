@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -53,10 +54,10 @@ embed = vd.Pipeline("embed", source=vd.parquet(str(ROOT / "reviews"), asset=revi
 texts = embed.project("texts", {"text": "trim(text)"}, where="length(text) > 0")
 vectors = texts.map_batches(
     "vectors",
-    Embedder,
+    # The model is a folder of weights, or a hub id.
+    functools.partial(Embedder, model=str(get_model_path())),
     schema={"embedding": "FLOAT[384]"},  # the id is carried over
     batch_size=64,
-    fn_constructor_kwargs={"model": str(get_model_path())},  # a folder of weights, or a hub id
     concurrency=vd.Workers(env_vars=["HF_HUB_OFFLINE"]),
     gpus=1 if shutil.which("nvidia-smi") else 0,
 )

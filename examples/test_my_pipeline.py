@@ -6,6 +6,7 @@ The faults are injected from outside, so the tests run the code that goes to pro
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -38,10 +39,9 @@ def reviews(root: Path) -> vd.Pipeline:
     pipeline = vd.Pipeline("reviews", source=vd.parquet(str(root / "in")), id="id")
     rated = pipeline.map_batches(
         "rated",
-        Sentiment,
+        functools.partial(Sentiment, words={"good": 1, "bad": -1}),
         schema={"mood": "BIGINT"},
         batch_size=2,
-        fn_constructor_kwargs={"words": {"good": 1, "bad": -1}},
         on_error=vd.Failures("quarantine", max_error_rate=0.2),
     )
     rated.write("published", str(root / "out"))

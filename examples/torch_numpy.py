@@ -6,6 +6,7 @@ other weights, new predictions.
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -74,10 +75,9 @@ circle = vd.Pipeline("circle", source=vd.parquet(str(ROOT / "points"), asset=poi
 features = circle.project("features", {"point": "[x, y]::FLOAT[2]"})
 predicted = features.map_batches(
     "predicted",
-    Predictor,
+    functools.partial(Predictor, weights=vd.local_file(WEIGHTS)),
     schema={"id": "BIGINT", "inside": "FLOAT"},
     batch_format="numpy",
-    fn_constructor_kwargs={"weights": vd.local_file(WEIGHTS)},
     asset=vd.Asset(deps=[weights]),
 )
 circle.join("joined", features, predicted).write("published", str(ROOT / "out"))

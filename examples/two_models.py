@@ -6,6 +6,7 @@ models of one GPU each, on one GPU), they run one after the other, with no chang
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -66,12 +67,12 @@ MODEL = str(get_model_path())
 support = vd.Pipeline("support", source=vd.parquet(str(ROOT / "tickets"), asset=tickets), id="id")
 texts = support.project("texts", ["text"])
 vectors = texts.map_batches(
-    "vectors", Embedder, schema={"vector": "FLOAT[384]"}, batch_format="numpy", gpus=GPUS,
-    fn_constructor_kwargs={"model": MODEL},
+    "vectors", functools.partial(Embedder, model=MODEL), schema={"vector": "FLOAT[384]"},
+    batch_format="numpy", gpus=GPUS,
 )  # fmt: skip
 topics = vectors.map_batches(
-    "topics", Classifier, schema={"topic": "VARCHAR", "score": "FLOAT"}, batch_format="numpy",
-    gpus=GPUS, fn_constructor_kwargs={"model": MODEL, "topics": TOPICS},
+    "topics", functools.partial(Classifier, model=MODEL, topics=TOPICS),
+    schema={"topic": "VARCHAR", "score": "FLOAT"}, batch_format="numpy", gpus=GPUS,
 )  # fmt: skip
 support.join("joined", texts, topics).write("published", str(ROOT / "out"))
 

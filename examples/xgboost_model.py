@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,10 @@ def model() -> None:
 risks = vd.Pipeline("risks", source=vd.parquet(str(ROOT / "loans"), asset=loans), id="id")
 risks.map_batches(
     "rated",
-    Risk,
+    functools.partial(Risk, model=vd.local_file(MODEL)),
     schema={"risk": "FLOAT"},
     include_columns=["income", "debt"],
     batch_format="numpy",
-    fn_constructor_kwargs={"model": vd.local_file(MODEL)},
     asset=vd.Asset(deps=[model]),
 ).write("published", str(ROOT / "out"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._secrets import holds_secret
@@ -203,29 +203,12 @@ def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[s
     """
     if value is None:
         return None
-    listed = isinstance(value, Iterable) and not isinstance(value, str)
+    unordered = (str, Mapping, set, frozenset, Iterator)  # or read once
+    listed = isinstance(value, Iterable) and not isinstance(value, unordered)
     found = tuple(value) if listed else ()
     if not listed or not all(isinstance(item, str) for item in found):
         raise DefinitionError(f"{where}: {name} is {value!r}; expected a list of names")
     return found
-
-
-def environment_variables(
-    where: str, forwarded: Sequence[str], keyed: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the environment variables of a stage's workers, and the keyed ones among them.
-
-    Args:
-        where: The stage, for the message.
-        forwarded: Names of variables that do not affect fragment keys.
-        keyed: Names of variables that are part of fragment keys.
-
-    Raises:
-        DefinitionError: If an argument is not a list of names.
-    """
-    plain = list_of_names(where, "env_vars", forwarded) or ()
-    counted = list_of_names(where, "keyed_env_vars", keyed) or ()
-    return tuple(dict.fromkeys((*plain, *counted))), counted
 
 
 def selection(

@@ -6,77 +6,61 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from vane_dagster.errors import DefinitionError, SchemaError, VaneError, names
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
-Describe = Callable[[tuple[str, ...], Mapping[str, Any]], str]
-"""Returns the message for arguments, from the options of the function and the values given."""
 
 _NEAREST = 3
 _SIMILARITY = 0.6
+_NONE: Mapping[str, str] = MappingProxyType({})
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def known_keywords(method: str) -> Callable[[F], F]:
-    """Decorate a function so that it describes the arguments that it does not take.
+def known_keywords(
+    method: str,
+    advice: Mapping[str, str] = _NONE,
+    fields: Mapping[str, str] = _NONE,
+    more: str = "",
+    where: Callable[..., str] = lambda *args, **kwargs: "",
+) -> Callable[[F], F]:
+    """Decorate a function so that it describes missing arguments, and those that it does not take.
 
     Without it Python raises a TypeError that names one of them.
 
     Args:
         method: The function's name for users.
-    """
-
-    def describe(options: tuple[str, ...], unknown: Mapping[str, Any]) -> str:
-        return "\n".join(
-            f"unknown argument {name!r} of {method}{_correction(name, options)}"
-            for name in sorted(unknown)
-        )
-
-    return check_arguments(method, describe)
-
-
-def check_arguments(
-    method: str,
-    describe: Describe,
-    options: Collection[str] = (),
-    missing: Describe | None = None,
-    where: Callable[..., str] = lambda *args, **kwargs: "",
-) -> Callable[[F], F]:
-    """Decorate a function so that it refuses the arguments that it does not take.
-
-    Args:
-        method: The function's name for users.
-        describe: Describes the unknown keyword arguments.
-        options: The keyword arguments that it takes. Default: those that it declares.
-        missing: Describes arguments that are missing. Default: Python does.
+        advice: What to write in place of an argument that it does not take, or how to write one
+            that is missing.
+        fields: The same for arguments that are fields of the records that it takes.
+        more: A sentence about further options.
         where: Returns what messages begin with, from the arguments of the call.
     """
 
     def decorate(function: F) -> F:
         declared = list(inspect.signature(function).parameters.values())
         named = {each.name: each for each in declared if each.kind in (*_POSITIONAL, _BY_NAME)}
-        own = tuple(options or (name for name in named if name != "self"))
-        known = {*own, *named}
-        by_name = tuple(options or (each.name for each in declared if each.kind is _BY_NAME))
+        own = [name for name in named if name != "self"]
+        by_name = [each.name for each in declared if each.kind is _BY_NAME]
         is_open = any(each.kind is each.VAR_POSITIONAL for each in declared)
         by_place = [name for name, each in named.items() if each.kind in _POSITIONAL]
         needed = [name for name, each in named.items() if each.default is each.empty]
 
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            texts = []
-            if unknown := {name: kwargs[name] for name in kwargs if name not in known}:
-                texts.append(describe(own, unknown))
+            unknown = [name for name in kwargs if name not in named]
+            texts = unknown_arguments(method, unknown, own, advice, fields, more)
             if len(args) > len(by_place) and not is_open:
                 texts.append(too_many(method, by_place, by_name, len(args)))
             given = {*by_place[: len(args)], *kwargs}
-            lacking = [name for name in needed if name not in given]
-            if lacking and missing is not None:
-                texts.append(missing(own, dict.fromkeys(lacking)))
+            if lacking := [name for name in needed if name not in given]:
+                how = "".join(f". {advice[name]}" for name in lacking if name in advice)
+                plural = "s" * (len(lacking) > 1)
+                texts.append(f"{method} lacks its argument{plural} {names(lacking)}{how}")
             if texts:
                 raise DefinitionError(where(*args, **kwargs) + "\n".join(texts))
             return function(*args, **kwargs)
@@ -84,6 +68,35 @@ def check_arguments(
         return cast(F, checked)
 
     return decorate
+
+
+def unknown_arguments(
+    method: str,
+    unknown: Iterable[str],
+    options: Collection[str],
+    advice: Mapping[str, str] = _NONE,
+    fields: Mapping[str, str] = _NONE,
+    more: str = "",
+) -> list[str]:
+    """Describe each of the unknown arguments of a call.
+
+    Args:
+        method: See `known_keywords`.
+        unknown: The arguments.
+        options: The arguments that it takes.
+        advice: See `known_keywords`.
+        fields: See `known_keywords`.
+        more: See `known_keywords`.
+    """
+    listed = f"its options are {names(options, 50)}" if options else "it has no options"
+
+    def correction(name: str) -> str:
+        if written := fields.get(name) or advice.get(name):
+            return f": {written}"
+        found = similar(name, [*options, *fields])
+        return f". {found}" if found else f": {listed}{more}"
+
+    return [f"unknown argument {n!r} of {method}{correction(n)}" for n in sorted(unknown)]
 
 
 def checked_record(name: str) -> Callable[[C], C]:
@@ -160,9 +173,3 @@ def require_columns(
         listed = columns_listed(columns, missing[0])
         text = f"{owner} has no column {names(missing)}; it has {listed}"
         raise error(text if not fix else f"{text}{'' if text.endswith('?') else '.'} {fix}")
-
-
-def _correction(name: str, options: Collection[str]) -> str:
-    if found := similar(name, options):
-        return f". {found}"
-    return f": its options are {names(options, 50)}" if options else ": it has no options"

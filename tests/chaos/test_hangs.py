@@ -235,7 +235,6 @@ ERRORS = """
 import cloudpickle, pyarrow as pa
 import vane_dagster as vd
 from vane_dagster.pipeline.contracts import BatchCall, RowCall
-from vane_dagster.pipeline.decorators import Callee
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.worker.retry import Policy
 from vane_dagster.worker.udf_caller import UdfCaller
@@ -253,7 +252,7 @@ async def raises_later(batch): raise ERROR
 
 policy = Policy("quarantine", 0, (), 0.3)
 call = CallUdf(cloudpickle.dumps({}), None, CONTRACT, 2, "one_to_one", 4, ("id",),
-               ("y",), style=make_udf("m", Callee(FN), None, BatchCall()).style, policy=policy,
+               ("y",), style=make_udf("m", FN).style, policy=policy,
                max_faults=5)
 caller = UdfCaller(ModelSpec("m", False, "", b""), FN)
 schema = pa.schema([("id", pa.int64()), ("y", pa.int64())])

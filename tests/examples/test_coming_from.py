@@ -139,8 +139,8 @@ RESULTS: dict[tuple[str, str], dict[str, Expected]] = {
     ("ray-data", "Language model behind an API"): {
         "summaries": answered(f"Summarise: {text}" for text in TEXTS)
     },
-    ("ray-data", "Embeddings"): {"embeddings": are_vectors},
-    ("ray-data", "Classification"): {"sentiments": are_sentiments},
+    ("ray-data", "Embeddings"): {"embedding": are_vectors},
+    ("ray-data", "Classification"): {"label": are_sentiments},
     ("ray-data", "Errors"): {"halves": {"id": [1, 3, 4], "half": [2.5, 1.5, 2.0]}},
     ("daft", "Function over rows"): {
         "description": {
@@ -188,8 +188,8 @@ RESULTS: dict[tuple[str, str], dict[str, Expected]] = {
         "answers": answered(f"Summarise in {n} words: {text}" for text, n in zip(TEXTS, STARS))
     },
     ("daft", "Structured answers"): {"verdicts": are_verdicts},
-    ("daft", "Embeddings"): {"embeddings": are_vectors},
-    ("daft", "Classification"): {"labels": are_sentiments},
+    ("daft", "Embeddings"): {"embedding": are_vectors},
+    ("daft", "Classification"): {"label": are_sentiments},
     ("daft", "Writing results"): {"upper": {"id": IDS, "upper": [text.upper() for text in TEXTS]}},
     ("spark", "One column"): {"discounted": {"id": IDS, "discounted": [5.0, 10.0, 2.5, 20.0]}},
     ("spark", "Several columns"): {"total": {"id": IDS, "total": [50.0, 20.0, 15.0, 160.0]}},
@@ -252,8 +252,8 @@ RESULTS: dict[tuple[str, str], dict[str, Expected]] = {
     },
     ("vane", "Prompts"): {"answers": answered(TEXTS)},
     ("vane", "Structured answers"): {"verdicts": are_verdicts},
-    ("vane", "Embeddings"): {"embeddings": are_vectors},
-    ("vane", "Classification"): {"labels": are_sentiments},
+    ("vane", "Embeddings"): {"embedding": are_vectors},
+    ("vane", "Classification"): {"label": are_sentiments},
     ("vane", "Writing results"): {
         "good": {"id": [1, 4], "text": [TEXTS[0], TEXTS[3]], "stars": [5, 4]}
     },

@@ -73,7 +73,10 @@ def transformers_classifier(backend: Any, model: Path) -> Offered:
         "classifier's labels are all of them"
     )
     broken = [({"labels": ["praise", "insult"]}, message), NO_FOLDER]
-    sampling = ({"sampling_params": {"temperature": 0}}, "unknown argument 'sampling_params'")
+    sampling = (
+        {"sampling_params": {"temperature": 0}},
+        "sampling_params are for a language model; leave them out",
+    )
     return Offered(
         backend, "classify", arguments, functools.partial(scores, model),
         {**NULL, LONG: "PromptTooLong: .* tokens; the model takes 96"}, broken, [sampling],
@@ -118,7 +121,7 @@ def vllm(backend: Any, model: Path) -> Offered:
     }  # fmt: skip
     adapter = (
         {"sampling_params": {"adapter": "x"}},
-        "sampling_params has the adapter 'x'; provider_options['lora'] has none",
+        "sampling_params has the adapter 'x'; the model's option 'lora' has none",
     )
     refused = (
         {"sampling_params": {"temperature": -1}},

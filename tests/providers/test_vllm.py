@@ -172,15 +172,15 @@ def test_stages_of_a_pipeline_share_an_engine(tiny, tmp_path, local, materialize
     rows = read(tmp_path, "said")
     assert rows["id"].to_pylist() == [*range(len(TEXTS))]
     assert answers(tmp_path, "said") == greedy(tiny, TEXTS, system=SYSTEM)
-    usage = rows["response_usage"].to_pylist()
+    usage = rows["said_usage"].to_pylist()
     assert {u["finish_reason"] for u in usage} <= {"stop", "length"}
     assert all(u["prompt_tokens"] > 32 and 0 < u["completion_tokens"] <= 8 for u in usage)
     assert max(u["cached_tokens"] for u in usage) >= 32  # the system message
     (fault,) = vd.quarantine("docs/said", store=str(tmp_path / "store")).to_pylist()
     assert (fault["id"], fault["error"]) == (len(TEXTS), "PromptTooLong")
     assert "the model takes 192, of which 8 are for the answer" in fault["message"]
-    assert set(read(tmp_path, "chosen")["response"].to_pylist()) <= {"yes", "no"}
-    filled = read(tmp_path, "filled")["response"].to_pylist()
+    assert set(read(tmp_path, "chosen")["chosen"].to_pylist()) <= {"yes", "no"}
+    filled = read(tmp_path, "filled")["filled"].to_pylist()
     assert all(f["mood"] in ("good", "bad") and isinstance(f["sure"], bool) for f in filled)
 
 

@@ -39,7 +39,9 @@ def test_one_name_is_an_engine_that_generates_or_one_that_embeds(tmp_path):
     asked, embedded = ask(pipeline, tmp_path), embed(pipeline, tmp_path)
     kinds = [stage.spec.provider.__name__ for stage in (asked, embedded)]
     assert kinds == ["VllmProvider", "VllmEmbedder"]
-    assert embedded.spec.options == {"engine_kwargs": {"dtype": "float32", "max_model_len": 192}}
+    assert embedded.spec.model.options == {
+        "engine_kwargs": {"dtype": "float32", "max_model_len": 192}
+    }
 
 
 @needs_vllm
@@ -55,8 +57,8 @@ def test_stages_that_normalize_and_do_not_share_an_engine(tiny, tmp_path, local,
     rows = read(tmp_path, "embedded")
     expected = vectors(tiny, TEXTS)
     assert expected.shape == (len(TEXTS), SIZE)
-    assert np.allclose(rows["embedding"].to_pylist(), expected, atol=1e-5)
-    raw = np.array(read(tmp_path, "raw")["embedding"].to_pylist())
+    assert np.allclose(rows["embedded"].to_pylist(), expected, atol=1e-5)
+    raw = np.array(read(tmp_path, "raw")["raw"].to_pylist())
     lengths = np.linalg.norm(raw, axis=1, keepdims=True)
     assert not np.allclose(lengths, 1)
     assert np.allclose(raw / lengths, expected, atol=1e-5)
@@ -80,7 +82,7 @@ def test_vectors_of_fewer_dimensions(tiny, tmp_path, local, materialize):
     materialize(pipeline, local)
 
     rows = read(tmp_path, "embedded")
-    assert rows.schema.field("embedding").type == pa.list_(pa.float32(), 16)
+    assert rows.schema.field("embedded").type == pa.list_(pa.float32(), 16)
     cut = vectors(tiny, TEXTS)[:, :16]
     cut /= np.linalg.norm(cut, axis=1, keepdims=True)
-    assert np.allclose(rows["embedding"].to_pylist(), cut, atol=1e-5)
+    assert np.allclose(rows["embedded"].to_pylist(), cut, atol=1e-5)

@@ -139,9 +139,9 @@ def test_answers_usage_and_a_prompt_that_is_too_long(
 
     rows = read(tmp_path)
     assert rows["id"].to_pylist() == [*range(len(TEXTS))]
-    found = [text.rstrip("\ufffd") for text in rows["response"].to_pylist()]
+    found = [text.rstrip("\ufffd") for text in rows["asked"].to_pylist()]
     assert found == greedy(tiny, TEXTS, system=system)
-    usage = rows["response_usage"].to_pylist()
+    usage = rows["asked_usage"].to_pylist()
     assert {u["finish_reason"] for u in usage} <= {"stop", "length"}
     assert all(u["prompt_tokens"] > 32 and 0 < u["completion_tokens"] <= 8 for u in usage)
     assert max(u["cached_tokens"] for u in usage) >= 32  # the system message
@@ -162,8 +162,8 @@ def test_answers_are_held_to_formats(generating, tmp_path, local, materialize):
 
     materialize(pipeline, local)
 
-    assert set(read(tmp_path, "chosen")["response"].to_pylist()) <= {"yes", "no"}
-    filled = read(tmp_path, "filled")["response"].to_pylist()
+    assert set(read(tmp_path, "chosen")["chosen"].to_pylist()) <= {"yes", "no"}
+    filled = read(tmp_path, "filled")["filled"].to_pylist()
     assert len(filled) == len(TEXTS)
     assert all(f["mood"] in ("good", "bad") and isinstance(f["sure"], bool) for f in filled)
 
@@ -177,9 +177,9 @@ def test_completions_with_fields_of_the_servers_own(generating, tmp_path, local,
     materialize(pipeline, local)
 
     rows = read(tmp_path)
-    assert all(len(text) == 4 and text.isdigit() for text in rows["response"].to_pylist())
+    assert all(len(text) == 4 and text.isdigit() for text in rows["asked"].to_pylist())
     # No chat template surrounds the text.
-    usage = rows["response_usage"].to_pylist()
+    usage = rows["asked_usage"].to_pylist()
     assert all(0 < u["prompt_tokens"] <= len(t) for u, t in zip(usage, TEXTS))
 
 
@@ -194,9 +194,9 @@ def test_anthropics_api_has_the_same_answers(generating, tiny, tmp_path, local, 
     materialize(pipeline, local)
 
     rows = read(tmp_path)
-    found = [text.rstrip("\ufffd") for text in rows["response"].to_pylist()]
+    found = [text.rstrip("\ufffd") for text in rows["asked"].to_pylist()]
     assert found == greedy(tiny, TEXTS, system=system)
-    usage = rows["response_usage"].to_pylist()
+    usage = rows["asked_usage"].to_pylist()
     assert {u["finish_reason"] for u in usage} <= {"stop", "length"}
     assert all(u["prompt_tokens"] > 32 and 0 < u["completion_tokens"] <= 8 for u in usage)
     faults = vd.quarantine("docs/asked", store=str(tmp_path / "store")).to_pylist()
@@ -212,9 +212,8 @@ def test_what_no_row_is_at_fault_of_fails_at_once(
     assert "NotFoundError: Error code: 404 - The model `another` does not exist" in message
 
     pipeline = docs(tmp_path)
-    pipeline.embed(
-        "asked", "text", model="tiny", on_error="quarantine", **grouped(reached(generating))
-    )
+    given = {"model": "tiny", **reached(generating)}
+    pipeline.embed("asked", "text", on_error="quarantine", **grouped(given))
     message = failure(materialize(pipeline, local, raises=False))
     assert f"The request was to {generating}/embeddings, for the model 'tiny'" in message
 
@@ -235,12 +234,13 @@ def test_what_no_row_is_at_fault_of_fails_at_once(
 def test_a_column_is_embedded(pooling, tiny, tmp_path, local, materialize):
     pipeline = docs(tmp_path, [*TEXTS, LONG])
     aside = {"on_error": "quarantine", "max_error_rate": 0.5}
-    pipeline.embed("asked", "text", model="tiny", **grouped(reached(pooling)), **grouped(aside))
+    given = {"model": "tiny", **reached(pooling), **aside}
+    pipeline.embed("asked", "text", **grouped(given))
 
     materialize(pipeline, local)
 
     rows = read(tmp_path)
     assert rows["id"].to_pylist() == [*range(len(TEXTS))]
-    assert np.allclose(rows["embedding"].to_pylist(), vectors(tiny, TEXTS), atol=1e-5)
+    assert np.allclose(rows["asked"].to_pylist(), vectors(tiny, TEXTS), atol=1e-5)
     (fault,) = vd.quarantine("docs/asked", store=str(tmp_path / "store")).to_pylist()
     assert (fault["id"], fault["error"]) == (len(TEXTS), "PromptTooLong")

@@ -93,7 +93,7 @@ def test_two_stages_and_two_runs_share_a_server(
     assert materialize(pipeline, ray, select=["continued"]).success
     assert running(tiny) == [first]  # by process id and the time of its start
 
-    assert texts(tmp_path, "asked", "response") == greedy(tiny, TEXTS)
+    assert texts(tmp_path, "asked", "asked") == greedy(tiny, TEXTS)
     assert texts(tmp_path, "continued", "continued") == greedy(tiny, TEXTS, is_chat=False)
     command = first.cmdline()
     assert {"--enforce-eager", "--enable-prompt-tokens-details", "--no-enable-prefix-caching"} <= {
@@ -147,7 +147,7 @@ def test_rows_survive_a_crash_of_its_engine(
     assert killed
     rows = read(tmp_path)
     assert rows["id"].to_pylist() == [*range(len(many))]
-    assert texts(tmp_path, "asked", "response") == greedy(tiny, many)
+    assert texts(tmp_path, "asked", "asked") == greedy(tiny, many)
     (server,) = running(tiny)
     assert killed[0] not in {each.pid for each in engine(server.pid)}
 
@@ -165,7 +165,7 @@ def test_a_column_is_embedded_by_a_server_of_its_own_flags(
 
     assert materialize(pipeline, ray).success
 
-    found = read(tmp_path, "embedded")["embedding"].to_pylist()
+    found = read(tmp_path, "embedded")["embedded"].to_pylist()
     assert np.allclose(found, vectors(tiny, TEXTS), atol=1e-5)
 
 

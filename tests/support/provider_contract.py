@@ -122,8 +122,7 @@ class Offered:
 
     @property
     def column(self) -> str:
-        own = {"prompt": "response", "embed": "embedding", "classify": "label"}[self.method]
-        return str(self.arguments.get("output_column", own))
+        return str(self.arguments.get("output_column", "made"))
 
 
 def quarantined(folder: Path) -> list[dict[str, Any]]:
@@ -147,8 +146,8 @@ def test_a_prompt_has_the_usage_of_each_answer_and_their_sums(offered, tmp_path)
     if offered.method != "prompt":
         assert not [name for name in rows.schema.names if name.endswith("_usage")]
         return
-    assert rows.schema.field("response_usage").type == USAGE
-    usage = rows["response_usage"].to_pylist()
+    assert rows.schema.field("made_usage").type == USAGE
+    usage = rows["made_usage"].to_pylist()
     assert {each["requests"] for each in usage} == {1}
     assert all(each["prompt_tokens"] >= len(text.split()) for each, text in zip(usage, TEXTS))
     assert all(0 <= each["cached_tokens"] <= each["prompt_tokens"] for each in usage)
@@ -157,7 +156,7 @@ def test_a_prompt_has_the_usage_of_each_answer_and_their_sums(offered, tmp_path)
     (one,) = committed(events, "made")
     (part,) = one.manifest.parts
     sums = {name: sum(each[name] for each in usage) for name in COUNTS}
-    assert part.measures["response_usage"] == {"nulls": 0, **sums}
+    assert part.measures["made_usage"] == {"nulls": 0, **sums}
 
 
 @pytest.mark.parametrize(("on_error", "size"), [("quarantine", 64), ("null", 1)])

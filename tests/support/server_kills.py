@@ -281,7 +281,7 @@ def _run_once(
 def _check_rows(folder: Path, replicas: int, result: Round) -> None:
     pipeline = declared(folder, replicas)
     store = vd.FragmentStore(root=str(folder / "store"))
-    for stage, column in (("answered", "response"), ("asked", "asked")):
+    for stage, column in (("answered", "answered"), ("asked", "asked")):
         try:
             rows = vd.load(pipeline[stage], store=store).to_pylist()
             quarantined = vd.quarantine(pipeline[stage], store=store).num_rows

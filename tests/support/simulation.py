@@ -581,6 +581,8 @@ class World:
                 allowed.update((node.name, each[1]) for each in wanted if each not in stored)
                 if ends[node.name] is not None:
                     self.stored[node.name, partition] = set(wanted)
+                elif options.get("force"):  # its results are never copied again
+                    self.stored[node.name, partition] = set()
         # What cannot be looked up, because the storage fails, is computed.
         if workers.lost_something or has_failures or options.get("force"):
             return

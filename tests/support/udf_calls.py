@@ -14,8 +14,7 @@ import vane_dagster as vd
 from support.arguments import grouped
 from vane_dagster.engine.tasks import operation
 from vane_dagster.pipeline.contracts import BatchCall
-from vane_dagster.pipeline.decorators import Callee
-from vane_dagster.pipeline.udf import make_udf
+from vane_dagster.pipeline.udf import check_calls, make_udf
 from vane_dagster.types.schema import parse_schema
 from vane_dagster.worker.protocol import CallUdf, ModelSpec, Work
 from vane_dagster.worker.retry import BatchError
@@ -37,7 +36,8 @@ def call(
     **kwargs: Any,
 ) -> pa.Table:
     """Return a worker's output for a table, with everything but the process around it."""
-    udf = make_udf("here", Callee(fn, kwargs=kwargs or {}), None, contract or BatchCall())
+    udf = make_udf("here", fn, kwargs=kwargs)
+    check_calls("here", udf, contract or BatchCall())
     declared = parse_schema(schema, "here")
     if "id" not in declared.names:
         declared = pa.schema([table.schema.field("id"), *declared])

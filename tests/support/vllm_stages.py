@@ -80,7 +80,7 @@ def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
 
 def answers(tmp_path: Path, stage: str = "asked") -> list[str]:
     """Read the answers; vLLM leaves out a last character that is incomplete in bytes."""
-    return [text.rstrip("\ufffd") for text in read(tmp_path, stage)["response"].to_pylist()]
+    return [text.rstrip("\ufffd") for text in read(tmp_path, stage)[stage].to_pylist()]
 
 
 def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:

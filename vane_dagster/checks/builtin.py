@@ -79,8 +79,8 @@ class ErrorRate(Check):
 
     Attributes:
         max_rate: The largest share of input rows that may fail in the stage: quarantined, or null
-            because of an error. Rows that the source could not read do not count. Default: 1%, or
-            10 rows if that is more.
+            because of an error; also those that the source could not read. Default: 1%, or 10 rows
+            if that is more.
     """
 
     kind: ClassVar[str] = "error_rate"
@@ -110,13 +110,13 @@ class ErrorRate(Check):
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the share of rows that failed with the largest allowed."""
         counts = context.counts
-        lost, rows = counts.quarantined + counts.nulled, counts.rows_in
-        failed, allowed = lost - counts.unread, self.allowed(rows)
+        failed, rows = counts.quarantined + counts.nulled, counts.rows_in
+        allowed = self.allowed(rows)
         rate = _share(failed, rows)
         metadata = {**_counted(counts), "error_rate": rate, "max_failed_rows": allowed}
         if self.max_rate is not None:
             metadata["max_rate"] = self.max_rate
-        if rows and lost == rows and self.max_rate != 1:
+        if rows and failed == rows and self.max_rate != 1:
             first = "; ".join(context.first_failures(_FAILURES_SHOWN))
             described = f"All {rows:,} rows failed. The first: {first}"
             return CheckOutcome(False, described, metadata)

@@ -9,12 +9,14 @@ import click
 
 from vane_dagster.compute.actor_names import NAMESPACE
 from vane_dagster.compute.client import brief, pool_managers
+from vane_dagster.compute.connection import connect
 from vane_dagster.compute.local_head import LocalHead
+from vane_dagster.compute.local_heads import running_heads
 from vane_dagster.errors import ComputeError
 
 _ANSWER_SECONDS = 30.0
 NAME = click.option("--name", help="Which local head.  [default: default]")
-ADDRESS = click.option("--address", help="Address of another Ray cluster.")
+ADDRESS = click.option("--address", help="Address of another Ray cluster, or of a local head.")
 
 
 def end_pool(pool_manager: Any, pool: dict[str, Any], force: bool) -> bool:
@@ -48,7 +50,7 @@ def managers_of(name: str | None, address: str | None) -> dict[str, Any]:
 
     Args:
         name: The local head; None for the default one.
-        address: Address of another Ray cluster.
+        address: Address of a Ray cluster, or of a local head.
 
     Raises:
         ComputeError: If the cluster is not running or not reachable.
@@ -65,7 +67,10 @@ def managers_of(name: str | None, address: str | None) -> dict[str, Any]:
     else:
         from vane_dagster.orchestration.resources import connect_address
 
-        connect_address(address, {})
+        if heads := [one.head for one in running_heads() if one.head.address == address]:
+            connect(heads[0], NAMESPACE)  # it takes a token, and listens on 127.0.0.1 alone
+        else:
+            connect_address(address, {})
     return pool_managers()
 
 

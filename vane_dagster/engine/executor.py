@@ -313,9 +313,9 @@ def _pool(
             files=store.root if plan.files.get(stage) else None,
         ),
         archive=bundle.archive,
-        env_vars=spec.env_vars,
-        unset_vars=tuple(name for name in spec.keyed_env_vars if name not in os.environ),
-        lifecycle=spec.lifecycle,
+        env_vars=spec.workers._env_vars,
+        unset_vars=tuple(name for name in spec.workers.keyed_env_vars if name not in os.environ),
+        lifecycle=spec.workers._lifecycle,
         on_driver=on_driver,
         uses={key: checked.servers[one].identity for key, one in udf.servers.items()},
     )

@@ -50,7 +50,7 @@ class WorkerLoss:
             spec: Stage of the call.
             seconds: Seconds for which the call was in flight; decides if nothing else is known.
         """
-        limit = spec.timeout_s
+        limit = spec.failures.timeout_s
         if limit is None or self.fault is not None:
             return None
         hung = seconds >= limit if self.timed_out is None else self.timed_out

@@ -225,9 +225,9 @@ def misplaced(
     findings = []
     for stage in stages if not capacity.is_cluster else ():
         spec = pipeline[stage].spec
-        if not spec.runs_udf or spec.execution_backend is None or spec.on_driver:
+        if not spec.runs_udf or spec.workers.execution_backend is None or spec.on_driver:
             continue
-        declared = spec.execution_backend
+        declared = spec.workers.execution_backend
         findings.append(
             PreflightFinding(
                 f"stage '{pipeline.name}/{stage}'",
@@ -276,7 +276,7 @@ def other_variables(
             literals = spec.code(pipeline).literals
         except CodeIdentityError:  # a finding of `packed`
             continue
-        if found := differing_variables(nodes, literals.difference(spec.env_vars)):
+        if found := differing_variables(nodes, literals.difference(spec.workers._env_vars)):
             listed = names(found)
             yield (
                 f"stage '{pipeline.name}/{stage}': its code names {listed}; environment variables "
@@ -316,7 +316,8 @@ def missing_keys(
             where = "in the workers" if is_set else "here or in the workers"
             fix = "Set it where the run is launched, and name" if not is_set else "Name"
             fix += f" it in vd.Workers(env_vars=[{variable!r}])"
-            is_missing = not (is_set and variable in spec.env_vars) and capacity.growth == ()
+            is_sent = is_set and variable in spec.workers._env_vars
+            is_missing = not is_sent and capacity.growth == ()
             is_missing &= bool(known) and not any(node.holds(variable) for node in known)
         if is_missing:
             findings.append(

@@ -116,6 +116,6 @@ class SliceSizer:
             seconds = max(_SLICE_SECONDS, _DRIVER_SECONDS * workers)
             wanted = int(seconds / max(known, 1e-12))
             wanted = min(wanted, share) if last else wanted
-        if spec.lifecycle.max_batches is not None:
-            wanted = min(wanted, spec.lifecycle.max_batches * (spec.batch_size or DEFAULT_BATCH))
+        if spec.workers.max_batches is not None:
+            wanted = min(wanted, spec.workers.max_batches * (spec.batch_size or DEFAULT_BATCH))
         return min(left, unit * max(1, math.ceil(min(wanted, left) / unit)))

@@ -528,7 +528,7 @@ def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline) -> Op:
         spec.max_concurrency,
         tuple(key.column for key in pipeline._keys_of(spec.upstream[0])),
         tuple(spec.schema.names),
-        spec.children[1] if spec.children else None,
+        spec.children.parent_id if spec.children else None,
         spec.udf.method,
         spec.udf.style,
         _policy(spec.failures),
@@ -648,9 +648,8 @@ class TaskBuilder:
             ended = run.losses[task_state.spec.name, start]
             message = f"ended {ended} workers, each while processing only this row"
             if retry.error == TIMED_OUT:
-                message = (
-                    f"took longer than timeout_s={task_state.spec.timeout_s:g}, and so {message}"
-                )
+                limit = task_state.spec.failures.timeout_s
+                message = f"took longer than timeout_s={limit:g}, and so {message}"
             message += f"; the last one: {retry.why}" if retry.why else ""
             work, tables = self._work_builder.reject(
                 run, task_state, worker, start, retry.error, message

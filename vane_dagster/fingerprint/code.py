@@ -99,7 +99,9 @@ def code_identity(
         with contextlib.suppress(CodeIdentityError):
             encoder.digest(obj, target.__qualname__)
         where = module.label if module is not None else ""
-        digest = combine("version", where, target.__qualname__, version)
+        owner = getattr(getattr(target, "__self__", None), "__qualname__", "")  # of a class method
+        name = f"{owner}.{target.__name__}" if owner else target.__qualname__
+        digest = combine("version", where, name, version)
         parts = [("code", target.__qualname__, digest)]
     seeds = dependency_walk.modules | dependency_walk.imported
     if module is not None:

@@ -65,6 +65,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     """Implement `Pipeline.build_assets`."""
     if not pipeline.stages:
         raise DefinitionError(f"pipeline {pipeline.name!r} has no stages; add one to it")
+    pipeline = pipeline._snapshot()
     policy = pipeline.backfill_policy
     if policy is None and pipeline.partitions_def is not None:
         policy = dg.BackfillPolicy.single_run()

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline import pipeline as declared
-from vane_dagster.pipeline.known_arguments import known_arguments
 from vane_dagster.pipeline.records import Asset, as_asset
 from vane_dagster.pipeline.specs import SOURCE
 
@@ -82,7 +82,7 @@ class Pipeline(declared.Pipeline):
 
         return build_assets(self)
 
-    @known_arguments("build_source")
+    @known_keywords("build_source")
     def build_source(self, asset: Asset | None = None) -> dg.AssetsDefinition:
         """Build the source as an observable Dagster asset, ``<pipeline>/source``.
 

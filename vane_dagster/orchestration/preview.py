@@ -54,8 +54,9 @@ def preview(
             return execute_preview(*given, _show, lambda: None, checks)
 
         for each in list(pipeline):  # all of them are subprocesses here
-            if each.spec.runs_udf and each.spec.execution_backend is not None:
-                pipeline = pipeline._with_spec(replace(each.spec, execution_backend=None))
+            if each.spec.runs_udf and each.spec.workers.execution_backend is not None:
+                here = replace(each.spec.workers, execution_backend=None)
+                pipeline = pipeline._with_spec(replace(each.spec, workers=here))
         inference = stack.enter_context(SchemaInference(opened, run, run_id, _show, pins=False))
         selected = with_upstream(pipeline, stage) - {SOURCE}
         resolved = inference.resolve(pipeline, selected, [partition])

@@ -2,8 +2,9 @@
 
 from typing import Any, ClassVar
 
+from vane_dagster._keywords import unknown_arguments
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.pipeline.foreign_arguments import StageCall, unknown_arguments
+from vane_dagster.pipeline.foreign_arguments import advice
 
 
 class DeclaredArguments:
@@ -21,12 +22,10 @@ class DeclaredArguments:
                 f"{method}({next(iter(fields), 'name')}=...)"
             )
         aliases = {each.alias for each in fields.values()}
-        if unknown := {
-            name: value
-            for name, value in arguments.items()
-            if name not in fields and name not in aliases
-        }:
-            elsewhere = self.arguments_elsewhere
-            call = StageCall(method, tuple(fields), adds_stage=False, elsewhere=elsewhere)
-            raise DefinitionError(unknown_arguments(call, unknown))
+        if unknown := [name for name in arguments if name not in fields and name not in aliases]:
+            written = advice({name: f"{name}=..." for name in fields}) | {
+                name: f"write {name}=... at {resource}"
+                for name, resource in self.arguments_elsewhere.items()
+            }
+            raise DefinitionError("\n".join(unknown_arguments(method, unknown, fields, written)))
         super().__init__(**arguments)

@@ -40,25 +40,21 @@ TYPES = "__types"
 """The column with the types that a call has returned; see `TypesCall`."""
 
 
-@dataclass(frozen=True)
-class BatchCall:
-    """``fn(batch)`` returns a table, or a dict of column to array.
+class _Call:
+    """What the contracts share.
 
     Attributes:
-        format: The type of a batch.
         by_row: Whether the callable is called for each row.
         form: The form of a call, for messages.
     """
 
-    format: BatchFormat = "pyarrow"
-
     by_row: ClassVar[bool] = False
-    form: ClassVar[str] = "(batch, **fn_kwargs)"
+    form: ClassVar[str]
 
     @property
     def keyed(self) -> object:
-        """The part of a stage's definition; frozen, because stores hold parts under these keys."""
-        return self.format
+        """The part of a stage's definition."""
+        return tuple((name, getattr(self, name)) for name in self.__dataclass_fields__)  # type: ignore[attr-defined]  # of dataclasses
 
     def arguments(self) -> tuple[tuple[None, ...], dict[str, None]]:
         """Return placeholders for the arguments of a call."""
@@ -66,7 +62,20 @@ class BatchCall:
 
 
 @dataclass(frozen=True)
-class ColumnsCall:
+class BatchCall(_Call):
+    """``fn(batch)`` returns a table, or a dict of column to array.
+
+    Attributes:
+        format: The type of a batch.
+    """
+
+    format: BatchFormat = "pyarrow"
+
+    form: ClassVar[str] = "(batch, **fn_kwargs)"
+
+
+@dataclass(frozen=True)
+class ColumnsCall(_Call):
     """``fn(column, ...)`` gets an array for each input column, and returns one column or several.
 
     Attributes:
@@ -84,13 +93,7 @@ class ColumnsCall:
     output: str | None = None
     stacks: bool = False
 
-    by_row: ClassVar[bool] = False
     form: ClassVar[str] = "(column, ..., **fn_kwargs)"
-
-    @property
-    def keyed(self) -> object:
-        """The part of a stage's definition."""
-        return ("columns", self.columns, self.format, self.shapes, self.output, self.stacks)
 
     def arguments(self) -> tuple[tuple[None, ...], dict[str, None]]:
         """Return placeholders for the arguments of a call."""
@@ -98,7 +101,7 @@ class ColumnsCall:
 
 
 @dataclass(frozen=True)
-class RowCall:
+class RowCall(_Call):
     """``fn(value, ...)`` is called for each row.
 
     Attributes:
@@ -122,14 +125,6 @@ class RowCall:
 
     by_row: ClassVar[bool] = True
     form: ClassVar[str] = "(value, ..., **fn_kwargs)"
-
-    @property
-    def keyed(self) -> object:
-        """The part of a stage's definition."""
-        keyed = ("rows", self.inputs, self.positional, self.arrays, self.output, self.result)
-        if self.files:
-            return (*keyed, self.optional, self.files)
-        return (*keyed, self.optional) if self.optional else keyed
 
     def arguments(self) -> tuple[tuple[None, ...], dict[str, None]]:
         """Return placeholders for the arguments of a call."""
@@ -159,21 +154,13 @@ class TypesCall:
         return self.of.by_row
 
     @property
-    def form(self) -> str:
-        """The form of a call, for messages."""
-        return self.of.form
-
-    @property
     def keyed(self) -> object:
         """The part of a stage's definition."""
         return ("types", self.of.keyed)
 
-    def arguments(self) -> tuple[tuple[None, ...], dict[str, None]]:
-        """Return placeholders for the arguments of a call."""
-        return self.of.arguments()
 
-
-Contract = Union[BatchCall, ColumnsCall, RowCall, TypesCall]
+DeclaredCall = Union[BatchCall, ColumnsCall, RowCall]
+Contract = Union[DeclaredCall, TypesCall]
 
 
 def row_call(
@@ -214,8 +201,7 @@ def row_call(
             )
         return RowCall(tuple(given.items()), len(given), (), output, result)
     by_name = {each.name: each for each in parameters}
-    open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    if unknown := [name for name in given if name not in by_name and not open_ended]:
+    if unknown := [name for name in given if name not in by_name]:
         raise DefinitionError(
             f"{location}: columns names the parameters {names(unknown)}, which {qualname(call)} "
             f"does not take; it takes {names(by_name, 20)}"
@@ -232,8 +218,7 @@ def row_call(
     optional = _optional(annotations.get("return"), result) if output is None else ()
     if not given and len(needed) == 1 and _takes_row(needed[0], annotations):
         return RowCall(None, 0, (), output, result, optional)
-    extra = [name for name in given if name not in by_name]
-    if not needed and not extra:
+    if not needed:
         raise DefinitionError(
             f"{location}: {qualname(call)} takes no column; give it a parameter named after one, "
             "or one parameter `row`"
@@ -241,7 +226,6 @@ def row_call(
     are_files = {name for name in by_name if plain(annotations.get(name)) is File}
     own = {name: PATH if name in are_files and name == "file" else name for name in by_name}
     named = {each.name: given.get(each.name, own[each.name]) for each in needed}
-    named |= {name: given[name] for name in extra}
     arrays = tuple(named[name] for name in named if _is_array(annotations.get(name)))
     files = tuple(name for name in named if name in are_files)
     return RowCall(tuple(named.items()), leading, arrays, output, result, optional, files)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from vane_dagster._arguments import positive
 from vane_dagster.pipeline.known_arguments import adds_stage
-from vane_dagster.pipeline.model_stages import EmbedSpec, ModelStageRows, name_of
+from vane_dagster.pipeline.model_stages import ModelStageRows, name_of
 from vane_dagster.pipeline.options import OnError, ReuseMode
-from vane_dagster.pipeline.records import Asset, Failures, Model, Reuse, StageOptions, Workers
+from vane_dagster.pipeline.records import Asset, Failures, Model, Reuse, Workers, parse_options
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.providers.embedding import EmbedTask
 
@@ -30,7 +30,7 @@ class EmbedRows(ModelStageRows):
         provider: str | type | None = None,
         dimensions: int | None = None,
         normalize: bool = True,
-        output_column: str = "embedding",
+        output_column: str | None = None,
         include_columns: bool | Sequence[str] = (),
         batch_size: int | None = None,
         concurrency: int | tuple[int, int] | Workers | None = None,
@@ -55,7 +55,7 @@ class EmbedRows(ModelStageRows):
             dimensions: The length of a vector, for models that can return shorter vectors than
                 their full size. Default: the model's full size.
             normalize: Whether to scale vectors to length 1.
-            output_column: The column of vectors.
+            output_column: The column of vectors. Default: the stage's name.
             include_columns: Input columns to pass through; True for all.
             batch_size: Texts per call. Default: 64.
             concurrency: Workers; see `map_batches`. Default: 1, with up to 4 calls at a time.
@@ -73,15 +73,16 @@ class EmbedRows(ModelStageRows):
         location = self.pipeline._location(name)
         model_task = EmbedTask(
             name_of(location, column, "column"),
-            name_of(location, output_column),
+            name_of(location, name if output_column is None else output_column),
             positive(location, "dimensions", dimensions),
             bool(normalize),
         )
         served = isinstance(model.name if isinstance(model, Model) else model, ModelServer)
         if provider is None and not served:
             provider = "sentence_transformers"
-        options = StageOptions(include_columns, concurrency, gpus, on_error, reuse, asset)
-        own = {"infers": dimensions is None}
+        options = parse_options(
+            location, include_columns, concurrency, gpus, on_error, reuse, asset
+        )
         return self._add_model_stage(
-            EmbedSpec, name, model_task, own, provider, model, batch_size, options
+            "embed", name, model_task, provider, model, batch_size, options, dimensions is None
         )

@@ -97,7 +97,7 @@ def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
         CodeIdentityError: If a value names a file or folder that has no identity.
     """
     found = []
-    for name in sorted(spec.keyed_env_vars):
+    for name in sorted(spec.workers.keyed_env_vars):
         try:
             value = value_digest(os.environ.get(name), name)
         except CodeIdentityError:  # the error's message contains the value
@@ -108,19 +108,6 @@ def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
             ) from None
         found.append(component("environment variable", name, value))
     return found
-
-
-def arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
-    """Return the arguments of the constructor, and of a call after its batch.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage.
-
-    Raises:
-        CodeIdentityError: If an argument has no stable identity.
-    """
-    return [*constructor_arguments(pipeline, spec), *call_arguments(pipeline, spec)]
 
 
 def constructor_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._arguments import list_of_names
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.known_arguments import adds_stage
-from vane_dagster.pipeline.model_stages import ModelStageSpec, name_of
+from vane_dagster.pipeline.model_stages import name_of
 from vane_dagster.pipeline.options import OnError, ReuseMode
 from vane_dagster.pipeline.prompts import PromptRows
-from vane_dagster.pipeline.records import Asset, Failures, Model, Reuse, StageOptions, Workers
+from vane_dagster.pipeline.records import Asset, Failures, Model, Reuse, Workers, parse_options
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.providers.labelling import LABEL_SAMPLING, ClassifyTask, label_prompt
 from vane_dagster.providers.registry import answers
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Stage
-
-
-@dataclass(frozen=True)
-class LabelSpec(ModelStageSpec):
-    """A stage that runs a classifier. Its model task is a `ClassifyTask`."""
-
-    kind = "classify"
 
 
 class LabelRows(PromptRows):
@@ -41,7 +33,7 @@ class LabelRows(PromptRows):
         model: str | ModelServer | Model,
         provider: str | type | None = None,
         sampling_params: Mapping[str, Any] | None = None,
-        output_column: str = "label",
+        output_column: str | None = None,
         include_columns: bool | Sequence[str] = (),
         batch_size: int | None = None,
         concurrency: int | tuple[int, int] | Workers | None = None,
@@ -70,7 +62,7 @@ class LabelRows(PromptRows):
             model: See `prompt`.
             provider: A provider of `prompt`, or a classifier.
             sampling_params: See `prompt`; for a language model. Default: a temperature of 0.
-            output_column: The column of labels.
+            output_column: The column of labels. Default: the stage's name.
             include_columns: Input columns to pass through; True for all.
             batch_size: See `prompt`; for a classifier, texts per call, by default 64.
             concurrency: Workers; see `prompt`.
@@ -91,7 +83,6 @@ class LabelRows(PromptRows):
             raise DefinitionError(
                 f"{location}: labels is {labels!r}; expected a list of labels, or label to meaning"
             )
-        options = StageOptions(include_columns, concurrency, gpus, on_error, reuse, asset)
         if provider is None or not answers(location, provider, ClassifyTask.method):
             return self.prompt(
                 name,
@@ -102,7 +93,12 @@ class LabelRows(PromptRows):
                 return_format=list(labels),
                 output_column=output_column,
                 batch_size=batch_size,
-                **options._asdict(),
+                include_columns=include_columns,
+                concurrency=concurrency,
+                gpus=gpus,
+                on_error=on_error,
+                reuse=reuse,
+                asset=asset,
             )
         if sampling_params is not None:
             raise DefinitionError(
@@ -111,7 +107,12 @@ class LabelRows(PromptRows):
         listed = list_of_names(location, "labels", [*labels]) or ()
         if len(set(listed)) < len(listed):
             raise DefinitionError(f"{location}: labels has one twice: {listed}")
-        model_task = ClassifyTask(column, name_of(location, output_column), listed)
+        model_task = ClassifyTask(
+            column, name_of(location, name if output_column is None else output_column), listed
+        )
+        options = parse_options(
+            location, include_columns, concurrency, gpus, on_error, reuse, asset
+        )
         return self._add_model_stage(
-            LabelSpec, name, model_task, {}, provider, model, batch_size, options
+            "classify", name, model_task, provider, model, batch_size, options
         )

@@ -23,35 +23,20 @@ class Construction:
         is_decorated = isinstance(vars(target).get("__new__"), Construction)
         if is_decorated and not _constructs_now():
             return LazyInstance(target, args, kwargs)
-        new = _undecorated_new(target)
+        found = (each.__new__ for each in target.__mro__ if "__new__" in vars(each))
+        new: Any = next(new for new in found if not isinstance(new, Construction))
         return new(target) if new is object.__new__ else new(target, *args, **kwargs)
-
-
-def _undecorated_new(target: type) -> Any:
-    found = (each.__new__ for each in target.__mro__ if "__new__" in vars(each))
-    return next(new for new in found if not isinstance(new, Construction))
 
 
 class ConstructorSignature:
     """The ``__signature__`` of a decorated class and its subclasses: that of the constructor."""
 
-    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
-        made_by: Any = inspect.getattr_static(owner, "__init__")
-        if made_by is object.__init__:
-            made_by = _undecorated_new(owner)
-            if made_by is object.__new__:
-                return inspect.Signature()
-        if inspect.isbuiltin(made_by):  # of a class such as tuple; it declares no parameters
-            return inspect.signature(_takes_anything)
-        signature = inspect.signature(made_by)
+    def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
+        signature = inspect.signature(owner.__init__)
         return signature.replace(
             parameters=list(signature.parameters.values())[1:],
             return_annotation=inspect.Signature.empty,
         )
-
-
-def _takes_anything(*args: Any, **kwargs: Any) -> None:
-    """Have the signature of a constructor that is not known."""
 
 
 def construct(call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -81,20 +66,29 @@ def _constructs_now() -> bool:
 
 
 class LazyInstance:
-    """A class and the arguments of its constructor, in place of an instance.
+    """A class and the arguments of its constructor, in place of an instance or a method of it.
 
     Args:
         target: The class.
         args: The positional arguments.
         kwargs: The keyword arguments.
+        method: The method.
+        made: The instance that was constructed in this process, if one was.
 
     Raises:
         DefinitionError: If the constructor does not take the arguments.
     """
 
-    __slots__ = ("_lazy_args", "_lazy_instance", "_lazy_kwargs", "_lazy_target")
+    __slots__ = ("_lazy_args", "_lazy_kwargs", "_lazy_made", "_lazy_method", "_lazy_target")
 
-    def __init__(self, target: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        target: type,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        method: str = "__call__",
+        made: list[Any] | None = None,
+    ) -> None:
         try:
             inspect.signature(target).bind(*args, **kwargs)
         except TypeError as error:
@@ -103,7 +97,7 @@ class LazyInstance:
                 f"these arguments: {error}"
             ) from None
         self._lazy_target, self._lazy_args, self._lazy_kwargs = target, args, dict(kwargs)
-        self._lazy_instance: Any = None
+        self._lazy_method, self._lazy_made = method, [] if made is None else made
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_lazy_") or (name.startswith("__") and name.endswith("__")):
@@ -113,7 +107,8 @@ class LazyInstance:
         if isinstance(member, (staticmethod, classmethod, type)):
             return getattr(target, name)
         if callable(member):
-            return LazyMethod(self, name)
+            made = self._lazy_made
+            return LazyInstance(target, self._lazy_args, self._lazy_kwargs, name, made)
         raise AttributeError(
             f"{target.__qualname__} has no method {name!r}. It is not constructed here but in "
             f"workers, because of @vd.cls, so only its methods can be named: "
@@ -121,42 +116,23 @@ class LazyInstance:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Construct the class in this process, once, and call the instance."""
-        return LazyMethod(self, "__call__")(*args, **kwargs)
+        """Construct the class in this process, once, and call the method."""
+        if not self._lazy_made:
+            made = construct(self._lazy_target, self._lazy_args, self._lazy_kwargs)
+            self._lazy_made.append(made)
+        return construct(getattr(self._lazy_made[0], self._lazy_method), args, kwargs)
 
     def __reduce__(self) -> Any:
-        return LazyInstance, (self._lazy_target, self._lazy_args, self._lazy_kwargs)
+        given = (self._lazy_target, self._lazy_args, self._lazy_kwargs, self._lazy_method)
+        return LazyInstance, given
 
     def __repr__(self) -> str:
-        return f"<{self._lazy_target.__qualname__}, not constructed here>"
-
-
-class LazyMethod:
-    """A method of a lazy instance: the `fn` of a stage.
-
-    Args:
-        instance: The lazy instance.
-        name: The method's name.
-    """
-
-    def __init__(self, instance: LazyInstance, name: str) -> None:
-        self.instance, self.name = instance, name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Construct the class in this process, once, and call the method."""
-        lazy = self.instance
-        if lazy._lazy_instance is None:
-            lazy._lazy_instance = construct(lazy._lazy_target, lazy._lazy_args, lazy._lazy_kwargs)
-        return construct(getattr(lazy._lazy_instance, self.name), args, kwargs)
-
-    def __repr__(self) -> str:
-        return f"<{self.instance._lazy_target.__qualname__}.{self.name}, not constructed here>"
+        method = "" if self._lazy_method == "__call__" else f".{self._lazy_method}"
+        return f"<{self._lazy_target.__qualname__}{method}, not constructed here>"
 
 
 def lazy_in(value: Any) -> LazyInstance | None:
     """Return the first lazy instance that a value is or holds in lists, tuples, sets or dicts."""
-    if isinstance(value, LazyMethod):
-        return value.instance
     if isinstance(value, LazyInstance):
         return value
     items: Iterable[Any] = ()

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import duckdb
 import pyarrow as pa
 
-from vane_dagster._arguments import list_of_names, mapping, one_of, positional, positive
+from vane_dagster._arguments import list_of_names, mapping, one_of, positive
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.local_file import check_local_files
 from vane_dagster.pipeline.contracts import (
     BatchCall,
     ColumnsCall,
-    Contract,
+    DeclaredCall,
     RowResult,
     columns_call,
     row_call,
 )
-from vane_dagster.pipeline.decorators import Callee, CallOptions, resolve
-from vane_dagster.pipeline.foreign_arguments import check_value
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.options import (
     AUTO,
     BatchFormat,
-    Cardinality,
     OnError,
     ReuseMode,
-    parse_include,
 )
 from vane_dagster.pipeline.records import (
     Asset,
@@ -39,13 +35,11 @@ from vane_dagster.pipeline.records import (
     Reuse,
     StageOptions,
     Workers,
-    as_asset,
-    as_reuse,
-    as_workers,
+    parse_options,
     refuse_for_prompts,
 )
 from vane_dagster.pipeline.specs import MapBatchesSpec
-from vane_dagster.pipeline.udf import called_function, check_callable, make_factory, make_udf
+from vane_dagster.pipeline.udf import Udf, called_function, check_calls, make_udf
 from vane_dagster.types import spark
 from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints, is_stream
 from vane_dagster.types.callables import qualname, unwrapped
@@ -55,37 +49,6 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
 
 _IN_FLIGHT = 16
-_CARDINALITY: Mapping[RowResult, Cardinality] = {
-    "value": "one_to_one", "values": "zero_to_many", "bool": "filter",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class MapSpec(MapBatchesSpec):
-    """A stage that calls a function for each row."""
-
-    kind = "map"
-
-
-@dataclass(frozen=True)
-class FlatMapSpec(MapBatchesSpec):
-    """A stage that calls a function for each row, and makes a row of each of its results."""
-
-    kind = "flat_map"
-
-
-@dataclass(frozen=True)
-class FilterSpec(MapBatchesSpec):
-    """A stage that keeps the rows for which a function returns True."""
-
-    kind = "filter"
-
-
-@dataclass(frozen=True)
-class PredictBatchSpec(MapBatchesSpec):
-    """A stage that calls the function that a factory returns, with an array for each column."""
-
-    kind = "predict_batch"
 
 
 class MapRows:
@@ -167,29 +130,23 @@ class MapRows:
             SchemaError: If a type is unknown.
         """
         location = self.pipeline._location(name)
-        check_value(location, "batch_format", batch_format)
+        options = parse_options(
+            location, include_columns, concurrency, gpus, on_error, reuse, asset
+        )
         contract = BatchCall(one_of(location, "batch_format", batch_format, get_args(BatchFormat)))
-        children = cardinality if isinstance(cardinality, Children) else None
-        if children is None:
+        if not isinstance(cardinality, Children):
             expected = ("one_to_one", "filter", 'vd.Children("<column of the new id>")')
             one_of(location, "cardinality", cardinality, expected)
-        callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
-        if callee.options.is_batch:
+        udf = make_udf(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
+        if udf.options.is_batch:
             raise DefinitionError(
-                f"{location}: {callee.name} takes an array for each column, as @batch says; use "
+                f"{location}: {udf.name} takes an array for each column, as @batch says; use "
                 f"map({name!r}, ...), which passes the columns that its parameters name"
             )
+        parsed = None if _is_inferred(schema) else parse_schema(schema, location)
+        read = list_of_names(location, "columns", columns)
         return self._add_udf_stage(
-            MapBatchesSpec,
-            name,
-            callee,
-            contract,
-            None if _is_inferred(schema) else parse_schema(schema, location),
-            list_of_names(location, "columns", columns),
-            "zero_to_many" if children else cast(Cardinality, cardinality),
-            children,
-            batch_size,
-            StageOptions(include_columns, concurrency, gpus, on_error, reuse, asset),
+            "map_batches", name, udf, options, contract, parsed, read, cardinality, batch_size
         )
 
     @adds_stage
@@ -254,17 +211,12 @@ class MapRows:
             SchemaError: If a type is unknown.
         """
         location = self.pipeline._location(name)
+        options = parse_options(
+            location, include_columns, concurrency, gpus, on_error, reuse, asset
+        )
+        udf = make_udf(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
         return self._add_row_stage(
-            MapSpec,
-            name,
-            resolve(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs),
-            "value",
-            schema,
-            columns,
-            output_column,
-            None,
-            batch_size,
-            StageOptions(include_columns, concurrency, gpus, on_error, reuse, asset),
+            "map", name, udf, options, columns, "one_to_one", schema, output_column, batch_size
         )
 
     @adds_stage
@@ -315,17 +267,12 @@ class MapRows:
             SchemaError: If a type is unknown.
         """
         location = self.pipeline._location(name)
+        options = parse_options(
+            location, include_columns, concurrency, gpus, on_error, reuse, asset
+        )
+        udf = make_udf(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
         return self._add_row_stage(
-            FlatMapSpec,
-            name,
-            resolve(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs),
-            "values",
-            schema,
-            columns,
-            output_column,
-            Children(id),
-            None,
-            StageOptions(include_columns, concurrency, gpus, on_error, reuse, asset),
+            "flat_map", name, udf, options, columns, Children(id), schema, output_column
         )
 
     @adds_stage
@@ -368,18 +315,11 @@ class MapRows:
             DefinitionError: See `map`.
         """
         location = self.pipeline._location(name)
-        return self._add_row_stage(
-            FilterSpec,
-            name,
-            resolve(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs),
-            "bool",
-            None,
-            columns,
-            None,
-            None,
-            None,
-            StageOptions(include_columns, concurrency, gpus, on_error, reuse, asset),
+        options = parse_options(
+            location, include_columns, concurrency, gpus, on_error, reuse, asset
         )
+        udf = make_udf(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
+        return self._add_row_stage("filter", name, udf, options, columns, "filter")
 
     @adds_stage
     def predict_batch(
@@ -395,8 +335,6 @@ class MapRows:
         | None = None,
         output_column: str | None = None,
         include_columns: bool | Sequence[str] = (),
-        fn_constructor_args: Sequence[Any] = (),
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: int | tuple[int, int] | Workers | None = None,
         gpus: float | None = None,
         on_error: OnError | Failures | None = None,
@@ -407,8 +345,10 @@ class MapRows:
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
-            make_predict_fn: A function that loads a model and returns ``predict(array, ...)``. It
-                is called once per worker, which keeps the model warm.
+            make_predict_fn: A function that loads a model and returns ``predict(array, ...)``; with
+                arguments, a `functools.partial` of it. It is called once per worker, which keeps
+                the model warm. A factory for servers of Spark jobs gets
+                ``server.host_to_http_url`` or ``server.host_to_grpc_url`` as an argument.
             columns: The input columns, in the order of predict's parameters. Each is a numpy array
                 of shape (batch,), or (batch, *shape). A predict function with one parameter gets
                 several columns as one array of shape (batch, columns).
@@ -422,9 +362,6 @@ class MapRows:
             output_column: The one column of the results. Default: for a single value, the stage's
                 name; a struct makes a column of each field.
             include_columns: Input columns to pass on beside the results; True for all.
-            fn_constructor_args: Passed to the factory. A factory for servers of Spark jobs gets
-                ``server.host_to_http_url`` or ``server.host_to_grpc_url`` as an argument.
-            fn_constructor_kwargs: Passed to the factory.
             concurrency: Workers; see `map_batches`.
             gpus: GPUs that a worker reserves; see `map_batches`.
             on_error: See `map_batches`.
@@ -439,69 +376,53 @@ class MapRows:
             SchemaError: If the return type is unknown.
         """
         location = self.pipeline._location(name)
+        options = parse_options(
+            location, include_columns, concurrency, gpus, on_error, reuse, asset
+        )
         given = list_of_names(location, "columns", columns) or ()
         if not given:
             raise DefinitionError(f"{location}: columns is {columns!r}; expected the input columns")
         kind = spark.parse_return_type(return_type, location)
         fields = list(kind) if pa.types.is_struct(kind) and output_column is None else None
         output = None if fields else output_column or name
-        contract = ColumnsCall(
-            given,
-            "numpy",
-            _tensor_shapes(location, input_tensor_shapes, len(given)),
-            output,
-            stacks=True,
-        )
-        callee = Callee(
-            make_predict_fn,
-            constructor_args=positional(location, "fn_constructor_args", fn_constructor_args),
-            constructor_kwargs=mapping(location, "fn_constructor_kwargs", fn_constructor_kwargs),
-        )
+        shapes = _tensor_shapes(location, input_tensor_shapes, len(given))
+        udf = make_udf(location, make_predict_fn, is_factory=True)
+        contract = ColumnsCall(given, "numpy", shapes, output, stacks=True)
+        schema = parse_schema(pa.schema(fields or [(output, kind)]), location)
         return self._add_udf_stage(
-            PredictBatchSpec,
-            name,
-            callee,
-            contract,
-            parse_schema(pa.schema(fields or [(output, kind)]), location),
-            given,
-            "one_to_one",
-            None,
-            batch_size,
-            StageOptions(include_columns, concurrency, gpus, on_error, reuse, asset),
+            "predict_batch", name, udf, options, contract, schema, given, "one_to_one", batch_size
         )
 
     def _add_row_stage(
         self,
-        kind: type[MapBatchesSpec],
+        kind: str,
         name: str,
-        callee: Callee,
-        result: RowResult,
-        schema: Any,
-        columns: Any,
-        output_column: str | None,
-        children: Children | None,
-        batch_size: int | Literal["auto"] | None,
+        udf: Udf,
         options: StageOptions,
+        columns: Any,
+        cardinality: Literal["one_to_one", "filter"] | Children,
+        schema: Any = None,
+        output_column: str | None = None,
+        batch_size: int | Literal["auto"] | None = None,
     ) -> Stage:
         """Add a stage with a row-wise function; the arguments are those of `map`."""
         location = self.pipeline._location(name)
-        check_callable(location, callee.target, callee.method)
-        call, has_self = called_function(callee.target, callee.method)
-        if schema is None:
-            schema = _return_type(location, callee.options)
-        declared, output = _result_schema(location, name, call, result, schema, output_column)
+        call, has_self = called_function(udf.target, udf.method)
+        result: RowResult = "values" if isinstance(cardinality, Children) else "value"
+        result = "bool" if cardinality == "filter" else result
+        declared, output = _result_schema(location, name, udf, call, result, schema, output_column)
         inputs = columns if isinstance(columns, Mapping) else None
         by_row = row_call(
             location,
             call,
             None if inputs is None else mapping(location, "columns", inputs),
-            callee.kwargs,
+            udf.kwargs,
             output,
             result,
             has_self,
         )
-        is_batch = callee.options.is_batch
-        contract: Contract = columns_call(location, call, by_row) if is_batch else by_row
+        is_batch = udf.options.is_batch
+        contract: DeclaredCall = columns_call(location, call, by_row) if is_batch else by_row
         read = list_of_names(location, "columns", columns) if inputs is None else None
         if by_row.inputs is not None:
             if read is not None:
@@ -513,57 +434,44 @@ class MapRows:
             read = tuple(dict.fromkeys(column for _, column in by_row.inputs))
         if contract.by_row and batch_size is not None:
             raise DefinitionError(
-                f"{location}: {kind.kind} takes no batch_size: it calls {callee.name} for each "
+                f"{location}: {kind} takes no batch_size: it calls {udf.name} for each "
                 "row. For batches, use map_batches"
             )
         return self._add_udf_stage(
-            kind,
-            name,
-            callee,
-            contract,
-            declared,
-            read,
-            _CARDINALITY[result],
-            children,
-            batch_size,
-            options,
+            kind, name, udf, options, contract, declared, read, cardinality, batch_size
         )
 
     def _add_udf_stage(
         self,
-        kind: type[MapBatchesSpec],
+        kind: str,
         name: str,
-        callee: Callee,
-        contract: Contract,
+        udf: Udf,
+        options: StageOptions,
+        contract: DeclaredCall,
         schema: pa.Schema | None,
         columns: tuple[str, ...] | None,
-        cardinality: Cardinality,
-        children: Children | None,
+        cardinality: Literal["one_to_one", "filter"] | Children,
         batch_size: int | Literal["auto"] | None,
-        options: StageOptions,
     ) -> Stage:
         """Add a stage that calls a user's code.
 
         Args:
-            kind: The class of its spec.
+            kind: Its kind.
             name: The stage's name.
-            callee: The code and its arguments.
+            udf: The code and its arguments.
+            options: What all stages with workers take.
             contract: How it is called.
             schema: The columns of the results, without those that pass through; None to infer them.
             columns: The input columns that it gets; None for all.
-            cardinality: The number of output rows for each input row.
-            children: The ids of a fan-out.
+            cardinality: See `map_batches`.
             batch_size: See `map_batches`.
-            options: What all stages of user code take.
 
         Raises:
             DefinitionError: If an argument is invalid.
         """
-        location, declared = self.pipeline._location(name), callee.options
-        check_value(location, "on_error", options.on_error)
-        reuse, asset = as_reuse(location, options.reuse), as_asset(location, options.asset)
-        make = make_factory if kind is PredictBatchSpec else make_udf
-        udf = replace(make(location, callee, reuse.version, contract), label=declared.label or "")
+        location, declared = self.pipeline._location(name), udf.options
+        udf = replace(udf, version=options.reuse.version)
+        check_calls(location, udf, contract)
         if schema is None and isinstance(contract, ColumnsCall):
             raise DefinitionError(
                 f"{location}: {udf.name} gets an array for each column, and schema={INFER!r} is "
@@ -576,80 +484,54 @@ class MapRows:
                 f"{location}: gpus={gpus} for function {udf.name}, which would load its model for "
                 "each batch; make it a class that loads the model in __init__"
             )
-        workers = as_workers(location, options.concurrency)
-        in_flight = workers.max_concurrency
-        if in_flight is None and (udf.is_async or workers.count is None):
-            in_flight = declared.max_concurrency
-        if in_flight and not udf.is_async:
-            if workers.count:
-                raise DefinitionError(
-                    f"{location}: {udf.name} is synchronous, so max_concurrency is the number of "
-                    "workers, which concurrency says too; leave one of them out"
-                )
-            workers = replace(workers, count=in_flight)
-        workers = replace(workers, num_cpus=workers.num_cpus or declared.num_cpus or 0)
-        retries = 3 if declared.max_retries is None else declared.max_retries
-        batch_size = batch_size or declared.batch_size
+        batch_size = declared.batch_size if batch_size is None else batch_size
         auto = batch_size == AUTO
-        check_local_files(location, udf.local_files, made_later=bool(asset.deps))
-        failures = options.failures(location)
-        refuse_for_prompts(location, failures)
-        above = self.pipeline._keys_of(self._node)[0].column
-        spec = kind(
+        retries = 3 if declared.max_retries is None else declared.max_retries
+        check_local_files(location, udf.local_files, made_later=bool(options.asset.deps))
+        refuse_for_prompts(location, options.failures)
+        children = cardinality if isinstance(cardinality, Children) else None
+        if children is not None and children.parent_id is None:
+            children = replace(children, parent_id=self.pipeline._keys_of(self._node)[0].column)
+        spec = MapBatchesSpec(
             name=name,
             upstream=(self._node,),
-            asset=asset,
+            asset=options.asset,
+            kind=kind,
             udf=udf,
             schema=pa.schema([]) if schema is None else schema,
-            infers=schema is None,
+            is_inferred=schema is None,
             columns=columns,
             contract=contract,
             batch_size=None if auto else positive(location, "batch_size", batch_size),
             auto_batch=auto,
-            cardinality=cardinality,
-            max_concurrency=in_flight or _IN_FLIGHT,
-            children=None if children is None else (children.id, children.parent_id or above),
-            failures=failures._resolved(declared.on_error, retries),
-            reads={
-                name: list_of_names(location, f"column_lineage[{name!r}]", listed) or ()
-                for name, listed in mapping(
-                    location, "column_lineage", asset.column_lineage
-                ).items()
-            },
-            include=parse_include(location, options.include_columns),
-            reuse=reuse,
-            **workers._fields(location, gpus, udf.stateful, udf.name),
-        ).with_reuse(self.pipeline)
-        if not spec.infers:
-            spec.check_schema(location)
-        return self.pipeline._add(spec)
-
-
-def _return_type(location: str, options: CallOptions) -> SchemaLike | str | pa.DataType | None:
-    """Return the type that a decorator declares, as the `schema` of a stage.
-
-    Raises:
-        DefinitionError: If the fields of something other than a struct are to be columns.
-        SchemaError: If the type is unknown.
-    """
-    declared = options.return_dtype
-    if declared is None or isinstance(declared, pa.Schema):
-        return declared
-    try:
-        if isinstance(declared, Mapping):
-            found = {name: _declared_type(kind) for name, kind in declared.items()}
-            return pa.schema(list(found.items()))
-        kind = _declared_type(declared)
-    except (SchemaError, duckdb.Error) as error:
-        raise SchemaError(f"{location}: return_dtype is {declared!r}: {error}") from None
-    if not options.unnest:
-        return kind
-    if not pa.types.is_struct(kind):
-        raise DefinitionError(
-            f"{location}: unnest=True makes columns of the fields of a struct, but return_dtype is "
-            f"{kind}"
+            cardinality="zero_to_many" if isinstance(cardinality, Children) else cardinality,
+            children=children,
+            workers=_workers(location, udf, gpus, options.workers),
+            gpus=gpus,
+            failures=options.failures._resolved(declared.stage_on_error, retries),
+            reuse=options.reuse,
+            include=options.include,
         )
-    return pa.schema(list(kind))
+        return self.pipeline._add_udf(spec)
+
+
+def _workers(location: str, udf: Udf, gpus: float, workers: Workers) -> Workers:
+    """Return the workers of a stage, completed by what the decorators of its code declare."""
+    in_flight = workers.max_concurrency
+    if in_flight is None and (udf.is_async or workers.count is None):
+        in_flight = udf.options.max_concurrency
+    if in_flight and not udf.is_async:
+        if workers.count:
+            raise DefinitionError(
+                f"{location}: {udf.name} is synchronous, so max_concurrency is the number of "
+                "workers, which concurrency says too; leave one of them out"
+            )
+        workers = replace(workers, count=in_flight)
+    return replace(
+        workers._of(location, gpus, udf.stateful, udf.name),
+        num_cpus=workers.num_cpus or udf.options.num_cpus or 0,
+        max_concurrency=in_flight or _IN_FLIGHT,
+    )
 
 
 def _declared_type(kind: Any) -> pa.DataType:
@@ -659,6 +541,7 @@ def _declared_type(kind: Any) -> pa.DataType:
 def _result_schema(
     location: str,
     name: str,
+    udf: Udf,
     call: Any,
     result: RowResult,
     schema: Any,
@@ -676,29 +559,43 @@ def _result_schema(
         return pa.schema([]), None
     if _is_inferred(schema):
         return None, output_column
-    output = output_column or name
-    if isinstance(schema, (str, pa.DataType)):
-        return parse_schema({output: schema}, location), output
-    if schema is not None:
-        declared = parse_schema(schema, location)
-        if output_column is None:
-            return declared, None
-        return parse_schema({output: pa.struct(list(declared))}, location), output
-    returned = hints(unwrapped(call)).get("return")
-    if result == "values" or is_stream(returned):
-        returned = element_of(returned)
-    if returned is None:
-        raise DefinitionError(
-            f"{location}: the result's type is unknown; annotate what {qualname(call)} returns, or "
-            'declare it, as schema="VARCHAR" or schema={"label": "VARCHAR", "score": "DOUBLE"}; '
-            'schema="infer" infers it from the first rows'
-        )
+    declared = udf.options.return_dtype if schema is None else schema
+    where = f"{'return_dtype' if schema is None else 'schema'} is {declared!r}:"
+    fields: Mapping[str, pa.DataType] | None = None
+    kind: pa.DataType = None
     try:
-        fields = field_types(returned) if output_column is None else None
-        found: Any = fields or {output: arrow_type(returned)}
-    except SchemaError as error:
-        raise SchemaError(f"{location}: {qualname(call)} returns {error}") from None
-    return parse_schema(found, location), None if fields else output
+        if isinstance(declared, pa.Schema):
+            fields = dict(zip(declared.names, declared.types))
+        elif isinstance(declared, Mapping):
+            fields = {column: _declared_type(each) for column, each in declared.items()}
+        elif declared is not None:
+            kind = _declared_type(declared)
+        else:
+            where, returned = f"{qualname(call)} returns", hints(unwrapped(call)).get("return")
+            if result == "values" or is_stream(returned):
+                returned = element_of(returned)
+            if returned is None:
+                raise DefinitionError(
+                    f"{location}: the result's type is unknown; annotate what {qualname(call)} "
+                    'returns, or declare it, as schema="VARCHAR" or schema={"label": "VARCHAR", '
+                    '"score": "DOUBLE"}; schema="infer" infers it from the first rows'
+                )
+            fields = field_types(returned)
+            kind = None if fields else arrow_type(returned)
+    except (SchemaError, duckdb.Error) as error:
+        raise SchemaError(f"{location}: {where} {error}") from None
+    if schema is None and udf.options.unnest and fields is None:
+        if not pa.types.is_struct(kind):
+            raise DefinitionError(
+                f"{location}: unnest=True makes columns of the fields of a struct, but "
+                f"return_dtype is {kind}"
+            )
+        fields = {each.name: each.type for each in kind}
+    if fields is not None and output_column is None:
+        return parse_schema(pa.schema(list(fields.items())), location), None
+    output = output_column or name
+    single = kind if fields is None else pa.struct(list(fields.items()))
+    return parse_schema({output: single}, location), output
 
 
 def _is_inferred(schema: Any) -> bool:

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from vane_dagster._arguments import positive
-from vane_dagster._keywords import require_columns
+from vane_dagster._keywords import require_columns, similar
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import CodeIdentityError, DefinitionError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
-from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.contracts import BatchCall
-from vane_dagster.pipeline.foreign_arguments import (
-    StageCall,
-    check_value,
-    misplaced_option,
-    stage_call,
-)
+from vane_dagster.pipeline.decorators import CallOptions
 from vane_dagster.pipeline.identity import (
     component,
     environment,
@@ -31,29 +23,22 @@ from vane_dagster.pipeline.identity import (
     local_files,
     value_identity,
 )
-from vane_dagster.pipeline.options import IncludeColumns, parse_include
-from vane_dagster.pipeline.records import (
-    Failures,
-    Model,
-    StageOptions,
-    as_asset,
-    as_reuse,
-    as_workers,
-    refuse_for_prompts,
-)
+from vane_dagster.pipeline.options import IncludeColumns
+from vane_dagster.pipeline.records import Model, StageOptions, refuse_for_prompts
 from vane_dagster.pipeline.servers import ModelServer, parse_servers
-from vane_dagster.pipeline.specs import MapBatchesSpec, Schemas, declares_columns
+from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class
 from vane_dagster.providers.usage import over_budget, usage_metadata
 from vane_dagster.storage.manifest import Component
-from vane_dagster.types.schema import ERROR_COLUMN
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
 
 _RETRIES = 5
+_DEFAULTS = {"prompt": (32, 16)}
+"""Rows of a batch and batches in flight in a worker, for kinds that differ from the others."""
 _ANSWERS = 1
 """Increment if the built-in providers' answers, or the rows made from them, change."""
 
@@ -64,18 +49,13 @@ class ModelStageSpec(MapBatchesSpec):
 
     Attributes:
         provider: The provider's class.
-        model: The model's name.
-        options: The provider options that may change answers.
+        model: The model, with its name and the provider options that may change answers.
         model_task: The request made for each row.
     """
 
     provider: Any = None
-    model: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    model: Model = field(default_factory=lambda: Model(""))
     model_task: Any = None
-
-    default_batch = 64
-    default_in_flight = 4
 
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The provider, the model, the values of the model task, and an inferred schema."""
@@ -91,9 +71,9 @@ class ModelStageSpec(MapBatchesSpec):
         return [each.digest for each in self._request(pipeline, ())]
 
     def _request(self, pipeline: Pipeline, include: IncludeColumns) -> list[Component]:
-        options = in_any_order(self.provider, self.options)
+        options = in_any_order(self.provider, self.model.options)
         values = {
-            "model": self.model,
+            "model": self.model.name,
             "provider_options": options,
             **self.model_task.keyed(include),
         }
@@ -125,20 +105,27 @@ class ModelStageSpec(MapBatchesSpec):
         name = find(self.udf.constructor_kwargs["options"])
         return name if isinstance(name, str) else None
 
+    @property
+    def _own_code(self) -> Sequence[Callable[..., Any]]:
+        """A user's own provider, and the user's code that the model task needs."""
+        return self._with_provider(*self.model_task.classes, *self.model_task.functions)
+
+    def _with_provider(self, *own: Callable[..., Any]) -> Sequence[Callable[..., Any]]:
+        return own if built_in_name(self.provider) else (self.provider, *own)
+
     def code(self, pipeline: Pipeline) -> CodeIdentity:
         """Return the identity of the provider, and of the user's code that the model task needs.
 
         Built-in providers count by frozen names and a number. A new version of this package
         therefore recomputes nothing unless its answers change.
         """
-        return self._code(pipeline, (*self.model_task.classes, *self.model_task.functions))
+        return self._code(pipeline, self._own_code)
 
     def _code(self, pipeline: Pipeline, own: Sequence[Callable[..., Any]]) -> CodeIdentity:
-        """Return the identity of the provider, and of `own`."""
+        """Return the identity of the provider, of which `own` is the user's code."""
         name = built_in_name(self.provider)
         try:
-            every = [*([] if name else [self.provider]), *own]
-            found = [code_identity(each, files=local_files(pipeline, self)) for each in every]
+            found = [code_identity(each, files=local_files(pipeline, self)) for each in own]
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
         packages = dict.fromkeys(package for one in found for package in one.packages)
@@ -153,28 +140,19 @@ class ModelStageSpec(MapBatchesSpec):
             statements=tuple(statement for one in found for statement in one.statements),
         )
 
-    def code_digest(self) -> str:
-        """Digest of a user's own provider, and of the user's code that the model task needs."""
-        unread = LocalFiles(read=False)
-        provider = [] if built_in_name(self.provider) else [self.provider]
-        own = (*provider, *self.model_task.classes, *self.model_task.functions)
-        return digest(*(code_identity(each, files=unread).digest for each in own))
-
     def worker_code(self, pipeline: Pipeline) -> str:
         """Digest of the provider, and of code that a worker never sees a later edit of.
 
         A worker that has imported a module keeps it, so the user's classes count, and those
         functions that do not travel with each call.
         """
-        own = (*self.model_task.classes, *self.model_task.preloaded)
+        own = self._with_provider(*self.model_task.classes, *self.model_task.preloaded)
         return self._code(pipeline, own).digest
 
-    def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
-        """The columns that the model task makes, and those that pass through."""
-        first = inputs[self.upstream[0]]
-        owner = f"{pipeline._location(self.name)}: {self.upstream[0]!r}"
-        require_columns(owner, self.model_task.needed, first.names)
-        return super().output_schema(pipeline, inputs)
+    @property
+    def _needed(self) -> Iterable[str]:
+        """The columns that the model task needs."""
+        return (*(self.columns or ()), *self.model_task.needed)
 
     @property
     def code_files(self) -> Sequence[str]:
@@ -196,28 +174,11 @@ class ModelStageSpec(MapBatchesSpec):
         """The request to the model."""
         return str(self.model_task.describe(self.udf.name))
 
-
-@dataclass(frozen=True)
-class PromptSpec(ModelStageSpec):
-    """A stage that prompts a language model. Its model task is a `PromptTask`.
-
-    Attributes:
-        prices: Prices of a million tokens, by kind.
-        token_budget: Token budget of a run: prompts and answers together.
-        cost_budget: Cost budget of a run, in the currency of `prices`.
-    """
-
-    prices: Mapping[str, float] = field(default_factory=dict)
-    token_budget: int | None = None
-    cost_budget: float | None = None
-
-    kind = "prompt"
-    default_batch = 32
-    default_in_flight = 16
-
     def over_budget(self, used: Mapping[str, int]) -> str | None:
         """Describe the token or cost budget that is exhausted."""
-        return over_budget(used, self.prices, self.token_budget, self.cost_budget)
+        model = self.model
+        prices, tokens, cost = model.prices or {}, model.token_budget, model.cost_budget
+        return over_budget(used, prices, tokens, cost) if self.sums else None
 
     def usage_metadata(self, used: Mapping[str, int], seconds: float | None) -> dict[str, Any]:
         """Tokens, throughput and cost.
@@ -226,15 +187,7 @@ class PromptSpec(ModelStageSpec):
             used: See `StageKind.usage_metadata`.
             seconds: See `StageKind.usage_metadata`.
         """
-        return usage_metadata(used, self.prices, seconds)
-
-
-@dataclass(frozen=True)
-class EmbedSpec(ModelStageSpec):
-    """A stage that embeds a column. Its model task is an `EmbedTask`."""
-
-    kind = "embed"
-    schema_argument = "dimensions="
+        return usage_metadata(used, self.model.prices or {}, seconds) if self.sums else {}
 
 
 class ModelStageRows:
@@ -245,107 +198,101 @@ class ModelStageRows:
 
     def _add_model_stage(
         self,
-        kind: type[ModelStageSpec],
+        kind: str,
         name: str,
         model_task: ModelTask,
-        own: Mapping[str, Any],
         provider: str | type | None,
         model: str | ModelServer | Model,
         batch_size: int | None,
         options: StageOptions,
+        is_inferred: bool = False,
     ) -> Stage:
         """Add a stage for a model task.
 
         Args:
-            kind: The class of its spec.
+            kind: Its kind.
             name: The stage's name.
             model_task: What the model is asked.
-            own: The fields that only its kind of spec has.
             provider: See `prompt`.
             model: See `prompt`.
             batch_size: See `prompt`.
             options: What all stages with workers take.
+            is_inferred: Whether the first run infers the schema.
 
         Raises:
             DefinitionError: If an argument is invalid.
         """
         location = self.pipeline._location(name)
-        check_value(location, "on_error", options.on_error)
-        failures = options.failures(location)._resolved(None, _RETRIES)
-        reuse = as_reuse(location, options.reuse)
-        if reuse.version is not None:
+        default_batch, in_flight = _DEFAULTS.get(kind, (64, 4))
+        if options.reuse.version is not None:
             raise DefinitionError(
                 f"{location}: version replaces the identity of your code, and a model has none; "
                 "leave it out"
             )
-        if kind.kind != "prompt":
-            refuse_for_prompts(location, failures, model)
-        include = parse_include(location, options.include_columns)
-        self._check_columns(location, model_task, include, failures)
-        found, label, given = _parse_model(location, model_task.method, provider, model)
+        if kind != "prompt":
+            refuse_for_prompts(location, options.failures, model)
+        self._check_columns(location, model_task, options)
+        found, record, given = _parse_model(location, model_task.method, provider, model)
         keep_arguments((), given)
-        call = stage_call(getattr(self, kind.kind))
-        _check_options(location, found, given["options"], call)
+        _check_options(location, found, given["options"])
         _check_values(location, found, given["options"], model_task.declared_sampling)
-        workers = as_workers(location, options.concurrency)
+        label = f"{found.__name__}({record.name!r})"
+        workers = options.workers._of(location, options.gpus or 0, True, label)
+        workers = replace(workers, max_concurrency=workers.max_concurrency or in_flight)
+        most = workers.count[1] if isinstance(workers.count, tuple) else 1
         udf = Udf(
             target=functools.partial(ModelClient, found),
             stateful=True,
             style="async",
+            kwargs={"model_task": model_task, "workers": most},
             constructor_kwargs=given,
-            label=f"{found.__name__}({label!r})",
+            options=CallOptions(label=label),
         )
-        fields = workers._fields(location, options.gpus or 0, True, udf.name)
-        most = fields["concurrency"][1]
-        spec = kind(
+        spec = ModelStageSpec(
             name=name,
             upstream=(self._node,),
-            asset=as_asset(location, options.asset),
-            udf=replace(udf, kwargs={"model_task": model_task, "workers": most}),
+            asset=options.asset,
+            kind=kind,
+            udf=udf,
             schema=model_task.schema,
+            is_inferred=is_inferred,
             columns=model_task.reads,
             contract=BatchCall(),
+            batch_size=positive(location, "batch_size", batch_size, default_batch),
             auto_batch=False,
             cardinality="one_to_one",
-            failures=failures,
-            include=include,
-            order=model_task.order,
+            workers=workers,
+            gpus=options.gpus or 0,
+            failures=options.failures._resolved(None, _RETRIES),
+            reuse=options.reuse,
+            include=options.include,
+            row_order=model_task.order,
             provider=found,
-            model=label,
-            options=_keyed(given["options"], getattr(found, "OPERATIONAL", ())),
+            model=record,
             model_task=model_task,
-            batch_size=positive(location, "batch_size", batch_size, kind.default_batch),
-            max_concurrency=workers.max_concurrency or kind.default_in_flight,
-            reuse=reuse,
-            **fields,
-            **own,
         )
-        return self.pipeline._add(spec.with_reuse(self.pipeline))
+        return self.pipeline._add_udf(spec)
 
-    def _check_columns(
-        self, location: str, model_task: ModelTask, include: IncludeColumns, failures: Failures
-    ) -> None:
+    def _check_columns(self, location: str, model_task: ModelTask, options: StageOptions) -> None:
         """Raise DefinitionError for columns that are known to be missing or duplicate."""
         ids = [key.column for key in self.pipeline._keys_of(self._node)]
-        error = [ERROR_COLUMN] if failures.on_error == "null" else []
-        named = () if include is True else include
+        named = () if options.include is True else options.include
         made = model_task.schema.names
-        if twice := sorted({*named, *ids, *error} & set(made)):
+        if twice := sorted({*named, *ids} & set(made)):
             raise DefinitionError(
                 f"{location}: two columns would be called {twice[0]!r}; give output_column another "
                 "name"
             )
-        if not declares_columns(self.pipeline, self._node):
-            return
-        known = self.pipeline._declared_types()[self._node]
-        read = dict.fromkeys((*(model_task.reads or ()), *model_task.needed, *named))
-        require_columns(f"{location}: {self._node!r}", read, known, DefinitionError)
+        table = self.pipeline._tables()[self._node]
+        if table.is_complete:
+            read = dict.fromkeys((*(model_task.reads or ()), *model_task.needed, *named))
+            require_columns(f"{location}: {self._node!r}", read, table.fields, DefinitionError)
 
 
 def _parse_model(
     location: str, method: str, provider: str | type | None, model: Any
-) -> tuple[type, str, dict[str, Any]]:
-    """Return a provider, the name of its model, and the arguments of its client."""
+) -> tuple[type, Model, dict[str, Any]]:
+    """Return a provider, its model with the options that count, and the arguments of its client."""
     record = model if isinstance(model, Model) else Model(model)
     options, name = dict(record.options), record.name
     server = name if isinstance(name, ModelServer) else options.get("server")
@@ -366,7 +313,8 @@ def _parse_model(
             f"{location}: provider {found.__name__} calls no server; leave provider out, or name "
             "the model"
         )
-    return found, name, {"model": name, "options": options}
+    counted = _keyed(options, getattr(found, "OPERATIONAL", ()))
+    return found, replace(record, name=name, options=counted), {"model": name, "options": options}
 
 
 def name_of(location: str, value: Any, argument: str = "output_column") -> str:
@@ -385,9 +333,7 @@ def name_of(location: str, value: Any, argument: str = "output_column") -> str:
     return value
 
 
-def _check_options(
-    location: str, provider: type, options: Mapping[str, Any], call: StageCall
-) -> None:
+def _check_options(location: str, provider: type, options: Mapping[str, Any]) -> None:
     """Raise DefinitionError for options that the provider's constructor does not accept."""
     parameters = inspect.signature(provider).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
@@ -395,10 +341,10 @@ def _check_options(
     takes = constructor_options(provider)
     known = [each.name for each in takes]
     if unknown := sorted(set(options) - set(known)):
-        corrections = (misplaced_option(call, name, options[name], known) for name in unknown)
         raise DefinitionError(
             f"{location}: the options of the model have {names(unknown)}, which "
-            f"{provider.__name__} does not take; it takes {names(known, 20)}{''.join(corrections)}"
+            f"{provider.__name__} does not take; it takes {names(known, 20)}. "
+            f"{similar(unknown[0], known)}".rstrip(". ")
         )
     needed = [each.name for each in takes if each.default is each.empty]
     if missing := [name for name in needed if name not in options]:

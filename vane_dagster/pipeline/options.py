@@ -86,6 +86,10 @@ class Resources:
             raise DefinitionError(
                 f"{where}: gpus is {self.gpus}; above one GPU only whole numbers can be reserved"
             )
+        if self.accelerator_type is not None and not isinstance(self.accelerator_type, str):
+            raise DefinitionError(
+                f"{where}: accelerator_type is {self.accelerator_type!r}; expected a name"
+            )
         if taken := sorted(set(self.custom) & {"CPU", "GPU", "memory"}):
             raise DefinitionError(
                 f"{where}: resources names {taken[0]!r}; use num_cpus, gpus or memory for it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,21 +18,22 @@ from vane_dagster._arguments import (
     positive,
     selection,
 )
+from vane_dagster._keywords import known_keywords
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.builtin import defaults_for, merge
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.keys import IdColumn, Keys
-from vane_dagster.pipeline.known_arguments import adds_stage, known_arguments
+from vane_dagster.pipeline.known_arguments import adds_stage
+from vane_dagster.pipeline.notebook_cells import Cell, executing_cell
 from vane_dagster.pipeline.options import JoinChildren, JoinHow
-from vane_dagster.pipeline.places import interactive_place
 from vane_dagster.pipeline.records import Asset, as_asset
 from vane_dagster.pipeline.specs import (
     SOURCE,
     JoinSpec,
+    MapBatchesSpec,
     StageSpec,
-    Types,
+    Table,
     check_id,
-    declares_columns,
     with_upstream,
 )
 from vane_dagster.pipeline.stages import Rows
@@ -86,7 +88,7 @@ class Stage(Rows):
         """
         return self.pipeline._schema_of(self.name)
 
-    @known_arguments("Stage.preview")
+    @known_keywords("Stage.preview")
     def preview(
         self, rows: int = 10, *, partition: str | None = None, store: Any = None
     ) -> pa.Table:
@@ -120,7 +122,7 @@ class Stage(Rows):
 class Pipeline(Rows):
     """The declared part of `vane_dagster.Pipeline`, which has the same arguments."""
 
-    @known_arguments("vd.Pipeline", more=". All others are arguments of its stages")
+    @known_keywords("vd.Pipeline", more=". All others are arguments of its stages")
     def __init__(
         self,
         name: str,
@@ -161,7 +163,7 @@ class Pipeline(Rows):
         self._stages: dict[str, Stage] = {}
         self._keys: dict[str, Keys] = {SOURCE: (IdColumn(self.id, SOURCE),)}
         self._checks: dict[str, tuple[Check, ...]] = {}
-        self._places: dict[str, str | None] = {}
+        self._cells: dict[str, Cell | None] = {}
 
     @property
     def stages(self) -> Mapping[str, Stage]:
@@ -185,15 +187,16 @@ class Pipeline(Rows):
 
         A join is drawn under the first stage that it reads, and names all of them.
         """
-        types = self._declared_types()
+        tables = self._tables()
 
         def drawn(node: str, indent: str) -> Iterator[str]:
             below = [stage.spec for stage in self if stage.spec.upstream[0] == node]
             for spec in below:
                 branch, more = ("└── ", "    ") if spec is below[-1] else ("├── ", "│   ")
                 of = f" of {names(spec.upstream)}" if len(spec.upstream) > 1 else ""
-                columns = [f"{name} {_type_name(kind)}" for name, kind in types[spec.name].items()]
-                columns += [] if declares_columns(self, spec.name) else ["..."]
+                table = tables[spec.name]
+                columns = [f"{name} {_type_name(kind)}" for name, kind in table.types.items()]
+                columns += [] if table.is_complete else ["..."]
                 tree = list(drawn(spec.name, indent + more))
                 yield f"{indent}{branch}{spec.name} ({spec.kind}{of})"
                 yield f"{indent}{more}{'│' if tree else ' '}   {', '.join(columns)}"
@@ -207,22 +210,18 @@ class Pipeline(Rows):
         """Return the columns that identify the rows of a stage or the source, the id first."""
         return self._keys[node]
 
-    def _declared_types(self) -> dict[str, Types]:
-        """Return the columns of each stage, with the types known without reading the source.
-
-        The source itself has no known columns.
-        """
-        found: dict[str, Types] = {SOURCE: {}}
+    def _tables(self) -> dict[str, Table]:
+        """Return the columns of each node, as far as they are known without the source."""
+        found = {SOURCE: Table({}, is_complete=False)}
         for stage in self:
             inputs = {name: found[name] for name in stage.spec.upstream}
-            found[stage.name] = stage.spec.declared_types(self, inputs)
+            found[stage.name] = stage.spec.outputs(self, inputs)
         return found
 
     def _schema_of(self, stage: str) -> pa.Schema:
         """See `Stage.schema`."""
-        types = self._declared_types()[stage]
-        if None not in types.values() and declares_columns(self, stage):
-            return pa.schema(types)
+        if (declared := self._tables()[stage].schema) is not None:
+            return declared
         needed = with_upstream(self, stage)
         return self._resolve_schemas(needed, {SOURCE: self.source_schema()})[stage]
 
@@ -266,13 +265,16 @@ class Pipeline(Rows):
         Raises:
             DefinitionError: If a check does not fit the stage.
         """
+        other = self._snapshot()
+        other._keys = {**self._keys, spec.name: spec.row_keys(self)}
+        other._stages[spec.name] = Stage(other, spec)
+        return other
+
+    def _snapshot(self) -> Pipeline:
+        """Return a copy of the pipeline to which nothing is added later."""
         other = copy.copy(self)
         other.pipeline = other
-        other._keys = {**self._keys, spec.name: spec.row_keys(self)}
-        other._stages = {
-            stage.name: Stage(other, spec if stage.name == spec.name else stage.spec)
-            for stage in self
-        }
+        other._stages = {stage.name: Stage(other, stage.spec) for stage in self}
         return other
 
     def _with_schema(self, stage: str, schema: pa.Schema) -> Pipeline:
@@ -380,6 +382,12 @@ class Pipeline(Rows):
         own = as_asset(location, asset)
         return self._add(JoinSpec(name, upstream, own, how, children, chosen))
 
+    def _add_udf(self, spec: MapBatchesSpec) -> Stage:
+        """Add a stage that runs user code or calls a model."""
+        if not spec.is_inferred:
+            spec.check_schema(self._location(spec.name))
+        return self._add(spec.with_reuse(self))
+
     def _location(self, name: str) -> str:
         return f"stage '{self.name}/{name}'"
 
@@ -391,24 +399,58 @@ class Pipeline(Rows):
             )
         if spec.name == SOURCE:
             raise DefinitionError(f"{location}: {SOURCE!r} is the name of the pipeline's source")
-        place = interactive_place()
-        is_again = place is not None and self._places.get(spec.name) == place
-        if spec.name.lower() in map(str.lower, self._stages) and not is_again:
+        cell, former = executing_cell(), self._cells.get(spec.name)
+        replaced: set[str] = set()
+        if cell and former and cell.id == former.id and cell.execution != former.execution:
+            replaced = self._derived(spec.name)
+        kept = {name: stage for name, stage in self._stages.items() if name not in replaced}
+        if spec.name.lower() in map(str.lower, kept):
             raise DefinitionError(
                 f"{location}: there is a stage of that name already, or one that differs only in "
                 "case; give it another name"
             )
-        writes = [n for n in spec.upstream if n != SOURCE and self[n].spec.publishes]
-        if writes:
+        if lost := replaced.intersection(spec.upstream):
+            raise DefinitionError(
+                f"{location}: reads {names(sorted(lost))}, which the stage that it replaces is or "
+                "leads to; give it another name"
+            )
+        inputs = [name for name in spec.upstream if name != SOURCE]
+        if gone := [name for name in inputs if name not in kept]:
+            raise DefinitionError(
+                f"{location}: reads {names(gone)}, which was removed because a stage that it reads "
+                "was declared again; execute its cell again"
+            )
+        if writes := [name for name in inputs if kept[name].spec.publishes]:
             raise DefinitionError(
                 f"{location}: reads {writes[0]!r}, which publishes and ends a branch; add it to "
                 "the stage that is published"
             )
-        self._keys[spec.name] = spec.row_keys(self)
-        self._checks[spec.name] = _stage_checks(self, spec, location)
-        self._stages[spec.name] = stage = Stage(self, spec)
-        self._places[spec.name] = place
+        # Nothing is changed in place: neither by a stage that is refused, nor below built assets.
+        draft = copy.copy(self)
+        draft._keys = {**self._keys, spec.name: spec.row_keys(self)}
+        checks = _stage_checks(draft, spec, location)
+        removed = sorted(replaced - {spec.name})
+        if removed or (replaced and cell and not cell.id):
+            text = f"{location} was declared again, and replaced"
+            if removed:
+                text += (
+                    f"; {names(removed)}, which read it, were removed: execute their cells again"
+                )
+            warnings.warn(text, stacklevel=4)
+        stage = Stage(self, spec)
+        self._keys = draft._keys
+        self._checks = {**self._checks, spec.name: checks}
+        self._cells = {**self._cells, spec.name: cell}
+        self._stages = {**kept, spec.name: stage}
         return stage
+
+    def _derived(self, name: str) -> set[str]:
+        """Return a stage, and the stages that read it directly or through others."""
+        found = {name}
+        for stage in self:
+            if found.intersection(stage.spec.upstream):
+                found.add(stage.name)
+        return found
 
 
 def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[Check, ...]:
@@ -424,7 +466,7 @@ def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[C
     """
     known = spec.made_schema(pipeline)
     checks = merge(
-        defaults_for(known, spec.kind, spec.fills_nulls, spec.max_error_rate),
+        defaults_for(known, spec.kind, spec.fills_nulls, spec.failures.max_error_rate),
         spec.asset.checks,
         location,
     )

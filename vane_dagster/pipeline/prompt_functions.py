@@ -12,6 +12,7 @@ from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.portable import portable_payload
+from vane_dagster.pipeline.udf import style_of
 from vane_dagster.providers.prompt_function import PromptFunction, unpacked
 from vane_dagster.types.callables import unwrapped
 
@@ -47,22 +48,13 @@ def prompt_function(where: str, function: Callable[..., Any]) -> PromptFunction:
         DefinitionError: If it is no plain function of a row.
     """
     plain = unwrapped(function)
-    kinds = (inspect.isfunction(plain), inspect.isbuiltin(plain), inspect.ismethod(plain))
-    if not any(kinds) or (inspect.ismethod(plain) and not inspect.isclass(plain.__self__)):
+    of_class = inspect.ismethod(plain) and inspect.isclass(plain.__self__)
+    is_function = inspect.isfunction(plain) or inspect.isbuiltin(plain) or of_class
+    if not is_function or style_of(plain) != "plain":
         raise DefinitionError(
-            f"{where}: messages is {function!r}; expected a function of a row. A class that holds "
-            "state is a stage of its own, before this one"
-        )
-    called = (
-        inspect.iscoroutinefunction(plain),
-        inspect.isasyncgenfunction(plain),
-        inspect.isgeneratorfunction(plain),
-    )
-    if any(called):
-        raise DefinitionError(
-            f"{where}: messages is {plain.__name__!r}, which is asynchronous or a generator; "
-            "expected a plain function, which returns its result. Requests to other services "
-            "belong into a stage of their own"
+            f"{where}: messages is {function!r}; expected a plain function of a row, which returns "
+            "its prompt. A class that holds state, or requests to other services, are a stage "
+            "before this one"
         )
     try:
         inspect.signature(function).bind({})

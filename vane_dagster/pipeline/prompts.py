@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._arguments import list_of_names, mapping
-from vane_dagster._keywords import require_columns
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.known_arguments import adds_stage
-from vane_dagster.pipeline.model_stages import ModelStageRows, PromptSpec, name_of
+from vane_dagster.pipeline.model_stages import ModelStageRows, name_of
 from vane_dagster.pipeline.options import OnError, ReuseMode
 from vane_dagster.pipeline.prompt_functions import prompt_function
 from vane_dagster.pipeline.records import (
@@ -18,13 +17,10 @@ from vane_dagster.pipeline.records import (
     Failures,
     Model,
     Reuse,
-    StageOptions,
     Workers,
-    as_failures,
-    as_reuse,
+    parse_options,
 )
 from vane_dagster.pipeline.servers import ModelServer
-from vane_dagster.pipeline.specs import declares_columns
 from vane_dagster.providers.format import parse_format
 from vane_dagster.providers.prompting import PromptTask
 from vane_dagster.providers.template import Template, parse_system, parse_template
@@ -40,7 +36,7 @@ class PromptRows(ModelStageRows):
     def prompt(
         self,
         name: str,
-        messages: str | Callable[[dict[str, Any]], Any] | None = None,
+        messages: str | Callable[[dict[str, Any]], Any],
         *,
         model: str | ModelServer | Model,
         provider: str | type | None = None,
@@ -48,7 +44,7 @@ class PromptRows(ModelStageRows):
         sampling_params: Mapping[str, Any] | None = None,
         return_format: Any = None,
         columns: Sequence[str] | None = None,
-        output_column: str = "response",
+        output_column: str | None = None,
         include_columns: bool | Sequence[str] = (),
         batch_size: int | None = None,
         concurrency: int | tuple[int, int] | Workers | None = None,
@@ -69,7 +65,7 @@ class PromptRows(ModelStageRows):
                 content); text with ``{column}`` fields; or a function that gets a row as a dict and
                 returns its prompt: text; a list of messages; or a dict with ``messages`` or
                 ``prompt``, and optionally the row's own ``sampling_params``. Errors of the function
-                are those of the row. Default: the column with the name of the stage.
+                are those of the row.
             model: The model's name, as the provider knows it; a server that runs it, such as
                 `vd.VLLMServer`; or `vd.Model`, with the provider's options, prices and budgets.
             provider: "anthropic", "openai", "transformers" or "vllm"; the name of an installed
@@ -84,7 +80,7 @@ class PromptRows(ModelStageRows):
                 row error. The provider constrains the model to the format if it can. Default: text.
             columns: The input columns that a function of `messages` gets; see `map_batches`.
                 Default: all.
-            output_column: The column of answers.
+            output_column: The column of answers. Default: the stage's name.
             include_columns: Input columns to pass through; True for all.
             batch_size: Rows that are submitted together. The model processes the rows of all of a
                 worker's batches concurrently. Default: 32.
@@ -107,40 +103,24 @@ class PromptRows(ModelStageRows):
                 f"{location}: columns are what a function gets that makes the prompt, and there is "
                 "none; to pass columns through, name them in include_columns"
             )
-        record = model if isinstance(model, Model) else Model(model)
-        shared = as_reuse(location, reuse)
+        options = parse_options(
+            location, include_columns, concurrency, gpus, on_error, reuse, asset
+        )
         model_task = PromptTask(
-            self._template(name, messages, system),
-            name_of(location, output_column),
+            Template("", (), False, parse_system(location, system))
+            if callable(messages)
+            else parse_template(location, messages, system),
+            name_of(location, name if output_column is None else output_column),
             mapping(location, "sampling_params", sampling_params),
             parse_format(location, return_format),
-            as_failures(location, on_error).explain_errors,
+            options.failures.explain_errors,
             None if function is None else prompt_function(location, function),
             () if function is None else list_of_names(location, "columns", columns),
             self.pipeline._keys_of(self._node)[0].column,
         )
-        if shared.per_row is None:
-            shared = replace(shared, per_row=not model_task.is_greedy)
-        own = {
-            "prices": dict(record.prices or {}),
-            "token_budget": record.token_budget,
-            "cost_budget": record.cost_budget,
-        }
-        options = StageOptions(include_columns, concurrency, gpus, on_error, shared, asset)
+        if options.reuse.per_row is None:
+            per_row = not model_task.is_greedy
+            options = replace(options, reuse=replace(options.reuse, per_row=per_row))
         return self._add_model_stage(
-            PromptSpec, name, model_task, own, provider, record, batch_size, options
+            "prompt", name, model_task, provider, model, batch_size, options
         )
-
-    def _template(self, name: str, messages: Any, system: Any) -> Template:
-        """Parse the messages of a stage; those of a function have no text."""
-        location = self.pipeline._location(name)
-        if callable(messages):
-            return Template("", (), False, parse_system(location, system))
-        if messages is not None:
-            return parse_template(location, messages, system)
-        declared = declares_columns(self.pipeline, self._node)
-        known = self.pipeline._declared_types()[self._node] if declared else [name]
-        owner = f"{location}: messages is missing, and {self._node!r}"
-        fix = "Name the column of prompts, or write a template or a function"
-        require_columns(owner, [name], known, DefinitionError, fix)
-        return Template(name, (name,), True, parse_system(location, system))

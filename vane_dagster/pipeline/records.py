@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from vane_dagster._arguments import (
-    environment_variables,
+    list_of_names,
     mapping,
     one_of,
     parse_concurrency,
@@ -20,10 +20,12 @@ from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.options import (
     STARTUP_SECONDS,
     ExecutionBackend,
+    IncludeColumns,
     OnError,
     Resources,
     ReuseMode,
     WorkerLifecycle,
+    parse_include,
 )
 from vane_dagster.providers.usage import parse_budget, parse_prices
 
@@ -84,12 +86,20 @@ class Workers:
 
     def __post_init__(self) -> None:
         where = "vd.Workers"
-        parse_concurrency(where, self.count, "count")
+        object.__setattr__(self, "count", parse_concurrency(where, self.count, "count"))
+        object.__setattr__(self, "resources", mapping(where, "resources", self.resources))
         self._reserved(where, 0)
         for name in ("max_concurrency", "max_batches", "max_rss"):
             positive(where, name, getattr(self, name))
         seconds(where, "startup_timeout_s", self.startup_timeout_s)
-        environment_variables(where, self.env_vars, self.keyed_env_vars)
+        for name in ("env_vars", "keyed_env_vars"):
+            listed = list_of_names(where, name, getattr(self, name)) or ()
+            if wrong := [each for each in listed if not each or "=" in each]:
+                raise DefinitionError(  # the value may be a secret
+                    f"{where}: {name} has {wrong[0].partition('=')[0]!r} with a value, or an empty "
+                    "name; expected names alone, whose values are those of the driver"
+                )
+            object.__setattr__(self, name, tuple(dict.fromkeys(listed)))
         if self.execution_backend is not None:
             backends = get_args(ExecutionBackend)
             one_of(where, "execution_backend", self.execution_backend, backends)
@@ -104,13 +114,24 @@ class Workers:
         Raises:
             DefinitionError: If an amount is invalid.
         """
-        custom = mapping(where, "resources", self.resources)
-        found = Resources(self.num_cpus, gpus, self.memory, self.accelerator_type, custom)
+        own = self.resources
+        found = Resources(self.num_cpus, gpus, self.memory, self.accelerator_type, own)
         found.validate(where)
         return found
 
-    def _fields(self, location: str, gpus: float, stateful: bool, name: str) -> dict[str, Any]:
-        """Return the fields of a stage's spec that describe its workers.
+    @property
+    def _lifecycle(self) -> WorkerLifecycle:
+        """When a worker is given up, or replaced."""
+        startup = STARTUP_SECONDS if self.startup_timeout_s is None else self.startup_timeout_s
+        return WorkerLifecycle(float(startup), self.max_batches, self.max_rss)
+
+    @property
+    def _env_vars(self) -> tuple[str, ...]:
+        """The environment variables that are sent to the workers, including keyed ones."""
+        return tuple(dict.fromkeys((*self.env_vars, *self.keyed_env_vars)))
+
+    def _of(self, location: str, gpus: float, stateful: bool, name: str) -> Workers:
+        """Return the workers of a class or of a function.
 
         Args:
             location: The stage, for messages.
@@ -119,50 +140,19 @@ class Workers:
             name: The class or function, for messages.
 
         Raises:
-            DefinitionError: If a value is invalid, or contradicts the class or function.
+            DefinitionError: If they contradict the class or function, or `gpus` is invalid.
         """
-        forwarded, keyed = environment_variables(location, self.env_vars, self.keyed_env_vars)
-        startup = STARTUP_SECONDS if self.startup_timeout_s is None else self.startup_timeout_s
-        return {
-            "concurrency": parse_concurrency(location, self.count)
-            or ((1, 1) if stateful else None),
-            "resources": self._reserved(location, gpus),
-            "lifecycle": WorkerLifecycle(float(startup), self.max_batches, self.max_rss),
-            "env_vars": forwarded,
-            "keyed_env_vars": keyed,
-            "execution_backend": self._backend(location, stateful, name),
-        }
-
-    def _backend(self, location: str, stateful: bool, name: str) -> ExecutionBackend | None:
+        self._reserved(location, gpus)
         place, _, kind = (self.execution_backend or "").partition("_")
-        if stateful and kind == "task":
+        fits = "actor" if stateful else "task"
+        if kind not in ("", fits):
             raise DefinitionError(
-                f"{location}: execution_backend={self.execution_backend!r} is for a function, but "
-                f"{name} is constructed once and stays loaded; write "
-                f'execution_backend="{place}_actor"'
+                f"{location}: execution_backend={self.execution_backend!r}, but {name} is "
+                + ("constructed once and stays loaded" if stateful else "a function")
+                + f'; write execution_backend="{place}_{fits}"'
+                + ("" if stateful else ", or make it a class that loads what it needs in __init__")
             )
-        if not stateful and kind == "actor":
-            raise DefinitionError(
-                f"{location}: execution_backend={self.execution_backend!r} is for a class, but "
-                f'{name} is a function; write execution_backend="{place}_task", or make it a class '
-                "that loads what it needs in __init__"
-            )
-        return self.execution_backend
-
-
-def as_workers(location: str, value: Any) -> Workers:
-    """Convert the argument `concurrency` of a stage to its record.
-
-    Args:
-        location: The stage, for messages.
-        value: A number, a pair, a record or None.
-
-    Raises:
-        DefinitionError: If it is something else.
-    """
-    if isinstance(value, Workers):
-        return value
-    return Workers(parse_concurrency(location, value))
+        return replace(self, count=self.count or ((1, 1) if stateful else None))
 
 
 @checked_record("vd.Failures")
@@ -229,21 +219,6 @@ class Failures:
         return replace(self, on_error=self.on_error or on_error or "raise", max_retries=retries)
 
 
-def as_failures(location: str, value: Any) -> Failures:
-    """Convert the argument `on_error` of a stage to its record.
-
-    Args:
-        location: The stage, for messages.
-        value: A word, a record or None.
-
-    Raises:
-        DefinitionError: If it is something else.
-    """
-    if value is None or isinstance(value, Failures):
-        return value or Failures()
-    return Failures(one_of(location, "on_error", value, get_args(OnError)))
-
-
 @checked_record("vd.Reuse")
 @dataclass(frozen=True)
 class Reuse:
@@ -280,9 +255,16 @@ class Reuse:
         where = "vd.Reuse"
         if self.mode is not None:
             one_of(where, "mode", self.mode, get_args(ReuseMode))
-        whole(where, "partitions", self.partitions)
+        if type(self.partitions) is not int or self.partitions < 0:
+            raise DefinitionError(
+                f"{where}: partitions is {self.partitions!r}; expected a whole number from 0 up"
+            )
         if self.per_row is not None and not isinstance(self.per_row, bool):
             raise DefinitionError(f"{where}: per_row is {self.per_row!r}; expected a bool")
+        if self.version is not None and not (isinstance(self.version, str) and self.version):
+            raise DefinitionError(
+                f"{where}: version is {self.version!r}; expected a non-empty text, such as '2'"
+            )
 
     def _resolved(self, location: str, obstacle: str | None) -> Reuse:
         """Return the record with the mode that it leaves open.
@@ -305,21 +287,6 @@ class Reuse:
                 f'reuse="{mode}"{why}'
             )
         return replace(self, mode=mode, per_row=bool(self.per_row) and mode == "rows")
-
-
-def as_reuse(location: str, value: Any) -> Reuse:
-    """Convert the argument `reuse` of a stage to its record.
-
-    Args:
-        location: The stage, for messages.
-        value: A word, a record or None.
-
-    Raises:
-        DefinitionError: If it is something else.
-    """
-    if value is None or isinstance(value, Reuse):
-        return value or Reuse()
-    return Reuse(one_of(location, "reuse", value, get_args(ReuseMode)))
 
 
 @checked_record("vd.Children")
@@ -383,7 +350,7 @@ class Model:
 
     def __post_init__(self) -> None:
         where = "vd.Model"
-        mapping(where, "options", self.options)
+        object.__setattr__(self, "options", mapping(where, "options", self.options))
         prices = parse_prices(where, self.prices)
         positive(where, "token_budget", self.token_budget)
         parse_budget(where, self.cost_budget, prices)
@@ -421,20 +388,26 @@ class Asset:
     checks: Sequence[Any] = ()
     column_lineage: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-
-def as_asset(location: str, value: Any) -> Asset:
-    """Convert the argument `asset` of a stage to its record.
-
-    Args:
-        location: The stage, for messages.
-        value: A record or None.
-
-    Raises:
-        DefinitionError: If it is something else.
-    """
-    if value is None or isinstance(value, Asset):
-        return value or Asset()
-    raise DefinitionError(f"{location}: asset is a {type(value).__name__}; expected vd.Asset(...)")
+    def __post_init__(self) -> None:
+        given = mapping("vd.Asset", "column_lineage", self.column_lineage)
+        lineage = {
+            name: list_of_names("vd.Asset", f"column_lineage[{name!r}]", listed) or ()
+            for name, listed in given.items()
+        }
+        object.__setattr__(self, "column_lineage", lineage)
+        for name in ("tags", "metadata"):
+            object.__setattr__(self, name, mapping("vd.Asset", name, getattr(self, name)))
+        for name in ("owners", "kinds"):
+            value = getattr(self, name)
+            value = sorted(value) if isinstance(value, (set, frozenset)) else value
+            object.__setattr__(self, name, list_of_names("vd.Asset", name, value) or ())
+        for name in ("deps", "checks"):
+            value = getattr(self, name)
+            if not isinstance(value, (list, tuple)):
+                raise DefinitionError(
+                    f"vd.Asset: {name} is a {type(value).__name__}; expected a list"
+                )
+            object.__setattr__(self, name, tuple(value))
 
 
 def _name(location: str, kind: Any) -> str:
@@ -465,19 +438,64 @@ def refuse_for_prompts(location: str, failures: Failures, model: Any = None) -> 
         raise DefinitionError(f"{location}: {names(wrong)} is for prompts; leave it out")
 
 
-class StageOptions(NamedTuple):
-    """The arguments that all stages with workers take, as they were given."""
+def as_asset(location: str, value: Any) -> Asset:
+    """Return the argument `asset` of a stage, or the record of its default.
 
-    include_columns: bool | Sequence[str]
-    concurrency: int | tuple[int, int] | Workers | None
+    Args:
+        location: The stage, for messages.
+        value: A record or None.
+
+    Raises:
+        DefinitionError: If it is something else.
+    """
+    if value is None or isinstance(value, Asset):
+        return value or Asset()
+    raise DefinitionError(f"{location}: asset is a {type(value).__name__}; expected vd.Asset(...)")
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """The arguments that all stages with workers take."""
+
+    include: IncludeColumns
+    workers: Workers
     gpus: float | None
-    on_error: OnError | Failures | None
-    reuse: ReuseMode | Reuse | None
-    asset: Asset | None
+    failures: Failures
+    reuse: Reuse
+    asset: Asset
 
-    def failures(self, location: str) -> Failures:
-        """Return `on_error` as its record; see `as_failures`."""
-        return as_failures(location, self.on_error)
+
+def parse_options(
+    location: str,
+    include_columns: bool | Sequence[str],
+    concurrency: int | tuple[int, int] | Workers | None,
+    gpus: float | None,
+    on_error: OnError | Failures | None,
+    reuse: ReuseMode | Reuse | None,
+    asset: Asset | None,
+) -> StageOptions:
+    """Validate the arguments that all stages with workers take.
+
+    Args:
+        location: The stage, for messages.
+        include_columns: See `map_batches`.
+        concurrency: See `map_batches`.
+        gpus: See `map_batches`.
+        on_error: See `map_batches`.
+        reuse: See `map_batches`.
+        asset: See `map_batches`.
+
+    Raises:
+        DefinitionError: If one is invalid.
+    """
+    if not isinstance(concurrency, Workers):
+        concurrency = Workers(parse_concurrency(location, concurrency))
+    if not isinstance(on_error, Failures):
+        on_error = Failures(on_error and one_of(location, "on_error", on_error, get_args(OnError)))
+    if not isinstance(reuse, Reuse):
+        reuse = Reuse(reuse and one_of(location, "reuse", reuse, get_args(ReuseMode)))
+    include = parse_include(location, include_columns)
+    return StageOptions(include, concurrency, gpus, on_error, reuse, as_asset(location, asset))
 
 
 RECORDS: Mapping[str, tuple[str, tuple[str, ...]]] = {

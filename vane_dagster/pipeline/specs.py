@@ -10,9 +10,10 @@ later layer than declarations.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 
@@ -22,22 +23,27 @@ from vane_dagster._keywords import require_columns
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity, worker_code_digest
 from vane_dagster.fingerprint.files import LocalFiles
+from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.pipeline.contracts import CALL, TYPES, BatchCall, Contract, RowCall, TypesCall
-from vane_dagster.pipeline.identity import arguments, component, environment, local_files
+from vane_dagster.pipeline.identity import (
+    call_arguments,
+    component,
+    constructor_arguments,
+    environment,
+    local_files,
+)
 from vane_dagster.pipeline.keys import IdColumn, JoinShape, JoinSide, Keys
 from vane_dagster.pipeline.options import (
     Cardinality,
-    ExecutionBackend,
     IncludeColumns,
     JoinChildren,
     JoinHow,
     OnError,
     Resources,
     RowOrder,
-    WorkerLifecycle,
 )
-from vane_dagster.pipeline.records import Asset, Failures, Reuse
+from vane_dagster.pipeline.records import Asset, Children, Failures, Reuse, Workers
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.sources.raw_files import PATH
 from vane_dagster.storage.manifest import Component
@@ -71,10 +77,36 @@ _NAME_INPUTS = (
 
 Schemas = Mapping[str, pa.Schema]
 """Schemas by node."""
-Types = dict[str, Union[pa.DataType, None]]
-"""Columns and their types; None where only the source knows the type."""
 Column = tuple[str, str]
 """A node and one of its columns."""
+_NO_FAILURES = Failures("raise")
+_REUSED = Reuse("fragments")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns of a node, as far as they are known.
+
+    Attributes:
+        fields: The columns; None where only the source knows the type.
+        reads: The columns of the upstream nodes that the values of each column depend on.
+        is_complete: Whether these are all columns, rather than those known without the source.
+    """
+
+    fields: Mapping[str, pa.Field | None]
+    reads: Mapping[str, list[Column]] = field(default_factory=dict)
+    is_complete: bool = True
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The schema; None if a column or its type is not known."""
+        known = [each for each in self.fields.values() if each is not None]
+        return pa.schema(known) if self.is_complete and len(known) == len(self.fields) else None
+
+    @property
+    def types(self) -> dict[str, pa.DataType | None]:
+        """The columns and their types."""
+        return {name: None if each is None else each.type for name, each in self.fields.items()}
 
 
 @dataclass(frozen=True)
@@ -85,7 +117,12 @@ class StageKind(abc.ABC):
         name: The stage's name.
         upstream: The nodes that it reads.
         asset: Options of its Dagster asset.
-        kind: Name of the kind, in keys, manifests and Dagster.
+        failures: How failed calls and rows are handled.
+        reuse: Which stored results are used again.
+        row_order: The order in which workers receive a fragment's rows; None for the rows' own.
+            Only set if it lists the columns that it reads.
+        is_inferred: Whether the first run infers the schema. `MapBatchesSpec.with_schema` returns
+            the stage with the inferred one.
         runs_udf: Whether it runs user code or calls a model, in workers of a pool.
         publishes: Whether it ends a branch and writes its rows where any tool can read them.
     """
@@ -93,10 +130,18 @@ class StageKind(abc.ABC):
     name: str
     upstream: tuple[str, ...]
     asset: Asset
+    failures: Failures = field(default=_NO_FAILURES, kw_only=True)
+    reuse: Reuse = field(default=_REUSED, kw_only=True)
+    row_order: RowOrder | None = field(default=None, kw_only=True)
+    is_inferred: bool = field(default=False, kw_only=True)
 
-    kind: ClassVar[str]
     runs_udf: ClassVar[bool]
     publishes: ClassVar[bool]
+
+    @property
+    @abc.abstractmethod
+    def kind(self) -> str:
+        """Name of the kind, in keys, manifests and Dagster."""
 
     # Rows.
 
@@ -115,11 +160,6 @@ class StageKind(abc.ABC):
         """Whether it writes nulls where an upstream stage has no row."""
         return False
 
-    @property
-    def row_order(self) -> RowOrder | None:
-        """The preferred order in which workers receive its rows; None for the rows' own order."""
-        return None
-
     def base_node(self, pipeline: Pipeline) -> str:
         """Return the node that determines its output rows."""
         return self.upstream[0]
@@ -136,32 +176,17 @@ class StageKind(abc.ABC):
         """Return the publisher of a partition; None for a stage that publishes nothing."""
         return None
 
-    @property
-    def reuses_results(self) -> bool:
-        """Whether results of former runs are used again, rather than computed in each run."""
-        return True
-
     # Failed rows.
 
     @property
     def isolates_rows(self) -> bool:
         """Whether it isolates single rows that fail or end their workers."""
-        return False
+        return self.failures.on_error != "raise"
 
     @property
     def quarantines(self) -> bool:
         """Whether failed rows are quarantined beside its parts."""
-        return False
-
-    @property
-    def max_error_rate(self) -> float | None:
-        """The share of a partition's rows that may fail; None for the default."""
-        return 0.0
-
-    @property
-    def timeout_s(self) -> float | None:
-        """Time limit in seconds of a worker's call."""
-        return None
+        return self.failures.on_error == "quarantine"
 
     def quarantining(self, pipeline: Pipeline) -> dict[str, list[str]]:
         """Map each of its list columns to the stages with quarantined rows that would add to it."""
@@ -170,6 +195,21 @@ class StageKind(abc.ABC):
     # Columns.
 
     @abc.abstractmethod
+    def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
+        """Return its columns.
+
+        Args:
+            pipeline: The pipeline.
+            inputs: The columns of its upstream nodes.
+
+        Returns:
+            What its columns read is exact for SQL and joins. For user code it is the declared
+            lineage, else all columns read.
+
+        Raises:
+            SchemaError: If they do not fit.
+        """
+
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """Return the schema of its rows.
 
@@ -178,29 +218,22 @@ class StageKind(abc.ABC):
             inputs: The schemas of its upstream nodes.
 
         Raises:
-            SchemaError: If they do not fit.
+            SchemaError: If they do not fit, or the first run has to infer the schema.
         """
+        schema = self.outputs(pipeline, _tables(inputs)).schema
+        assert schema is not None
+        return schema
 
-    @abc.abstractmethod
-    def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """Return its columns, with the types that are known without the source.
-
-        Args:
-            pipeline: The pipeline.
-            inputs: The declared types of its upstream nodes; empty for the source.
-        """
-
-    @abc.abstractmethod
     def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
         """Map each of its columns to the columns that its values depend on.
 
         Args:
             pipeline: The pipeline.
             schemas: Schemas of the stage and of its upstream nodes.
-
-        Returns:
-            Exact for SQL and joins. For user code, the declared lineage, else all columns read.
         """
+        inputs = {node: schemas[node] for node in self.upstream}
+        reads = self.outputs(pipeline, _tables(inputs)).reads
+        return {name: reads[name] for name in schemas[self.name].names}
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
         """Return the columns with values that the stage computes rather than passes through.
@@ -214,15 +247,6 @@ class StageKind(abc.ABC):
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
         """Return the columns that it computes; None if the declaration does not determine them."""
         return None
-
-    def declares_columns(self, pipeline: Pipeline) -> bool:
-        """Return whether the names of its columns are known without the source."""
-        return True
-
-    @property
-    def is_inferred(self) -> bool:
-        """Whether its schema is not known yet, because its first run infers it."""
-        return False
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]
@@ -326,36 +350,37 @@ class ProjectSpec(StageKind):
         """True if there is a condition."""
         return self.where is not None
 
-    def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
+    def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
         """DuckDB's types for expressions, and the input's types for columns that pass through."""
-        location = pipeline._location(self.name)
-        first = inputs[self.upstream[0]]
-        owner = f"{location}: include_columns: {self.upstream[0]!r}"
-        require_columns(owner, _listed(self.include), first.names)
-        schema = sql.bind(self._pairs(first.names), self.where, first, location)
-        check_id(location, pipeline._keys_of(self.name)[0].column, schema)
-        return schema
-
-    def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """The types of the expressions that read only columns of known types."""
-        given = {name: kind for name, kind in inputs[self.upstream[0]].items() if kind is not None}
-        location, found = pipeline._location(self.name), Types()
-        for name, expression in self._pairs(inputs[self.upstream[0]]):
-            none = sql.unused("none", sql.referenced_columns(expression, location))
-            known = pa.schema(given or {none: pa.bool_()})  # SQL has no table without columns
-            try:
-                found[name] = sql.bind(((name, expression),), None, known, location).field(0).type
-            except (SchemaError, DefinitionError):  # it needs a column of unknown type
-                found[name] = None
-        return found
-
-    def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
-        """The columns that each expression names."""
-        first, lineage = self.upstream[0], {}
-        for name, expression in self._pairs(schemas[first].names):
+        location, upstream = pipeline._location(self.name), self.upstream[0]
+        first = inputs[upstream]
+        pairs = self._pairs(first.fields)
+        fields: dict[str, pa.Field | None]
+        if (given := first.schema) is not None:
+            owner = f"{location}: include_columns: {upstream!r}"
+            require_columns(owner, _listed(self.include), given.names)
+            schema = sql.bind(pairs, self.where, given, location)
+            check_id(location, pipeline._keys_of(self.name)[0].column, schema)
+            fields = dict(zip(schema.names, schema))
+        else:
+            known = [each for each in first.fields.values() if each is not None]
+            fields = {name: self._bound(name, text, known, location) for name, text in pairs}
+        reads = {}
+        for name, expression in pairs:
             named = {other.lower() for other in sql.referenced_columns(expression, self.name)}
-            lineage[name] = [(first, n) for n in schemas[first].names if n.lower() in named]
-        return lineage
+            reads[name] = [(upstream, each) for each in first.fields if each.lower() in named]
+        return Table(fields, reads, self.include is not True or first.is_complete)
+
+    def _bound(
+        self, name: str, expression: str, known: list[pa.Field], location: str
+    ) -> pa.Field | None:
+        """Return a column of an expression; None if it reads a column of unknown type."""
+        none = sql.unused("none", sql.referenced_columns(expression, location))
+        given = pa.schema(known or {none: pa.bool_()})  # SQL has no table without columns
+        try:
+            return sql.bind(((name, expression),), None, given, location).field(0)
+        except (SchemaError, DefinitionError):
+            return None
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
         """The columns with expressions other than a plain input column."""
@@ -390,10 +415,6 @@ class ProjectSpec(StageKind):
             component("option", "include_columns", self.include),
         ]
 
-    def declares_columns(self, pipeline: Pipeline) -> bool:
-        """False if it passes on all columns of an input that does not declare them."""
-        return self.include is not True or declares_columns(pipeline, self.upstream[0])
-
     def _pairs(self, columns: Iterable[str]) -> tuple[tuple[str, str], ...]:
         """Return all columns with their expressions.
 
@@ -419,24 +440,13 @@ class MapBatchesSpec(StageKind):
         batch_size: Rows per call; None if `auto_batch` is set or none is declared.
         auto_batch: Whether workers determine the batch size.
         cardinality: How many output rows an input row may have.
-        concurrency: Minimum and maximum number of workers.
-        max_concurrency: Calls in flight in one worker, for an async UDF.
-        resources: Resources that a worker reserves.
-        env_vars: Names of environment variables sent to the workers, including keyed ones.
-        keyed_env_vars: Environment variables with values that count in fragment keys.
-        children: For a fan-out, the column of the new id and the column of the parent's id.
-        failures: How failed calls and rows are handled.
-        lifecycle: When its workers are given up, or replaced.
-        reads: The input columns that output columns depend on, as the user declares.
+        workers: Its workers.
+        gpus: GPUs that a worker reserves.
         include: Input columns that pass through unchanged; True for all.
-        order: The order in which workers receive a fragment's rows; None for the rows' own. Only
-            set if `columns` lists the columns that are read.
-        execution_backend: Where its workers run; None if the compute resource decides.
-        infers: Whether the first run infers the schema. `with_schema` returns the stage with the
-            inferred one.
+        children: For a fan-out, the columns of the new id and of the parent's id.
         pinned: Whether the schema was inferred. Results with columns that it lacks are refused. In
             keys it counts as if it had been declared.
-        reuse: Which stored results are used again.
+        kind: See `StageKind`.
     """
 
     udf: Udf
@@ -446,31 +456,40 @@ class MapBatchesSpec(StageKind):
     batch_size: int | None
     auto_batch: bool
     cardinality: Cardinality
-    concurrency: tuple[int, int] | None
-    max_concurrency: int
-    resources: Resources
-    env_vars: tuple[str, ...]
-    keyed_env_vars: tuple[str, ...] = ()
-    children: tuple[str, str] | None = None
-    failures: Failures = field(default_factory=lambda: Failures())
-    lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
-    reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    include: IncludeColumns = ()
-    order: RowOrder | None = None
-    execution_backend: ExecutionBackend | None = None
-    infers: bool = False
+    workers: Workers
+    gpus: float
+    include: IncludeColumns
+    children: Children | None = None
     pinned: bool = False
-    reuse: Reuse = field(default_factory=Reuse)
+    kind: str = "map_batches"
 
-    kind = "map_batches"
-    schema_argument: ClassVar[str] = "the schema"
     runs_udf: ClassVar[Literal[True]] = True
     publishes: ClassVar[Literal[False]] = False
 
     @property
+    def schema_argument(self) -> str:
+        """What to declare in place of an inferred schema, for messages."""
+        return "dimensions=" if self.kind == "embed" else "the schema"
+
+    @property
+    def resources(self) -> Resources:
+        """Resources that a worker reserves."""
+        return self.workers._reserved(f"stage {self.name!r}", self.gpus)
+
+    @property
+    def concurrency(self) -> tuple[int, int] | None:
+        """Minimum and maximum number of workers; None if it depends on the cluster."""
+        return self.workers.count if isinstance(self.workers.count, tuple) else None
+
+    @property
+    def max_concurrency(self) -> int:
+        """Calls in flight in one worker, for an async UDF."""
+        return self.workers.max_concurrency or 1
+
+    @property
     def on_driver(self) -> bool:
         """Whether its workers have to be subprocesses on the driver's machine."""
-        return (self.execution_backend or "").startswith("subprocess")
+        return (self.workers.execution_backend or "").startswith("subprocess")
 
     @property
     def makes_rows(self) -> bool:
@@ -483,39 +502,9 @@ class MapBatchesSpec(StageKind):
         return self.cardinality in ("filter", "zero_to_many")
 
     @property
-    def row_order(self) -> RowOrder | None:
-        """The order in which its model processes rows most efficiently."""
-        return self.order
-
-    @property
     def slots(self) -> int:
         """Tasks that a worker has at the same time; with two, async code always has calls."""
         return 2 if self.udf.is_async and self.max_concurrency > 1 else 1
-
-    @property
-    def isolates_rows(self) -> bool:
-        """True unless an error fails the partition."""
-        return self.failures.on_error != "raise"
-
-    @property
-    def quarantines(self) -> bool:
-        """True if the stage declares it."""
-        return self.failures.on_error == "quarantine"
-
-    @property
-    def max_error_rate(self) -> float | None:
-        """The declared share."""
-        return self.failures.max_error_rate
-
-    @property
-    def timeout_s(self) -> float | None:
-        """The declared limit."""
-        return self.failures.timeout_s
-
-    @property
-    def reuses_results(self) -> bool:
-        """As the stage declares."""
-        return self.reuse.mode != "none"
 
     @property
     def runs_own_code(self) -> bool:
@@ -542,11 +531,8 @@ class MapBatchesSpec(StageKind):
     def _obstacle_to_row_reuse(self, pipeline: Pipeline) -> str | None:
         """Return why rows cannot be reused one by one, and the fix; None if they can."""
         id = pipeline._keys_of(self.upstream[0])[0].column
-        if self.columns is None:
-            return (
-                "a row is found by the columns that the code reads, and they are not known; name "
-                "them in columns="
-            )
+        if not self.columns:
+            return "a row is found by the columns that the code reads; name them in columns="
         has_files = pipeline.source.names_files
         if self._takes_files and not has_files:
             return (
@@ -558,21 +544,17 @@ class MapBatchesSpec(StageKind):
                 "the code may open the files of its source, and its rows do not tell which; name "
                 f'{PATH!r} in columns=, take a vd.File, or use reuse="fragments"'
             )
-        if not self.columns:
-            return "a row is found by the columns that the code reads, and columns= names none"
         is_many = self.cardinality != "one_to_one"
         if is_many and not self.contract.by_row and id not in self.columns:
             return (
                 f"where rows are dropped or added, only the id {id!r} tells from which row a "
                 "result was made; name it in columns="
             )
-        if self.children is not None and self.infers:
-            return "an inferred schema may have the new id; declare the schema"
-        if self.children is not None and self.children[0] in self.schema.names:
+        has_ids = self.is_inferred or (self.children and self.children.id in self.schema.names)
+        if self.children is not None and has_ids:
             return (
-                f"the schema declares the new id {self.children[0]!r}, and ids that the code makes "
-                "cannot be given to the children of another row; leave it out of the schema, so "
-                "that ids are generated"
+                f"ids {self.children.id!r} that the code makes cannot be given to the children of "
+                "another row; declare a schema without them, so that ids are generated"
             )
         return None
 
@@ -641,7 +623,7 @@ class MapBatchesSpec(StageKind):
         first = pipeline._keys_of(self.upstream[0])
         if self.children is None:
             return first
-        id, parent = self.children
+        id, parent = self.children.id, self.children.parent_id or first[0].column
         location = pipeline._location(self.name)
         taken = {key.column for key in first} | {parent}
         if id in taken or parent in {key.column for key in first[1:]}:
@@ -653,42 +635,69 @@ class MapBatchesSpec(StageKind):
 
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """The declared columns, and the ids and columns that pass through."""
-        first, location = inputs[self.upstream[0]], pipeline._location(self.name)
-        if self.infers:
+        if self.is_inferred:
             raise SchemaError(
-                f"{location}: its columns are not known before its first run, which infers them "
-                f"(schema={INFER!r}). Declare {self.schema_argument}; preview() shows it as code"
+                f"{pipeline._location(self.name)}: its columns are not known before its first run, "
+                f"which infers them (schema={INFER!r}). Declare {self.schema_argument}; preview() "
+                "shows it as code"
             )
-        needed = dict.fromkeys([*(self.columns or ()), *_listed(self.include)])
-        by_row = isinstance(self.contract, RowCall) and self.contract.inputs is not None
-        fix = (_OPEN_FILE if pipeline.source.names_files else _NAME_INPUTS) if by_row else ""
-        require_columns(f"{location}: {self.upstream[0]!r}", needed, first.names, fix=fix)
-        fields = []
-        above = [key.column for key in pipeline._keys_of(self.upstream[0])]
+        return super().output_schema(pipeline, inputs)
+
+    @property
+    def _needed(self) -> Iterable[str]:
+        """The input columns that the code gets."""
+        return self.columns or ()
+
+    def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
+        """The declared columns, and the ids and columns that pass through."""
+        location, upstream = pipeline._location(self.name), self.upstream[0]
+        first = inputs[upstream]
+        if first.is_complete:
+            needed = dict.fromkeys([*self._needed, *_listed(self.include)])
+            by_row = isinstance(self.contract, RowCall) and self.contract.inputs is not None
+            fix = (_OPEN_FILE if pipeline.source.names_files else _NAME_INPUTS) if by_row else ""
+            require_columns(f"{location}: {upstream!r}", needed, first.fields, fix=fix)
+        above = [key.column for key in pipeline._keys_of(upstream)]
         own = [key.column for key in pipeline._keys_of(self.name)]
+        ids = dict(zip(own[len(own) - len(above) :], above))
+        carried = self.carried(first.fields, own)
+        fields: dict[str, pa.Field | None] = {}
+        reads: dict[str, list[Column]] = {}
         if self.children is not None:
-            fields.append(pa.field(own[0], pa.string()))  # unless the user declares it
-        for id, column in zip(own[len(fields) :], above):
-            fields.append(first.field(column).with_name(id))
-            declared = self.schema.field(id).type if id in self.schema.names else fields[-1].type
-            if declared != fields[-1].type:
+            fields[own[0]] = pa.field(own[0], pa.string())  # unless the user declares it
+            reads[own[0]] = [(upstream, above[0])]
+        for name, column in (ids | dict(zip(carried, carried))).items():
+            given = first.fields.get(column)
+            fields[name] = None if given is None else given.with_name(name)
+            reads[name] = [(upstream, column)]
+        for name in ids:
+            given = fields[name]
+            declared = self.schema.field(name).type if name in self.schema.names else None
+            if given is not None and declared is not None and declared != given.type:
                 raise SchemaError(
-                    f"{location}: schema declares the id {id!r} as {declared}, but it comes in as "
-                    f"{fields[-1].type}; ids keep their type. Leave it out of the schema, or cast "
-                    "it in the source"
+                    f"{location}: schema declares the id {name!r} as {declared}, but it comes in "
+                    f"as {given.type}; ids keep their type. Leave it out of the schema, or cast it "
+                    "in the source"
                 )
-        fields += [first.field(column) for column in self.carried(first.names, own)]
-        missing_fields = [field for field in fields if field.name not in self.schema.names]
-        schema = pa.schema([*missing_fields, *self.schema])
+        read = [(upstream, c) for c in (first.fields if self.columns is None else self.columns)]
+        made: dict[str, pa.Field | None] = {
+            each.name: None if self.is_inferred else each for each in self.schema
+        }
+        for name in made.keys() - reads.keys():
+            lineage = self.asset.column_lineage.get(name)
+            reads[name] = read if lineage is None else [(upstream, column) for column in lineage]
+        fields = {name: each for name, each in fields.items() if name not in made} | made
         if self.failures.on_error == "null":
-            if ERROR_COLUMN in schema.names:
+            if ERROR_COLUMN in fields:
                 raise SchemaError(
                     f"{location}: on_error='null' adds a column {ERROR_COLUMN!r}, and the input "
                     "has one that include_columns passes on; name the columns to include"
                 )
-            schema = schema.append(pa.field(ERROR_COLUMN, pa.string()))
-        check_id(location, own[0], schema)
-        return schema
+            fields[ERROR_COLUMN], reads[ERROR_COLUMN] = pa.field(ERROR_COLUMN, pa.string()), read
+        if (key := fields[own[0]]) is not None:
+            check_id(location, own[0], pa.schema([key]))
+        passes_all = self.include is not True or first.is_complete
+        return Table(fields, reads, passes_all and bool(self.schema.names or not self.is_inferred))
 
     def carried(self, columns: Iterable[str], ids: Collection[str]) -> list[str]:
         """Return the input columns that pass through, besides the ids.
@@ -699,16 +708,6 @@ class MapBatchesSpec(StageKind):
         """
         chosen = columns if self.include is True else self.include
         return [name for name in chosen if name not in ids and name not in self.schema.names]
-
-    def declares_columns(self, pipeline: Pipeline) -> bool:
-        """False if they are inferred, or are all columns of an input that does not declare them."""
-        known = self.include is not True or declares_columns(pipeline, self.upstream[0])
-        return known and bool(self.schema.names or not self.infers)
-
-    @property
-    def is_inferred(self) -> bool:
-        """True until the schema is pinned."""
-        return self.infers
 
     def probe(self) -> MapBatchesSpec:
         """Return a stage that makes the same calls, and returns the types of their results.
@@ -724,9 +723,8 @@ class MapBatchesSpec(StageKind):
             cardinality="one_to_one",
             children=None,
             failures=replace(self.failures, on_error=on_error),
-            reads={},
             include=(),
-            infers=False,
+            is_inferred=False,
         )
 
     def with_schema(self, pipeline: Pipeline, schema: pa.Schema) -> MapBatchesSpec:
@@ -737,7 +735,7 @@ class MapBatchesSpec(StageKind):
             SchemaError: If it has no columns, or ones that cannot be stored.
         """
         location = pipeline._location(self.name)
-        spec = replace(self, schema=parse_schema(schema, location), infers=False, pinned=True)
+        spec = replace(self, schema=parse_schema(schema, location), is_inferred=False, pinned=True)
         spec.check_schema(location)
         return spec
 
@@ -756,11 +754,6 @@ class MapBatchesSpec(StageKind):
             SchemaError: If there is no such column, or one without a type.
         """
         location = pipeline._location(self.name)
-        if not found.names:
-            raise SchemaError(
-                f"{location}: its schema cannot be inferred, because {self.udf.name} returned "
-                f"only None, or nothing, for the first {rows:,} rows. Declare the schema"
-            )
         ids = [key.column for key in pipeline._keys_of(self.name)]
         passed = {*(ids[1:] if self.makes_rows else ids)}
         passed |= {*(given.names if self.include is True else self.include)}
@@ -770,7 +763,7 @@ class MapBatchesSpec(StageKind):
         if not made:
             raise SchemaError(
                 f"{location}: its schema cannot be inferred, because {self.udf.name} returned no "
-                f"column besides those passed on for the first {rows:,} rows. Return what it makes"
+                f"column of its own for the first {rows:,} rows. Declare the schema"
             )
         if untyped := [field.name for field in made if is_untyped(field.type)]:
             raise SchemaError(
@@ -804,36 +797,7 @@ class MapBatchesSpec(StageKind):
                 "rename yours in the schema, and use 'quarantine' for a one-to-many stage"
             )
         owner = f"{location}: column_lineage: the schema"
-        require_columns(owner, self.reads, self.schema.names, DefinitionError)
-
-    def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """The declared types, and those known of the ids and columns that pass through."""
-        first = inputs[self.upstream[0]]
-        above = [key.column for key in pipeline._keys_of(self.upstream[0])]
-        own = [key.column for key in pipeline._keys_of(self.name)]
-        found: Types = {own[0]: pa.string()} if self.children is not None else {}
-        found |= {id: first.get(column) for id, column in zip(own[len(found) :], above)}
-        found |= {column: first.get(column) for column in self.carried(first, own)}
-        missing = {name: kind for name, kind in found.items() if name not in self.schema.names}
-        found = missing | {field.name: None if self.infers else field.type for field in self.schema}
-        return found | ({ERROR_COLUMN: pa.string()} if self.failures.on_error == "null" else {})
-
-    def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
-        """The declared lineage; else each column depends on all columns read."""
-        first = self.upstream[0]
-        above = [key.column for key in pipeline._keys_of(first)]
-        own = [key.column for key in pipeline._keys_of(self.name)]
-        read = schemas[first].names if self.columns is None else list(self.columns)
-        found = {
-            name: [(first, c) for c in self.reads.get(name, read)] for name in self.schema.names
-        }
-        found |= {name: [(first, name)] for name in self.carried(schemas[first].names, own)}
-        found |= {id: [(first, column)] for id, column in zip(own[len(own) - len(above) :], above)}
-        if self.children is not None:
-            found[own[0]] = [(first, above[0])]
-        if self.failures.on_error == "null":
-            found[ERROR_COLUMN] = [(first, column) for column in read]
-        return {name: found[name] for name in schemas[self.name].names}
+        require_columns(owner, self.asset.column_lineage, self.schema.names, DefinitionError)
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
         """All declared columns except ids."""
@@ -842,7 +806,7 @@ class MapBatchesSpec(StageKind):
 
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
         """All declared columns except ids."""
-        if self.infers:
+        if self.is_inferred:
             return None
         ids = [key.column for key in pipeline._keys_of(self.name)]
         return pa.schema([field for field in self.schema if field.name not in ids])
@@ -857,14 +821,14 @@ class MapBatchesSpec(StageKind):
 
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The code, its arguments, and its input and output columns."""
-        schema = INFER if self.infers else self.schema.to_string(show_schema_metadata=False)
+        schema = INFER if self.is_inferred else self.schema.to_string(show_schema_metadata=False)
         return [
             *self._called(pipeline),
             component("option", "schema", schema),
             component("option", "columns", self._columns_seen(pipeline)),
             component("option", "cardinality", self.cardinality),
             component("option", "per_row", self.reuse.per_row),
-            component("option", "id", self.children),
+            component("option", "id", self.children and dataclasses.astuple(self.children)),
             # The other two differ only in error handling.
             component("option", "on_error", self.failures.on_error == "null"),
             component("option", "include_columns", self.include),
@@ -874,7 +838,8 @@ class MapBatchesSpec(StageKind):
         """Return what determines the result of a call, besides rows and columns."""
         return [
             *(Component(*part) for part in self.code(pipeline).parts),
-            *arguments(pipeline, self),
+            *constructor_arguments(pipeline, self),
+            *call_arguments(pipeline, self),
             component("option", "method", self.udf.method),
             component("option", "batch_format", self.contract.keyed),
             *environment(pipeline, self),
@@ -892,10 +857,16 @@ class MapBatchesSpec(StageKind):
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
 
+    @property
+    def _own_code(self) -> Sequence[Callable[..., Any]]:
+        """The user's code that it runs."""
+        return (self.udf.target,)
+
     def code_digest(self) -> str:
         """Digest of the function or class."""
-        unread = LocalFiles(read=False)
-        return code_identity(self.udf.target, version=self.udf.version, files=unread).digest
+        unread, version = LocalFiles(read=False), self.udf.version
+        found = (code_identity(each, version=version, files=unread) for each in self._own_code)
+        return digest(*(each.digest for each in found))
 
     def local_files(self) -> Mapping[LocalFile, FileContent]:
         """Those among the arguments of the function or class."""
@@ -1022,78 +993,45 @@ class JoinSpec(StageKind):
                 ]
         return found
 
-    def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
+    def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
         """The columns taken from each stage; children as lists of structs, if declared so."""
         location, shape = pipeline._location(self.name), self.shape(pipeline)
-        base = inputs[shape.base]
+        base = inputs[shape.base].fields
         sides = {side.node: side for side in shape.sides}
         ids = [key.column for key in pipeline._keys_of(shape.base)]
-        fields = {id: base.field(id) for id in ids}
-        owner = dict.fromkeys(ids, shape.base)
-        for node, schema in inputs.items():
+        fields = {id: base.get(id) for id in ids}
+        reads = {id: [(shape.base, id)] for id in ids}
+        for node, table in inputs.items():
             side = sides.get(node)
             if side is not None:
-                _check_same_id(location, shape, base, schema, side)
-            chosen = self._chosen(node, schema.names, side.known if side else ids)
-            require_columns(f"{location}: {node!r}", [c for _, c in chosen], schema.names)
-            taken = [schema.field(column).with_name(name) for name, column in chosen]
+                _check_same_id(location, shape, base, table.fields, side)
+            chosen = self._chosen(node, table.fields, side.known if side else ids)
+            if table.is_complete:
+                require_columns(f"{location}: {node!r}", [c for _, c in chosen], table.fields)
+            taken: dict[str, pa.Field | None] = {}
+            for name, column in chosen:
+                given = table.fields.get(column)
+                taken[name] = None if given is None else given.with_name(name)
+            read = {name: [(node, column)] for name, column in chosen}
             if side is not None and side.label is not None:
-                own = [
-                    key.column for key in pipeline._keys_of(node) if key.column not in side.known
-                ]
-                taken = [schema.field(id) for id in own] + [f for f in taken if f.name not in own]
-                taken = [pa.field(side.label, pa.list_(pa.struct(taken)))]
-            for one in taken:
-                if one.name in fields:
-                    raise SchemaError(
-                        f"{location}: column {one.name!r} comes from both {owner[one.name]!r} "
-                        f"and {node!r}; name the columns to take, as columns={{{node!r}: "
-                        f"{{'other_name': {one.name!r}}}}}"
-                    )
-                fields[one.name], owner[one.name] = one, node
-        return pa.schema(list(fields.values()))
-
-    def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """The known types of the columns that are taken."""
-        shape = self.shape(pipeline)
-        sides = {side.node: side for side in shape.sides}
-        ids = [key.column for key in pipeline._keys_of(shape.base)]
-        found: Types = {id: inputs[shape.base].get(id) for id in ids}
-        for node, given in inputs.items():
-            side = sides.get(node)
-            chosen = self._chosen(node, given, side.known if side else ids)
-            taken: Types = {name: given.get(column) for name, column in chosen}
-            if side is not None and side.label is not None:
-                own = [
-                    key.column for key in pipeline._keys_of(node) if key.column not in side.known
-                ]
-                child = {id: given.get(id) for id in own} | taken
-                is_known = None not in child.values()
-                taken = {side.label: pa.list_(pa.struct(list(child.items()))) if is_known else None}
-            found |= taken
-        return found
-
-    def declares_columns(self, pipeline: Pipeline) -> bool:
-        """False if it takes all columns of a node that does not declare them."""
-        return all(
-            node in self.columns or declares_columns(pipeline, node) for node in self.upstream
-        )
-
-    def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
-        """The columns that are taken; for a list, the columns of its elements."""
-        shape = self.shape(pipeline)
-        ids = [key.column for key in pipeline._keys_of(shape.base)]
-        found = {id: [(shape.base, id)] for id in ids}
-        taken = self._chosen(shape.base, schemas[shape.base].names, ids)
-        found |= {name: [(shape.base, column)] for name, column in taken}
-        for side in shape.sides:
-            pairs = self._chosen(side.node, schemas[side.node].names, side.known)
-            if side.label is None:
-                found |= {name: [(side.node, column)] for name, column in pairs}
-            else:
-                listed = [(side.node, column) for _, column in pairs]
-                found[side.label] = list(dict.fromkeys([(side.node, side.id), *listed]))
-        return {name: found[name] for name in schemas[self.name].names}
+                keys = [key.column for key in pipeline._keys_of(node)]
+                own = {key: table.fields.get(key) for key in keys if key not in side.known}
+                element = Table(own | taken | own).schema
+                kind = None
+                if element is not None:
+                    kind = pa.field(side.label, pa.list_(pa.struct(list(element))))
+                columns = dict.fromkeys([side.id, *(column for _, column in chosen)])
+                taken, read = {side.label: kind}, {side.label: [(node, c) for c in columns]}
+            if twice := [name for name in taken if name in fields]:
+                raise SchemaError(
+                    f"{location}: column {twice[0]!r} comes from both {reads[twice[0]][0][0]!r} "
+                    f"and {node!r}; name the columns to take, as columns={{{node!r}: "
+                    f"{{'other_name': {twice[0]!r}}}}}"
+                )
+            fields |= taken
+            reads |= read
+        is_complete = all(node in self.columns or inputs[node].is_complete for node in inputs)
+        return Table(fields, reads, is_complete)
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
         """For a left join, the columns that are null where a row is missing."""
@@ -1147,17 +1085,11 @@ class WriteSpec(StageKind):
     runs_udf: ClassVar[Literal[False]] = False
     publishes: ClassVar[Literal[True]] = True
 
-    def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
-        """The input schema, unchanged."""
-        return inputs[self.upstream[0]]
-
-    def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """The input types, unchanged."""
-        return inputs[self.upstream[0]]
-
-    def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
-        """Each column depends on the input column of the same name."""
-        return {name: [(self.upstream[0], name)] for name in schemas[self.name].names}
+    def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
+        """The input columns, unchanged."""
+        first = inputs[self.upstream[0]]
+        reads = {name: [(self.upstream[0], name)] for name in first.fields}
+        return Table(first.fields, reads, first.is_complete)
 
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The target and its write options."""
@@ -1171,10 +1103,6 @@ class WriteSpec(StageKind):
             *(component("option", *option) for option in sorted(target.options.items())),
         ]
 
-    def declares_columns(self, pipeline: Pipeline) -> bool:
-        """As its input does."""
-        return declares_columns(pipeline, self.upstream[0])
-
     def publisher(self, partition: str | None) -> Publisher:
         """Return the publisher of a partition."""
         return open_publisher(self.target, partition)
@@ -1183,6 +1111,11 @@ class WriteSpec(StageKind):
 def _listed(include: IncludeColumns) -> tuple[str, ...]:
     """Return the columns that `include` names."""
     return () if include is True else include
+
+
+def _tables(schemas: Schemas) -> dict[str, Table]:
+    """Return nodes whose columns are all known."""
+    return {node: Table(dict(zip(schema.names, schema))) for node, schema in schemas.items()}
 
 
 StageSpec = Union[ProjectSpec, MapBatchesSpec, JoinSpec, WriteSpec]
@@ -1208,13 +1141,17 @@ def _side(
 
 
 def _check_same_id(
-    location: str, shape: JoinShape, base: pa.Schema, own: pa.Schema, side: JoinSide
+    location: str,
+    shape: JoinShape,
+    base: Mapping[str, pa.Field | None],
+    own: Mapping[str, pa.Field | None],
+    side: JoinSide,
 ) -> None:
     ours, theirs = (shape.id, side.match) if side.label else (side.match, side.id)
-    expected, found = base.field(ours).type, own.field(theirs).type
-    if expected != found:
+    expected, found = base.get(ours), own.get(theirs)
+    if expected is not None and found is not None and expected.type != found.type:
         raise SchemaError(
-            f"{location}: the id {ours!r} is {expected} in {shape.base!r} and {found} in "
+            f"{location}: the id {ours!r} is {expected.type} in {shape.base!r} and {found.type} in "
             f"{side.node!r}; materialize both again from the same source"
         )
 
@@ -1228,16 +1165,6 @@ def with_upstream(pipeline: Pipeline, node: str) -> set[str]:
     """
     above = () if node == SOURCE else pipeline[node].spec.upstream
     return {node}.union(*(with_upstream(pipeline, upstream) for upstream in above))
-
-
-def declares_columns(pipeline: Pipeline, node: str) -> bool:
-    """Return whether the names of a node's columns are known without the source.
-
-    Args:
-        pipeline: The pipeline.
-        node: The stage, or the source.
-    """
-    return node != SOURCE and pipeline[node].spec.declares_columns(pipeline)
 
 
 def check_id(location: str, id: str, schema: pa.Schema) -> None:

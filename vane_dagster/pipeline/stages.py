@@ -21,7 +21,7 @@ from vane_dagster.pipeline.labels import LabelRows
 from vane_dagster.pipeline.map_stages import MapRows
 from vane_dagster.pipeline.options import parse_include
 from vane_dagster.pipeline.records import Asset, as_asset
-from vane_dagster.pipeline.specs import SOURCE, ProjectSpec, WriteSpec, declares_columns
+from vane_dagster.pipeline.specs import SOURCE, ProjectSpec, WriteSpec
 from vane_dagster.storage.filesystem import absolute_url
 from vane_dagster.storage.publish.base import PARTITION_COLUMN, Target
 from vane_dagster.storage.publish.registry import PUBLISHERS, publisher_class
@@ -163,9 +163,8 @@ class Rows(MapRows, LabelRows, EmbedRows):
             options={**publisher.options, **given},
         )
         partitioned = self.pipeline.partitions_def is not None
-        types = self.pipeline._declared_types()[self._node]
-        declared = publisher.validate(declared, location, partitioned, tuple(types))
-        complete = declares_columns(self.pipeline, self._node)
-        publisher.validate_types(declared, location, types, complete)
+        table = self.pipeline._tables()[self._node]
+        declared = publisher.validate(declared, location, partitioned, tuple(table.fields))
+        publisher.validate_types(declared, location, table.types, table.is_complete)
         own = as_asset(location, asset)
         return self.pipeline._add(WriteSpec(name, (self._node,), own, declared))

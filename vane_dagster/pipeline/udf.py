@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vane_dagster._arguments import mapping, positional
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.local_file import LocalFile, found_in, local_files_in, servers_in
-from vane_dagster.fingerprint.modules import Finder
-from vane_dagster.fingerprint.values import model_class
-from vane_dagster.pipeline.contracts import CALL, CallStyle, Contract
-from vane_dagster.pipeline.decorators import Callee
-from vane_dagster.pipeline.lazy_instances import lazy_in
+from vane_dagster.pipeline.contracts import CALL, CallStyle, DeclaredCall
+from vane_dagster.pipeline.decorators import NO_OPTIONS, CallOptions, options_of
+from vane_dagster.pipeline.lazy_instances import LazyInstance, lazy_in
 from vane_dagster.pipeline.servers import ModelServer, servers_by_key
 from vane_dagster.types.callables import qualname, signature_of, unwrapped
 
@@ -29,14 +28,13 @@ class Udf:
             callable.
         stateful: Whether it is constructed, by a class or a factory.
         style: How a call produces its result: returned, yielded, awaited or both.
-        method: The method of the constructed object that is called.
-        is_factory: Whether the target is a function that returns the callable.
-        args: Passed to each call after the batch.
         kwargs: Passed to each call.
         constructor_args: Passed to the class or factory.
         constructor_kwargs: Passed to the class or factory.
         version: Replaces the code identity, if the user sets it.
-        label: Display name. Default: the target's name.
+        method: The method of the constructed object that is called.
+        is_factory: Whether the target is a function that returns the callable.
+        options: What its decorators declare.
     """
 
     target: Callable[..., Any]
@@ -46,17 +44,16 @@ class Udf:
     constructor_args: tuple[Any, ...] = field(default=(), repr=False)
     constructor_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     version: str | None = None
-    label: str = ""
     method: str = CALL
     is_factory: bool = False
+    options: CallOptions = NO_OPTIONS
 
     @property
     def name(self) -> str:
         """The label, or the target's qualified name."""
-        if self.label:
-            return self.label
-        target = self.target.func if isinstance(self.target, functools.partial) else self.target
-        return str(getattr(target, "__qualname__", repr(target)))
+        if self.options.label:
+            return self.options.label
+        return str(getattr(self.target, "__qualname__", repr(self.target)))
 
     @property
     def call(self) -> Any:
@@ -94,101 +91,144 @@ class Udf:
         return self.style in ("async", "async_generator")
 
 
-def make_udf(where: str, callee: Callee, version: str | None, contract: Contract) -> Udf:
-    """Validate a user's function or class and its arguments.
+def make_udf(
+    where: str,
+    fn: Any,
+    constructor_args: Sequence[Any] = (),
+    constructor_kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    is_factory: bool = False,
+) -> Udf:
+    """Find the class or function, and the method, that `fn` stands for.
 
     Args:
         where: The stage, for messages.
-        callee: The code and its arguments.
-        version: Replaces the identity of the code.
-        contract: How it is called.
+        fn: A function or class; a `functools.partial` of one; or, of a class under `vd.cls`, an
+            instance that is not constructed, or a method of it.
+        constructor_args: The constructor's positional arguments, given beside `fn`.
+        constructor_kwargs: The constructor's keyword arguments, given beside `fn`.
+        kwargs: The keyword arguments of each call.
+        is_factory: Whether `fn` is a function that returns the function to call.
 
     Raises:
-        DefinitionError: If the code cannot be called so, or an argument is invalid.
+        DefinitionError: If it is none of these, or does not take its arguments.
     """
-    target, method, stateful = callee.target, callee.method, inspect.isclass(callee.target)
-    given, named = _handles(callee.constructor_args), _handles(callee.constructor_kwargs)
-    kwargs = _handles(callee.kwargs)
-    keep_arguments((), kwargs, given, named)
-    check_callable(where, target, method)
-    if not stateful and (given or named):
+    method = CALL
+    if isinstance(fn, LazyInstance):
+        method = fn._lazy_method
+        fn = functools.partial(fn._lazy_target, *fn._lazy_args, **fn._lazy_kwargs)
+    placed = positional(where, "fn_constructor_args", constructor_args)
+    named = mapping(where, "fn_constructor_kwargs", constructor_kwargs)
+    if isinstance(fn, functools.partial) and (inspect.isclass(fn.func) or is_factory):
+        if placed or named:
+            raise DefinitionError(
+                f"{where}: {qualname(fn.func)}(...) has its constructor's arguments already; leave "
+                "out fn_constructor_args and fn_constructor_kwargs"
+            )
+        fn, placed, named = fn.func, fn.args, fn.keywords
+    called_with = dict(mapping(where, "fn_kwargs", kwargs))
+    while isinstance(fn, functools.partial) and not isinstance(fn.func, LazyInstance):
+        if fn.args:
+            raise DefinitionError(
+                f"{where}: functools.partial of {qualname(fn.func)} has arguments by position; "
+                "give them by name"
+            )
+        called_with = {**fn.keywords, **called_with}
+        fn = fn.func
+    _check_callable(where, fn, method, is_factory)
+    stateful = is_factory or inspect.isclass(fn)
+    if not stateful and (placed or named):
         raise DefinitionError(
-            f"{where}: {qualname(target)} is a function, so fn_constructor_args and "
+            f"{where}: {qualname(fn)} is a function, so fn_constructor_args and "
             "fn_constructor_kwargs mean nothing; pass fn_kwargs, or make it a class"
         )
     udf = Udf(
-        target=target,
+        target=fn,
         stateful=stateful,
-        style=_style(getattr(target, method) if stateful else target),
-        kwargs=kwargs,
-        constructor_args=given,
-        constructor_kwargs=named,
-        version=None if version is None else str(version),
+        style="plain" if is_factory else style_of(getattr(fn, method) if stateful else fn),
+        kwargs=_handles(called_with),
+        constructor_args=_handles(placed),
+        constructor_kwargs=_handles(named),
         method=method,
+        is_factory=is_factory,
+        options=options_of(fn, method),
     )
-    _check_arguments(where, udf, contract)
-    _check_servers(where, udf)
-    _refuse_lazy_arguments(where, udf)
+    keep_arguments(udf.constructor_args, udf.kwargs, udf.constructor_kwargs)
     return udf
 
 
-def check_callable(where: str, target: Any, method: str = CALL) -> None:
-    """Check that a target is a function, or a class with the method that is called.
+def check_calls(where: str, udf: Udf, contract: DeclaredCall) -> None:
+    """Check that the code takes its arguments, and that workers can have them.
 
     Args:
         where: The stage, for messages.
-        target: The function or class.
-        method: The class's method that is called.
+        udf: The code and its arguments.
+        contract: How it is called.
 
     Raises:
-        DefinitionError: If it is neither, such as an instance.
+        DefinitionError: If it does not, or they cannot.
     """
-    if not inspect.isclass(target):
-        _refuse_other_than_function(where, target)
-    elif not callable(_members(target).get(method)):
-        raise DefinitionError(
-            f"{where}: class {qualname(target)} has no {method}; define it, as __call__(self, "
-            "batch), which a worker calls"
-        )
+    if udf.stateful:
+        arguments = (udf.constructor_args, udf.constructor_kwargs)
+        _bind(where, udf.target, *arguments, "(*fn_constructor_args, **fn_constructor_kwargs)")
+    if not udf.is_factory:
+        call, has_self = called_function(udf.target, udf.method)
+        given, named = contract.arguments()
+        placed = (*(None,) * has_self, *given)
+        _bind(where, call, placed, {**named, **udf.kwargs}, contract.form)
+    if inspect.isclass(udf.target) and callable(probe := _members(udf.target).get("check_health")):
+        _bind(where, probe, (None,), {}, "check_health(self), by which a worker asks it")
+    _check_servers(where, udf)
+    _refuse_lazy_arguments(where, udf)
 
 
-def make_factory(where: str, callee: Callee, version: str | None, contract: Contract) -> Udf:
-    """Validate a function that loads a model and returns the function to call with rows.
-
-    Args:
-        where: The stage, for messages.
-        callee: The function, with its arguments as those of a constructor.
-        version: Replaces the identity of the code.
-        contract: How the function that it returns is called.
-
-    Raises:
-        DefinitionError: If it is no function, or does not take its arguments.
-    """
-    target = callee.target
+def _check_callable(where: str, target: Any, method: str, is_factory: bool) -> None:
+    """Check that a target is a function, or a class with the method that is called."""
     if inspect.isclass(target):
+        if is_factory:
+            raise DefinitionError(
+                f"{where}: class {qualname(target)} was given; expected a function that loads the "
+                "model and returns the function to call. For a class use map or map_batches"
+            )
+        if not callable(_members(target).get(method)):
+            raise DefinitionError(
+                f"{where}: class {qualname(target)} has no {method}; define it, as __call__(self, "
+                "batch), which a worker calls"
+            )
+        return
+    function = target.func if isinstance(target, functools.partial) else target
+    if isinstance(function, LazyInstance):
         raise DefinitionError(
-            f"{where}: class {qualname(target)} was given; expected a function that loads the "
-            "model and returns the function to call. For a class use map or map_batches"
+            f"{where}: functools.partial of {function!r}; pass the method itself, and the other "
+            "arguments as fn_kwargs"
         )
-    _refuse_other_than_function(where, target)
-    given, named = callee.constructor_args, callee.constructor_kwargs
-    if isinstance(target, functools.partial):  # its arguments count as such, also with a version
-        given, named, target = (*target.args, *given), {**target.keywords, **named}, target.func
-    given, named = _handles(given), _handles(named)
-    keep_arguments(given, named)
-    udf = Udf(
-        target=target,
-        stateful=True,
-        style="plain",
-        constructor_args=given,
-        constructor_kwargs=named,
-        version=None if version is None else str(version),
-        is_factory=True,
+    if inspect.isfunction(function):
+        parameters = [*inspect.signature(function).parameters, ""]
+        if parameters[0] == "self" and "." in function.__qualname__:
+            raise DefinitionError(
+                f"{where}: {function.__qualname__} is a method; decorate its class with @vd.cls, "
+                f"and pass the method of an instance, as Model(...).{function.__name__}"
+            )
+        return
+    of_class = inspect.ismethod(function) and inspect.isclass(function.__self__)
+    if not (inspect.isbuiltin(function) or of_class):
+        raise DefinitionError(f"{where}: {_refusal(function)}")
+
+
+def _refusal(target: Any) -> str:
+    """Say what to pass in place of an object that is neither a function nor a class."""
+    is_method = inspect.ismethod(target)
+    kind = type(target.__self__ if is_method else target)
+    name = qualname(kind)
+    given = f"method {target.__name__!r} of an instance" if is_method else "an instance"
+    method = f".{target.__name__}" if is_method else ""
+    return (
+        f"{given} of {name} was given; expected a function or a class. A worker constructs the "
+        "object itself, once, so that a model is loaded where it runs and stays warm there, and is "
+        f"never pickled: decorate the class with @vd.cls, so that {name}(...){method} constructs "
+        f"nothing here, or pass functools.partial({name}, ...). For a class of a library, write a "
+        "class that constructs it in __init__ and calls it in __call__"
     )
-    _bind(where, target, given, named, "(*fn_constructor_args, **fn_constructor_kwargs)")
-    _check_servers(where, udf)
-    _refuse_lazy_arguments(where, udf)
-    return udf
 
 
 def called_function(target: Any, method: str = CALL) -> tuple[Any, bool]:
@@ -204,70 +244,13 @@ def called_function(target: Any, method: str = CALL) -> tuple[Any, bool]:
     return getattr(target, method), not is_static
 
 
-def _refuse_other_than_function(where: str, target: Any) -> None:
-    if isinstance(target, functools.partial):
-        return _refuse_other_than_function(where, target.func)
-    if inspect.isfunction(target) or inspect.isbuiltin(target):
-        return None
-    if inspect.ismethod(target) and inspect.isclass(target.__self__):
-        return None
-    raise DefinitionError(f"{where}: {_refusal(target)}")
-
-
-def _refusal(target: Any) -> str:
-    """Say what to pass in place of an object that is neither a function nor a class."""
-    kind, is_method = type(target), inspect.ismethod(target)
-    if is_method:
-        kind = type(target.__self__)
-    name = qualname(kind)
-    if model_class(target.__self__ if is_method else target):
-        return (
-            f"a loaded model, a {name}, was given. Write a class that loads it in __init__, once "
-            "in each worker, and calls it in __call__(self, batch), and pass the class"
-        )
-    if kind.__module__ in ("builtins", "operator", "functools", "numpy"):
-        if not callable(target):
-            return f"{target!r} cannot be called; pass a function or a class"
-        return f"an object of {name} was given. Call it in a function of your own, and pass that"
-    if (module := Finder().find(kind.__module__)) is not None and module.kind != "own":
-        return (
-            f"an object of {name}, from an installed package, was given. Write a class that makes "
-            "it in __init__, once in each worker, and calls it in __call__(self, batch), and pass "
-            "the class"
-        )
-    given, passed = f"an instance of {name}", f"the class, {_with_constructor(kind)}"
-    if is_method:
-        method = target.__name__
-        given = f"method {method!r} of {given}"
-        passed = f"the method of the class, {_with_constructor(kind, method=method)}"
-    elif not callable(target):
-        given += ", which has no __call__,"
-    return (
-        f"{given} was given. A worker must construct the object itself, once, so that a model is "
-        "loaded where it runs and stays warm there, and is never pickled: pass "
-        f"{passed}; or decorate the class with @vd.cls, so that {name}(...) constructs nothing here"
-    )
-
-
-def _with_constructor(cls: type, method: str = "") -> str:
-    """Show how a class is passed with the arguments of its constructor."""
-    signature = signature_of(cls)
-    taken = [] if signature is None else list(signature.parameters.values())
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    placed = ["..." for each in taken if each.kind is each.POSITIONAL_ONLY]
-    named = [f'"{each.name}": ...' for each in taken if each.kind in kinds]
-    written = [f"{qualname(cls)}.{method}" if method else qualname(cls)]
-    written += [f"fn_constructor_args=[{', '.join(placed)}]"] if placed else []
-    written += [f"fn_constructor_kwargs={{{', '.join(named)}}}"] if named else []
-    return ", ".join(written)
-
-
 def _members(cls: type) -> dict[str, Any]:
     bases = [base for base in reversed(cls.__mro__) if base is not object]
     return {name: member for base in bases for name, member in vars(base).items()}
 
 
-def _style(function: Any) -> CallStyle:
+def style_of(function: Any) -> CallStyle:
+    """Return how a call of a function produces its result."""
     function = unwrapped(function)
     if inspect.isasyncgenfunction(function):
         return "async_generator"
@@ -276,18 +259,6 @@ def _style(function: Any) -> CallStyle:
     if inspect.isgeneratorfunction(function):
         return "generator"
     return "plain"
-
-
-def _check_arguments(where: str, udf: Udf, contract: Contract) -> None:
-    call, has_self = called_function(udf.target, udf.method)
-    given, named = contract.arguments()
-    placed = (*(None,) * has_self, *given)
-    _bind(where, call, placed, {**named, **udf.kwargs}, contract.form)
-    if inspect.isclass(udf.target):
-        arguments = (udf.constructor_args, udf.constructor_kwargs)
-        _bind(where, udf.target, *arguments, "(*fn_constructor_args, **fn_constructor_kwargs)")
-        if callable(probe := _members(udf.target).get("check_health")):
-            _bind(where, probe, (None,), {}, "check_health(self), by which a worker asks it")
 
 
 def _check_servers(where: str, udf: Udf) -> None:
@@ -319,22 +290,15 @@ def _refuse_lazy_arguments(where: str, udf: Udf) -> None:
 
     It has no identity of its own: its class may change what the stage computes.
     """
-    if udf.version is not None:
-        return
-    arguments = [
-        *((f"fn_constructor_args[{i}]", value) for i, value in enumerate(udf.constructor_args)),
-        *((repr(name), value) for name, value in udf.constructor_kwargs.items()),
-        *((repr(name), value) for name, value in udf.kwargs.items()),
-    ]
-    for name, value in arguments:
-        if (found := lazy_in(value)) is not None:
-            inner = qualname(found._lazy_target)
-            raise DefinitionError(
-                f"{where}: argument {name} of {udf.name} is {found!r}, because of @vd.cls; "
-                f"expected plain values. Call {inner}(...) in the __init__ of the class that the "
-                "stage calls: it constructs an instance there, once in each worker. Pass that "
-                f"class what {inner} needs, such as a path"
-            )
+    found = lazy_in((udf.constructor_args, udf.constructor_kwargs, udf.kwargs))
+    if found is not None and udf.version is None:
+        inner = qualname(found._lazy_target)
+        raise DefinitionError(
+            f"{where}: an argument of {udf.name} is {found!r}, because of @vd.cls; expected plain "
+            f"values. Call {inner}(...) in the __init__ of the class that the stage calls: it "
+            "constructs an instance there, once in each worker. Pass that class what "
+            f"{inner} needs, such as a path"
+        )
 
 
 def _bind(where: str, call: Any, args: tuple[Any, ...], kwargs: Any, shape: str) -> None:

@@ -80,7 +80,7 @@ def row_definition(pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema) 
     Raises:
         CodeIdentityError: If its code or an argument has no stable identity.
     """
-    if spec.reuse.mode != "rows" or spec.infers:
+    if spec.reuse.mode != "rows" or spec.is_inferred:
         return ""
     made = [spec.schema.field(name) for name in spec.own_columns(pipeline)]
     read = [inputs.field(name) for name in spec.key_columns(pipeline)]
@@ -186,7 +186,7 @@ def _constructed_parts(pipeline: Pipeline, spec: MapBatchesSpec) -> list[object]
 
 
 def _reserved(spec: MapBatchesSpec) -> tuple[object, object]:
-    return sorted(spec.resources.bundle().items()), sorted(spec.env_vars)
+    return sorted(spec.resources.bundle().items()), sorted(spec.workers._env_vars)
 
 
 def _sharing(
@@ -199,7 +199,8 @@ def _sharing(
             other.runs_udf
             and other.slots > spec.slots
             and other.udf.target is spec.udf.target
-            and (*_reserved(other), other.keyed_env_vars) == (*_reserved(spec), spec.keyed_env_vars)
+            and (*_reserved(other), other.workers.keyed_env_vars)
+            == (*_reserved(spec), spec.workers.keyed_env_vars)
             and _constructed_parts(pipeline, other) == parts
         ):
             yield other

@@ -254,7 +254,7 @@ class _Planner:
 
     def _is_forced(self, stage: str) -> bool:
         """Return whether a stage is computed whatever the store holds."""
-        return self.force or not self.pipeline[stage].spec.reuses_results
+        return self.force or self.pipeline[stage].spec.reuse.mode == "none"
 
     def _in_force(self, key: str | None, stage: str) -> Manifest | None:
         name = self.latest[stage].get(key)

@@ -17,9 +17,8 @@ from vane_dagster.errors import DefinitionError
 from vane_dagster.sources.base import ReadContext
 from vane_dagster.sources.delta_table import DeltaTable
 from vane_dagster.sources.lake_source import (
-    FolderReader,
     FolderSource,
-    FolderTable,
+    LakeTable,
     LiveRows,
     Version,
     folder_arguments,
@@ -27,15 +26,45 @@ from vane_dagster.sources.lake_source import (
 )
 from vane_dagster.sources.parquet import ParquetReader
 from vane_dagster.sources.parquet_scan import scan
+from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord
+from vane_dagster.storage.table_options import table_options
 from vane_dagster.types.sql import conjuncts
 
 
 @dataclass(frozen=True)
-class DeltaReader(FolderReader, ParquetReader):
-    """Reads rows of the data files of Delta tables."""
+class DeltaSource(FolderSource, ParquetReader):
+    """The rows of a Delta table.
 
+    A unit is a data file with its deletion vector, so a commit that adds files computes only those.
+    """
+
+    kind: ClassVar[str] = "delta"
     cleanup: ClassVar[str] = "VACUUM"
+    table_type: ClassVar[type[LakeTable]] = DeltaTable
+
+    def load(self, place: Location, version: Version) -> Any:
+        import deltalake
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        options = None if place.is_local else table_options(place)
+        url, number = place.path if place.is_local else place.url, None
+        if isinstance(version, int):
+            number, version = version, None
+        try:
+            table = deltalake.DeltaTable(url, version=number, storage_options=options)
+            if version is not None:
+                table.load_as_version(version)
+        except TableNotFoundError:
+            return None
+        except (DeltaError, ValueError):
+            if version is None and number is None:
+                raise
+            return None  # if the latest version cannot be loaded either, its error says why
+        return table
+
+    def versions(self, table: Any) -> str:
+        return f"the latest is {table.version()}"
 
     def planned_version(self, span: FileSpan) -> str:
         return "the version of a Delta table that was planned"
@@ -57,18 +86,6 @@ class DeltaReader(FolderReader, ParquetReader):
             return None
         with self.read_errors(span.url, self.planned_version(span), context.location):
             return super().project(fragment, schema, columns, where, context)
-
-
-@dataclass(frozen=True)
-class DeltaSource(DeltaReader, FolderSource):
-    """The rows of a Delta table.
-
-    A unit is a data file with its deletion vector, so a commit that adds files computes only those.
-    """
-
-    kind: ClassVar[str] = "delta"
-    table_type: ClassVar[type[FolderTable]] = DeltaTable
-    reader_type: ClassVar[type[FolderReader]] = DeltaReader
 
 
 @known_keywords("vd.delta")

@@ -20,10 +20,8 @@ from vane_dagster._keywords import require_columns
 from vane_dagster.errors import SourceError, names
 from vane_dagster.sources.base import FragmentRule, ReadContext
 from vane_dagster.sources.lake_source import (
-    FolderSource,
-    FolderTable,
+    LakeTable,
     Mask,
-    Version,
     cut_live,
     digest,
 )
@@ -32,7 +30,6 @@ from vane_dagster.sources.parquet_scan import ROW_NUMBER, check_row_number, scan
 from vane_dagster.sources.schemas import FileColumns, plain_schema
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
-from vane_dagster.storage.table_options import table_options
 from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.schema import check_distinct
 from vane_dagster.types.sql import bind, conjuncts, referenced_columns
@@ -58,23 +55,18 @@ class DataFile:
     where: str
 
 
-class DeltaTable(FolderTable):
+class DeltaTable(LakeTable):
     """A version of a table.
-
-    Args:
-        place: The table's folder.
-        table: The table at this version, of deltalake.
-        source: The source.
-        location: The pipeline, for messages.
 
     Raises:
         SourceError: If it cannot be read.
     """
 
-    def __init__(self, place: Location, table: Any, source: FolderSource, location: str) -> None:
-        super().__init__(place, table, source, location)
+    def __init__(self, source: Any, location: str, table: Any, name: str) -> None:
+        super().__init__(source, location, table, name)
         owner, columns = self._owner, source.columns
-        self.version = f"version {table.version()} of Delta table {place.url!r}"
+        self._place = Location(name, source.storage_options)
+        self.version = f"version {table.version()} of Delta table {name!r}"
         _check_features(table, owner)
         self._all = plain_schema(pa.schema(table.schema().to_arrow()))
         check_row_number(self._all.names, owner)
@@ -98,30 +90,6 @@ class DeltaTable(FolderTable):
         texts = [values.cast(pa.string()).to_pylist() for values in self._partition.columns]
         self._constants = dict(zip(partitioned, texts))
         self._live = _live(table)
-
-    @staticmethod
-    def load(place: Location, version: Version) -> Any:
-        import deltalake
-        from deltalake.exceptions import DeltaError, TableNotFoundError
-
-        options = None if place.is_local else table_options(place)
-        url, number = place.path if place.is_local else place.url, None
-        if isinstance(version, int):
-            number, version = version, None
-        try:
-            table = deltalake.DeltaTable(url, version=number, storage_options=options)
-            if version is not None:
-                table.load_as_version(version)
-        except TableNotFoundError:
-            return None
-        except (DeltaError, ValueError):
-            if version is None and number is None:
-                raise
-            return None  # if the latest version cannot be loaded either, its error says why
-        return table
-
-    def versions(self) -> str:
-        return f"the latest is {self._table.version()}"
 
     def list_units(self, where: str | None) -> Iterator[tuple[FileRecord, DataFile]]:
         """List the data files that may have rows that pass a filter, sorted by URL.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import functools
 import glob
-import itertools
 import os
 import re
+import sys
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Union
@@ -30,7 +30,7 @@ from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, VaneError, described, names
 from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
-from vane_dagster.storage.filesystem import IO_THREADS, Location, files_below, shown_url
+from vane_dagster.storage.filesystem import IO_THREADS, Location, files_below, protocols, shown_url
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.transient_errors import with_retries
 
@@ -195,13 +195,32 @@ def list_source(
     Returns:
         For each partition its files, or the error.
     """
-    source_fs = Location(source.url, source.storage_options).fs
-    source_fs.invalidate_cache()
-    if len(partitions) > _LISTED_ONE_BY_ONE:
-        return _list_together(source, partitions, location)
+    fs = Location(source.url, source.storage_options).fs
+    fs.invalidate_cache()
+    failed: dict[str | None, Listed] = {}
+    patterns: dict[str | None, _Pattern] = {}
+    for key in partitions:
+        try:
+            patterns[key] = _Pattern(_place(source, key).path, source.suffix)
+        except VaneError as error:
+            failed[key] = SourceError(f"{location}: {error}")
+    find: Callable[[_Pattern], list[dict[str, Any]]] = functools.partial(_found, fs)
+    if len(patterns) > _LISTED_ONE_BY_ONE:
+        try:
+            find = with_retries(lambda: _Listing(fs, patterns.values())).found
+        except Exception as error:  # drivers raise their own exception classes
+            return failed | dict.fromkeys(patterns, _unlisted(source.url, error, location))
+
+    def listed(key: str | None) -> Listed:
+        try:
+            return with_retries(lambda: _recorded(fs, find(patterns[key])))
+        except SourceError as error:
+            return SourceError(f"{location}: {error}")
+        except Exception as error:  # drivers raise their own exception classes
+            return _unlisted(source.url_for(key), error, location)
+
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        found = threads.map(lambda key: _list_one(source, key, location), partitions)
-        return dict(zip(partitions, found))
+        return failed | dict(zip(patterns, threads.map(listed, patterns)))
 
 
 def _hint(source: FileSource, partition: str | None) -> str:
@@ -212,7 +231,10 @@ def _hint(source: FileSource, partition: str | None) -> str:
             f"There is {names(others, 3)}, but {reader} reads {source.label} files alone, and of a "
             f"folder those named {source.patterns}. Convert or rename the files"
         )
-    return f"Check the path, or write the partition first{_escape_hint(source, partition)}"
+    hint = "Check the path, or write the partition first"
+    if not glob.has_magic(source.url):
+        return hint
+    return f"{hint}. *, ? and [ make a URL a pattern; in a name, write them as [*], [?] and [[]"
 
 
 def _other_files(source: FileSource, partition: str | None) -> list[str]:
@@ -225,44 +247,6 @@ def _other_files(source: FileSource, partition: str | None) -> list[str]:
         return sorted(name for folder, name in below if not _is_hidden(name[len(folder) + 1 :]))
     except Exception:  # drivers raise their own exception classes
         return []
-
-
-def _escape_hint(source: FileSource, partition: str | None) -> str:
-    """Say how to escape the URL if its literal path exists but was read as a pattern."""
-    place = _place(source, partition)
-    literal = Location(source.url_for(partition), source.storage_options).path
-    for pattern, name in zip(place.path.split("/"), literal.split("/")):
-        if pattern == name and glob.has_magic(pattern):
-            folder = literal[: literal.index(pattern) + len(pattern)]
-            with suppress(Exception):  # drivers raise their own exception classes
-                if place.fs.exists(folder):
-                    return (
-                        f". There is {folder!r}, but *, ? and [ make a URL a pattern; to name it "
-                        f"as it is, write {glob.escape(pattern)!r} in place of {pattern!r}"
-                    )
-    return ""
-
-
-def _list_one(source: FileSource, partition: str | None, location: str) -> Listed:
-    def files() -> tuple[FileRecord, ...]:
-        file_location = _place(source, partition)
-        fs, path = file_location.fs, file_location.path
-        if "**" in path and file_location.is_local:  # fsspec's glob would follow a cycle of links
-            matched = _matched(fs, [_Pattern(partition, path, source.suffix)])
-            return _recorded(fs, matched.get(partition, ()))
-        return _recorded(fs, _expand(fs, path, source.suffix))
-
-    return _attempt(lambda: with_retries(files), source.url_for(partition), location)
-
-
-def _attempt(files: Callable[[], tuple[FileRecord, ...]], url: str, location: str) -> Listed:
-    """Return the files of a partition, or the error if they cannot be listed."""
-    try:
-        return files()
-    except SourceError as error:
-        return SourceError(f"{location}: {error}")
-    except Exception as error:  # drivers raise their own exception classes
-        return _unlisted(url, error, location)
 
 
 def _unlisted(url: str, error: Exception, location: str) -> SourceError:
@@ -300,10 +284,14 @@ def key_in_path(key: str) -> str:
     return key
 
 
-def _expand(fs: fsspec.AbstractFileSystem, path: str, suffix: Suffix) -> list[dict[str, Any]]:
+def _found(fs: fsspec.AbstractFileSystem, pattern: _Pattern) -> list[dict[str, Any]]:
+    """Return the files of a partition, from listings of its own."""
+    path, suffix = pattern.path, pattern.suffix
     if not glob.has_magic(path):
         return list(_data_below(fs, path, suffix))
-    fixed = len(_MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0])
+    if "**" in path and "file" in protocols(fs):  # fsspec's glob would follow a cycle of links
+        return _Listing(fs, [pattern]).found(pattern)
+    fixed = len(pattern.literal.rpartition("/")[0])
     files = {}
     for name, info in fs.glob(path, detail=True).items():
         if _is_hidden(name[fixed:]):
@@ -344,104 +332,51 @@ class _Pattern:
     """The files of a partition: those that a literal path or a glob matches.
 
     Attributes:
-        partition: The partition's key.
-        literal: The pattern up to its first wildcard.
-        names: The components of the pattern's path.
+        path: The path or glob.
+        suffix: The suffix of the names of files in a folder.
+        literal: The path up to its first wildcard.
     """
 
-    def __init__(self, partition: str | None, path: str, suffix: Suffix) -> None:
-        self.partition = partition
-        self._suffix = suffix
+    def __init__(self, path: str, suffix: Suffix) -> None:
+        self.path, self.suffix = path, suffix
         self.literal = _MAGIC.split(path, maxsplit=1)[0]
-        self.names = path.split("/")
         self._glob = re.compile(glob_translate(path)) if self.literal != path else None
         self._fixed = len(self.literal.rpartition("/")[0]) + 1 if self._glob else len(path) + 1
 
     def matches(self, path: str) -> bool:
-        """Return whether a file belongs to the partition. Its path must begin with `literal`."""
+        """Return whether a file belongs to the partition."""
         relative = path[self._fixed :]
         if self._glob is None:
             return path == self.literal or (
-                path[: self._fixed] == f"{self.literal}/" and _is_data(relative, self._suffix)
+                path[: self._fixed] == f"{self.literal}/" and _is_data(relative, self.suffix)
             )
         if _is_hidden(relative):
             return False
-        if self._glob.fullmatch(path):
-            return True
-        folders = PurePosixPath(path).parents
-        return path.endswith(self._suffix) and any(
-            self._glob.fullmatch(str(folder))
-            for folder in folders
-            if len(str(folder)) >= len(self.literal)
+        return bool(self._glob.fullmatch(path)) or (
+            path.endswith(self.suffix)
+            and any(self._glob.fullmatch(str(folder)) for folder in PurePosixPath(path).parents)
         )
 
 
-class _Patterns:
-    """Patterns with the same literal prefix, indexed by a path component in which they differ."""
+class _Listing:
+    """The files of all partitions, from one recursive listing of their common folder."""
 
-    def __init__(self, patterns: Sequence[_Pattern]) -> None:
-        self._patterns = patterns
-        self._by_name: dict[str, list[_Pattern]] = {}
-        columns = zip(*(pattern.names for pattern in patterns))
-        plain = [names for names in columns if not any(map(glob.has_magic, names))]
-        for name, pattern in zip(max(plain, key=lambda n: len(set(n)), default=()), patterns):
-            self._by_name.setdefault(name, []).append(pattern)
+    def __init__(self, fs: fsspec.AbstractFileSystem, patterns: Collection[_Pattern]) -> None:
+        literals = [pattern.literal for pattern in patterns]
+        common = os.path.commonprefix(literals)  # noqa: RUF071 names may be cut
+        folder, _, beginning = common.rpartition("/")
+        self._files = files_below(fs, folder or "/", beginning)
+        self._paths = sorted(self._files)
+        self._by_name: dict[str, list[int]] = {}
+        for number, path in enumerate(self._paths):
+            for name in set(path.split("/")):
+                self._by_name.setdefault(name, []).append(number)
 
-    def candidates(self, path: str) -> Iterator[_Pattern]:
-        """Yield the patterns that may match a path."""
-        if not self._by_name:
-            yield from self._patterns
-            return
-        for name in set(path.split("/")):
-            yield from self._by_name.get(name, ())
-
-
-def _list_together(
-    source: FileSource, partitions: Sequence[str | None], location: str
-) -> dict[str | None, Listed]:
-    fs = Location(source.url, source.storage_options).fs
-    found: dict[str | None, Listed] = {}
-    patterns: list[_Pattern] = []
-    for key in partitions:
-        try:
-            patterns.append(_Pattern(key, _place(source, key).path, source.suffix))
-        except VaneError as error:
-            found[key] = SourceError(f"{location}: {error}")
-    if not patterns:
-        return found
-    try:
-        matched = with_retries(lambda: _matched(fs, patterns))
-    except Exception as error:  # drivers raise their own exception classes
-        return {**dict.fromkeys(partitions, _unlisted(source.url, error, location)), **found}
-    for key in (pattern.partition for pattern in patterns):
-        recorded = functools.partial(_recorded, fs, matched.get(key, ()))
-        found[key] = _attempt(recorded, source.url_for(key), location)
-    return found
-
-
-def _matched(
-    fs: fsspec.AbstractFileSystem, patterns: Sequence[_Pattern]
-) -> dict[str | None, list[dict[str, Any]]]:
-    """Return the files of each partition, from one recursive listing."""
-    by_literal: dict[str, list[_Pattern]] = {}
-    for pattern in patterns:
-        by_literal.setdefault(pattern.literal, []).append(pattern)
-    groups = {literal: _Patterns(same) for literal, same in by_literal.items()}
-    lengths = sorted({len(literal) for literal in groups})
-    found: dict[str | None, list[dict[str, Any]]] = {}
-    folder, _, beginning = _common(groups).rpartition("/")
-    for path, info in files_below(fs, folder or "/", beginning).items():
-        for length in lengths:
-            if length > len(path):
-                break
-            group = groups.get(path[:length])
-            for pattern in group.candidates(path) if group else ():
-                if pattern.matches(path):
-                    found.setdefault(pattern.partition, []).append(info)
-    return found
-
-
-def _common(texts: Collection[str]) -> str:
-    """Return the common prefix of all texts."""
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(min(texts), max(texts)))
-    return "".join(letter for letter, _ in same)
+    def found(self, pattern: _Pattern) -> list[dict[str, Any]]:
+        """Return the files of a partition, found by the rarest name in its path."""
+        end = pattern.literal + chr(sys.maxunicode)
+        places = range(bisect_left(self._paths, pattern.literal), bisect_left(self._paths, end))
+        plain = (name for name in pattern.path.split("/") if not glob.has_magic(name))
+        named = (self._by_name.get(name, []) for name in plain)
+        paths = (self._paths[place] for place in min(places, *named, key=len))
+        return [self._files[path] for path in paths if pattern.matches(path)]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
+from vane_dagster._secrets import revealed
 from vane_dagster.errors import DefinitionError, SourceError, names
-from vane_dagster.sources.base import FragmentRule, SourceReader
+from vane_dagster.sources.base import FragmentRule, ReadContext
 from vane_dagster.sources.iceberg_scan import (
-    IcebergReader,
     ScanTask,
     TaskDetail,
     open_table,
@@ -23,17 +25,25 @@ from vane_dagster.sources.iceberg_scan import (
 from vane_dagster.sources.lake_source import LakeSource, LakeTable, cut_live, digest, lake_arguments
 from vane_dagster.sources.parquet import row_groups
 from vane_dagster.sources.schemas import plain_schema
-from vane_dagster.storage.iceberg_catalog import iceberg_errors, parse_catalog, parse_identifier
-from vane_dagster.storage.manifest import FileRecord, FragmentRecord
+from vane_dagster.storage.iceberg_catalog import (
+    IcebergCatalog,
+    iceberg_errors,
+    parse_catalog,
+    parse_identifier,
+)
+from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.transient_errors import with_retries
 
+_REFRESH_SECONDS = 300.0
+"""A catalog may lend credentials that expire: workers load the table again after this time."""
+_loaded: dict[tuple[str, str, str], tuple[float, Any]] = {}
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 Unit = tuple[Positions, str | None, TaskDetail]
 """The deleted positions of a data file, the filter of its rows, and its scan task."""
 
 
 @dataclass(frozen=True)
-class IcebergSource(IcebergReader, LakeSource):
+class IcebergSource(LakeSource):
     """The rows of an Iceberg table.
 
     A unit is a data file with its deletes, so a commit that adds files computes only those.
@@ -45,36 +55,59 @@ class IcebergSource(IcebergReader, LakeSource):
     """
 
     kind: ClassVar[str] = "iceberg"
+    cleanup: ClassVar[str] = "a cleanup after expire_snapshots"
+    catalog: IcebergCatalog
+    table: str
     snapshot: int | str | None = None
 
     @property
     def place(self) -> str:
         return f"{self.catalog.name}.{self.table}"
 
-    def for_workers(self) -> SourceReader:
-        return IcebergReader(self.catalog, self.table)
-
     def open_table(self, url: str, location: str) -> LakeTable:
-        return IcebergTable(self, location)
+        table = open_table(self.catalog, self.table, location)
+        return IcebergTable(self, location, table, self.place)
+
+    def planned_version(self, span: FileSpan) -> str:
+        return f"snapshot {TaskDetail.of(span).snapshot} of Iceberg table {self.table!r}"
+
+    def exists(self, url: str) -> bool:
+        return bool(self._opened(None).io.new_input(url).exists())
+
+    def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
+        detail = TaskDetail.of(span)
+
+        def read() -> pa.Table:
+            task = ScanTask(self._opened(detail), span.url, detail)
+            return task.rows(span.start, span.stop, schema)
+
+        return with_retries(_failpoints.failing("read", span.url, read))
+
+    def _opened(self, detail: TaskDetail | None) -> Any:
+        """Return the table, loaded again if it was changed or written anew since the last time."""
+        properties = repr(sorted(revealed(self.catalog.properties).items()))
+        key, now = (self.catalog.name, properties, self.table), time.monotonic()
+        loaded, found = _loaded.get(key, (now, None))
+        is_known = found is not None and (
+            detail is None
+            or (detail.schema in found.schemas() and found.snapshot_by_id(detail.snapshot))
+        )
+        if now - loaded > _REFRESH_SECONDS or not is_known:
+            _loaded[key] = (now, open_table(self.catalog, self.table, "a worker"))
+        return _loaded[key][1]
 
 
 class IcebergTable(LakeTable):
     """A table at one snapshot.
 
-    Args:
-        source: The source.
-        location: The pipeline, for messages.
-
     Raises:
-        SourceError: If there is no such table or snapshot.
+        SourceError: If there is no such snapshot.
     """
 
-    def __init__(self, source: IcebergSource, location: str) -> None:
+    def __init__(self, source: Any, location: str, table: Any, name: str) -> None:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-        super().__init__(location)
-        self._source, self._owner = source, f"{location}: table {source.place}"
-        self._table = open_table(source.catalog, source.table, location)
+        super().__init__(source, location, table, name)
         self._snapshot = self._table.current_snapshot()
         schema_id = None
         if source.snapshot is not None:

@@ -8,31 +8,23 @@ costs the time and memory of its own row groups.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vane_dagster import _failpoints
-from vane_dagster._secrets import revealed
 from vane_dagster.errors import SourceError
-from vane_dagster.sources.base import ReadContext
-from vane_dagster.sources.lake_source import LakeReader, Mask, SpanDetail
+from vane_dagster.sources.lake_source import Mask, SpanDetail
 from vane_dagster.sources.parquet_scan import groups_between
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog, iceberg_errors
-from vane_dagster.storage.manifest import FileSpan
 from vane_dagster.storage.transient_errors import with_retries
 
-_REFRESH_SECONDS = 300.0
-"""A catalog may lend credentials that expire: workers load the table again after this time."""
 _POSITION = "__position"
-_loaded: dict[tuple[str, str, str], tuple[float, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -50,48 +42,6 @@ class TaskDetail(SpanDetail):
     schema: int
     spec: int
     partition: Sequence[str | None]
-
-
-@dataclass(frozen=True)
-class IcebergReader(LakeReader):
-    """Reads rows of scan tasks of an Iceberg table, by its schema.
-
-    Attributes:
-        catalog: The catalog.
-        table: Identifier of the table.
-    """
-
-    cleanup: ClassVar[str] = "a cleanup after expire_snapshots"
-    catalog: IcebergCatalog
-    table: str
-
-    def planned_version(self, span: FileSpan) -> str:
-        return f"snapshot {TaskDetail.of(span).snapshot} of Iceberg table {self.table!r}"
-
-    def exists(self, url: str) -> bool:
-        return bool(self._opened(None).io.new_input(url).exists())
-
-    def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        detail = TaskDetail.of(span)
-
-        def read() -> pa.Table:
-            task = ScanTask(self._opened(detail), span.url, detail)
-            return task.rows(span.start, span.stop, schema)
-
-        return with_retries(_failpoints.failing("read", span.url, read))
-
-    def _opened(self, detail: TaskDetail | None) -> Any:
-        """Return the table, loaded again if it was changed or written anew since the last time."""
-        properties = repr(sorted(revealed(self.catalog.properties).items()))
-        key, now = (self.catalog.name, properties, self.table), time.monotonic()
-        loaded, found = _loaded.get(key, (now, None))
-        is_known = found is not None and (
-            detail is None
-            or (detail.schema in found.schemas() and found.snapshot_by_id(detail.snapshot))
-        )
-        if now - loaded > _REFRESH_SECONDS or not is_known:
-            _loaded[key] = (now, open_table(self.catalog, self.table, "a worker"))
-        return _loaded[key][1]
 
 
 def open_table(catalog: IcebergCatalog, table: str, location: str) -> Any:

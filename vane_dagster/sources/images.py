@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from vane_dagster._arguments import one_of, positive
@@ -98,34 +97,29 @@ class ImagesSource(FilesSource):
         paths = listed_rows(fragment.spans).select([PATH])
         if schema.names == [PATH]:
             return paths
-        decoded: list[npt.NDArray[np.uint8] | None] | npt.NDArray[np.uint8]
-        decoded = [None] * len(fragment.spans)
-        if self.size is not None:
-            decoded = np.zeros((len(fragment.spans), *self._shape), np.uint8)
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            images = list(threads.map(self._image, fragment.spans, decoded))
+            images = list(threads.map(self._image, fragment.spans))
         nothing_read = not any(image.is_read for image in images)
         for span, image in zip(fragment.spans, images):
             if image.error is not None and (self.errors == "raise" or nothing_read):
                 fix = None if nothing_read else _FIX
                 raise unreadable(span.url, image.error, context.location, fix)
-        columns = {PATH: paths.column(PATH), **self._columns(images, decoded)}
+        columns = {PATH: paths.column(PATH), **self._columns(images)}
         kept = [*schema.names, *([ROW_ERROR] if ROW_ERROR in columns else [])]
         return pa.table({name: columns[name] for name in kept})
 
-    def _image(self, span: FileSpan, decoded: npt.NDArray[np.uint8] | None) -> _Image:
-        """Read a file, and write its image to an array if there is one."""
+    def _image(self, span: FileSpan) -> _Image:
         is_read = False
         try:
             location = Location(span.url, self.options_for(span.url))
             data = bytes(with_retries(lambda: location.fs.cat_file(location.path)))
             is_read = True
-            height, width = self._decode(data, decoded)
+            return _Image(is_read, None, self._decoded(data))
         except Exception as error:  # drivers and decoders raise any class
-            return _Image(is_read, error)
-        return _Image(is_read, None, data if decoded is None else None, height, width)
+            return _Image(is_read, error, (None, None, None))
 
-    def _decode(self, data: bytes, decoded: npt.NDArray[np.uint8] | None) -> tuple[int, int]:
+    def _decoded(self, data: bytes) -> tuple[Any, int, int]:
+        """Return the image, decoded if it has a size, and the file's own height and width."""
         from PIL import Image
 
         if not data:
@@ -137,25 +131,27 @@ class ImagesSource(FilesSource):
                     f"{image.width} x {image.height} are {pixels} pixels, more than "
                     f"max_pixels={self.max_pixels}"
                 )
-            if decoded is not None:
-                height, width = decoded.shape[:2]
-                image.draft(None, (width * _SCALED, height * _SCALED))
-                converted = image if image.mode == self.mode else _converted(image, self.mode)
-                if converted.size != (width, height):
-                    converted = converted.resize((width, height), Image.Resampling.BILINEAR)
-                decoded[...] = np.asarray(converted)
-        return found
+            if self.size is None:
+                return data, *found
+            height, width = self.size
+            image.draft(None, (width * _SCALED, height * _SCALED))
+            converted = image if image.mode == self.mode else _converted(image, self.mode)
+            if converted.size != (width, height):
+                converted = converted.resize((width, height), Image.Resampling.BILINEAR)
+            return np.asarray(converted), *found
 
-    def _columns(self, images: Sequence[_Image], decoded: Any) -> dict[str, Any]:
+    def _columns(self, images: Sequence[_Image]) -> dict[str, Any]:
         """Return the columns, with nulls and errors for rows that failed."""
         failed = [image.error is not None for image in images]
+        found: dict[str, Any]
         if self.size is None:
-            values = zip(*[(image.data, image.height, image.width) for image in images])
+            values = zip(*[image.values for image in images])
             fields = [self.columns.field(name) for name in ("image", "height", "width")]
             found = {field.name: pa.array(each, field.type) for field, each in zip(fields, values)}
         else:
-            kept = decoded[~np.array(failed)] if any(failed) else decoded
-            tensors = from_ndarray(kept, self.columns.field("image").type)
+            decoded = [image.values[0] for image in images if image.error is None]
+            stacked = np.array(decoded, np.uint8).reshape(len(decoded), *self._shape)
+            tensors = from_ndarray(stacked, self.columns.field("image").type)
             found = {"image": with_null_rows(tensors, failed)}
         errors = [
             None if image.error is None else (type(image.error).__name__, first_line(image.error))
@@ -181,16 +177,12 @@ class _Image(NamedTuple):
     Attributes:
         is_read: Whether its bytes could be read.
         error: Why the image could not be read; None if it was.
-        data: The encoded image, unless it was decoded.
-        height: Its height in pixels.
-        width: Its width.
+        values: The image, and its height and width in the file, in pixels.
     """
 
     is_read: bool
     error: Exception | None
-    data: bytes | None = None
-    height: int | None = None
-    width: int | None = None
+    values: tuple[Any, int | None, int | None]
 
 
 def _opened(data: bytes, max_pixels: int) -> Any:

@@ -37,7 +37,6 @@ from vane_dagster.sources.base import (
     ReadContext,
     Source,
     SourceTable,
-    fragment_record,
     unreadable,
 )
 from vane_dagster.sources.column_types import (
@@ -54,8 +53,7 @@ from vane_dagster.sources.conversion_tasks import call
 from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.files import file_identity, file_version
-from vane_dagster.sources.grouping import FileSize, group, is_small
-from vane_dagster.sources.parquet import cut
+from vane_dagster.sources.grouping import SizedFile, divide
 from vane_dagster.sources.parquet_scan import counts, groups_between, opened
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.text_stream import TextStream, parse_encoding
@@ -116,11 +114,6 @@ class IngestedFile:
     def rows(self) -> int:
         """The number of its rows."""
         return sum(piece.rows for piece in self.pieces)
-
-    @property
-    def bytes(self) -> int:
-        """The size of its rows in memory."""
-        return sum(piece.bytes for piece in self.pieces)
 
     def detail(self, start: int, stop: int) -> str:
         """Return the detail of a span of its rows: the first one, and where they are."""
@@ -333,32 +326,17 @@ class IngestedSource(FileSource):
         schema = self._schema(self._kept_types(found, location, partition), location)
         self._check_columns(found, schema, location)
         own = "\n".join(["", self.reading, *_types_text(schema)])
-        fragments: list[FragmentRecord] = []
-        small: dict[str, tuple[FileRecord, IngestedFile]] = {}
-        sizes: list[FileSize] = []
-        for file, rows in found:
-            size = FileSize(file.url, rows.rows, rows.bytes)
-            if size.rows and is_small(size, rule.rows, rule.bytes):
-                small[file.url] = (file, rows)
-                sizes.append(size)
-                continue
-            pieces = [(piece.rows, piece.bytes) for piece in rows.pieces]
-            for each in cut(file, pieces, rule, own):
-                fragments.append(replace(each, detail=rows.detail(each.start, each.stop)))
-        for grouped in group(sizes, rule.rows, rule.bytes):
-            members = [small[each.url] for each in grouped]
-            spans = [(file, 0, rows.rows) for file, rows in members]
-            details = [rows.detail(0, rows.rows) for _, rows in members]
-            held = sum(size.bytes for size in grouped)
-            fragments.append(fragment_record(spans, held, own, details))
-        fragments.sort(key=lambda fragment: fragment.url)  # stable: rows of a file stay in order
+        sized = [
+            SizedFile(file, [(piece.rows, piece.bytes) for piece in rows.pieces], own, rows.detail)
+            for file, rows in found
+        ]
         partial = {
             name: urls
             for name in schema.names
             if name != _PATH
             and (urls := [f.url for f, r in found if r.rows and name not in r.types.names])
         }
-        return SourceTable(schema, tuple(fragments), partial)
+        return SourceTable(schema, divide(sized, rule), partial)
 
     def _ingested(
         self, files: Sequence[FileRecord], location: str, partition: str | None

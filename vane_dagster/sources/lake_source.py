@@ -48,7 +48,7 @@ from vane_dagster.sources.base import (
     unreadable,
 )
 from vane_dagster.sources.file_source import asset_path, key_in_path
-from vane_dagster.sources.parquet import cut
+from vane_dagster.sources.grouping import SizedFile, cut
 from vane_dagster.storage.filesystem import IO_THREADS, Location, absolute_url, shown_url
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.table_options import check_table_url
@@ -123,15 +123,185 @@ class LiveRows:
         return cls(first, start, np.unpackbits(packed, count=count).astype(bool))
 
 
-class LakeReader(SourceReader):
-    """Reads rows of the data files of a table, which never change once they are written.
+class LakeTable(ABC):
+    """A table at one version, as a run plans it.
+
+    Args:
+        source: The source.
+        location: The pipeline, for messages.
+        table: The library's table at this version.
+        name: The table's URL or name.
+
+    Attributes:
+        schema: The columns to read, with their types.
+        version: The version and its table, for messages.
+    """
+
+    schema: pa.Schema
+    version: str
+
+    def __init__(self, source: Any, location: str, table: Any, name: str) -> None:
+        self.location = location
+        self._source, self._table = source, table
+        self._owner = f"{location}: {source.kind.capitalize()} table {name!r}"
+        self._units: dict[str | None, Units] = {}
+
+    def units(self, where: str | None) -> Units:
+        """Return the units that may have rows that pass a filter, listed once.
+
+        Args:
+            where: The filter; None for all rows.
+
+        Raises:
+            SourceError: If they cannot be listed.
+        """
+        if where not in self._units:
+            found = self.list_units(where)
+            self._units[where] = {(record.url, record.version): (record, u) for record, u in found}
+        return self._units[where]
+
+    @abstractmethod
+    def list_units(self, where: str | None) -> Iterable[tuple[FileRecord, Any]]:
+        """List the units that may have rows that pass a filter, in the order of their rows."""
+
+    @abstractmethod
+    def cut(
+        self, record: FileRecord, unit: Any, rule: FragmentRule
+    ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
+        """Cut a unit into fragments; return them, and the columns that it lacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LakeSource(Source):
+    """The rows of a table, at one version or at the latest one of each run.
+
+    The data files of a table never change once they are written.
 
     Attributes:
         cleanup: The operation that deletes the data files of former versions.
+        filter: A row filter, with placeholders for the partition's key.
+        columns: The columns to read; None for all.
+        asset: Key of the Dagster asset that writes the table, as "a/b", if there is one.
+        allow_empty: Whether a partition without rows is accepted.
+        planned: The tables of a run, by URL, once the source is bound to a store.
     """
 
     reads_contents: ClassVar[bool] = False
     cleanup: ClassVar[str]
+    filter: str | None = None
+    columns: tuple[str, ...] | None = None
+    asset: str | None = None
+    allow_empty: bool = False
+    planned: dict[str, LakeTable] | None = field(default=None, repr=False, compare=False)
+
+    @abstractmethod
+    def open_table(self, url: str, location: str) -> LakeTable:
+        """Open the version to read of a table.
+
+        Args:
+            url: The table.
+            location: The pipeline, for messages.
+
+        Raises:
+            SourceError: If there is no such table or version.
+        """
+
+    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
+        texts = [each for each in (self.place, self.filter or "") if PLACEHOLDER.search(each)]
+        if partitions_def is not None and not texts:
+            raise DefinitionError(
+                f"{location}: vd.{self.kind}({self.place!r}) has no {{partition_key}}, so that "
+                'every partition would have the same rows; write filter="day = '
+                "'{partition_key}'\", or leave partitions_def out"
+            )
+        for text in texts:
+            check_placeholders(location, text, partitions_def)
+
+    def describe(self) -> str:
+        return f"{self.kind.capitalize()} table {self.place}"
+
+    def url_for(self, partition_key: str | None) -> str:
+        """Return the name of the table, and the partition's filter."""
+        url, where = self.place, self.filter
+        if partition_key is not None:
+            url = fill_placeholders(url, partition_key)
+            where = filled_filter(where, partition_key)
+        return url if where is None else f"{url} where {where}"
+
+    def schema(self, location: str) -> pa.Schema:
+        return self.open_table(self.place, location).schema
+
+    def bind(self, store: Store) -> Source:
+        return replace(self, planned={})
+
+    def for_workers(self) -> SourceReader:
+        return replace(self, planned=None)
+
+    @property
+    def splitting(self) -> str:
+        return "rows of a unit, 3"
+
+    def list_files(
+        self, partitions: Sequence[str | None], location: str
+    ) -> Mapping[str | None, Listed]:
+        """List the units of the version that may have rows of each partition.
+
+        Args:
+            partitions: Keys; ``[None]`` for an unpartitioned pipeline.
+            location: The pipeline, for messages.
+        """
+        bound = self if self.planned is not None else replace(self, planned={})
+
+        def listed(key: str | None) -> Listed:
+            try:
+                units = bound._table(key, location).units(filled_filter(self.filter, key))
+                return tuple(record for record, _ in units.values())
+            except VaneError as error:
+                return error if isinstance(error, SourceError) else SourceError(str(error))
+
+        # One partition of each table first, so that each table is opened once.
+        firsts = {fill_placeholders(self.place, key): key for key in reversed(partitions)}
+        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+            list(threads.map(listed, firsts.values()))
+            return dict(zip(partitions, threads.map(listed, partitions)))
+
+    def missing(self, partition: str | None, location: str) -> SourceError | None:
+        if self.allow_empty:
+            return None
+        return SourceError(
+            f"{location}: {self.url_for(partition)!r} has no rows. Check the filter, write the "
+            f"partition first, or accept it with vd.{self.kind}(..., allow_empty=True)"
+        )
+
+    def split(
+        self,
+        files: Sequence[FileRecord],
+        rule: FragmentRule,
+        location: str,
+        partition: str | None = None,
+    ) -> SourceTable:
+        table = self._table(partition, location)
+        units = table.units(filled_filter(self.filter, partition))
+        if gone := [file.url for file in files if (file.url, file.version) not in units]:
+            raise SourceError(
+                f"{location}: table {self.place!r} was changed while the run was planned, so that "
+                f"{names(gone)} is no longer in it. Run the partition again"
+            )
+
+        def pieces_of(file: FileRecord) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
+            with self.read_errors(file.url, table.version, location):
+                return table.cut(file, units[file.url, file.version][1], rule)
+
+        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+            pieces = list(threads.map(pieces_of, files))
+        partial: dict[str, list[str]] = {}
+        for file, (_, lacking) in zip(files, pieces):
+            for name in lacking:
+                partial.setdefault(name, []).append(file.url)
+        fragments = itertools.chain.from_iterable(each for each, _ in pieces)
+        return SourceTable(table.schema, tuple(fragments), partial)
+
+    # Reading.
 
     @abstractmethod
     def planned_version(self, span: FileSpan) -> str:
@@ -201,172 +371,6 @@ class LakeReader(SourceReader):
             table = unsliced(self.read_rows(every, schema, context)).filter(pa.array(live.mask))
             return table.slice(span.start - live.start, span.stop - span.start)
 
-
-class LakeTable(ABC):
-    """A table at one version, as a run plans it.
-
-    Args:
-        location: The pipeline, for messages.
-
-    Attributes:
-        schema: The columns to read, with their types.
-        version: The version and its table, for messages.
-    """
-
-    schema: pa.Schema
-    version: str
-
-    def __init__(self, location: str) -> None:
-        self.location = location
-        self._units: dict[str | None, Units] = {}
-
-    def units(self, where: str | None) -> Units:
-        """Return the units that may have rows that pass a filter, listed once.
-
-        Args:
-            where: The filter; None for all rows.
-
-        Raises:
-            SourceError: If they cannot be listed.
-        """
-        if where not in self._units:
-            found = self.list_units(where)
-            self._units[where] = {(record.url, record.version): (record, u) for record, u in found}
-        return self._units[where]
-
-    @abstractmethod
-    def list_units(self, where: str | None) -> Iterable[tuple[FileRecord, Any]]:
-        """List the units that may have rows that pass a filter, in the order of their rows."""
-
-    @abstractmethod
-    def cut(
-        self, record: FileRecord, unit: Any, rule: FragmentRule
-    ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
-        """Cut a unit into fragments; return them, and the columns that it lacks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LakeSource(LakeReader, Source):
-    """The rows of a table, at one version or at the latest one of each run.
-
-    Attributes:
-        filter: A row filter, with placeholders for the partition's key.
-        columns: The columns to read; None for all.
-        asset: Key of the Dagster asset that writes the table, as "a/b", if there is one.
-        allow_empty: Whether a partition without rows is accepted.
-        planned: The tables of a run, by URL, once the source is bound to a store.
-    """
-
-    filter: str | None = None
-    columns: tuple[str, ...] | None = None
-    asset: str | None = None
-    allow_empty: bool = False
-    planned: dict[str, LakeTable] | None = field(default=None, repr=False, compare=False)
-
-    @abstractmethod
-    def open_table(self, url: str, location: str) -> LakeTable:
-        """Open the version to read of a table.
-
-        Args:
-            url: The table.
-            location: The pipeline, for messages.
-
-        Raises:
-            SourceError: If there is no such table or version.
-        """
-
-    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
-        texts = [each for each in (self.place, self.filter or "") if PLACEHOLDER.search(each)]
-        if partitions_def is not None and not texts:
-            raise DefinitionError(
-                f"{location}: vd.{self.kind}({self.place!r}) has no {{partition_key}}, so that "
-                'every partition would have the same rows; write filter="day = '
-                "'{partition_key}'\", or leave partitions_def out"
-            )
-        for text in texts:
-            check_placeholders(location, text, partitions_def)
-
-    def describe(self) -> str:
-        return f"{self.kind.capitalize()} table {self.place}"
-
-    def url_for(self, partition_key: str | None) -> str:
-        """Return the name of the table, and the partition's filter."""
-        url, where = self.place, self.filter
-        if partition_key is not None:
-            url = fill_placeholders(url, partition_key)
-            where = filled_filter(where, partition_key)
-        return url if where is None else f"{url} where {where}"
-
-    def schema(self, location: str) -> pa.Schema:
-        return self.open_table(self.place, location).schema
-
-    def bind(self, store: Store) -> Source:
-        return replace(self, planned={})
-
-    @property
-    def splitting(self) -> str:
-        return "rows of a unit, 3"
-
-    def list_files(
-        self, partitions: Sequence[str | None], location: str
-    ) -> Mapping[str | None, Listed]:
-        """List the units of the version that may have rows of each partition.
-
-        Args:
-            partitions: Keys; ``[None]`` for an unpartitioned pipeline.
-            location: The pipeline, for messages.
-        """
-        bound = self if self.planned is not None else replace(self, planned={})
-
-        def listed(key: str | None) -> Listed:
-            try:
-                units = bound._table(key, location).units(filled_filter(self.filter, key))
-                return tuple(record for record, _ in units.values())
-            except VaneError as error:
-                return error if isinstance(error, SourceError) else SourceError(str(error))
-
-        # One partition of each table first, so that each table is opened once.
-        firsts = {fill_placeholders(self.place, key): key for key in reversed(partitions)}
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            list(threads.map(listed, firsts.values()))
-            return dict(zip(partitions, threads.map(listed, partitions)))
-
-    def missing(self, partition: str | None, location: str) -> SourceError | None:
-        if self.allow_empty:
-            return None
-        return SourceError(
-            f"{location}: {self.url_for(partition)!r} has no rows. Check the filter, write the "
-            f"partition first, or accept it with vd.{self.kind}(..., allow_empty=True)"
-        )
-
-    def split(
-        self,
-        files: Sequence[FileRecord],
-        rule: FragmentRule,
-        location: str,
-        partition: str | None = None,
-    ) -> SourceTable:
-        table = self._table(partition, location)
-        units = table.units(filled_filter(self.filter, partition))
-        if gone := [file.url for file in files if (file.url, file.version) not in units]:
-            raise SourceError(
-                f"{location}: table {self.place!r} was changed while the run was planned, so that "
-                f"{names(gone)} is no longer in it. Run the partition again"
-            )
-
-        def pieces_of(file: FileRecord) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
-            with self.read_errors(file.url, table.version, location):
-                return table.cut(file, units[file.url, file.version][1], rule)
-
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            pieces = list(threads.map(pieces_of, files))
-        partial: dict[str, list[str]] = {}
-        for file, (_, lacking) in zip(files, pieces):
-            for name in lacking:
-                partial.setdefault(name, []).append(file.url)
-        fragments = itertools.chain.from_iterable(each for each, _ in pieces)
-        return SourceTable(table.schema, tuple(fragments), partial)
-
     def _table(self, partition: str | None, location: str) -> LakeTable:
         try:
             url = fill_placeholders(self.place, partition, key_in_path)
@@ -380,40 +384,23 @@ class LakeSource(LakeReader, Source):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FolderReader(LakeReader):
-    """Reads rows of tables that are folders.
+class FolderSource(LakeSource):
+    """The rows of a table that is a folder.
 
     Attributes:
+        url: A local path or ``s3://`` URL, with placeholders for the partition's key.
+        table_version: The version; None for the latest version.
         storage_options: Options of the fsspec file system; never part of a key.
+        table_type: A version of a table of this format.
     """
 
+    table_type: ClassVar[type[LakeTable]]
+    url: str
+    table_version: Version = None
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    def options_for(self, url: str) -> Mapping[str, Any]:
-        return self.storage_options
-
-
-class FolderTable(LakeTable):
-    """A version of a table that is a folder.
-
-    Args:
-        place: The folder.
-        table: The library's table at this version.
-        source: The source.
-        location: The pipeline, for messages.
-
-    Raises:
-        SourceError: If it cannot be read.
-    """
-
-    def __init__(self, place: Location, table: Any, source: FolderSource, location: str) -> None:
-        super().__init__(location)
-        self._place, self._table, self._source = place, table, source
-        self._owner = f"{location}: {source.kind.capitalize()} table {place.url!r}"
-
-    @staticmethod
     @abstractmethod
-    def load(place: Location, version: Version) -> Any:
+    def load(self, place: Location, version: Version) -> Any:
         """Load the library's table at a version; None if there is no such table or version.
 
         Args:
@@ -422,28 +409,11 @@ class FolderTable(LakeTable):
         """
 
     @abstractmethod
-    def versions(self) -> str:
-        """Return the known versions, for a message."""
+    def versions(self, table: Any) -> str:
+        """Return the known versions of the library's table, for a message."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class FolderSource(FolderReader, LakeSource):
-    """The rows of a table that is a folder.
-
-    Attributes:
-        url: A local path or ``s3://`` URL, with placeholders for the partition's key.
-        table_version: The version; None for the latest version.
-        table_type: A version of a table of this format.
-        reader_type: The reader in workers.
-    """
-
-    table_type: ClassVar[type[FolderTable]]
-    reader_type: ClassVar[type[FolderReader]]
-    url: str
-    table_version: Version = None
-
-    def for_workers(self) -> SourceReader:
-        return self.reader_type(storage_options=self.storage_options)
+    def options_for(self, url: str) -> Mapping[str, Any]:
+        return self.storage_options
 
     @property
     def place(self) -> str:
@@ -465,18 +435,18 @@ class FolderSource(FolderReader, LakeSource):
         return self.open_table(url, location).schema
 
     def open_table(self, url: str, location: str) -> LakeTable:
-        place, load = Location(url, self.storage_options), self.table_type.load
+        place = Location(url, self.storage_options)
         what = f"{location}: {self.kind.capitalize()} table {shown_url(url)}"
         try:
-            found = with_retries(lambda: load(place, self.table_version))
+            found = with_retries(lambda: self.load(place, self.table_version))
             if found is not None:
-                return self.table_type(place, found, self, location)
-            latest = None if self.table_version is None else load(place, None)
+                return self.table_type(self, location, found, place.url)
+            latest = None if self.table_version is None else self.load(place, None)
             if latest is None:
                 raise SourceError(
                     f"{what} does not exist. Check the path, or write the table first"
                 )
-            known = self.table_type(place, latest, self, location).versions()
+            known = self.versions(latest)
         except VaneError:
             raise
         except Exception as error:  # drivers raise plain exceptions too
@@ -569,7 +539,7 @@ def cut_live(
         detail: The detail of all spans.
     """
     start, is_whole = 0, bool(np.all(live))
-    for piece in cut(record, groups, rule):
+    for piece in cut(SizedFile(record, groups), rule):
         rows = LiveRows(piece.start, start, live[piece.start : piece.stop])
         if count := int(np.sum(rows.mask)):
             size = piece.bytes * count // len(rows.mask)

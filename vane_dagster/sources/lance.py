@@ -17,17 +17,16 @@ from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster.errors import SourceError, names
 from vane_dagster.sources.base import FragmentRule, ReadContext, unreadable
+from vane_dagster.sources.grouping import SizedFile, cut
 from vane_dagster.sources.lake_source import (
-    FolderReader,
     FolderSource,
-    FolderTable,
+    LakeTable,
     SpanDetail,
     Version,
     digest,
     folder_arguments,
     lake_arguments,
 )
-from vane_dagster.sources.parquet import cut
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import open_table, require_lance
@@ -57,11 +56,131 @@ class RowsDetail(SpanDetail):
     filter: str | None = None
 
 
-@dataclass(frozen=True)
-class LanceReader(FolderReader):
-    """Reads rows of the fragments of Lance tables."""
+class LanceTable(LakeTable):
+    """A table at one version.
 
+    Raises:
+        SourceError: If it lacks a column.
+    """
+
+    def __init__(self, source: Any, location: str, table: Any, name: str) -> None:
+        super().__init__(source, location, table, name)
+        self._url = name
+        self.version = f"version {table.version} of Lance table {name!r}"
+        require_columns(self._owner, source.columns or (), table.schema.names, SourceError)
+        wanted = None if source.columns is None else list(source.columns)
+        read = table.scanner(columns=wanted, blob_handling=_BLOBS)
+        self.schema = plain_schema(read.projected_schema)
+        # A column's id is never another one's, unlike its name.
+        self._columns = {each.name(): each for each in table.lance_schema.fields()}
+
+    def list_units(self, where: str | None) -> Iterable[tuple[FileRecord, tuple[int, RowsDetail]]]:
+        """Return the fragments with rows that pass a filter, in the table's order.
+
+        Args:
+            where: The filter; None for all rows. Evaluating it reads the columns that it names.
+
+        Raises:
+            SourceError: If the filter fails.
+        """
+        fragments = {each.fragment_id: each.metadata for each in self._table.get_fragments()}
+        if where is None:
+            counts = {id: metadata.num_rows for id, metadata in fragments.items()}
+        else:
+            counts = self._passing(where)
+        # Names in other texts than names of columns do no harm: they add to what rows depend on.
+        tested = [name for name in self._columns if where and name.lower() in where.lower()]
+        fields = self._field_ids([*self.schema.names, *tested])
+        columns = [[each.name, str(each.type), self._id(each.name)] for each in self.schema]
+        tests = where and [where, [[name, self._id(name)] for name in tested]]
+        for id, metadata in fragments.items():
+            if rows := counts.get(id):
+                files = [each for each in metadata.files if fields.intersection(each.fields)]
+                version = digest([_state(metadata, files), columns, tests])
+                url = _data_url(self._table, self._url, metadata)
+                size = sum(each.file_size_bytes or 0 for each in files)
+                record, state = FileRecord(url, size, version), _state(metadata, metadata.files)
+                yield (
+                    record,
+                    (rows, RowsDetail(self._url, self._table.version, id, state, where)),
+                )
+
+    def cut(
+        self, record: FileRecord, unit: tuple[int, RowsDetail], rule: FragmentRule
+    ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
+        """Cut the rows of a fragment evenly."""
+        rows, detail = unit
+        fragment = self._table.get_fragment(detail.fragment)
+        share = rows / max(1, fragment.metadata.physical_rows)
+        width = sum(_width(each.type) for each in self.schema)
+        blobs = self._blob_bytes(fragment, detail.filter)
+        size = max(int(record.size * share), width * rows + blobs)
+        file = SizedFile(record, [(rows, size)], detail=detail.dumps())
+        return list(cut(file, rule)), ()
+
+    def _passing(self, where: str) -> dict[int, int]:
+        """Return the number of rows that pass a filter, by the fragment's id, in one scan."""
+        scanner = self._table.scanner(columns=[], filter=where, with_row_address=True)
+        found: Counter[int] = Counter()
+        try:
+            for batch in scanner.to_batches():
+                ids, counts = np.unique(
+                    batch.column("_rowaddr").to_numpy() >> 32, return_counts=True
+                )
+                found.update(dict(zip(ids.tolist(), counts.tolist())))
+        except Exception as error:  # the driver raises plain exceptions
+            fix = f"Check the filter, which is {where!r}"
+            raise unreadable(self._url, error, self.location, fix) from error
+        return found
+
+    def _id(self, column: str) -> int | None:
+        """Return the id of a column; None for a virtual one, such as `_rowid`."""
+        return self._columns[column].id() if column in self._columns else None
+
+    def _field_ids(self, columns: Iterable[str]) -> set[int]:
+        """Return the ids of columns, and of the fields in them."""
+        pending = [self._columns[name] for name in columns if name in self._columns]
+        found = set()
+        while pending:
+            each = pending.pop()
+            found.add(each.id())
+            pending += each.children()
+        return found
+
+    def _blob_bytes(self, fragment: Any, where: str | None) -> int:
+        """Return the bytes of blobs, which may be in files beside the fragment's."""
+        described = self._table.scanner(columns=self.schema.names).projected_schema
+        blobs = [
+            each.name
+            for each in described
+            if pa.types.is_struct(each.type)
+            and not pa.types.is_struct(self.schema.field(each.name).type)
+        ]
+        if not blobs:
+            return 0
+        rows = fragment.to_table(columns=blobs, filter=where)
+        sizes = [pc.sum(pc.struct_field(rows.column(name), "size")).as_py() for name in blobs]
+        return sum(size or 0 for size in sizes)
+
+
+@dataclass(frozen=True)
+class LanceSource(FolderSource):
+    """The rows of a Lance table.
+
+    A unit is a fragment with its deletions, so a commit that adds fragments computes only those.
+    """
+
+    kind: ClassVar[str] = "lance"
     cleanup: ClassVar[str] = "cleanup_old_versions"
+    table_type: ClassVar[type[LakeTable]] = LanceTable
+
+    def load(self, place: Location, version: Version) -> Any:
+        assert not isinstance(version, datetime.datetime)
+        return open_table(place, version)
+
+    def versions(self, table: Any) -> str:
+        known = [*table.tags.list(), *(str(v["version"]) for v in table.versions())]
+        return f"it has {names(known)}"
 
     def planned_version(self, span: FileSpan) -> str:
         detail = RowsDetail.of(span)
@@ -99,138 +218,6 @@ class LanceReader(FolderReader):
             "former versions. Run the partition again, which reads the latest version. If the "
             "source names a version, name one that the table still has"
         )
-
-
-class LanceTable(FolderTable):
-    """A table at one version.
-
-    Args:
-        place: The table's folder.
-        table: The table at this version, a `lance.LanceDataset`.
-        source: The source.
-        location: The pipeline, for messages.
-
-    Raises:
-        SourceError: If it lacks a column.
-    """
-
-    def __init__(self, place: Location, table: Any, source: FolderSource, location: str) -> None:
-        super().__init__(place, table, source, location)
-        self.version = f"version {table.version} of Lance table {place.url!r}"
-        require_columns(self._owner, source.columns or (), table.schema.names, SourceError)
-        wanted = None if source.columns is None else list(source.columns)
-        read = table.scanner(columns=wanted, blob_handling=_BLOBS)
-        self.schema = plain_schema(read.projected_schema)
-        # A column's id is never another one's, unlike its name.
-        self._columns = {each.name(): each for each in table.lance_schema.fields()}
-
-    @staticmethod
-    def load(place: Location, version: Version) -> Any:
-        assert not isinstance(version, datetime.datetime)
-        return open_table(place, version)
-
-    def versions(self) -> str:
-        known = [*self._table.tags.list(), *(str(v["version"]) for v in self._table.versions())]
-        return f"it has {names(known)}"
-
-    def list_units(self, where: str | None) -> Iterable[tuple[FileRecord, tuple[int, RowsDetail]]]:
-        """Return the fragments with rows that pass a filter, in the table's order.
-
-        Args:
-            where: The filter; None for all rows. Evaluating it reads the columns that it names.
-
-        Raises:
-            SourceError: If the filter fails.
-        """
-        fragments = {each.fragment_id: each.metadata for each in self._table.get_fragments()}
-        if where is None:
-            counts = {id: metadata.num_rows for id, metadata in fragments.items()}
-        else:
-            counts = self._passing(where)
-        # Names in other texts than names of columns do no harm: they add to what rows depend on.
-        tested = [name for name in self._columns if where and name.lower() in where.lower()]
-        fields = self._field_ids([*self.schema.names, *tested])
-        columns = [[each.name, str(each.type), self._id(each.name)] for each in self.schema]
-        tests = where and [where, [[name, self._id(name)] for name in tested]]
-        for id, metadata in fragments.items():
-            if rows := counts.get(id):
-                files = [each for each in metadata.files if fields.intersection(each.fields)]
-                version = digest([_state(metadata, files), columns, tests])
-                url = _data_url(self._table, self._place.url, metadata)
-                size = sum(each.file_size_bytes or 0 for each in files)
-                record, state = FileRecord(url, size, version), _state(metadata, metadata.files)
-                yield (
-                    record,
-                    (rows, RowsDetail(self._place.url, self._table.version, id, state, where)),
-                )
-
-    def cut(
-        self, record: FileRecord, unit: tuple[int, RowsDetail], rule: FragmentRule
-    ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
-        """Cut the rows of a fragment evenly."""
-        rows, detail = unit
-        fragment = self._table.get_fragment(detail.fragment)
-        share = rows / max(1, fragment.metadata.physical_rows)
-        width = sum(_width(each.type) for each in self.schema)
-        blobs = self._blob_bytes(fragment, detail.filter)
-        size = max(int(record.size * share), width * rows + blobs)
-        return list(cut(record, [(rows, size)], rule, detail=detail.dumps())), ()
-
-    def _passing(self, where: str) -> dict[int, int]:
-        """Return the number of rows that pass a filter, by the fragment's id, in one scan."""
-        scanner = self._table.scanner(columns=[], filter=where, with_row_address=True)
-        found: Counter[int] = Counter()
-        try:
-            for batch in scanner.to_batches():
-                ids, counts = np.unique(
-                    batch.column("_rowaddr").to_numpy() >> 32, return_counts=True
-                )
-                found.update(dict(zip(ids.tolist(), counts.tolist())))
-        except Exception as error:  # the driver raises plain exceptions
-            fix = f"Check the filter, which is {where!r}"
-            raise unreadable(self._place.url, error, self.location, fix) from error
-        return found
-
-    def _id(self, column: str) -> int | None:
-        """Return the id of a column; None for a virtual one, such as `_rowid`."""
-        return self._columns[column].id() if column in self._columns else None
-
-    def _field_ids(self, columns: Iterable[str]) -> set[int]:
-        """Return the ids of columns, and of the fields in them."""
-        pending = [self._columns[name] for name in columns if name in self._columns]
-        found = set()
-        while pending:
-            each = pending.pop()
-            found.add(each.id())
-            pending += each.children()
-        return found
-
-    def _blob_bytes(self, fragment: Any, where: str | None) -> int:
-        """Return the bytes of blobs, which may be in files beside the fragment's."""
-        described = self._table.scanner(columns=self.schema.names).projected_schema
-        blobs = [
-            each.name
-            for each in described
-            if pa.types.is_struct(each.type)
-            and not pa.types.is_struct(self.schema.field(each.name).type)
-        ]
-        if not blobs:
-            return 0
-        rows = fragment.to_table(columns=blobs, filter=where)
-        sizes = [pc.sum(pc.struct_field(rows.column(name), "size")).as_py() for name in blobs]
-        return sum(size or 0 for size in sizes)
-
-
-@dataclass(frozen=True)
-class LanceSource(LanceReader, FolderSource):
-    """The rows of a Lance table.
-
-    A unit is a fragment with its deletions, so a commit that adds fragments computes only those.
-    """
-
-    kind: ClassVar[str] = "lance"
-    table_type: ClassVar[type[FolderTable]] = LanceTable
-    reader_type: ClassVar[type[FolderReader]] = LanceReader
 
 
 @known_keywords("vd.lance")

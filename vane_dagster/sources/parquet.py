@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -23,10 +21,9 @@ from vane_dagster.sources.base import (
     Source,
     SourceReader,
     SourceTable,
-    fragment_record,
 )
 from vane_dagster.sources.file_source import FileSource, file_arguments
-from vane_dagster.sources.grouping import FileSize, group, is_small
+from vane_dagster.sources.grouping import SMALL_SHARE, SizedFile, divide
 from vane_dagster.sources.parquet_scan import check_row_number, scan, scan_projected
 from vane_dagster.sources.schemas import common_columns
 from vane_dagster.storage.filesystem import IO_THREADS, Location
@@ -98,28 +95,17 @@ class ParquetFiles(ParquetReader, Source):
         common = common_columns([(f.url, own) for f, (own, _) in zip(files, footers)], location)
         for file, own in zip(files, common.files):
             check_row_number(own.own.names, f"{location}: {file.url!r}")
-        fragments: list[FragmentRecord] = []
-        small: dict[str, tuple[FileRecord, FileSize, str, str]] = {}
-        for file, (_, metadata), columns in zip(files, footers, common.files):
-            types = kept_types(columns.own) + columns.extra
-            detail, groups = columns.detail(), row_groups(metadata)
-            size = FileSize(file.url, metadata.num_rows, sum(held for _, held in groups))
-            if self.small_files == "group" and size.rows and is_small(size, rule.rows, rule.bytes):
-                small[file.url] = (file, size, types, detail)
-            else:
-                fragments += cut(file, groups, rule, types, detail)
-        for grouped in group([size for _, size, _, _ in small.values()], rule.rows, rule.bytes):
-            members = [small[each.url] for each in grouped]
-            spans = [(file, 0, size.rows) for file, size, _, _ in members]
-            extra = "".join(types for _, _, types, _ in members)
-            details = [detail for _, _, _, detail in members]
-            held = sum(size.bytes for size in grouped)
-            fragments.append(fragment_record(spans, held, extra, details))
-        if small:
-            fragments.sort(
-                key=lambda fragment: fragment.url
-            )  # stable: rows of a file stay in order
-        return SourceTable(common.schema, tuple(fragments), common.partial)
+        sized = [
+            SizedFile(
+                file,
+                row_groups(metadata),
+                kept_types(columns.own) + columns.extra,
+                columns.detail(),
+            )
+            for file, (_, metadata), columns in zip(files, footers, common.files)
+        ]
+        fragments = divide(sized, rule, SMALL_SHARE if self.small_files == "group" else 0)
+        return SourceTable(common.schema, fragments, common.partial)
 
     def find(
         self, spans: Sequence[FileSpan], column: pa.Field, id: Any
@@ -216,26 +202,12 @@ def read_footer(
         metadata = with_retries(_failpoints.failing("read", file.url, read))
         return metadata.schema.to_arrow_schema(), metadata
     except Exception as error:  # from pyarrow, or from a file system's driver
-        if file.size and not _begins_as_parquet(file_location):
-            raise SourceError(
-                f"{location}: {file.url!r} ({file.size} bytes) is not a Parquet file, and "
-                "vd.parquet reads no other format. Convert it, for example with DuckDB's COPY "
-                "(FROM 'data.csv') TO 'data.parquet' (FORMAT parquet), or with pyarrow, and "
-                "name the Parquet file; or take it out of the source"
-            ) from error
         raise SourceError(
             f"{location}: {file.url!r} ({file.size} bytes) cannot be read as Parquet: "
-            f"{described(error)}. Write it again, or take it out of the source"
+            f"{described(error)}. If it has another format, read it by the source for that, as "
+            "vd.csv, or convert it, as with DuckDB's COPY (FROM 'data.csv') TO 'data.parquet' "
+            "(FORMAT parquet). Else write it again, or take it out of the source"
         ) from error
-
-
-def _begins_as_parquet(file_location: Location) -> bool:
-    """Return whether a file begins with Parquet's magic bytes; true if it cannot be read."""
-    try:
-        with file_location.fs.open(file_location.path, "rb") as stream:
-            return stream.read(4) in (b"PAR1", b"PARE")
-    except Exception:  # drivers raise their own exception classes
-        return True
 
 
 def kept_types(schema: pa.Schema) -> str:
@@ -247,55 +219,3 @@ def row_groups(footer: pq.FileMetaData) -> list[tuple[int, int]]:
     """Return the rows and bytes of each row group of a file."""
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     return [(group.num_rows, group.total_byte_size) for group in groups]
-
-
-def cut(
-    file: FileRecord,
-    groups: Sequence[tuple[int, int]],
-    rule: FragmentRule,
-    types: str = "",
-    detail: str = "",
-) -> Iterator[FragmentRecord]:
-    """Cut a file into fragments along its row groups, and within row groups that are too large.
-
-    The file's mean row size determines the number of rows of a fragment. Row groups with much
-    larger rows are cut by their own bytes, at twice the rule's.
-
-    Args:
-        file: The file.
-        groups: Rows and bytes of each row group.
-        rule: The maximum size of a fragment.
-        types: A text that is included in the fragments' digests.
-        detail: The detail of the fragments' spans.
-    """
-    rows, sizes = [count for count, _ in groups], [size for _, size in groups]
-    if not sum(rows):
-        return
-    row_bytes = max(1.0, sum(sizes) / sum(rows))
-    most = max(1, min(rule.rows, int(rule.bytes / row_bytes)))
-    edges, above = np.cumsum([0, *rows]), np.cumsum([0, *sizes])
-    for start, stop in _ranges(rows, most, sizes, 2 * rule.bytes):
-        first, last = np.interp([start, stop], edges, above)
-        yield fragment_record([(file, int(start), int(stop))], int(last - first), types, [detail])
-
-
-def _ranges(
-    groups: Sequence[int], most: int, sizes: Sequence[int], max_bytes: int
-) -> Iterator[tuple[int, int]]:
-    """Yield row ranges of at most `most` rows, cut at row group boundaries if possible.
-
-    A range exceeds `max_bytes` only if rows of a row group differ in size, or one row is larger.
-    """
-    start = end = held = 0
-    for rows, size in zip(groups, sizes):
-        if end > start and (end + rows - start > most or held + size > max_bytes):
-            yield start, end
-            start, held = end, 0
-        end, held = end + rows, held + size
-        pieces = max(-(-(end - start) // most), min(end - start, -(-held // max_bytes)))
-        if pieces > 1:
-            edges = [start + (end - start) * i // pieces for i in range(pieces + 1)]
-            yield from itertools.pairwise(edges)
-            start, held = end, 0
-    if end > start:
-        yield start, end

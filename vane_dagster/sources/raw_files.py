@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SourceError
-from vane_dagster.sources.base import FragmentRule, ReadContext, SourceTable, fragment_record
+from vane_dagster.sources.base import FragmentRule, ReadContext, SourceTable
 from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, Suffix, file_arguments
-from vane_dagster.sources.grouping import FileSize, group
+from vane_dagster.sources.grouping import SizedFile, divide
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 
 PATH = "path"
@@ -86,25 +86,17 @@ class FilesSource(FileSource):
         partition: str | None = None,
     ) -> SourceTable:
         """Group files, by a hash of their paths; see `grouping`."""
-        by_url = {file.url: file for file in files}
-        if wrong := [url for url in by_url if url.encode(errors="replace").decode() != url]:
+        urls = [file.url for file in files]
+        if wrong := [url for url in urls if url.encode(errors="replace").decode() != url]:
             raise SourceError(
                 f"{location}: the name of {wrong[0]!r} is no valid UTF-8, so its path cannot be in "
                 "a row. Rename the file"
             )
-        sizes = [FileSize(file.url, 1, max(1, self.row_bytes(file))) for file in files]
-        fragments = []
-        for grouped in group(sizes, rule.rows, rule.bytes):
-            members = [by_url[each.url] for each in grouped]
-            fragments.append(
-                fragment_record(
-                    [(file, 0, 1) for file in members],
-                    sum(each.bytes for each in grouped),
-                    self.reading,
-                    [_detail(file) for file in members],
-                )
-            )
-        return SourceTable(self.columns, tuple(fragments))
+        sized = [
+            SizedFile(file, [(1, max(1, self.row_bytes(file)))], self.reading, _detail(file))
+            for file in files
+        ]
+        return SourceTable(self.columns, divide(sized, rule, share=1))
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Return the listing of the fragment's files; nothing is opened."""

@@ -40,18 +40,25 @@ def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.FixedSizeBinar
     Raises:
         TypeError: If a column has a type whose values have no encoding.
     """
+    encoded = encoded_rows(columns)
+    offsets = _offsets(encoded).tolist()
+    data = memoryview(encoded.buffers()[2] or b"")
+    digest = xxhash.xxh3_128_digest
+    keys = b"".join([digest(data[start:end]) for start, end in pairwise(offsets)])
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(WIDTH), len(encoded), [None, pa.py_buffer(keys)]
+    )
+
+
+def encoded_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.LargeBinaryArray:
+    """Return the encodings of rows; see `row_keys`."""
     plain = [_plain(column) for column in columns]
     types = "\n".join(str(array.type) for array in plain)
     header = hashlib.blake2b(f"{ENCODING}\n{types}".encode(), digest_size=WIDTH).digest()
     rows = len(plain[0])
     ends = np.arange(rows + 1)
     values = [encoding for array in plain for encoding in _encoded(array, ends)]
-    encoded = _joined([_cut(np.frombuffer(header * rows, f"V{WIDTH}"), ends), *values])
-    offsets = _offsets(encoded).tolist()
-    data = memoryview(encoded.buffers()[2] or b"")
-    digest = xxhash.xxh3_128_digest
-    keys = b"".join([digest(data[start:end]) for start, end in pairwise(offsets)])
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(WIDTH), rows, [None, pa.py_buffer(keys)])
+    return _joined([_cut(np.frombuffer(header * rows, f"V{WIDTH}"), ends), *values])
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:

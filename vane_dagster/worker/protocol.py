@@ -68,8 +68,8 @@ class Tally:
 
     @property
     def faults(self) -> int:
-        """Rows that failed in the stage itself."""
-        return self.quarantined + self.nulled - self.unread
+        """Rows that failed."""
+        return self.quarantined + self.nulled
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(

@@ -246,8 +246,8 @@ def test_checks_of_a_partition_that_failed_are_neither_failed_nor_planned(tmp_pa
     assert not result.success
     found = evaluations(result, runs.instance)
     assert {partition for _, _, partition in found} == {"a"}
-    checked = [stage for stage in docs if docs.checks(stage.name)]
-    for key in [dg.AssetCheckKey(s.key, c.name) for s in checked for c in docs.checks(s.name)]:
+    checked = [stage for stage in docs if docs._checks_of(stage.name)]
+    for key in [dg.AssetCheckKey(s.key, c.name) for s in checked for c in docs._checks_of(s.name)]:
         history = runs.instance.event_log_storage.get_asset_check_execution_history(key, 10)
         assert [(e.partition, e.status.value) for e in history] == [("a", "SUCCEEDED")]
         assert counted(runs.instance, key) == {"SUCCEEDED": {"a"}}

@@ -111,6 +111,7 @@ class Mixed:
         return found
 
 
+@vd.cls
 class Scaled:
     def __init__(self, factor):
         self.factor = factor
@@ -245,10 +246,10 @@ def test_async_methods_share_workers_with_synchronous_ones(tmp_path, project, co
 def test_methods_and_functions_with_their_options(tmp_path, project, compute, materialize):
     docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id")
     models = __import__("models")
-    scaled = docs.map("scaled", models.Scaled.scale, fn_constructor_kwargs={"factor": 3})
+    scaled = docs.map("scaled", models.Scaled(factor=3).scale)
     docs.map("twice", models.twice)
     docs.map("half", models.halved)
-    docs.map("none", models.Transcriber.upper, fn_constructor_args=(str(tmp_path),))
+    docs.map("none", models.Transcriber(str(tmp_path)).upper)
     assert scaled.spec.udf.method == "scale"
     materialize(docs, compute)
     table = read_stage(tmp_path / "store", "docs", "scaled").sort_by("id")

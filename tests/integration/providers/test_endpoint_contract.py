@@ -204,14 +204,14 @@ def test_answers_are_validated_and_become_columns(offered, server, tmp_path):
         [("name", pa.string()), ("age", pa.int64()), ("mood", pa.string()),
          ("tags", pa.list_(pa.string()))]
     )  # fmt: skip
-    assert rows.schema.field("response").type == kind
-    assert rows["response"].to_pylist() == [
+    assert rows.schema.field("made").type == kind
+    assert rows["made"].to_pylist() == [
         {"name": "Ada", "age": 36, "mood": "good", "tags": ["x"]},
         None,
         None,
         {"name": "Eve", "age": 5, "mood": "good", "tags": []},
     ]
-    usage = rows["response_usage"].to_pylist()
+    usage = rows["made_usage"].to_pylist()
     assert [used and used["requests"] for used in usage] == [1, None, None, 2]
     errors = rows["error"].to_pylist()
     assert "age: Value error, nobody is that young" in errors[1]

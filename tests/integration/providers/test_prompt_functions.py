@@ -84,7 +84,7 @@ def test_rows_that_are_arranged_have_no_other_columns(columns, tmp_path, local, 
     known = sorted([*columns, "id", "text"])
     expected = [f"{known} {place}"[::-1] for place in columns.get("__place", [None] * 4)]
     assert rows["id"].to_pylist() == [0, 1, 2, 3]
-    assert rows["response"].to_pylist() == expected
+    assert rows["asked"].to_pylist() == expected
 
 
 def test_rows_that_a_function_fails_for_lose_no_others_and_are_paid_for(
@@ -110,7 +110,7 @@ def test_rows_that_a_function_fails_for_lose_no_others_and_are_paid_for(
 
     rows = read(tmp_path)
     assert rows["id"].to_pylist() == [1, 2]
-    assert [answer["age"] for answer in rows["response"].to_pylist()] == [36, 36]
+    assert [answer["age"] for answer in rows["asked"].to_pylist()] == [36, 36]
     aside = vd.quarantine("docs/asked", store=str(tmp_path / "store")).sort_by("id")
     assert aside["error"].to_pylist() == ["IndexError", "IndexError"]
     errors = read(tmp_path, "fox")["error"].to_pylist()
@@ -131,7 +131,7 @@ def test_stages_with_other_functions_share_a_worker(tmp_path, local, materialize
     loads = [metadata(done, name)["model_loads"] for name in ("plain", "upper")]
     assert sum(loads) == 1
     upper = [text.upper()[::-1] for text in TEXTS]
-    assert read(tmp_path, "upper")["response"].to_pylist() == upper
+    assert read(tmp_path, "upper")["upper"].to_pylist() == upper
 
 
 def test_functions_get_their_columns_beside_those_that_pass_through(tmp_path, local, materialize):
@@ -148,13 +148,13 @@ def test_functions_get_their_columns_beside_those_that_pass_through(tmp_path, lo
     materialize(pipeline, local)
 
     rows = read(tmp_path)
-    assert set(rows.column_names) == {"id", "text", "title", "year", "response", "response_usage"}
-    assert rows["response"].to_pylist() == ["title"[::-1]] * 4
+    assert set(rows.column_names) == {"id", "text", "title", "year", "asked", "asked_usage"}
+    assert rows["asked"].to_pylist() == ["title"[::-1]] * 4
     for name in ("named", "parts"):
-        assert read(tmp_path, name)["response"].to_pylist() == ["id title"[::-1]] * 4
+        assert read(tmp_path, name)[name].to_pylist() == ["id title"[::-1]] * 4
     every = read(tmp_path, "every")
-    assert set(every.column_names) == {"id", "year", "response", "response_usage"}
-    assert every["response"].to_pylist() == ["id text title year"[::-1]] * 4
+    assert set(every.column_names) == {"id", "year", "every", "every_usage"}
+    assert every["every"].to_pylist() == ["id text title year"[::-1]] * 4
 
 
 def gives_up(row: dict[str, Any]) -> Any:
@@ -170,7 +170,7 @@ def test_an_error_that_no_row_causes_fails_the_partition(tmp_path, local, materi
 
 def test_columns_that_the_source_does_not_have(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
-    pipeline.prompt("prompt", provider=Reversed, model="m")
+    pipeline.prompt("asked", "prompt", provider=Reversed, model="m")
     assert "has no column 'prompt'" in failure(materialize(pipeline, local, raises=False))
     pipeline = docs(tmp_path)
     pipeline.prompt(

@@ -73,7 +73,7 @@ def test_a_column_of_conversations(tmp_path, local, server, endpoint, materializ
 
     materialize(pipeline, local)
 
-    assert read(tmp_path)["response"].to_pylist() == [f"echo: {text}" for text in TEXTS]
+    assert read(tmp_path)["asked"].to_pylist() == [f"echo: {text}" for text in TEXTS]
     roles = [[m["role"] for m in body["messages"]] for body in server.bodies]
     assert roles == [["system", "user", "assistant", "user"]] * len(TEXTS)
 
@@ -109,7 +109,7 @@ def test_an_installed_package_registers_a_provider(tmp_path, local, monkeypatch,
 
     materialize(pipeline, local)
 
-    assert read(tmp_path)["response"].to_pylist() == ["barn: a fox"]
+    assert read(tmp_path)["asked"].to_pylist() == ["barn: a fox"]
     with pytest.raises(vd.DefinitionError, match="there are 'anthropic', 'house', 'openai'"):
         pipeline.prompt("other", "{text}", provider="hose", model="barn")
 
@@ -131,8 +131,8 @@ def test_an_endpoint_answers(tmp_path, local, server, endpoint, materialize):
     materialize(pipeline, local)
 
     rows = read(tmp_path)
-    assert rows["response"].to_pylist() == [f"echo: {text}" for text in TEXTS]
-    assert [u["cached_tokens"] for u in rows["response_usage"].to_pylist()] == [1] * 4
+    assert rows["asked"].to_pylist() == [f"echo: {text}" for text in TEXTS]
+    assert [u["cached_tokens"] for u in rows["asked_usage"].to_pylist()] == [1] * 4
     (body, *_) = server.bodies
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (body["temperature"], body["top_k"], body["model"]) == (0, 5, "m")
@@ -152,8 +152,8 @@ def test_completions_take_one_text_and_fields_of_the_servers_own(
     assert computed({"guided_regex": "a"}, api="completions") == 1
 
     rows = read(tmp_path)
-    assert rows["response"].to_pylist() == [f"echo: Be brief.\n\n{text}" for text in TEXTS]
-    used = rows["response_usage"].to_pylist()[0]
+    assert rows["asked"].to_pylist() == [f"echo: Be brief.\n\n{text}" for text in TEXTS]
+    used = rows["asked_usage"].to_pylist()[0]
     assert (used["prompt_tokens"], used["finish_reason"]) == (4, "length")
     body = server.bodies[0]
     assert "messages" not in body
@@ -211,7 +211,7 @@ def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(
     done = materialize(pipeline, local, raises=False)
 
     rows = read(tmp_path)
-    assert [row is None for row in rows["response"].to_pylist()] == [False, True, False, False]
+    assert [row is None for row in rows["asked"].to_pylist()] == [False, True, False, False]
     assert "there is no tone 'harsh'" in rows["error"][1].as_py()
     assert rows["text"].to_pylist() == TEXTS, "what is passed on is no result"
     assert "stage 'docs/harsh'" in failure(done)
@@ -350,7 +350,7 @@ def test_an_answer_that_no_column_can_hold_is_paid_for_and_loses_no_other(
 
     assert len(server.bodies) == facts["requests"] == len(texts)
     assert facts["completion_tokens"] == 4 + 2 + 2 * 6
-    answers = read(tmp_path)["response"].to_pylist()
+    answers = read(tmp_path)["asked"].to_pylist()
     assert [answer["n"] for answer in answers if answer] == [3] * 6
 
 
@@ -365,7 +365,7 @@ def test_text_that_is_not_unicode_is_an_error_of_its_row(
     facts = metadata(materialize(pipeline, local), "asked")
 
     rows = read(tmp_path)
-    assert rows["response"].to_pylist() == [None, "echo: whole"]
+    assert rows["asked"].to_pylist() == [None, "echo: whole"]
     assert "InvalidAnswer: The answer has no place in its column" in rows["error"][0].as_py()
     assert facts["requests"] == len(server.bodies) == 2
 
@@ -427,7 +427,7 @@ def test_one_of_some_choices(tmp_path, local, server, endpoint, materialize):
 
     materialize(pipeline, local)
 
-    assert read(tmp_path)["response"].to_pylist() == ["yes", "no"]
+    assert read(tmp_path)["asked"].to_pylist() == ["yes", "no"]
     aside = vd.quarantine("docs/asked", store=str(tmp_path / "store"))
     assert "The answer is none of 'yes', 'no'. The answer: perhaps" in aside["message"][0].as_py()
 
@@ -452,7 +452,7 @@ def test_texts_are_given_labels(tmp_path, local, server, endpoint, materialize):
 
     materialize(pipeline, local)
 
-    assert read(tmp_path)["label"].to_pylist() == ["good", "bad {x}"]
+    assert read(tmp_path)["asked"].to_pylist() == ["good", "bad {x}"]
     with pytest.raises(vd.DefinitionError, match="labels is 'good'; expected a list of labels"):
         pipeline.classify("other", "text", "good", provider="openai", model="m")
 
@@ -488,16 +488,16 @@ def test_vectors_have_the_size_that_the_first_run_finds(tmp_path, local, materia
         vectors.write("files", tmp_path / "files")
         return pipeline
 
-    index = {"column": "embedding", "metric": "l2"}
+    index = {"column": "asked", "metric": "l2"}
     texts = ["a", "bcd", None, "ef"]
     materialize(embedded(texts), local)
 
     fixed = pa.list_(pa.float32(), 4)
-    assert read(tmp_path).schema.field("embedding").type == fixed
+    assert read(tmp_path).schema.field("asked").type == fixed
     assert ds.dataset(tmp_path / "files", exclude_invalid_files=True).schema.types == [
         pa.int64(), fixed,
     ]  # fmt: skip
-    nearest = {"column": "embedding", "q": [3.0, 1.0, 0.0, 0.0], "k": 1}
+    nearest = {"column": "asked", "q": [3.0, 1.0, 0.0, 0.0], "k": 1}
     assert lance.dataset(tmp_path / "table").to_table(nearest=nearest)["id"].to_pylist() == [1]
 
     materialize(embedded([*texts, "short"]), local)
@@ -517,5 +517,5 @@ def test_a_prompt_and_an_embedding_of_one_model_share_its_worker(tmp_path, local
 
     loads = {stage: metadata(result, stage)["model_loads"] for stage in ("asked", "said")}
     assert sum(loads.values()) == 1, loads
-    pids = {vector[3] for vector in read(tmp_path)["embedding"].to_pylist()}
+    pids = {vector[3] for vector in read(tmp_path)["asked"].to_pylist()}
     assert len(pids) == 1

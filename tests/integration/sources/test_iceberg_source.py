@@ -108,7 +108,7 @@ def test_equality_deletes_are_refused(tmp_path, catalog, local, materialize):
     path = next(iter(table.scan().plan_files())).file.file_path
     delete_positions(table, path, [3], "equality")
     text = failure(materialize(docs(catalog), local, raises=False))
-    assert "table test.db.docs has equality deletes, which pyiceberg cannot apply" in text
+    assert "Iceberg table 'test.db.docs' has equality deletes, which pyiceberg cannot apply" in text
     assert "Compact the table first" in text
 
 

@@ -33,7 +33,7 @@ class WaveProgress:
 def asked(tmp_path: Path) -> dict[int, list[str]]:
     """First letters of prompts in the order in which each process was asked."""
     found = defaultdict(list)
-    for answer in read_stage(tmp_path / "store", "docs", "asked")["response"].to_pylist():
+    for answer in read_stage(tmp_path / "store", "docs", "asked")["asked"].to_pylist():
         pid, number, letter = answer.split()
         found[int(pid)].append((int(number), letter))
     return {pid: [letter for _, letter in sorted(times)] for pid, times in found.items()}
@@ -69,7 +69,7 @@ def test_a_fragments_prompts_are_asked_in_order_and_answered_in_their_own(
 
     found = read_stage(tmp_path / "store", "docs", "asked")
     assert found["id"].to_pylist() == [i for i in range(40) if texts[i] != "poison"]
-    letters = [answer.split()[-1] for answer in found["response"].to_pylist()]
+    letters = [answer.split()[-1] for answer in found["asked"].to_pylist()]
     assert letters == ["abcd"[i % 4] for i in range(40) if texts[i] != "poison"]
     (order_asked,) = asked(tmp_path).values()
     changes = sum(a != b for a, b in itertools.pairwise(order_asked))
@@ -91,7 +91,7 @@ def test_two_workers_share_the_prefixes(tmp_path, local, materialize):
 
     found = read_stage(tmp_path / "store", "docs", "asked")
     assert found["id"].to_pylist() == list(range(400))
-    answered = [answer.split()[-1] for answer in found["response"].to_pylist()]
+    answered = [answer.split()[-1] for answer in found["asked"].to_pylist()]
     assert answered == ["abcd"[i % 4] for i in range(400)]
     changes = sum(
         a != b for letters in asked(tmp_path).values() for a, b in itertools.pairwise(letters)

@@ -14,7 +14,7 @@ PRICES = {"prompt": 1.0, "cached": 0.5, "completion": 2.0}
 
 
 def part(**counts: int) -> PartInfo:
-    return PartInfo("k" * 40, "d", 1, 1, measures={"response_usage": counts})
+    return PartInfo("k" * 40, "d", 1, 1, measures={"asked_usage": counts})
 
 
 @pytest.fixture

@@ -47,10 +47,10 @@ def test_it_names_a_place(fn, backend, on_driver):
 @pytest.mark.parametrize(
     ("fn", "backend", "message"),
     [
-        (Model, "ray_task", 'is for a function, but Model is constructed once and stays loaded; '
+        (Model, "ray_task", 'but Model is constructed once and stays loaded; '
          'write execution_backend="ray_actor"'),
         (Model, "subprocess_task", 'write execution_backend="subprocess_actor"'),
-        (function, "ray_actor", 'is for a class, but function is a function; write '
+        (function, "ray_actor", 'but function is a function; write '
          'execution_backend="ray_task", or make it a class'),
         (function, "subprocess_actor", 'write execution_backend="subprocess_task"'),
         (function, "ray", "execution_backend is 'ray'"),

@@ -91,92 +91,72 @@ def refusal(declare: Callable[..., Any], **given: Any) -> str:
     return message.removeprefix("stage 'docs/s': ")
 
 
-FOREIGN: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+FOREIGN: list[tuple[Callable[..., Any], str, str]] = [
     # Ray Data
-    (mapped, {"num_gpus": 1}, "write gpus=1"),
-    (mapped, {"num_gpus": 0.5}, "write gpus=0.5"),
-    (mapped, {"num_gpus": 0}, "leave it out; that is the default"),
-    (prompted, {"num_gpus": 2}, "write gpus=2"),
-    (projected, {"num_gpus": 1}, "leave it out; project has no such argument"),
-    (projected, {"num_cpus": 4}, "leave it out; project has no such argument"),
-    (mapped, {"num_cpus": 2}, "write concurrency=vd.Workers(num_cpus=2)"),
-    (mapped, {"compute": object()}, "write concurrency=N, or concurrency=(min, max); a class"),
-    (mapped, {"compute": "actors"}, "a class stays loaded in its workers"),
-    (mapped, {"fn_args": [1, 2]}, 'write fn_kwargs={"<parameter>": ...}, which passes'),
-    (by_row, {"expr": "n > 1"}, "project(name, [...], where=...) filters by SQL"),
+    (mapped, "num_gpus", "write gpus=..."),
+    (prompted, "num_gpus", "write gpus=..."),
+    (by_row, "num_gpus", "write gpus=..."),
+    (mapped, "num_cpus", "write concurrency=vd.Workers(num_cpus=...)"),
+    (mapped, "compute", "write concurrency=N, or concurrency=(min, max)"),
+    (mapped, "fn_args", "write fn_kwargs=..."),
+    (by_row, "expr", "project(name, [...], where=...) filters by SQL"),
+    (mapped, "zero_copy_batch", "leave it out; each call gets a copy"),
+    (mapped, "udf_modifying_row_count", 'cardinality=vd.Children("<column of the new'),
+    (mapped, "scheduling_strategy", "leave it out; workers are placed"),
+    (mapped, "max_calls", "write concurrency=vd.Workers(max_batches=...)"),
+    (mapped, "max_restarts", "leave it out; a worker that dies is replaced"),
+    (mapped, "ray_remote_args", "gpus=... and concurrency=vd.Workers(...)"),
     # Hugging Face Datasets
-    (by_row, {"batched": True}, 'call map_batches(name, fn, schema=..., batch_format="numpy")'),
-    (by_row, {"batched": False}, "leave it out; that is the default"),
-    (by_row, {"num_proc": 4}, "write concurrency=4"),
-    (by_row, {"load_from_cache_file": False}, 'write reuse="none"'),
-    (mapped, {"load_from_cache_file": True}, "leave it out, or write reuse="),
-    (by_row, {"remove_columns": ["x"]}, "include_columns names; project(name, ...)"),
-    # Ray Data
-    (mapped, {"zero_copy_batch": True}, "leave it out; each call gets a copy"),
-    (mapped, {"udf_modifying_row_count": True}, 'cardinality=vd.Children("<column of the new'),
-    (mapped, {"udf_modifying_row_count": False}, "leave it out"),
-    (mapped, {"scheduling_strategy": "SPREAD"}, "leave it out; workers are placed"),
-    (mapped, {"max_calls": 100}, "write concurrency=vd.Workers(max_batches=100)"),
-    (mapped, {"max_restarts": -1}, "leave it out; a worker that dies is replaced"),
-    (
-        mapped,
-        {"ray_remote_args": {"num_gpus": 1, "num_cpus": 2, "lifetime": "detached"}},
-        "write what a worker reserves as gpus=... and concurrency=vd.Workers(...)",
-    ),
+    (by_row, "batched", 'map_batches(name, fn, schema=..., batch_format="numpy")'),
+    (by_row, "num_proc", "write concurrency=N"),
+    (by_row, "load_from_cache_file", 'write reuse="none"'),
+    (by_row, "remove_columns", "a stage has the columns of its schema"),
     # Daft
-    (mapped, {"return_dtype": float}, 'write schema={"<column>": "<SQL type>"}'),
-    (mapped, {"use_process": True}, "leave it out; each worker is a process"),
-    (mapped, {"unnest": True}, "leave it out; each column"),
-    (mapped, {"cpus": 2}, "write concurrency=vd.Workers(num_cpus=2)"),
-    (mapped, {"ray_options": {"memory": 1024}}, "write what a worker reserves as gpus="),
-    (embedded, {"provider_options": {"a": 1}}, "write model=vd.Model(options=...)"),
+    (mapped, "return_dtype", 'write schema={"<column>": "<SQL type>"}'),
+    (mapped, "use_process", "leave it out; each worker is a process"),
+    (mapped, "unnest", "leave it out; each column"),
+    (mapped, "cpus", "write concurrency=vd.Workers(num_cpus=...)"),
+    (mapped, "ray_options", "gpus=... and concurrency=vd.Workers(...)"),
+    (embedded, "provider_options", "write model=vd.Model(options=...)"),
     # Spark
-    (mapped, {"return_type": "array<float>"}, 'write schema={"<column>": "<SQL type>"}'),
-    (by_row, {"batch_format": "numpy"}, "leave it out; this stage does not pass batches"),
-    (by_row, {"num_gpus": 1}, "write gpus=1"),
-    (by_row, {"return_dtype": list[float]}, 'write schema={"<column>": "<SQL type>"}'),
-    (predicted, {"num_workers": 2}, "write concurrency=2"),
-    (mapped, {"input_tensor_shapes": [[784]]}, "predict_batch("),
+    (mapped, "return_type", 'write schema={"<column>": "<SQL type>"}'),
+    (prompted, "return_type", "write return_format=..."),
+    (by_row, "batch_format", "map_batches("),
+    (mapped, "input_tensor_shapes", "predict_batch("),
     # Vane
-    (mapped, {"actor_number": 4}, "write concurrency=4"),
-    (embedded, {"actor_number": 2}, "write concurrency=2"),
-    (mapped, {"gpus_per_actor": 1}, "write gpus=1"),
-    (mapped, {"memory_bytes": 10**9}, "write concurrency=vd.Workers(memory=1000000000)"),
-    (mapped, {"num_workers": 4}, "write concurrency=4"),
-    (mapped, {"target_max_batch_bytes": 1 << 20}, "leave it out; batch_size sets the rows"),
-    (
-        mapped,
-        {"flat_map": True},
-        'cardinality=vd.Children("<column of the new id>") if',
-    ),
-    (prompted, {"temperature": 0.2}, 'write sampling_params={"temperature": 0.2}'),
-    (prompted, {"max_new_tokens": 64}, 'write sampling_params={"max_tokens": 64}'),
-    (classified, {"max_concurrency_per_actor": 8}, "vd.Workers(max_concurrency=8)"),
-    (prompted, {"system_message": "Be brief."}, "write system=..."),
-    (prompted, {"preprocess": len}, "write messages=..., the function itself"),
-    (prompted, {"postprocess": len}, 'add a stage: .map("<name>", postprocess, schema=...)'),
+    (mapped, "actor_number", "write concurrency=N"),
+    (predicted, "num_workers", "write concurrency=N"),
+    (mapped, "gpus_per_actor", "write gpus=..."),
+    (mapped, "memory_bytes", "write concurrency=vd.Workers(memory=...)"),
+    (mapped, "target_max_batch_bytes", "leave it out; batch_size sets the rows"),
+    (mapped, "flat_map", 'cardinality=vd.Children("<column of the new id>") if'),
+    (prompted, "temperature", 'write sampling_params={"temperature": ...'),
+    (prompted, "max_new_tokens", '"max_tokens": ...}'),
+    (classified, "max_concurrency_per_actor", "vd.Workers(max_concurrency=...)"),
+    (prompted, "system_message", "write system=..."),
+    (prompted, "preprocess", "write messages=..."),
+    (prompted, "postprocess", 'add a stage: .map("<name>", postprocess)'),
 ]
 
 
-@pytest.mark.parametrize(("declare", "given", "line"), FOREIGN, ids=range(len(FOREIGN)))
-def test_an_argument_of_another_system_is_refused_with_the_line_to_write(declare, given, line):
-    message = refusal(declare, **given)
-    (name,) = given
+@pytest.mark.parametrize(("declare", "name", "line"), FOREIGN)
+def test_an_argument_of_another_system_is_refused_with_the_line_to_write(declare, name, line):
+    message = refusal(declare, **{name: 1})
     assert message.startswith(f"unknown argument {name!r} of ")
     assert line in message
 
 
 FLAT: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
-    (mapped, {"max_error_rate": 0.1}, "write on_error=vd.Failures(max_error_rate=0.1)"),
-    (mapped, {"max_retries": 2}, "write on_error=vd.Failures(max_retries=2)"),
-    (by_row, {"timeout_s": 2.5}, "write on_error=vd.Failures(timeout_s=2.5)"),
+    (mapped, {"max_error_rate": 0.1}, "write on_error=vd.Failures(max_error_rate=...)"),
+    (mapped, {"max_retries": 2}, "write on_error=vd.Failures(max_retries=...)"),
+    (by_row, {"timeout_s": 2.5}, "write on_error=vd.Failures(timeout_s=...)"),
     (by_row, {"version": "1"}, "write reuse=vd.Reuse(version=...)"),
-    (embedded, {"per_row": True}, "write reuse=vd.Reuse(per_row=True)"),
-    (predicted, {"max_rss": 10}, "write concurrency=vd.Workers(max_rss=10)"),
+    (embedded, {"per_row": True}, "write reuse=vd.Reuse(per_row=...)"),
+    (predicted, {"max_rss": 10}, "write concurrency=vd.Workers(max_rss=...)"),
     (mapped, {"env_vars": ["KEY"]}, "write concurrency=vd.Workers(env_vars=...)"),
     (mapped, {"id": "new_id"}, "write cardinality=vd.Children(id=...)"),
     (prompted, {"prices": {"prompt": 1}}, "write model=vd.Model(prices=...)"),
-    (prompted, {"explain_errors": 1}, "write on_error=vd.Failures(explain_errors=1)"),
+    (prompted, {"explain_errors": 1}, "write on_error=vd.Failures(explain_errors=...)"),
     (projected, {"description": "d"}, "write asset=vd.Asset(description=...)"),
     (written, {"owners": ["a"]}, "write asset=vd.Asset(owners=...)"),
 ]
@@ -200,7 +180,7 @@ def test_several_arguments_are_refused_at_once():
     message = refusal(mapped, num_gpus=1, batchsize=8)
     assert message == (
         "unknown argument 'batchsize' of map_batches. Did you mean 'batch_size' or 'max_batches'?\n"
-        "unknown argument 'num_gpus' of map_batches, known from Ray Data: write gpus=1"
+        "unknown argument 'num_gpus' of map_batches: write gpus=..."
     )
 
 
@@ -228,7 +208,7 @@ def test_a_misspelt_argument_is_refused_with_similar_names(declare, name, near):
 
 def test_an_argument_like_no_other_is_refused_with_the_names_that_there_are():
     message = refusal(projected, zzz=1)
-    assert message.startswith("unknown argument 'zzz' of project: its options are 'where', ")
+    assert message.startswith("unknown argument 'zzz' of project: its options are 'name', 'col")
     assert message.endswith("'include_columns', 'asset'")
     with pytest.raises(vd.DefinitionError, match=r"'zzz' of build_source: it"):
         docs().build_source(zzz=1)
@@ -245,10 +225,8 @@ def test_no_value_that_may_be_secret_is_in_a_message():
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"on_error": "log"}, "on_error is 'log', a value of Daft: write on_error=\"null\""),
-        ({"on_error": "ignore"}, 'write on_error="null"'),
         ({"on_error": "skip"}, "expected one of 'raise', 'quarantine', 'null'"),
-        ({"batch_format": "default"}, 'a value of Ray Data: write batch_format="numpy"'),
+        ({"batch_format": "default"}, "expected one of 'pyarrow', 'numpy'"),
     ],
 )
 def test_values_of_other_systems(given, line):
@@ -259,8 +237,6 @@ def test_values_of_other_systems(given, line):
     ("options", "line"),
     [
         ({"adress": "x"}, "it takes 'address'. Did you mean 'address'?"),
-        ({"concurrency": 2}, "'concurrency' is an argument of prompt: write concurrency=2 there"),
-        ({"num_gpus": 1}, "'num_gpus' is known from Ray Data: write gpus=1"),
         ({"zzz": 1}, "it takes 'address'"),
     ],
 )
@@ -307,13 +283,6 @@ def test_predict_batch_knows_its_types_and_names_its_columns(name):
         )
 
 
-def test_a_misspelt_argument_of_another_system_has_the_line_to_write():
-    with pytest.raises(vd.DefinitionError, match=r"'num_gpus' of Ray Data: write gpus=1$"):
-        mapped(num_gpu=1)
-    with pytest.raises(vd.DefinitionError, match=r"Did you mean 'batch_size' or "):
-        mapped(batchsize=1)
-
-
 def declared(**given: Any) -> vd.Pipeline:
     return vd.Pipeline("docs", **{"source": vd.parquet("/data"), "id": "id", **given})
 
@@ -325,18 +294,15 @@ def declared(**given: Any) -> vd.Pipeline:
         (declared, "sorce", "Did you mean 'source'?"),
         (declared, "num_gpus", "All others are arguments of its stages"),
         (vd.cls, "gpu", "unknown argument 'gpu' of @vd.cls. Did you mean 'gpus'?"),
-        (vd.cls, "num_gpus", "known from Ray Data: write gpus=1"),
-        (vd.cls, "num_cpus", "known from Ray Data: write cpus=1"),
-        (vd.cls, "num_gpu", "Did you mean 'num_gpus' of Ray Data: write gpus=1"),
-        (vd.cls, "batch_size", "write batch_size=1 at the decorator of its method, @vd.method.b"),
+        (vd.cls, "num_gpus", "write gpus=..."),
+        (vd.cls, "num_cpus", "write cpus=..."),
+        (vd.cls, "batch_size", "write it at @vd.func.batch or @vd.method.batch"),
         (vd.cls, "memory", "All others are arguments of the stage"),
-        (vd.method, "gpus", "write gpus=1 at the decorator of its class, @vd.cls"),
+        (vd.cls, "return_dtype", "write it at its method, @vd.method"),
         (vd.method, "return_type", "Did you mean 'return_dtype'?"),
         (vd.method.batch, "return_type", "Did you mean 'return_dtype'?"),
         (vd.func, "gpu", "Did you mean 'gpus'?"),
-        (vd.func, "batch_size", "write batch_size=1 at the decorator @vd.func.batch"),
-        (vd.func, "options", "unknown argument 'options' of @vd.func. Did you mean"),
-        (vd.func, "zzz", "of @vd.func: its options are 'return_dtype', 'unnest', "),
+        (vd.func, "zzz", "its options are 'function', 'return_dtype', 'unnest', "),
         (vd.func.batch, "return_type", "Did you mean 'return_dtype'?"),
     ],
 )
@@ -369,7 +335,7 @@ def nothing(row: dict) -> None: ...
         ("map_batches", [nothing], {}, ['as schema={"label": "VARCHAR"}, or write schema="infer"']),
         (
             "map_batches", [Model], {"return_dtype": int},
-            ['from Daft: write schema={"<column>": "<SQL type>"}', "lacks its argument 'schema'"],
+            ['write schema={"<column>": "<SQL type>"}', "lacks its argument 'schema'"],
         ),
         (
             "predict_batch", [make_predict], {"column": ["x"], "return_type": "int"},
@@ -399,7 +365,7 @@ def untyped(text):
 @pytest.mark.parametrize("name", ["return_dtype", "return_type", "returnType"])
 def test_a_type_of_another_system_is_named_before_the_unknown_type(name):
     message = refusal(lambda **given: docs().map("s", untyped, **given), **{name: "int"})
-    assert message.startswith(f"unknown argument {name!r} of map, known from ")
+    assert message.startswith(f"unknown argument {name!r} of map: write ")
     assert 'write schema={"<column>": "<SQL type>"}' in message
 
 

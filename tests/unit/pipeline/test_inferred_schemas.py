@@ -117,7 +117,7 @@ def test_the_size_of_vectors_is_inferred_unless_it_is_declared():
     vectors = docs.embed("vectors", "text", model="m")
     declared = docs.embed("declared", "text", model="m", dimensions=3)
     assert (udf(vectors).is_inferred, udf(declared).is_inferred) == (True, False)
-    assert "id ?, embedding ?\n" in f"{docs}\n", "its name is known"
+    assert "id ?, vectors ?\n" in f"{docs}\n", "its name is known"
     with pytest.raises(vd.DefinitionError, match="'vectors' has no column"):
         vectors.embed("wrong", "text", model="m")
     with pytest.raises(
@@ -126,7 +126,7 @@ def test_the_size_of_vectors_is_inferred_unless_it_is_declared():
         docs._resolve_schemas(["vectors"], {"source": GIVEN})
 
     def pinned(size: int) -> tuple[vd.Pipeline, MapBatchesSpec]:
-        schema = pa.schema([("embedding", pa.list_(pa.float32(), size))])
+        schema = pa.schema([("vectors", pa.list_(pa.float32(), size))])
         resolved = docs._with_schema("vectors", schema)
         assert resolved._resolve_schemas(["vectors"], {"source": GIVEN})["vectors"] == pa.schema(
             [("id", pa.int64()), *schema]
@@ -186,7 +186,7 @@ def test_a_column_without_a_type_is_named():
 
 
 def test_a_result_without_columns_of_its_own_is_refused():
-    with pytest.raises(vd.errors.SchemaError, match="returned no column besides those passed on"):
+    with pytest.raises(vd.errors.SchemaError, match="returned no column of its own"):
         inferred([("id", pa.int64())])
 
 

@@ -2,28 +2,108 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import vane_dagster as vd
 
-
-def run(code: str, file: str, names: dict[str, Any]) -> None:
-    exec(compile(code, file, "exec"), names)
+Execute = Callable[[str, str], None]
 
 
-def test_a_cell_that_is_executed_again_replaces_its_stage():
-    names = {"p": vd.Pipeline("p", source=vd.parquet("/data"), id="id")}
-    run('a = p.project("a", ["x"]); b = a.project("b", ["x"])', "<ipython-input-1-af>", names)
-    run('a = p.project("a", {"x": "1"})', "<ipython-input-2-be>", names)
-    assert [stage.name for stage in names["p"]] == ["a", "b"]
-    assert names["p"]["a"].spec.columns[-1] == ("x", "1")
+@pytest.fixture
+def pipeline() -> vd.Pipeline:
+    return vd.Pipeline("p", source=vd.parquet("/data"), id="id")
 
 
-@pytest.mark.parametrize("file", ["definitions.py", "<string>"])
-def test_a_module_declares_a_stage_once(file):
-    names = {"p": vd.Pipeline("p", source=vd.parquet("/data"), id="id")}
-    run('p.project("a", ["x"])', "<ipython-input-1-af>", names)
+@pytest.fixture
+def execute(pipeline, monkeypatch) -> Execute:
+    """Execute code as the cell of an id: what IPython has of the execution is a fake."""
+    shell = SimpleNamespace(execution_count=0, parent_header={})
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    names: dict[str, Any] = {"p": pipeline, "vd": vd, "copied": lambda text: text}
+
+    def run(cell: str, code: str) -> None:
+        shell.execution_count += 1
+        shell.parent_header = {"metadata": {"cellId": cell}}
+        exec(code, names)
+
+    return run
+
+
+A = 'a = p.project("a", ["x"])'
+B = 'b = a.project("b", ["x"])'
+
+
+def stages(pipeline: vd.Pipeline) -> list[str]:
+    return [stage.name for stage in pipeline]
+
+
+def test_a_cell_that_is_executed_again_replaces_its_stage(pipeline, execute):
+    execute("1", A)
+    execute("1", 'a = p.project("a", {"x": "1"})')
+    assert stages(pipeline) == ["a"]
+    assert pipeline["a"].spec.columns[-1] == ("x", "1")
+
+
+def test_the_stages_that_read_it_are_removed_until_their_cells_are_executed_again(
+    pipeline, execute
+):
+    execute("1", A)
+    execute("2", B)
+    execute("3", 'c = p.project("c", ["x"])')
+    with pytest.warns(UserWarning, match="replaced; 'b', which read it, were removed"):
+        execute("1", A)
+    assert stages(pipeline) == ["c", "a"]
+    with pytest.raises(vd.DefinitionError, match="reads 'b', which was removed"):
+        execute("4", 'b.project("d", ["x"])')
+    execute("2", B)
+    assert stages(pipeline) == ["c", "a", "b"]
+
+
+def test_a_stage_that_reads_what_it_replaces_is_refused(pipeline, execute):
+    execute("1", A)
+    execute("2", B)
+    for code in ('a = b.project("a", ["x"])', 'a = a.project("a", ["x"])'):
+        with pytest.raises(vd.DefinitionError, match="which the stage that it replaces is or"):
+            execute("1", code)
+    assert stages(pipeline) == ["a", "b"]
+
+
+def test_a_stage_that_is_refused_changes_nothing(pipeline, execute):
+    execute("1", A)
+    tokens = 'p.flat_map("a", copied, columns={"text": "x"}, id="tok", schema={"t": "VARCHAR"}'
+    with pytest.raises(vd.DefinitionError, match="checks"):
+        execute("1", f"{tokens}, asset=vd.Asset(checks=[5]))")
+    assert (pipeline["a"].spec.kind, pipeline["a"].id) == ("project", "id")
+
+
+def test_assets_are_of_the_stages_when_they_were_built(pipeline, execute):
+    execute("1", A)
+    built = pipeline._snapshot()
+    execute("1", 'a = p.project("a", {"y": "x"})')
+    assert built["a"].spec.columns[-1] == ("x", '"x"')
+    assert pipeline["a"].spec.columns[-1] == ("y", "x")
+
+
+def test_two_declarations_of_a_name_are_refused(pipeline, execute):
+    execute("1", A)
+    for cell, code in (("2", A), ("3", f"{B}; {B}")):
+        with pytest.raises(vd.DefinitionError, match="there is a stage of that name already"):
+            execute(cell, code)
+    assert stages(pipeline) == ["a", "b"]
+
+
+def test_without_ids_of_cells_a_replacement_is_warned_of(pipeline, execute):
+    execute("", A)
+    with pytest.warns(UserWarning, match="stage 'p/a' was declared again, and replaced$"):
+        execute("", A)
+
+
+def test_a_module_declares_a_stage_once(pipeline):
+    pipeline.project("a", ["x"])
     with pytest.raises(vd.DefinitionError, match="there is a stage of that name already"):
-        run('p.project("a", ["x"])', file, names)
+        pipeline.project("a", ["x"])

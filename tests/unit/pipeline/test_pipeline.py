@@ -199,28 +199,16 @@ REFUSED = {
     # functions and classes
     "instance": (
         lambda: mapped(Model()),
-        ["'docs/m'", "an instance of Model", "stays warm", "fn_constructor_kwargs"],
+        ["'docs/m'", "an instance of Model", "stays warm", "functools.partial(Model, ...)"],
     ),
     "method of an instance": (
         lambda: mapped(Model().__call__),
-        [
-            "method '__call__' of an instance of Model",
-            'Model.__call__, fn_constructor_kwargs={"path": ..., "revision": ...}',
-            "@vd.cls",
-        ],
+        ["method '__call__' of an instance of Model", "@vd.cls, so that Model(...).__call__"],
     ),
     "partial of an instance": (lambda: mapped(functools.partial(Model())), ["instance of Model"]),
     "partial of a class with arguments beside it": (
         lambda: mapped(functools.partial(Model, "a"), fn_constructor_kwargs={"revision": 1}),
         ["Model(...) has its constructor's arguments already", "fn_constructor_kwargs"],
-    ),
-    "instance without __call__": (
-        lambda: mapped(NotCallable()),
-        ["an instance of NotCallable, which has no __call__", "pass the class, NotCallable;"],
-    ),
-    "instance without __call__ for rows": (
-        lambda: pipeline().map("m", NotCallable()),
-        ["'docs/m'", "an instance of NotCallable, which has no __call__"],
     ),
     "no __call__ for rows": (
         lambda: pipeline().map("m", NotCallable),
@@ -228,22 +216,12 @@ REFUSED = {
     ),
     "loaded model": (
         lambda: mapped(type("Net", (type("Module", (), {"__module__": "torch.nn"}),), {})()),
-        ["a loaded model, a Net, was given", "loads it in __init__"],
+        ["an instance of Net was given", "in __init__"],
     ),
-    "object of a library": (
-        lambda: mapped(operator.itemgetter("x")),
-        ["an object of itemgetter", "Call it in a function of your own"],
-    ),
-    "object of an installed package": (
-        lambda: mapped(pa.array([1])),
-        ["an object of Int64Array, from an installed package", "in __init__"],
-    ),
-    "instance with many kinds of arguments": (
-        lambda: mapped(Kinds(1, 2)),
-        ['the class, Kinds, fn_constructor_args=[...], fn_constructor_kwargs={"b": ..., "c": ...}'],
-    ),
+    "object of a library": (lambda: mapped(operator.itemgetter("x")), ["instance of itemgetter"]),
+    "method of a class": (lambda: mapped(Model.__call__), ["decorate its class with @vd.cls"]),
     "no __call__": (lambda: mapped(NotCallable), ["class NotCallable has no __call__", "define"]),
-    "not callable": (lambda: mapped("plain"), ["'plain' cannot be called", "or a class"]),
+    "not callable": (lambda: mapped("plain"), ["an instance of str was given"]),
     "constructor arguments of a function": (
         lambda: mapped(fn_constructor_kwargs={"path": "a"}),
         ["plain is a function", "fn_kwargs"],
@@ -500,7 +478,8 @@ def test_accepted_shapes():
     assert mapped(Model).spec.concurrency == (1, 1)
     assert mapped(plain).spec.concurrency is None
     assert mapped(Model, gpus=0.25).spec.resources.bundle() == {"GPU": 0.25}
-    assert mapped(functools.partial(plain, scale=2)).spec.udf.name == "plain"
+    partial = mapped(functools.partial(functools.partial(plain, scale=2), scale=3)).spec.udf
+    assert (partial.target, partial.kwargs) == (plain, {"scale": 3})
     loaded = mapped(functools.partial(Model, "a", revision=1)).spec.udf
     assert (loaded.stateful, loaded.constructor_args) == (True, ("a",))
     assert loaded.constructor_kwargs == {"revision": 1}

@@ -156,11 +156,9 @@ def test_the_default(name):
 @pytest.mark.parametrize("name", [name for name, case in DEFAULTS.items() if case[0] != "rows"])
 def test_rows_that_cannot_be_reused_one_by_one_are_refused_with_the_fix(name):
     fixes = (
-        "columns= names none",
         "name them in columns=",
         "name it in columns=",
-        "leave it out",
-        "declare the schema",
+        "declare a schema without them",
     )
     text = refusal(name, reuse="rows")
     assert 'reuse="rows"' in text
@@ -320,4 +318,4 @@ def test_own_columns_are_those_that_the_code_makes():
     assert own("named columns", on_error="null", include_columns=True) == ("x",)
     assert own("chunks with the parent's id", schema={"id": "BIGINT", **CHUNKS}) == ("chunk",)
     assert own("a filter") == ()
-    assert own("a prompt") == ("response", "response_usage")
+    assert own("a prompt") == ("out", "out_usage")

@@ -277,8 +277,8 @@ def test_files_that_a_server_writes_count_unless_it_has_a_version(tmp_path: Path
 
 def test_a_prompt_takes_the_model_of_its_server():
     server = vd.VLLMServer("models/tiny")
-    assert pipeline(server)["answer"].spec.model == "tiny"
-    assert pipeline(vd.Model(server, token_budget=9))["answer"].spec.model == "tiny"
+    assert pipeline(server)["answer"].spec.model.name == "tiny"
+    assert pipeline(vd.Model(server, token_budget=9))["answer"].spec.model.name == "tiny"
     nameless = vd.Server(["serve", "{port}"])
     with pytest.raises(vd.DefinitionError, match="model is ''; expected a model's name, a server"):
         pipeline(nameless)
@@ -345,7 +345,6 @@ def closed_over(server: vd.VLLMServer) -> Any:
     ("fn", "options"),
     [
         (closed_over(vd.VLLMServer("m")), {}),
-        (functools.partial(ask, llm=vd.VLLMServer("m")), {}),
         (ask, {"fn_kwargs": {"llm": Settings(vd.VLLMServer("m"))}}),
         (ask, {"fn_kwargs": {"llm": {vd.VLLMServer("m")}}}),
     ],
@@ -382,7 +381,7 @@ def test_a_server_may_run_a_model_of_another_name():
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     server = vd.VLLMServer("m", enable_lora=True)
     stage = docs.prompt("a", "{text}", model=vd.Model("adapter", options={"server": server}))
-    assert stage.spec.model == "adapter"
+    assert stage.spec.model.name == "adapter"
     assert list(stage.spec.udf.servers.values()) == [server]
     with pytest.raises(vd.DefinitionError, match="SentenceTransformersProvider calls no server"):
         docs.embed("b", "text", provider="sentence_transformers", model=vd.VLLMServer("m"))
@@ -440,10 +439,8 @@ def test_urls_by_host_make_a_stage_use_the_server():
         return lambda x: x
 
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    urls = {"host_to_url": server.host_to_http_url}
-    docs.predict_batch(
-        "asked", make, return_type="float", fn_constructor_kwargs=urls, columns=["x"]
-    )
+    factory = functools.partial(make, host_to_url=server.host_to_http_url)
+    docs.predict_batch("asked", factory, return_type="float", columns=["x"])
     assert set(docs["asked"].spec.udf.servers) == {server.key}
 
 

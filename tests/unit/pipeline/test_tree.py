@@ -66,7 +66,7 @@ def test_a_list_of_children_is_known_where_all_of_its_columns_are():
     )
     texts = chunks.project("texts", {"chunk": "chunk", "length": "length(chunk)"})
     pipeline.join("both", clean, texts, children="list", columns={"texts": ["length"]})
-    types = pipeline._declared_types()
+    types = {node: table.types for node, table in pipeline._tables().items()}
     assert types["texts"] == {
         "chunk_id": pa.string(), "id": None, "chunk": pa.string(), "length": pa.int64()
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from unittest import mock
 
 import dagster as dg
 import fsspec
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from vane_dagster.errors import SourceError
-from vane_dagster.sources.file_source import _list_together, list_source
+from vane_dagster.sources import file_source
+from vane_dagster.sources.file_source import list_source
 
 MEMORY = fsspec.filesystem("memory")
 FILES = (
@@ -51,6 +53,12 @@ PATTERNS = (
 )
 
 
+def listed_together(source, keys, location):
+    """List partitions by one listing, however few they are."""
+    with mock.patch.object(file_source, "_LISTED_ONE_BY_ONE", 0):
+        return list_source(source, keys, location)
+
+
 @pytest.fixture(scope="module", params=["file", "memory"])
 def root(request, tmp_path_factory) -> str:
     if request.param == "file":
@@ -68,7 +76,7 @@ def root(request, tmp_path_factory) -> str:
 def test_listing_together_finds_what_listing_one_by_one_finds(root, pattern):
     source = vd.parquet(f"{root}/{pattern}")
     single = list_source(source, KEYS, "here")
-    together = _list_together(source, KEYS, "here")
+    together = listed_together(source, KEYS, "here")
     assert set(together) == set(KEYS)
     for key in KEYS:
         assert described(together[key]) == described(single[key]), key
@@ -97,7 +105,7 @@ def test_listings_agree_on_any_tree(names, keys):
         MEMORY.pipe_file(f"{folder}/x/{name.strip('/')}/f.parquet", b"1")
     for pattern in ("x/{partition_key}", "x/*{partition_key}*/*.parquet"):
         source = vd.parquet(f"memory:/{folder}/{pattern}")
-        together = _list_together(source, sorted(keys), "here")
+        together = listed_together(source, sorted(keys), "here")
         single = list_source(source, sorted(keys), "here")
         assert {k: described(v) for k, v in together.items()} == {
             k: described(v) for k, v in single.items()
@@ -113,15 +121,15 @@ def test_a_key_never_leads_out_of_the_source(root):
 
 
 def test_a_glob_before_the_key_costs_no_comparison_of_all_with_all(monkeypatch):
-    from vane_dagster.sources import file_source as listing
-
     keys = [f"k{number}" for number in range(200)]
     for key in keys:
         MEMORY.pipe_file(f"/hive/region=eu/dt={key}/a.parquet", b"1")
     compared = []
-    matches = listing._Pattern.matches
+    matches = file_source._Pattern.matches
     monkeypatch.setattr(
-        listing._Pattern, "matches", lambda self, path: compared.append(path) or matches(self, path)
+        file_source._Pattern,
+        "matches",
+        lambda self, path: compared.append(path) or matches(self, path),
     )
     source = vd.parquet("memory://hive/region=*/dt={partition_key}/*.parquet")
     assert all(len(files) == 1 for files in list_source(source, keys, "here").values())
@@ -157,6 +165,6 @@ def test_a_file_that_is_gone_fails_its_partition_alone(tmp_path):
 def test_dimensions_of_a_multi_partition(root):
     source = vd.parquet(f"{root}/{{partition_key.region}}/{{partition_key.day}}")
     keys = [dg.MultiPartitionKey({"day": "2026-01-01", "region": r}) for r in ("eu", "us", "as")]
-    together = _list_together(source, keys, "here")
+    together = listed_together(source, keys, "here")
     assert [len(together[key]) for key in keys] == [1, 1, 0]
     assert together == list_source(source, keys, "here")

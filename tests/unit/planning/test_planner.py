@@ -30,7 +30,7 @@ from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.files import content_hash
-from vane_dagster.sources.parquet import _ranges
+from vane_dagster.sources.grouping import _ranges
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.store import Store
@@ -243,9 +243,10 @@ def test_keyed_variables_count_by_their_values(tmp_path, store, monkeypatch):
         found.append(seen())
         assert seen() == found[-1]
     assert len({key for key, _ in found}) == len({pool for _, pool in found}) == 4
-    assert docs(tmp_path, **given)["doubled"].spec.env_vars == ("LANGUAGE_OF_TEST",)
+    assert docs(tmp_path, **given)["doubled"].spec.workers._env_vars == ("LANGUAGE_OF_TEST",)
 
 
+@vd.cls
 class Later:
     async def __call__(self, batch):
         return batch
@@ -264,7 +265,7 @@ class Now:
 
 def test_stages_with_other_numbers_of_calls_in_flight_share_workers():
     pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
-    fns = {"few": (Later, 2), "many": (Later, 200), "method": (Later.again, 5)}
+    fns = {"few": (Later, 2), "many": (Later, 200), "method": (Later().again, 5)}
     for name, (fn, number) in fns.items():
         pipeline.map_batches(
             name, fn, schema={"n": "BIGINT"}, concurrency=vd.Workers(max_concurrency=number)
@@ -278,7 +279,7 @@ def test_a_synchronous_method_has_the_slots_of_an_async_one_that_shares_its_work
         pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
         schema = {"n": "BIGINT"}
         stages = [
-            pipeline.map_batches("now", Later.now, schema=schema, **grouped(now)),
+            pipeline.map_batches("now", Later().now, schema=schema, **grouped(now)),
             pipeline.map_batches("later", Later, schema=schema),
             pipeline.map_batches("other", Now, schema=schema),
         ]
@@ -291,7 +292,7 @@ def test_a_synchronous_method_has_the_slots_of_an_async_one_that_shares_its_work
     assert now.digest != later.digest
     assert (now.slots, later.slots) == (1, 2)
     alone = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
-    stage = alone.map_batches("now", Later.now, schema={"n": "BIGINT"})
+    stage = alone.map_batches("now", Later().now, schema={"n": "BIGINT"})
     assert pool_identity(alone, stage.spec).slots == 1
 
 

@@ -346,7 +346,7 @@ def test_row_definitions_are_frozen(project):
 
 
 FROZEN = {
-    "batches": "464ba324fb19f27e5ce635820749205bd4a34c3b",
-    "prompt": "00d26e2fd7f019b71a102b6f23b8004ae5abc8cd",
-    "vectors": "62a8c0b7d7711f3345d6247b13f8ecaff3a99146",
+    "batches": "d841f638d50890a9e2d35c247d59d210004827f4",
+    "prompt": "1eab7f5e6cd74d02ff1627feedf7a2ee4d8716d2",
+    "vectors": "40b115e683e3a12f774178086e577413a60f625b",
 }

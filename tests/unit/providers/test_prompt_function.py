@@ -61,7 +61,7 @@ def test_it_gets_arrays_of_a_tensor():
     table = pa.table({"id": [1, 2], "image": pa.ExtensionArray.from_storage(kind, images)})
     pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
     stage = pipeline.prompt("out", shape, provider=Reversed, model="m")
-    assert run_stage(stage, table)["response"].to_pylist() == ["(2, 3)", "None"]
+    assert run_stage(stage, table)["out"].to_pylist() == ["(2, 3)", "None"]
 
 
 # Declaration
@@ -98,11 +98,11 @@ def declared(tmp_path: Any, messages: Any = None, **kwargs: Any) -> vd.Stage:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (Stateful(), "expected a function of a row. A class that holds state"),
-        (Stateful, "expected a function of a row"),
-        (Stateful().ask, "expected a function of a row"),
-        (later, "messages is 'later', which is asynchronous or a generator"),
-        (several, "messages is 'several', which is asynchronous or a generator"),
+        (Stateful(), "expected a plain function of a row, which returns its prompt. A class"),
+        (Stateful, "expected a plain function of a row"),
+        (Stateful().ask, "expected a plain function of a row"),
+        (later, "expected a plain function of a row"),
+        (several, "expected a plain function of a row"),
         (no_row, "messages is 'no_row', which cannot be called with a row"),
     ],
 )
@@ -118,8 +118,8 @@ def test_functions_that_do_not_fit(function, message, tmp_path):
         ({"columns": ["text"]}, "columns are what a function gets"),
         ({"messages": asks, "system": " "}, "system is ' '; expected text"),
         ({"messages": asks, "columns": "text"}, "columns is 'text'; expected a list of names"),
-        ({"preprocess": asks}, "known from Ray Data: write messages=..., the function itself"),
-        ({"messages": asks, "postprocess": asks}, "known from Ray Data: add a stage: .map("),
+        ({"preprocess": asks}, "write messages=..."),
+        ({"messages": asks, "postprocess": asks}, "add a stage: .map("),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, message, tmp_path):
@@ -127,20 +127,12 @@ def test_arguments_that_do_not_fit(arguments, message, tmp_path):
         declared(tmp_path, **arguments)
 
 
-def test_prompts_are_in_the_column_that_is_called_like_the_stage(tmp_path):
-    rows = docs(tmp_path).project("clean", {"prompt": "text"})
-    given = {"provider": Reversed, "model": "m"}
-    assert rows.prompt("prompt", **given).spec.columns == ("prompt",)
-    with pytest.raises(vd.DefinitionError, match="messages is missing, and 'clean' has no column"):
-        rows.prompt("asked", **given)
-
-
 def test_it_gets_all_columns_or_those_that_are_named(tmp_path):
     assert declared(tmp_path, asks).spec.columns is None
     heat = {"sampling_params": {"temperature": "{heat}"}}
     named = declared(tmp_path, asks, columns=["title"], **heat)
     assert named.spec.columns == ("title", "heat")
-    assert declared(tmp_path, asks).spec.schema.names == ["response", "response_usage"]
+    assert declared(tmp_path, asks).spec.schema.names == ["asked", "asked_usage"]
 
 
 def test_the_description_names_the_function(tmp_path):

@@ -116,7 +116,7 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
         ({"gpus": -1}, "gpus is -1"),
         ({"output_column": "id"}, "two columns would be called 'id'"),
         ({"output_column": "text", "include_columns": ["text"]}, "would be called 'text'"),
-        ({"output_column": "error", "on_error": "null"}, "two columns would be called 'error'"),
+        ({"output_column": "error", "on_error": "null"}, "adds a column 'error' to a row's own"),
         (
             {"model": vd.Model("m", options={"adress": "x"})},
             "the options of the model have 'adress', which Reversed does not take; it takes "

@@ -31,7 +31,7 @@ def test_what_changes_no_answer_is_no_part_of_the_key(tmp_path):
     ask(docs(tmp_path), tmp_path, "asked", options=options)
     pipeline = docs(tmp_path)
     asked = ask(pipeline, tmp_path, "asked", options=options)
-    assert asked.spec.options == {
+    assert asked.spec.model.options == {
         "engine_kwargs": {
             "dtype": "float32",
             "max_model_len": 192,

@@ -142,11 +142,8 @@ def scale(factor: float, *, offset: float = 0) -> Any:
 
 
 def test_arguments_of_the_factory():
-    for factory, options in (
-        (functools.partial(scale, 2.0, offset=1), {}),
-        (scale, {"fn_constructor_args": [2.0], "fn_constructor_kwargs": {"offset": 1}}),
-    ):
-        assert predicted(factory, ["a"], "float", **options)["out"].to_pylist() == [3, 5, 7]
+    factory = functools.partial(scale, 2.0, offset=1)
+    assert predicted(factory, ["a"], "float")["out"].to_pylist() == [3, 5, 7]
 
 
 @pytest.mark.parametrize(

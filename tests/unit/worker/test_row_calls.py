@@ -538,6 +538,7 @@ def test_a_value_that_include_columns_passes_on_may_not_be_changed():
 # Results that are reused
 
 
+@vd.cls
 class Reuses:
     """Fills one array, dict and object anew for each row."""
 
@@ -576,13 +577,13 @@ class Reuses:
 @pytest.mark.parametrize("method", ["in_array", "in_object", "in_tensor", "in_dict"])
 def test_a_result_may_be_reused_for_the_next_row(method):
     schema = {"values": "DOUBLE[]"} if method == "in_dict" else None
-    found = mapped(getattr(Reuses, method), schema=schema)
+    found = mapped(getattr(Reuses(), method), schema=schema)
     assert found[found.column_names[-1]].to_pylist() == [[10.0] * 2, [20.0] * 2, [30.0] * 2]
 
 
 @pytest.mark.parametrize("method", ["yielded", "yielded_later"])
 def test_a_yielded_value_may_be_reused_for_the_next(method):
-    stage = row_stage("flat_map", getattr(Reuses, method), id="part")
+    stage = row_stage("flat_map", getattr(Reuses(), method), id="part")
     found = run_stage(stage, TEXTS)["out"].to_pylist()
     assert found == [[float(n)] * 2 for n in (10, 11, 20, 21, 30, 31)]
 

@@ -1,0 +1,58 @@
+"""Values that the records of a stage's arguments refuse, or keep a copy of."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+
+REFUSED: list[tuple[type, dict[str, Any], str]] = [
+    (vd.Workers, {"env_vars": {"A": "1"}}, "env_vars is {'A': '1'}; expected a list of names"),
+    (vd.Workers, {"env_vars": iter(["A"])}, "expected a list of names"),
+    (vd.Workers, {"env_vars": ["KEY=sk-1"]}, "env_vars has 'KEY' with a value, or an empty name"),
+    (vd.Workers, {"keyed_env_vars": [""]}, "keyed_env_vars has '' with a value, or an empty name"),
+    (vd.Workers, {"accelerator_type": ["A100"]}, "accelerator_type is ['A100']; expected a name"),
+    (vd.Reuse, {"partitions": None}, "partitions is None; expected a whole number from 0 up"),
+    (vd.Reuse, {"version": ""}, "version is ''; expected a non-empty text"),
+    (vd.Reuse, {"version": True}, "version is True; expected a non-empty text"),
+    (vd.Asset, {"kinds": "gpu"}, "kinds is 'gpu'; expected a list of names"),
+    (vd.Asset, {"deps": "a/b"}, "deps is a str; expected a list"),
+    (vd.Asset, {"tags": ["a"]}, "tags is a list; expected a mapping of name to value"),
+    (vd.Asset, {"checks": vd.checks.NullRate()}, "checks is a NullRate; expected a list"),
+]
+
+
+@pytest.mark.parametrize(("record", "given", "message"), REFUSED)
+def test_a_wrong_value_is_refused_where_it_is_written(record, given, message):
+    expected = re.escape(f"vd.{record.__name__}: {message}")
+    if message == "expected a list of names":
+        expected = rf"vd\.{record.__name__}: .*{message}"
+    with pytest.raises(vd.DefinitionError, match=expected) as raised:
+        record(**given)
+    assert "sk-1" not in str(raised.value)
+
+
+def test_a_record_does_not_follow_what_it_was_made_of():
+    names, resources, tags = ["A", "A"], {"disk": 1.0}, {"team": "a"}
+    workers, asset = vd.Workers(env_vars=names, resources=resources), vd.Asset(tags=tags)
+    names.append("B")
+    resources["disk"] = 2.0
+    tags["team"] = "b"
+    assert (workers.env_vars, workers.resources) == (("A",), {"disk": 1.0})
+    assert asset.tags == {"team": "a"}
+
+
+@pytest.mark.parametrize("columns", [{"text", "id"}, {"text": "id"}, iter(["text"])])
+def test_columns_have_an_order_and_can_be_read_again(columns):
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    with pytest.raises(vd.DefinitionError, match=r"columns is .*; expected a list of names"):
+        docs.map_batches("out", len, schema={"x": "BIGINT"}, columns=columns)
+
+
+def test_no_batch_size_is_refused():
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    with pytest.raises(vd.DefinitionError, match="batch_size is 0; expected a whole number"):
+        docs.map_batches("out", len, schema={"x": "BIGINT"}, batch_size=0)
