@@ -119,7 +119,7 @@ def _to_numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
 
 def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return an array, and the arrays inside of it, that users' code may write into."""
-    if array.dtype == object:
+    if array.dtype == object and np.ndarray in set(map(type, array)):
         own = [_writable(row) if isinstance(row, np.ndarray) else row for row in array]
         return object_array(own)
     return array if array.flags.writeable else array.copy()
