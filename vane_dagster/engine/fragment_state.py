@@ -332,8 +332,10 @@ def fragment_state(
     run = FragmentState(
         order, partition, index, planned.fragments[index], task_states, row_retries=row_retries
     )
-    unrecorded = {name: part for name, part in row_retries.items() if not part.info.row_records}
-    run.known = {name: _retry(state, name, part) for name, part in unrecorded.items()}
+    for name, part in row_retries.items():
+        if not planned.stages[name].row_definition:
+            recorded = RecordedPart.of(part.folder, part.info)
+            run.known[name] = RowRetry(recorded, input_id(state.pipeline, name))
     run.bytes_read = bytes_read(state.parts, partition, index, specs)
     return run
 
@@ -341,13 +343,6 @@ def fragment_state(
 def input_id(pipeline: Pipeline, stage: str) -> str:
     """Return the column of a stage's output that has the ids of its input rows."""
     return pipeline._keys_of(stage)[1 if pipeline[stage].spec.makes_rows else 0].column
-
-
-def _retry(state: RunState, stage: str, former: Part) -> RowRetry:
-    info = former.info
-    part = RecordedPart.of(former.folder, info)
-    run_id, at = (info.made.run_id, info.made.at) if info.made else ("", 0.0)
-    return RowRetry(part, input_id(state.pipeline, stage), run_id, at)
 
 
 def bytes_read(

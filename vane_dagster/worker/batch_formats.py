@@ -119,7 +119,7 @@ def _to_numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
 
 def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return an array, and the arrays inside of it, that users' code may write into."""
-    if array.dtype == object:
+    if array.dtype == object and np.ndarray in set(map(type, array)):
         own = [_writable(row) if isinstance(row, np.ndarray) else row for row in array]
         return object_array(own)
     return array if array.flags.writeable else array.copy()
@@ -127,23 +127,15 @@ def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _to_torch(column: pa.ChunkedArray, torch: Any) -> Any:
     """Return a column of numbers as a tensor, other columns as a list."""
-    kind = column.type
-    shape = row_shape(kind)
+    kind, shape = column.type, row_shape(column.type)
     element = kind.value_type if shape is None and is_list(kind) else kind
     if not is_element(element if shape is None else shape.value_type):
         return row_values(column)
-    if shape is not None and not column.null_count:
-        array = to_ndarray(whole(column))
-    elif shape is None and element is kind:
-        array = numbers(whole(column))
-    else:
-        array = None
-    if array is not None and array.dtype != object:
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
-    rows = row_values(column) if is_multidimensional(kind) else _to_numpy(column)
-    if array is not None:  # bools with nulls
-        return list(rows)
+    array = _to_numpy(column)
+    if array.dtype != object:
+        return torch.from_numpy(_writable(array))
     # Bools with nulls are objects, and rows with a null list inside are nested lists.
-    if any(isinstance(row, list) or (row is not None and row.dtype == object) for row in rows):
+    arrays = [row for row in array if isinstance(row, np.ndarray)]
+    if any(isinstance(row, list) for row in array) or any(row.dtype == object for row in arrays):
         return row_values(column)
-    return [None if row is None else torch.tensor(row) for row in rows]
+    return [torch.tensor(row) if isinstance(row, np.ndarray) else row for row in array]

@@ -14,8 +14,8 @@ from vane_dagster.types.callables import qualname, signature_of
 from vane_dagster.types.kinds import is_text
 from vane_dagster.types.records import fields_of
 from vane_dagster.worker.batch_formats import given_batch
-from vane_dagster.worker.conversion import fitted
 from vane_dagster.worker.protocol import CallUdf, Work
+from vane_dagster.worker.results import from_result
 
 
 def column_arguments(
@@ -93,37 +93,26 @@ def as_columns(contract: ColumnsCall, result: Any, op: CallUdf, work: Work) -> A
     Raises:
         UdfError: If the result has another form, or a row lacks a declared column.
     """
-    if contract.output is None:
-        if isinstance(result, Mapping):
-            kinds = dict(zip(work.schema.names, work.schema.types))
-            return {name: _text(values, kinds.get(name)) for name, values in result.items()}
-        if not isinstance(result, (list, tuple)):
-            return result
+    field = None if contract.output is None else work.schema.field(contract.output)
+    if field is not None and not pa.types.is_struct(field.type):
+        return {field.name: _text(result, field.type)}
+    if isinstance(result, (list, tuple)):
         rows = _mappings(result, work)
         ids = {work.id, *op.ids, op.parent}
-        _check_complete(rows, [name for name in op.made if name not in ids], work.location)
+        declared = [n for n in op.made if n not in ids] if field is None else field.type.names
+        _check_complete(rows, declared, work.location)
+        if field is not None:
+            return {field.name: result}
         shared = [name for name in (rows[0] if rows else ()) if all(name in row for row in rows)]
         return {name: [row[name] for row in rows] for name in shared}
-    field = work.schema.field(contract.output)
-    if not pa.types.is_struct(field.type):
-        return {field.name: _text(result, field.type)}
+    schema = work.schema if field is None else pa.schema(list(field.type))
     if isinstance(result, Mapping):
-        if missing := [child.name for child in field.type if child.name not in result]:
-            raise UdfError(
-                f"{work.location}: the result has no {missing[0]!r}, which {field.type} declares; "
-                f"it has {list(result)}"
-            )
-        arrays = [
-            fitted(_text(result[c.name], c.type), c, work.location).combine_chunks()
-            for c in field.type
-        ]
-        lengths = {child.name: len(array) for child, array in zip(field.type, arrays)}
-        if len(set(lengths.values())) > 1:
-            raise UdfError(f"{work.location}: the fields returned differ in length: {lengths}")
-        return {field.name: pa.StructArray.from_arrays(arrays, fields=list(field.type))}
-    if isinstance(result, (list, tuple)):
-        _check_complete(_mappings(result, work), [c.name for c in field.type], work.location)
-    return {field.name: result}
+        kinds = dict(zip(schema.names, schema.types))
+        result = {name: _text(values, kinds.get(name)) for name, values in result.items()}
+        if field is not None:
+            fields = from_result(result, schema, (), "", work.location).rows
+            return {field.name: fields.to_struct_array()}
+    return result if field is None else {field.name: result}
 
 
 def _text(result: Any, kind: pa.DataType | None) -> Any:

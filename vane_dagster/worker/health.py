@@ -35,18 +35,11 @@ class UnhealthyModelError(Exception):
         self.rows = rows
 
 
-def worst(error: BaseException) -> BaseException:
-    """Return one error of a call: if rows have errors of their own, preferably a fatal one."""
-    if not isinstance(error, RowErrors) or not error.errors:
-        return error
-    found = [*error.errors.values()]
-    return next((inner for inner in found if is_dead(inner)), found[0])
-
-
 def check_alive(error: BaseException) -> None:
-    """Raise UnhealthyModelError if an error of a call means that the model is dead."""
-    if is_dead(error):
-        raise UnhealthyModelError(error, rows=True)
+    """Raise UnhealthyModelError if an error of a call or of a row means that the model is dead."""
+    errors = error.errors.values() if isinstance(error, RowErrors) else [error]
+    if (fatal := next(filter(is_dead, errors), None)) is not None:
+        raise UnhealthyModelError(fatal, rows=True)
 
 
 class Health:
@@ -64,11 +57,12 @@ class Health:
         self._events, self._thread = events, thread
         self._asked = time.monotonic()
 
-    def check(self, now_and_then: bool = False) -> None:
-        """Check the model before it gets rows.
+    def check(self, now_and_then: bool = False, rows: bool = False) -> None:
+        """Check the model before it gets rows, or after a call has raised.
 
         Args:
             now_and_then: Whether to skip a check within ten seconds of the last one.
+            rows: Whether rows were being computed, and may be the reason.
 
         Raises:
             UnhealthyModelError: If the model is dead.
@@ -82,7 +76,7 @@ class Health:
         except BaseException as error:
             if is_shutdown(error):
                 raise
-            raise UnhealthyModelError(contained(error), rows=False) from None
+            raise UnhealthyModelError(contained(error), rows) from None
         self._asked = time.monotonic()
 
     def _ask(self, probe: Callable[[], Any]) -> None:
@@ -90,17 +84,6 @@ class Health:
             answer = probe()
             if inspect.isawaitable(answer):
                 self._events.run(_awaited(answer))
-
-    def check_after_error(self) -> None:
-        """Check the model after a call has raised.
-
-        Raises:
-            UnhealthyModelError: If the model is dead.
-        """
-        try:
-            self.check()
-        except UnhealthyModelError as unhealthy_reason:
-            raise UnhealthyModelError(unhealthy_reason.cause, rows=True) from None
 
 
 async def _awaited(answer: Any) -> Any:

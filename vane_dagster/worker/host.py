@@ -338,11 +338,7 @@ def _calls_model(work: Work) -> bool:
 
 def _check_size(model: ModelSpec | None, lifecycle: WorkerLifecycle) -> None:
     """Raise ModelLoadError if a fresh worker already exceeds its memory limit."""
-    if (
-        model is not None
-        and lifecycle.max_rss is not None
-        and (reason := recycle_reason(lifecycle, 0))
-    ):
+    if model is not None and (reason := recycle_reason(lifecycle, 0)):
         raise ModelLoadError(
             f"{model.label}: its worker {reason}, before its first batch, and would be replaced "
             "after each. Raise max_rss"

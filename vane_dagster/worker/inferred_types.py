@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,12 +14,12 @@ from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.schema import merged_types, plain_type, schema_record
 from vane_dagster.types.tensors import is_element, stacked, tensor
 from vane_dagster.types.to_arrow import as_column
+from vane_dagster.worker.kept_values import kept
 from vane_dagster.worker.protocol import CallUdf, Work
 from vane_dagster.worker.results import result_columns
 from vane_dagster.worker.row_results import RowResults
 
 _MAX_DIGITS = 38
-_PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 def result_types(result: Any, op: CallUdf, work: Work) -> pa.Schema:
@@ -130,7 +129,7 @@ def column_type(values: Any) -> pa.DataType:
             shapes = names(dict.fromkeys(row.shape for row in given))
             raise TypeError(f"its arrays have the shapes {shapes}; expected one shape")
         return _array_type(array)
-    return _with_room(pa.array([_without_objects(row) for row in column]).type)
+    return _with_room(pa.array([kept(row) for row in column]).type)
 
 
 def _array_type(values: Any) -> pa.DataType:
@@ -142,21 +141,6 @@ def _array_type(values: Any) -> pa.DataType:
     for size in reversed(inner):
         kind = pa.list_(kind, size)
     return kind
-
-
-def _without_objects(value: Any) -> Any:
-    """Return a value with mappings in place of objects that have fields."""
-    if type(value) in _PLAIN:
-        return value
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {name: _without_objects(each) for name, each in value.items()}
-    if has_fields(value):
-        return _without_objects(fields_of(value))
-    if isinstance(value, (list, tuple)):
-        return [_without_objects(each) for each in value]
-    return value
 
 
 def _with_room(kind: pa.DataType) -> pa.DataType:

@@ -20,7 +20,7 @@ from vane_dagster.types.records import fields_of, has_fields
 PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
 """Types of most values; nothing can change a value of them."""
 _UNCHANGING = (
-    str, int, float, complex, bytes, range, enum.Enum, np.generic, Decimal, uuid.UUID,
+    str, int, float, complex, bytes, range, np.generic, Decimal, uuid.UUID,
     dt.date, dt.time, dt.timedelta, dt.tzinfo, type, types.FunctionType,
 )  # fmt: skip
 
@@ -29,7 +29,7 @@ def kept(value: Any) -> Any:
     """Return a result as it is now, whatever the user's code does with the object later.
 
     Lists, sets and dicts of any class become plain lists and dicts, and objects with fields become
-    dicts of them, which convert to the same columns.
+    dicts of them, and members of an enum their values, which convert to the same columns.
 
     Args:
         value: The result: a value, or containers, objects, arrays and tensors of values.
@@ -44,6 +44,8 @@ def kept(value: Any) -> Any:
         return {name: v if type(v) in PLAIN else kept(v) for name, v in value.items()}
     if isinstance(value, np.ndarray):
         return copy.deepcopy(value) if value.dtype.hasobject else value.copy()
+    if isinstance(value, enum.Enum):
+        return value.value
     if isinstance(value, _UNCHANGING) and not isinstance(value, np.void):  # a view of an array
         return value
     if isinstance(value, tuple):

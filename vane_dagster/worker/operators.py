@@ -243,10 +243,8 @@ def _are_quarantined(rows: Quarantined, base: pa.Table) -> npt.NDArray[np.bool_]
     records = read_part(rows.faults.folder, rows.faults.name)
     if rows.parent is None:
         ids = records.column("id")
-    elif PARENTS in records.column_names:
+    else:
         ids = pc.struct_field(records.column(PARENTS), rows.parent)
-    else:  # earlier releases wrote no parents
-        return np.zeros(base.num_rows, bool)
     given = base.column(rows.column)
     found = pc.is_in(given, value_set=ids.combine_chunks().cast(given.type))
     return np.asarray(found.combine_chunks().to_numpy(zero_copy_only=False), bool)

@@ -323,14 +323,10 @@ class RowRetry:
     Attributes:
         part: The part.
         id: The part's column with the id of the stage's input.
-        run_id: The run that made it, for rows without a record.
-        at: Unix time in seconds at which it was written.
     """
 
     part: RecordedPart
     id: str
-    run_id: str
-    at: float
 
     def sources(self) -> list[tuple[RecordedPart, str]]:
         """Return the part, with its column of the input's ids."""

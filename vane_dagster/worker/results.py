@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vane_dagster.errors import UdfError, names
-from vane_dagster.types.host_arrays import host_array
 from vane_dagster.types.schema import empty_table
 from vane_dagster.worker.conversion import check_pinned, fitted
 
@@ -108,11 +107,8 @@ def result_columns(
         index = None if pandas is None else _series_index(result, schema, id, pandas, location)
         columns, rows = dict(result), 0
     elif pandas is not None and isinstance(result, pandas.DataFrame):
-        index = result.index
-        others = [name for name in result.columns if not _is_plain(result[name], str(name), schema)]
-        table = pa.Table.from_pandas(result.drop(columns=others), preserve_index=False)
-        columns, rows = dict(zip(table.column_names, table.columns)), len(result)
-        columns |= {str(name): result[name] for name in others}
+        columns = {str(name): result[name] for name in result.columns}
+        rows, index = len(result), result.index
     elif hasattr(result, "__arrow_c_stream__"):
         table = _streamed(result, location)
         return dict(zip(table.column_names, table.columns)), table.num_rows, None
@@ -127,21 +123,6 @@ def result_columns(
     if id in index.names:
         return {**columns, id: index.get_level_values(id)}, rows, None
     return columns, rows, _places(index)
-
-
-def _is_plain(series: Any, name: str, schema: pa.Schema) -> bool:
-    """Return whether Arrow itself converts a column of a data frame, without its declared type."""
-    if name not in schema.names or pa.types.is_nested(schema.field(name).type):
-        return False
-    return not _holds_ndarrays(series)
-
-
-def _holds_ndarrays(series: Any) -> bool:
-    """Return whether a column of a data frame has arrays of several dimensions as values."""
-    if getattr(series, "ndim", 0) != 1 or series.dtype != object:
-        return False
-    first = next((value for value in series if value is not None), None)
-    return getattr(host_array(first), "ndim", 0) > 1
 
 
 def _streamed(result: Any, location: str) -> pa.Table:
@@ -187,26 +168,20 @@ def _series_index(
     Arrays have no index. They are in the order of the series only if the id is one of the series.
     """
     declared = {name: result[name] for name in schema.names if name in result}
-    series = {name: v for name, v in declared.items() if isinstance(v, pandas.Series)}
-    moved = [
-        name
-        for name, v in series.items()
-        if not _counts_up(_places(v.index)) or id in v.index.names
-    ]
+    indexes = [v.index for v in declared.values() if isinstance(v, pandas.Series)]
+    moved = [i for i in indexes if not _counts_up(_places(i)) or id in i.names]
     if not moved:
-        return next((v.index for v in series.values()), None)
-    index = series[moved[0]].index
-    for name, column in declared.items():
-        own = column.index if name in series else None
-        same = id in moved if own is None else own.equals(index) and own.names == index.names
-        if not same:
-            raise UdfError(
-                f"{location}: column {moved[0]!r} is a pandas Series whose index has a name or is "
-                f"not 0 to {len(index) - 1} in order, and column {name!r} has another or none, so "
-                "their rows cannot be matched. Return a data frame, or arrays in one order, by "
-                "Series.to_numpy()"
-            )
-    return index
+        return indexes[0] if indexes else None
+    same = all(i.equals(moved[0]) and i.names == moved[0].names for i in indexes)
+    has_arrays = len(indexes) < len(declared)
+    if not same or (has_arrays and not isinstance(declared.get(id), pandas.Series)):
+        raise UdfError(
+            f"{location}: a column is a pandas Series whose index has a name or is not 0 to "
+            f"{len(moved[0]) - 1} in order, and another column has another index or none, so their "
+            "rows cannot be matched. Return a data frame, or arrays in one order, by "
+            "Series.to_numpy()"
+        )
+    return moved[0]
 
 
 def put_together(

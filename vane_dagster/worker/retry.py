@@ -110,7 +110,7 @@ class BatchOutcome:
 
     Attributes:
         tables: Output rows, in the batch's order.
-        faults: Rows that failed, each with the number of tables before it.
+        faults: Rows that failed.
         retries: Calls that were repeated.
         fits: Rows of the largest batch that may fit into memory after one did not; None if all did.
         mixed: Whether some rows were retried alone, so other rows of the batch may precede them.
@@ -118,7 +118,7 @@ class BatchOutcome:
     """
 
     tables: list[pa.Table] = field(default_factory=list)
-    faults: list[tuple[int, RowFault]] = field(default_factory=list)
+    faults: list[RowFault] = field(default_factory=list)
     retries: int = 0
     fits: int | None = None
     mixed: bool = False
@@ -207,9 +207,7 @@ def attempt(
                 waiting[:0] = [(row, attempts, crashed) for row in single]
             else:
                 error = _server_died(crashed, next(iter(blamed.values())))
-                outcome.faults.append(
-                    (len(outcome.tables), RowFault(again, error, crashed, SERVER_DIED, True))
-                )
+                outcome.faults.append(RowFault(again, error, crashed, SERVER_DIED, True))
                 if policy.on_error == "raise" or len(outcome.faults) > max_faults:
                     raise BatchError(again, id, error)
             errors = {i: error for i, error in errors.items() if i not in blamed}
@@ -228,8 +226,7 @@ def attempt(
         for place, error in errors.items():
             row = rows.slice(place, 1)
             transient = is_transient(error, policy.retry_on) or is_out_of_memory(error)
-            fault = RowFault(row, error, attempts, transient=transient)
-            outcome.faults.append((len(outcome.tables), fault))
+            outcome.faults.append(RowFault(row, error, attempts, transient=transient))
             if policy.on_error == "raise" or len(outcome.faults) > max_faults:
                 raise BatchError(row, id, error)
     return outcome

@@ -205,7 +205,9 @@ class RowResults:
             self.values = [self.values[index] for index in order]
         pieces = self._converted(self.values, self.places, self._columns)
         places = [place for placed, _ in pieces for place in placed]
-        columns = _concatenated([columns for _, columns in pieces] or [self._columns([], [])])
+        parts = [pa.table(columns) for _, columns in pieces] or [pa.table(self._columns([], []))]
+        converted = parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
+        columns: dict[str, Any] = dict(zip(converted.column_names, converted.columns))
         if self._are_fields(self.values):
             fit = [i for i, place in enumerate(self.places) if place not in self._errors]
             values = [self.values[index] for index in fit]
@@ -315,15 +317,6 @@ class RowResults:
 
     def _refused(self, text: str) -> UdfError:
         return UdfError(f"{self._work.location}: {text}")
-
-
-def _concatenated(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Concatenate columns; those of many parts become one chunk."""
-    if len(parts) == 1:
-        return dict(parts[0])
-    chunks = {name: [c for part in parts for c in part[name].chunks] for name in parts[0]}
-    whole = pa.table({name: pa.chunked_array(found) for name, found in chunks.items()})
-    return dict(zip(whole.column_names, whole.combine_chunks().columns))
 
 
 def _item(row: Mapping[str, Any], name: str, optional: Collection[str]) -> Any:

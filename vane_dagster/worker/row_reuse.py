@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -30,7 +30,7 @@ from vane_dagster.errors import described
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.file import url_of
 from vane_dagster.sources.files import file_identity
-from vane_dagster.storage.column_stats import measure, merge_measures
+from vane_dagster.storage.column_stats import measure
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS, TRANSIENT, concat_faults
 from vane_dagster.storage.row_keys import row_keys
@@ -102,11 +102,9 @@ def arrange(rows: pa.Table, op: Arrange, files: SourceFiles | None = None) -> Co
     places = np.concatenate([places, np.flatnonzero(known.part != COMPUTED)])
     fields = {name: values[places] for name, values in fields.items()}
     fields |= {"place": places, "part": known.part[places], "record": known.record[places]}
-    is_moved = not np.array_equal(places, np.arange(rows.num_rows))
-    table = unsliced(rows).take(pa.array(places)) if is_moved else rows
     column = pa.StructArray.from_arrays([pa.array(each) for each in fields.values()], list(fields))
     return Computed(
-        table.append_column(unused("__row", rows.column_names), column),
+        _taken(rows, places).append_column(unused("__row", rows.column_names), column),
         WorkReport(Tally(ends[-1]), shares=ends, found_elsewhere=known.elsewhere),
     )
 
@@ -115,8 +113,7 @@ def _ordered(rows: pa.Table, op: Arrange, wanted: Places) -> tuple[Places, tuple
     """Order the rows to compute; return their places, and the row at which each share ends."""
     if op.order is None:
         return wanted, (len(wanted),)
-    chosen = rows if len(wanted) == rows.num_rows else unsliced(rows).take(pa.array(wanted))
-    keys = op.order.keys(chosen)
+    keys = op.order.keys(_taken(rows, wanted))
     share = [zlib.crc32(group.encode()) % op.shares for group, _ in keys]
     order = sorted(range(len(keys)), key=lambda i: (share[i], keys[i]))
     counts = np.bincount(np.asarray(share, np.int64), minlength=op.shares)
@@ -229,7 +226,7 @@ def restore(
 
 @dataclass
 class _Pieces:
-    """Output rows, and the position in the arranged rows of the row that each was made from."""
+    """Rows, and the position in the arranged rows of the row that each was made from."""
 
     tables: list[pa.Table] = field(default_factory=list)
     owners: list[Places] = field(default_factory=list)
@@ -239,14 +236,27 @@ class _Pieces:
             self.tables.append(table)
             self.owners.append(owners)
 
-    @property
-    def owner(self) -> Places:
-        """The owners of all rows."""
-        return np.concatenate([np.empty(0, np.int64), *self.owners])
+    def expanded(
+        self, equals: Places, order: Places, concat: Callable[[list[pa.Table]], pa.Table]
+    ) -> tuple[pa.Table, Places]:
+        """Give each arranged row the pieces of the row that it equals.
 
-    def table(self, schema: pa.Schema) -> pa.Table:
-        """All rows."""
-        return pa.concat_tables(self.tables) if self.tables else empty_table(schema)
+        Args:
+            equals: For each arranged row, the position of the row that it equals, or its own.
+            order: The positions of the arranged rows, in the order of the result.
+            concat: Concatenates the tables.
+
+        Returns:
+            The rows, and the positions of their owners.
+        """
+        owner = np.concatenate(self.owners)
+        by_owner = np.argsort(owner, kind="stable")
+        sorted_owner, wanted = owner[by_owner], equals[order]
+        starts = np.searchsorted(sorted_owner, wanted)
+        counts = np.searchsorted(sorted_owner, wanted, "right") - starts
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows = by_owner[np.repeat(starts, counts) + within]
+        return _taken(concat(self.tables), rows), np.repeat(order, counts)
 
 
 class _Restored:
@@ -256,41 +266,51 @@ class _Restored:
         self._given, self._op, self._work, self._call = given, op, work, op.call
         info = given.column(given.num_columns - 1).combine_chunks()
         self._info = {f.name: _numpy(info.field(i)) for i, f in enumerate(info.type)}
+        self._order = np.argsort(self._info["place"], kind="stable")
         self._ids = given.column(op.call.ids[0]).combine_chunks()
         self._nulls = op.call.policy.on_error == "null"
+        own = [*op.own, *([ERROR_COLUMN] if self._nulls else [])]
+        self._own = pa.schema([work.schema.field(name) for name in own])
         self._outcomes = np.full(given.num_rows, Outcome.FILTERED, np.uint8)
-        self._faults: list[pa.Table] = []
+        self._rows, self._faults = _Pieces(), _Pieces()
         self._origins = _Origins(work, given.num_rows)
 
     def computed(self, pieces: Sequence[pa.Table], faults: pa.Table | None) -> Computed:
-        call, work = self._call, self._work
-        made, known = _Pieces(), _Pieces()
+        call, work, info = self._call, self._work, self._info
         if pieces:
             rows = pa.concat_tables(pieces)
-            made.add(rows, _positions(rows.column(call.parent or call.ids[0]), self._ids))
-        self._outcomes[made.owner] = Outcome.OUTPUT
+            owners = _positions(rows.column(call.parent or call.ids[0]), self._ids)
+            self._rows.add(rows.select(self._own.names), owners)
+            self._outcomes[owners] = Outcome.OUTPUT
         if faults is not None:
-            self._faults.append(faults)
-            _mark_failed(self._outcomes, faults, self._ids)
+            owners = _positions(faults.column("id"), self._ids)
+            self._faults.add(faults, owners)
+            may_pass = _numpy(pc.fill_null(faults.column(TRANSIENT), False))
+            self._outcomes[owners] = np.where(may_pass, Outcome.PASSING, Outcome.FAILED)
         if isinstance(self._op.known, RowRetry):
-            self._copy_unrecorded(self._op.known, known)
+            self._copy_unrecorded(self._op.known)
         else:
-            self._copy(known)
-        self._duplicate(made, known)
-        inherited = self._sums(known)
-        for table, owners in zip(known.tables, known.owners):
-            made.add(table, owners)
-        order = np.argsort(self._info["place"][made.owner], kind="stable")
-        rows = made.table(work.schema)
-        if not np.array_equal(order, np.arange(len(order))):
-            rows = unsliced(rows).take(pa.array(order))
+            self._copy()
+        equals = np.arange(len(self._ids))
+        is_duplicate = info["part"] == DUPLICATE
+        equals[is_duplicate] = self._order[info["record"][is_duplicate]]
+        self._outcomes = self._outcomes[equals]
+        self._origins.numbers = self._origins.numbers[equals]
+        table, owners = empty_table(work.schema), np.empty(0, np.int64)
+        if self._rows.tables:
+            own, owners = self._rows.expanded(equals, self._order, pa.concat_tables)
+            table = self._output(own, owners)
+        records = None
+        if self._faults.tables:
+            records = self._with_ids(*self._faults.expanded(equals, self._order, concat_faults))
+        is_known = info["part"] != COMPUTED
         return Computed(
-            rows.cast(work.schema),
+            table,
             WorkReport(self._tally()),
-            concat_faults(self._faults) if self._faults else None,
+            records,
             row_records=self._row_records(),
-            copied=int(np.count_nonzero(self._info["part"] != COMPUTED)),
-            inherited=inherited,
+            copied=int(np.count_nonzero(is_known)),
+            inherited=self._sums(table, is_known[owners]),
         )
 
     def _sources(self) -> Iterator[tuple[RecordedPart, str, Places]]:
@@ -302,127 +322,78 @@ class _Restored:
         for number, owners in zip(numbers.tolist(), np.split(places, starts[1:])):
             yield (*sources[number], owners)
 
-    def _copy(self, known: _Pieces) -> None:
+    def _copy(self) -> None:
         """Take the outcomes of known rows from their parts."""
-        own = pa.schema([self._work.schema.field(name) for name in self._op.own])
-        taken: list[tuple[Places, pa.Table, Places, pa.Table]] = []
+        taken: list[tuple[Places, pa.Table]] = []
         for part, id, owners in self._sources():
             stored = stored_rows(part, id, self._op.own, len(owners))
-            places = self._info["record"][owners]
-            records, values, count = stored.take(places)
+            records, values, count = stored.take(self._info["record"][owners])
             self._outcomes[owners] = _numpy(records.column(OUTCOME))
-            self._inherit_faults(part, owners, records.column(ID).combine_chunks(), known)
-            source = np.repeat(owners, count)
-            taken.append((owners, records.select(ORIGIN), source, values.cast(own)))
+            self._inherit_faults(part, owners, records.column(ID).combine_chunks())
+            taken.append((owners, records.select(ORIGIN)))
+            self._add_known(values, np.repeat(owners, count))
         if taken:
-            all_owners, records, sources, values = zip(*taken)
-            origins = pa.concat_tables(records).unify_dictionaries()
-            self._origins.copy(origins, np.concatenate(all_owners))
-            source, rows = np.concatenate(sources), pa.concat_tables(values)
-            known.add(self._output(dict(zip(rows.column_names, rows.columns)), source), source)
+            origins = pa.concat_tables(records for _, records in taken).unify_dictionaries()
+            self._origins.copy(origins, np.concatenate([owners for owners, _ in taken]))
 
-    def _copy_unrecorded(self, retry: RowRetry, known: _Pieces) -> None:
-        """Take the outcomes of the same rows from a part without row records."""
+    def _copy_unrecorded(self, retry: RowRetry) -> None:
+        """Take the outcomes of the same rows, none of which failed, from a part without records."""
         owners = np.flatnonzero(self._info["part"] >= 0)
-        self._origins.former(retry, owners)
         ids, columns = self._ids.take(pa.array(owners)), [retry.id, *self._op.own]
-        table = unsliced(
-            read_part(retry.part.folder, retry.part.part, list(dict.fromkeys(columns)))
-        )
+        table = read_part(retry.part.folder, retry.part.part, list(dict.fromkeys(columns)))
         value_set = ids.cast(table.schema.field(retry.id).type)
         found = pc.index_in(table.column(retry.id), value_set=value_set)
         rows = np.flatnonzero(_numpy(pc.is_valid(found)))
         source = owners[_numpy(found.combine_chunks().take(pa.array(rows)))]
         self._outcomes[source] = Outcome.OUTPUT
-        taken = table.take(pa.array(rows))
-        known.add(self._output({name: taken.column(name) for name in self._op.own}, source), source)
-        self._inherit_faults(retry.part, owners, ids, known)
+        self._add_known(_taken(table.select([*self._op.own]), rows), source)
 
-    def _inherit_faults(
-        self, part: RecordedPart, owners: Places, ids: pa.Array, known: _Pieces
-    ) -> None:
-        """Take over the records of rows that failed, under their present ids."""
+    def _add_known(self, own: pa.Table, owners: Places) -> None:
+        if self._nulls and ERROR_COLUMN not in own.column_names:
+            own = own.append_column(ERROR_COLUMN, pa.nulls(own.num_rows, pa.string()))
+        self._rows.add(own.cast(self._own), owners)
+
+    def _inherit_faults(self, part: RecordedPart, owners: Places, ids: pa.Array) -> None:
+        """Take over the records of rows that failed; with rows of nulls, if they are kept so."""
         failed = self._outcomes[owners] == Outcome.FAILED
         if not failed.any():
             return
         faults = read_part(part.folder, part.faults)
         wanted = ids.filter(pa.array(failed))
         found = pc.index_in(wanted, value_set=faults.column("id").combine_chunks().cast(ids.type))
-        self._add_faults(unsliced(faults).take(found), owners[failed], known)
-
-    def _add_faults(self, records: pa.Table, owners: Places, known: _Pieces) -> None:
-        """Add records of failed rows under the ids of others; with rows of nulls, if kept so."""
-        call = self._call
-        rows = unsliced(self._given.select(list(call.ids))).take(pa.array(owners))
-        schema, columns = records.schema, dict(zip(records.column_names, records.columns))
-        columns["id"] = rows.column(call.ids[0])
-        if len(call.ids) > 1:
-            parents = [rows.column(name).combine_chunks() for name in call.ids[1:]]
-            columns[PARENTS] = pa.StructArray.from_arrays(parents, list(call.ids[1:]))
-        columns["fragment"] = pa.array([self._work.fragment] * len(owners), pa.string())
-        ordered = {name: columns[name] for name in dict.fromkeys([*schema.names, *columns])}
-        self._faults.append(pa.table(ordered))
+        records = unsliced(faults).take(found)
+        self._faults.add(records, owners[failed])
         if self._nulls:
-            texts = [
-                described(message, error)
-                for message, error in zip(*(records[n].to_pylist() for n in ("message", "error")))
-            ]
-            own = {
-                name: pa.nulls(len(owners), self._work.schema.field(name).type)
-                for name in self._op.own
-            }
-            own[ERROR_COLUMN] = pa.array(texts, pa.string())
-            known.add(self._output(own, owners), owners)
+            pairs = zip(*(records[name].to_pylist() for name in ("message", "error")))
+            texts = pa.array([described(message, error) for message, error in pairs], pa.string())
+            nulls = {each.name: pa.nulls(len(texts), each.type) for each in self._own}
+            self._add_known(pa.table({**nulls, ERROR_COLUMN: texts}), owners[failed])
 
-    def _duplicate(self, made: _Pieces, known: _Pieces) -> None:
-        """Give each duplicate the outcome of the row that it equals."""
-        owners = np.flatnonzero(self._info["part"] == DUPLICATE)
-        if not len(owners):
-            return
-        position = np.empty(len(self._ids), np.int64)
-        position[self._info["place"]] = np.arange(len(self._ids))
-        equals = position[self._info["record"][owners]]
-        self._outcomes[owners] = self._outcomes[equals]
-        self._origins.numbers[owners] = self._origins.numbers[equals]
-        every = _Pieces(made.tables + known.tables, made.owners + known.owners)
-        order = np.argsort(every.owner, kind="stable")
-        sorted_owners = every.owner[order]
-        starts = np.searchsorted(sorted_owners, equals)
-        counts = np.searchsorted(sorted_owners, equals, "right") - starts
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = order[np.repeat(starts, counts) + within]
-        names = [*self._op.own, *([ERROR_COLUMN] if self._nulls else [])]
-        taken = unsliced(every.table(self._work.schema)).take(pa.array(rows))
-        repeated = np.repeat(owners, counts)
-        known.add(self._output({n: taken.column(n) for n in names}, repeated), repeated)
-        self._duplicate_faults(owners, equals)
+    def _with_ids(self, records: pa.Table, owners: Places) -> pa.Table:
+        """Return records of failed rows under the present ids of these rows."""
+        ids = self._call.ids
+        rows = _taken(self._given.select(list(ids)), owners)
+        columns = dict(zip(records.column_names, records.columns))
+        columns["id"] = rows.column(ids[0])
+        if len(ids) > 1:
+            parents = [rows.column(name).combine_chunks() for name in ids[1:]]
+            columns[PARENTS] = pa.StructArray.from_arrays(parents, list(ids[1:]))
+        columns["fragment"] = pa.array([self._work.fragment] * len(owners), pa.string())
+        return pa.table(columns)
 
-    def _duplicate_faults(self, owners: Places, equals: Places) -> None:
-        failed = self._outcomes[owners] >= Outcome.FAILED
-        if not failed.any():
-            return
-        faults = unsliced(concat_faults(self._faults))
-        ids = self._ids.take(pa.array(equals[failed]))
-        found = pc.index_in(ids, value_set=faults.column("id").combine_chunks())
-        nulls, self._nulls = self._nulls, False  # their rows of nulls are duplicated already
-        self._add_faults(faults.take(found), owners[failed], _Pieces())
-        self._nulls = nulls
-
-    def _output(self, own: dict[str, Any], owners: Places) -> pa.Table:
+    def _output(self, own: pa.Table, owners: Places) -> pa.Table:
         """Return output rows with the ids and passed-on columns of their input rows."""
         call, work = self._call, self._work
         names = [n for n in self._given.column_names if n in {*call.ids, *work.schema.names}]
-        rows = unsliced(self._given.select(names)).take(pa.array(owners))
+        rows = _taken(self._given.select(names), owners)
         columns = []
         for each in work.schema:
-            if each.name in own:
-                column = own[each.name]
+            if each.name in own.column_names:
+                column = own.column(each.name)
             elif each.name == (call.parent or call.ids[0]):
                 column = rows.column(call.ids[0])
             elif call.parent and each.name == work.id:
                 column = numbered(rows.column(call.ids[0]))
-            elif each.name == ERROR_COLUMN and self._nulls:
-                column = pa.nulls(len(owners), each.type)
             else:
                 column = rows.column(each.name)
             columns.append(column if column.type == each.type else column.cast(each.type))
@@ -430,33 +401,39 @@ class _Restored:
 
     def _tally(self) -> Tally:
         """Count all rows by their outcome, and keep what was measured of the computed ones."""
-        computed, rows = self._work.tally or Tally(), len(self._outcomes)
         failed = int(np.count_nonzero(self._outcomes >= Outcome.FAILED))
-        filtered = int(np.count_nonzero(self._outcomes == Outcome.FILTERED))
-        return Tally(
-            rows,
-            filtered,
-            0 if self._nulls else failed,
-            failed if self._nulls else 0,
-            computed.workers,
-            computed.seconds,
-            computed.wasted,
-            computed.packages,
-            computed.unread,
+        return replace(
+            self._work.tally or Tally(),
+            rows_in=len(self._outcomes),
+            filtered=int(np.count_nonzero(self._outcomes == Outcome.FILTERED)),
+            quarantined=0 if self._nulls else failed,
+            nulled=failed if self._nulls else 0,
         )
 
-    def _sums(self, known: _Pieces) -> dict[str, dict[str, float]]:
+    def _sums(self, rows: pa.Table, is_known: npt.NDArray[np.bool_]) -> dict[str, dict[str, float]]:
         """Return the sums of the known rows, among those that a part has."""
         sums = self._work.target.sums if self._work.target else {}
-        found = merge_measures(measure(table, list(sums), sums) for table in known.tables)
+        if not sums or not is_known.any():
+            return {}
+        found = measure(rows.select([*sums]).filter(pa.array(is_known)), list(sums), sums)
         return {name: {n: found[name][n] for n in sums[name]} for name in found}
 
     def _row_records(self) -> pa.Table | None:
         if self._work.keying is None:
             return None
-        keys = {name: self._info[name] for name in (KEY_HIGH, KEY_LOW)}
-        records = _records(self._ids, keys, self._outcomes, self._origins)
-        return records.take(pa.array(np.argsort(self._info["place"], kind="stable")))
+        schema = records_schema(self._ids.type)
+        columns: dict[str, Any] = {ID: self._ids, OUTCOME: pa.array(self._outcomes)}
+        columns |= {name: pa.array(self._info[name]) for name in (KEY_HIGH, KEY_LOW)}
+        columns |= {name: self._origins.column(schema.field(name)) for name in ORIGIN}
+        records = pa.table([columns[name] for name in schema.names], schema=schema)
+        return _taken(records, self._order)
+
+
+def _taken(table: pa.Table, places: Places) -> pa.Table:
+    """Return the rows at some positions; without a copy if these are all in order."""
+    if np.array_equal(places, np.arange(table.num_rows)):
+        return table
+    return unsliced(table).take(pa.array(places))
 
 
 def _positions(ids: pa.ChunkedArray, among: pa.Array) -> Places:
@@ -466,22 +443,12 @@ def _positions(ids: pa.ChunkedArray, among: pa.Array) -> Places:
     return _numpy(pc.index_in(ids, value_set=among)).astype(np.int64)
 
 
-def _mark_failed(outcomes: _Numbers, faults: pa.Table | None, ids: Any) -> None:
-    """Record the outcome of the rows that failed."""
-    if faults is None or not faults.num_rows:
-        return
-    places = _positions(faults.column("id"), ids)
-    may_pass = _numpy(pc.fill_null(faults.column(TRANSIENT), False))
-    outcomes[places] = np.where(may_pass, Outcome.PASSING, Outcome.FAILED)
-
-
 class _Origins:
     """Where the output of each row was computed: a number for each row of one of few origins."""
 
     def __init__(self, work: Work, rows: int) -> None:
         keying, now = work.keying or RowKeying((), (), "", ""), datetime.now(timezone.utc)
         self.numbers = np.zeros(rows, np.int32)
-        self._epoch_model_code = (keying.epoch, keying.model, keying.code)
         self._origins = [(keying.epoch, work.run_id, keying.model, keying.code, now)]
 
     def copy(self, records: pa.Table, owners: Places) -> None:
@@ -498,31 +465,12 @@ class _Origins:
             self._origins.append(tuple(records.column(name)[first].as_py() for name in ORIGIN))
         self.numbers[owners] = known + inverse
 
-    def former(self, retry: RowRetry, owners: Places) -> None:
-        """Set the origins of rows to a part of the same code without records."""
-        _, model, code = self._epoch_model_code
-        self.numbers[owners] = len(self._origins)
-        at = datetime.fromtimestamp(retry.at, timezone.utc)
-        self._origins.append((0, retry.run_id, model, code, at))
-
     def column(self, field: pa.Field) -> pa.Array:
         """Return one of the columns of `ORIGIN`."""
         values = [origin[ORIGIN.index(field.name)] for origin in self._origins]
         is_text = pa.types.is_dictionary(field.type)
         found = pa.array(values, field.type.value_type if is_text else field.type)
         return (found.dictionary_encode() if is_text else found).take(pa.array(self.numbers))
-
-
-def _records(
-    ids: Any, keys: dict[str, _Numbers], outcomes: _Numbers, origins: _Origins
-) -> pa.Table:
-    schema = records_schema(ids.type)
-    columns: dict[str, Any] = {ID: ids, OUTCOME: outcomes, **keys}
-    columns |= {name: origins.column(schema.field(name)) for name in ORIGIN}
-    arrays = [
-        pa.array(v) if isinstance(v, np.ndarray) else v for v in map(columns.get, schema.names)
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _numpy(array: Any) -> _Numbers:

@@ -26,7 +26,7 @@ from vane_dagster.worker import callers
 from vane_dagster.worker.batch_size import BatchSizer
 from vane_dagster.worker.callers import Revoked, Room, UserCode, at_once, within
 from vane_dagster.worker.event_loop import EventLoop
-from vane_dagster.worker.health import Health, UnhealthyModelError, check_alive, worst
+from vane_dagster.worker.health import Health, UnhealthyModelError, check_alive
 from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.output_ids import with_ids
@@ -114,16 +114,16 @@ class UdfCaller:
         else:
             outcomes = run.one_by_one(batches)
         seconds = run.seconds or time.perf_counter() - started
-        tables = [rows for outcome in outcomes for rows in run.rows(outcome)]
-        if op.policy.on_error == "null":
-            tables += [null_row(fault, work, op) for fault in unread]
+        own = [fault for outcome in outcomes for fault in outcome.faults]
+        faults, keeps_nulls = own + unread, op.policy.on_error == "null"
+        tables = [rows for outcome in outcomes for rows in outcome.tables]
+        if keeps_nulls:
+            tables += [null_row(fault, work, op) for fault in faults]
         rows = pa.concat_tables(tables) if tables else empty_table(work.schema)
-        if unread or any(outcome.mixed for outcome in outcomes):
+        if faults or any(outcome.mixed for outcome in outcomes):
             rows = _in_order(rows, op.parent or op.ids[0], table.column(op.ids[0]))
-        own = [fault for outcome in outcomes for _, fault in outcome.faults]
-        faults = own + unread
         passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
-        quarantined = 0 if op.policy.on_error == "null" else len(faults)
+        quarantined = 0 if keeps_nulls else len(faults)
         report = WorkReport(
             Tally(
                 table.num_rows,
@@ -295,7 +295,7 @@ class _TableCalls:
         if isinstance(answer, UnhealthyModelError):
             raise answer
         if not isinstance(answer, pa.Table) and answer is not None:
-            await self._beside(self.caller.health.check_after_error)
+            await self._beside(self.caller.health.check, False, True)
         return answer
 
     async def _answered(self, batch: pa.Table, room: Room) -> Answer:
@@ -331,7 +331,7 @@ class _TableCalls:
             UnhealthyModelError: If the model is dead.
         """
         error = hinted(contained(raised), self.code.names(batch), batch.column_names)
-        check_alive(worst(error))
+        check_alive(error)
         return self._partial(error, batch) if isinstance(error, RowErrors) else error
 
     def _partial(self, error: RowErrors, batch: pa.Table) -> Answer:
@@ -352,18 +352,6 @@ class _TableCalls:
             return Partial(table, dict(sorted(places.items())), error.used)
         except BaseException as refused:  # reading the result may run the user's code
             return contained(refused)
-
-    def rows(self, outcome: BatchOutcome) -> list[pa.Table]:
-        """Return the output rows, with rows of nulls for failed rows if the stage keeps them."""
-        if self.op.policy.on_error != "null":
-            return outcome.tables
-        rows: list[pa.Table] = []
-        faults = list(outcome.faults)
-        for index in range(len(outcome.tables) + 1):
-            while faults and faults[0][0] == index:
-                rows.append(null_row(faults.pop(0)[1], self.work, self.op))
-            rows += outcome.tables[index : index + 1]
-        return rows
 
     def _fitted(
         self, results: list[Result], batch: pa.Table, places: Sequence[int] | None = None

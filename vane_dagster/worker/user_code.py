@@ -9,7 +9,6 @@ import os
 import pickle
 import re
 import shutil
-import stat
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -86,33 +85,20 @@ def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
 
     Compiled modules are deleted: Python imports one if its source has the expected time and size.
     """
-    if not stat.S_ISDIR(_mode(folder)):
-        return False
-    found = set()
+    found: dict[str, bytes] = {}
     for place, folders, names in os.walk(folder):
         if "__pycache__" in folders:
             folders.remove("__pycache__")
             cache = os.path.join(place, "__pycache__")
             os.unlink(cache) if os.path.islink(cache) else shutil.rmtree(cache, ignore_errors=True)
-        if not all(stat.S_ISDIR(_mode(Path(place, name))) for name in folders):
+        paths = [Path(place, name) for name in names]
+        inner = [Path(place, name) for name in folders]
+        if any(path.is_symlink() for path in (folder, *paths, *inner)):
             return False
-        for name in names:
-            path = Path(place, name)
-            entry = path.relative_to(folder).as_posix()
-            if entry not in files or not stat.S_ISREG(_mode(path)):
-                return False
-            if path.read_bytes() != files[entry]:
-                return False
-            found.add(entry)
-    return found == files.keys()
-
-
-def _mode(path: Path) -> int:
-    """Return the mode of a path, not that of a link's target; 0 if it does not exist."""
-    try:
-        return path.lstat().st_mode
-    except FileNotFoundError:
-        return 0
+        if not all(path.is_file() for path in paths):
+            return False
+        found |= {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    return found == files
 
 
 def activate(folder: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_fragment_that_went_through_some_stages_says_nothing_of_all():
 def test_repaired_fragments_say_nothing_of_whole_ones():
     budget, (repaired, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
     former = RecordedPart(Location("/parts"), "part", "", "faults")
-    repaired.known["slow"] = RowRetry(former, "id", "run", 0.0)
+    repaired.known["slow"] = RowRetry(former, "id")
     finish(budget, repaired, 20)
     assert admitted(budget, waiting) == 3
 

@@ -227,7 +227,7 @@ def test_only_the_failed_rows_of_a_former_part_are_loaded_and_then_replaced():
     info = PartInfo("k", "d", 98, 10, rows_in=100, faults="k.faults.parquet", made=made)
     former = RecordedPart(Location("/former"), info.name, "", info.faults)
     fragment.run.row_retries["model"] = Part(Location("/former"), info)
-    fragment.run.known["model"] = retry = RowRetry(former, "id", "earlier", 0.0)
+    fragment.run.known["model"] = retry = RowRetry(former, "id")
     state = fragment.state("model")
 
     work, _, _, _ = fragment.take("load")

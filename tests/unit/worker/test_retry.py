@@ -77,7 +77,7 @@ def test_every_row_passes_or_is_at_fault_in_few_calls(count, bad):
 
     outcome, calls, _ = driven(list(range(count)), Policy("quarantine"), answer)
     passed = [i for table in outcome.tables for i in table["id"].to_pylist()]
-    faults = [fault.batch["id"][0].as_py() for _, fault in outcome.faults]
+    faults = [fault.batch["id"][0].as_py() for fault in outcome.faults]
     present = sorted(bad & set(range(count)))
     assert faults == present
     assert passed == [i for i in range(count) if i not in bad]
@@ -92,7 +92,7 @@ def test_errors_that_may_pass_are_waited_for_and_given_up_at_last():
         driven([0, 1], Policy("raise", max_retries=2), answer)
     outcome, calls, waits = driven([0], Policy("quarantine", max_retries=2), answer)
     assert len(calls) == 3
-    assert outcome.faults[0][1].attempts == 3
+    assert outcome.faults[0].attempts == 3
     assert outcome.retries == 2
     assert 0.5 <= waits[0] <= 1 <= waits[1] <= 2
 

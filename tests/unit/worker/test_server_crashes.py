@@ -94,7 +94,7 @@ def test_a_row_that_ends_its_server_is_the_only_one_that_fails(by_row):
     server = Served(poison=[3], by_row=by_row)
     outcome = server.run(8)
     assert kept(outcome) == [0, 1, 2, 4, 5, 6, 7]
-    ((_, fault),) = outcome.faults
+    (fault,) = outcome.faults
     assert (fault.batch["id"].to_pylist(), fault.name) == ([3], "ServerDied")
     assert "ended or hung each of the 5 times that it had this row" in str(fault.error)
     alone = [ids for ids, is_alone in server.calls if is_alone]
@@ -119,7 +119,7 @@ def test_a_transient_error_of_a_server_that_answers_is_an_ordinary_one():
         ConnectionError("reset"),
     )[1]
     outcome = server.run(1, Policy("quarantine", max_retries=2))
-    assert [fault.name for _, fault in outcome.faults] == ["ConnectionError"]
+    assert [fault.name for fault in outcome.faults] == ["ConnectionError"]
     assert len(server.calls) == 3
 
 
