@@ -143,7 +143,7 @@ def _correction(call: StageCall, name: str, value: Any) -> str:
         return f". {found}"
     own = f"its options are {names(call.options, 50)}" if call.options else "it has no options"
     provider = "; those of its provider go into model=vd.Model(..., options={...})"
-    return f": {own}{provider if 'model' in call.options else ''}{call.more}"
+    return f": {own}{provider if 'model' in call.options and call.adds_stage else ''}{call.more}"
 
 
 def _advice(call: StageCall, name: str, value: Any) -> str | None:

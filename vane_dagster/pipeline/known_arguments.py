@@ -18,6 +18,7 @@ def known_arguments(
     options: Collection[str] = (),
     elsewhere: Mapping[str, str] = MappingProxyType({}),
     more: str = "",
+    nested: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> Callable[[F], F]:
     """Decorate a function so that it describes the keyword arguments that it does not take.
 
@@ -28,12 +29,13 @@ def known_arguments(
         options: The keyword arguments that it takes. Default: those that it declares.
         elsewhere: See `StageCall`.
         more: See `StageCall`.
+        nested: See `StageCall`.
     """
 
     def describe(own: tuple[str, ...], unknown: Mapping[str, Any]) -> str:
         from vane_dagster.pipeline.foreign_arguments import StageCall, unknown_arguments
 
-        call = StageCall(method, own, adds_stage=False, elsewhere=elsewhere, more=more)
+        call = StageCall(method, own, (), nested, False, elsewhere, more)
         return unknown_arguments(call, unknown)
 
     return check_arguments(method, describe, options)
