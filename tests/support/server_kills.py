@@ -111,8 +111,10 @@ class Processes:
     def of(self, kind: str) -> list[psutil.Process]:
         """Return the living processes of a kind."""
         servers = self.servers()
-        guards = [found for each in servers if "guard.py" in _words(found := each.parent())[3]]
-        replicas = [psutil.Process(int(_words(each)[4])) for each in guards]
+        parents = [found for each in servers if (found := each.parent())]
+        guards = [each for each in parents if "servers/guard.py" in " ".join(_words(each))]
+        workers = {int(words[4]) for each in guards if (words := _words(each))}
+        replicas = [psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)]
         found = {
             "server": servers,
             "child": [child for each in servers for child in each.children(recursive=True)],

@@ -71,7 +71,7 @@ def test_a_worker_killed_after_it_has_forked(tmp_path):
     prelude = (
         "import os, threading, time\n"
         "def fork():\n"
-        "    time.sleep(1)\n"
+        "    time.sleep(4)\n"
         "    if os.fork() == 0:\n"
         "        os.setsid(); time.sleep(60); os._exit(0)\n"
         "threading.Thread(target=fork, daemon=True).start()"
