@@ -60,7 +60,9 @@ def declared(model: str) -> Any:
     """Return the server that all contenders start, as a declaration."""
     import vane_dagster as vd
 
-    return vd.VLLMServer(model, served_model_name="tiny", env_vars=[*VARIABLES], **FLAGS)
+    return vd.VLLMServer(
+        model, {"served_model_name": "tiny", **FLAGS}, replicas=vd.Workers(env_vars=[*VARIABLES])
+    )
 
 
 def ours(model: str, partition: str, store: str) -> dict[str, float]:

@@ -4,6 +4,7 @@
 
 What a name takes counts: the parameters of a function, of a constructor and of each public method,
 without ``self``, and each key of a TypedDict; the fields of a record or a Dagster resource.
+``**options: Any`` of a class is beyond every limit.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def parameters(function: Any) -> list[str]:
     for each in inspect.signature(function).parameters.values():
         if each.kind is each.VAR_KEYWORD and hasattr(each.annotation, "__args__"):
             found += [*get_type_hints(each.annotation.__args__[0])]
+        elif each.kind is each.VAR_KEYWORD and each.annotation in ("Any", Any):
+            found.append(f"**{each.name}")
         elif each.name not in ("self", "cls"):
             found.append(each.name)
     return found
@@ -66,7 +69,8 @@ def main(check: bool) -> int:
     beyond += len(names) > MAX_NAMES
     for name in names:
         for shown, taken, limit in signatures(name, getattr(vd, name)):
-            is_beyond = len(taken) > limit
+            is_hidden = inspect.isclass(getattr(vd, name)) and "**" in "".join(taken)
+            is_beyond = len(taken) > limit or is_hidden
             beyond += is_beyond
             print(f"{'!' if is_beyond else ' '} {len(taken):2} {shown}({', '.join(taken)})")
     return 1 if check and beyond else 0

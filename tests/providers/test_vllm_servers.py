@@ -31,13 +31,15 @@ SEED = 17
 def llm(tiny: Path) -> vd.VLLMServer:
     return vd.VLLMServer(
         tiny,
-        served_model_name="tiny",
-        gpu_memory_utilization=0.1,
-        enable_prompt_tokens_details=True,
-        enable_prefix_caching=False,
-        seed=SEED,
-        env_vars=[*ENV, "HF_HUB_OFFLINE"],
-        **ENGINE,
+        flags={
+            "served_model_name": "tiny",
+            "gpu_memory_utilization": 0.1,
+            "enable_prompt_tokens_details": True,
+            "enable_prefix_caching": False,
+            "seed": SEED,
+            **ENGINE,
+        },
+        replicas=vd.Workers(env_vars=[*ENV, "HF_HUB_OFFLINE"]),
     )
 
 
@@ -156,10 +158,8 @@ def test_a_column_is_embedded_by_a_server_of_its_own_flags(
     tiny: Path, tmp_path: Path, ray: vd.RayCompute, materialize: Run
 ) -> None:
     flags = {name: value for name, value in ENGINE.items() if name != "structured_outputs_config"}
-    embedder = vd.VLLMServer(
-        tiny, runner="pooling", convert="embed", gpu_memory_utilization=0.1,
-        env_vars=[*ENV, "HF_HUB_OFFLINE"], **flags,
-    )  # fmt: skip
+    flags |= {"runner": "pooling", "convert": "embed", "gpu_memory_utilization": 0.1}
+    embedder = vd.VLLMServer(tiny, flags, replicas=vd.Workers(env_vars=[*ENV, "HF_HUB_OFFLINE"]))
     pipeline = docs(tmp_path)
     pipeline.embed("embedded", "text", model=embedder)
 

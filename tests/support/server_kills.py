@@ -36,7 +36,7 @@ from support.paths import SUPPORT, TESTS
 
 ROWS = 300
 KINDS = (
-    "server", "child", "outer guard", "inner guard", "replica's worker", "client worker", "driver",
+    "server", "child", "guard", "replica's worker", "client worker", "driver",
     "pool manager",
 )  # fmt: skip
 _PAUSE_SECONDS = (0.3, 2.0)
@@ -111,14 +111,14 @@ class Processes:
     def of(self, kind: str) -> list[psutil.Process]:
         """Return the living processes of a kind."""
         servers = self.servers()
-        inner = [found for each in servers if (found := each.parent())]
-        outer = [found for each in inner if (found := each.parent())]
-        replicas = [found for each in outer if (found := each.parent())]
+        parents = [found for each in servers if (found := each.parent())]
+        guards = [each for each in parents if "servers/guard.py" in " ".join(_words(each))]
+        workers = {int(words[4]) for each in guards if (words := _words(each))}
+        replicas = [psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)]
         found = {
             "server": servers,
             "child": [child for each in servers for child in each.children(recursive=True)],
-            "outer guard": outer,
-            "inner guard": inner,
+            "guard": guards,
             "replica's worker": replicas,
             "driver": [psutil.Process(self.driver.pid)] if self.driver.poll() is None else [],
             "pool manager": self._ray("ray::PoolManager"),

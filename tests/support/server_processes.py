@@ -25,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from vane_dagster.servers import guard
 from vane_dagster.servers.launch import Endpoint, Launch, ServerStatus
 from vane_dagster.servers.process import ServerProcess
 from vane_dagster.servers.restart_policy import SupervisionLimits
@@ -154,6 +155,16 @@ def tree(pid: int) -> set[int]:
     return left({one.pid for one in psutil.Process(pid).children(recursive=True)})
 
 
+def guarded(worker: int) -> set[int]:
+    """The guards of a worker's servers, and the processes below them."""
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if [guard.__file__, str(worker)] == process.cmdline()[3:5]:
+                found |= {process.pid} | tree(process.pid)
+    return left(found)
+
+
 def left(pids: set[int]) -> set[int]:
     """Those of some processes that are alive."""
     found = set()
@@ -192,14 +203,13 @@ class Worker:
         return self
 
     def descendants(self) -> set[int]:
-        """The processes below the worker that are alive."""
-        return tree(self.process.pid)
+        """The processes of the worker's servers, their guards too, and those that it has forked."""
+        return tree(self.process.pid) | guarded(self.process.pid)
 
     @property
-    def guards(self) -> tuple[int, int]:
-        """The outer and the inner process of the guard."""
-        inner = psutil.Process(self.status["pid"]).parent()
-        return inner.parent().pid, inner.pid
+    def guard(self) -> int:
+        """The guard process."""
+        return psutil.Process(self.status["pid"]).ppid()
 
     def kill(self) -> None:
         """Kill the worker process."""

@@ -43,10 +43,10 @@ def server_pool(server: ModelServer, capacity: Capacity, root: Location) -> Pool
         DefinitionError: If its function cannot be sent to it.
     """
     bundle = server.reserved.bundle()
-    target: tuple[Any, ...] = (ServerProcess, (server.launch(),), {})
+    launch = server.launch()
+    target: tuple[Any, ...] = (ServerProcess, (launch,), {})
     files = {file: file.content() for file in local_files_in(target)}
     packed = pack((), target, files)
-    options = server.options
     return PoolSpec(
         identity=server.identity(),
         label=server.label,
@@ -56,13 +56,13 @@ def server_pool(server: ModelServer, capacity: Capacity, root: Location) -> Pool
             server.label, True, packed.digest, packed.payload, files=root if files else None
         ),
         archive=packed.archive,
-        env_vars=tuple(options.env_vars),
+        env_vars=server.env_vars,
         # The replica's own limits come first: its error has the server's log.
-        lifecycle=WorkerLifecycle(options.startup_timeout_s + _GRACE_SECONDS),
+        lifecycle=WorkerLifecycle(launch.startup_timeout_s + _GRACE_SECONDS),
         server=server.name,
-        stop_seconds=options.drain_timeout_s + _GRACE_SECONDS,
-        per_node=options.per_node,
-        idle_seconds=None if options.idle_minutes is None else 60 * options.idle_minutes,
+        stop_seconds=launch.drain_timeout_s + _GRACE_SECONDS,
+        per_node=server.per_node,
+        idle_seconds=None if server.idle_minutes is None else 60 * server.idle_minutes,
     )
 
 
@@ -70,8 +70,7 @@ def _replicas(
     server: ModelServer, bundle: Mapping[str, float], capacity: Capacity
 ) -> tuple[int, int]:
     """Minimum and maximum number of replicas."""
-    per_node = server.options.per_node
-    if per_node is not None:
+    if server.per_node is not None:
         nodes = sum(fits([node], [bundle]) for node in capacity.nodes)
-        return (1, max(1, per_node * nodes))
-    return server.options.replicas
+        return (1, max(1, server.per_node * nodes))
+    return server.replicas

@@ -25,7 +25,7 @@ from vane_dagster.pipeline.identity import (
 )
 from vane_dagster.pipeline.options import IncludeColumns
 from vane_dagster.pipeline.records import Model, StageOptions, refuse_for_prompts
-from vane_dagster.pipeline.servers import ModelServer, parse_servers
+from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient, ModelTask
@@ -297,9 +297,9 @@ def _parse_model(
     options, name = dict(record.options), record.name
     server = name if isinstance(name, ModelServer) else options.get("server")
     if isinstance(server, ModelServer):
-        options |= parse_servers(location, {"server": server})
-        if server.options.max_concurrency is not None:
-            options.setdefault("max_connections", server.options.max_concurrency)
+        options["server"] = server.handle
+        if server.workers.max_concurrency is not None:
+            options.setdefault("max_connections", server.workers.max_concurrency)
         provider, name = provider or "openai", server.model if name is server else name
     if not isinstance(name, str) or not name:
         raise DefinitionError(

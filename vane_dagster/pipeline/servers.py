@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import json
@@ -10,19 +9,12 @@ import os
 import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from vane_dagster._arguments import (
-    list_of_names,
-    mapping,
-    parse_concurrency,
-    path_text,
-    positive,
-    seconds,
-)
-from vane_dagster._keywords import similar
+from vane_dagster._arguments import mapping, parse_concurrency, path_text, positive, seconds
+from vane_dagster._keywords import known_keywords
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.fingerprint.code import code_identity
@@ -31,34 +23,22 @@ from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import LocalFile
 from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.fingerprint.portable import portable_payload
-from vane_dagster.pipeline.options import STARTUP_SECONDS, Resources
-from vane_dagster.providers.vllm_arguments import misspelled
+from vane_dagster.pipeline.foreign_arguments import advice
+from vane_dagster.pipeline.options import STARTUP_SECONDS
+from vane_dagster.pipeline.records import Workers
+from vane_dagster.providers.vllm_arguments import KNOWN, misspelled
 from vane_dagster.providers.vllm_engine import OPERATIONAL_ARGUMENTS
 from vane_dagster.servers.handle import HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
-from vane_dagster.servers.process import flags
+from vane_dagster.servers.process import flags as flags_of
 from vane_dagster.servers.triton_runner import stamped
-from vane_dagster.types.callables import signature_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_FLAG = re.compile(r"[a-z][a-z0-9_]*")
-_OWN_FLAGS = {
-    "api_key": "each replica gets a key of its own",
-    "host": "the address is chosen on the replica's node",
-    "num_gpus": "gpus=... reserves GPUs for a replica",
-    "port": "a free port is chosen on the replica's node",
-    "ssl_certfile": "clients connect by HTTP",
-    "ssl_keyfile": "clients connect by HTTP",
-    "uds": "clients connect to a port",
-    "version": "it makes vLLM print its version and exit",
-}
+_NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
+_OWN_FLAGS = ("api_key", "host", "model", "port", "ssl_certfile", "ssl_keyfile", "uds")
 _OPERATIONAL_FLAGS = frozenset(
     {
         *OPERATIONAL_ARGUMENTS,
-        "allow_credentials",
-        "allowed_headers",
-        "allowed_methods",
-        "allowed_origins",
         "api_server_count",
         "data_parallel_size",
         "disable_access_log_for_endpoints",
@@ -77,61 +57,29 @@ _PRIVATE_SOCKETS = {"VLLM_RPC_BASE_PATH": "{folder}"}
 _VLLM_GAUGES = ("/metrics", "vllm:num_requests_running", "vllm:num_requests_waiting")
 _OWN_ENVIRONMENT = {"PYTHONPATH": "", "PYTHONHOME": ""}
 """For an interpreter of another environment: it must not import the worker's packages."""
-_MISSPELLED = 0.8
-"""Similarity to an option of ours above which a flag is a misspelled option: no flag of vLLM is."""
 _OF_HANDLES = ("url", "grpc_url", "api_key", "headers", "endpoint", "request")
 _TRITON_PORTS = ("port", "grpc_port", "metrics_port")
 _PYTRITON_ADDRESSES = {
     f"PYTRITON_TRITON_CONFIG_{protocol}_ADDRESS": "{host}" for protocol in ("HTTP", "GRPC")
 }
 """Where PyTriton listens unless its function says otherwise; its default is every address."""
+_OF_STAGES = ("max_batches", "keyed_env_vars", "execution_backend")
+"""The fields of `Workers` that only workers of stages have."""
+_FIELDS = {each.name: f"write replicas=vd.Workers({each.name}=...)" for each in fields(Workers)}
+_ADVICE = advice({"gpus": "gpus=..."})
+_FIELDS_OF_VLLM = {flag: f"write flags=dict({flag}=...)" for flag in KNOWN} | _FIELDS
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """The options that all kinds of servers have.
+class _Options(NamedTuple):
+    """The arguments that all kinds of servers take, as they were given."""
 
-    Attributes:
-        name: Name for people and the command line. Default: from the model or the command.
-        replicas: Minimum and maximum number of replicas, depending on the cluster's free resources.
-            A number is both.
-        per_node: Replicas on each node that can hold one, in place of `replicas`.
-        num_cpus: CPUs that a replica reserves.
-        gpus: GPUs that a replica reserves; fractions share one.
-        memory: Bytes of memory that a replica reserves.
-        accelerator_type: The GPU type, as Ray names it.
-        resources: Custom cluster resources that a replica reserves.
-        env_vars: Names of environment variables of the driver that are sent to the servers, and
-            never stored or logged.
-        startup_timeout_s: Seconds until a replica must be ready.
-        liveness_timeout_s: Seconds without a successful health check after which a replica is
-            restarted.
-        drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped.
-        idle_minutes: Minutes that the server stays up when nothing uses it. Default: those of the
-            compute resource.
-        max_concurrency: Requests in flight to one replica from one worker, of the stages that send
-            them for you, such as `prompt`.
-        max_rss: Bytes of private memory after which a replica is restarted, for servers that leak.
-    """
-
-    name: str | None = None
-    replicas: tuple[int, int] = (1, 1)
-    per_node: int | None = None
-    num_cpus: float = 0
-    gpus: float = 0
-    memory: int = 0
-    accelerator_type: str | None = None
-    resources: Mapping[str, float] = field(default_factory=dict)
-    env_vars: Sequence[str] = ()
-    startup_timeout_s: float = STARTUP_SECONDS
-    liveness_timeout_s: float = 60.0
-    drain_timeout_s: float = 30.0
-    idle_minutes: float | None = None
-    max_concurrency: int | None = None
-    max_rss: int | None = None
-
-
-_OPTIONS = tuple(ServerOptions.__dataclass_fields__)
+    name: str | None
+    replicas: int | tuple[int, int] | Workers | None
+    per_node: int | None
+    gpus: float | None
+    idle_minutes: float | None
+    liveness_timeout_s: float
+    drain_timeout_s: float
 
 
 class ModelServer:
@@ -139,7 +87,12 @@ class ModelServer:
 
     Attributes:
         name: Name for people and the command line.
-        options: The options that all servers have.
+        workers: The replicas, each of which has a worker of its own.
+        replicas: Minimum and maximum number of replicas.
+        per_node: Replicas on each node that can hold one, in place of `replicas`.
+        idle_minutes: Minutes that it stays up when nothing uses it.
+        reserved: What one replica reserves.
+        env_vars: Names of environment variables that are sent to it.
         keyed: What counts in fragment keys, because it may change answers.
         key: Identifies the server to workers.
     """
@@ -147,34 +100,47 @@ class ModelServer:
     kind = "server"
 
     def __init__(
-        self,
-        default_name: str,
-        launch: Launch,
-        keyed: Mapping[str, Any],
-        options: Mapping[str, Any],
+        self, default_name: str, launch: Launch, keyed: Mapping[str, Any], options: _Options
     ) -> None:
         where = f"vd.{type(self).__name__}"
-        keep_arguments(keyed, dict(launch.env), *flags([str(word) for word in launch.command]))
-        own = _options(where, options, inspect.signature(type(self)).parameters)
-        self.name = own.name or _NAME_CHARACTERS.sub("-", default_name).strip("-.")
-        if not _NAME.fullmatch(self.name):
+        words = [str(word) for word in launch.command]
+        keep_arguments(keyed, dict(launch.env), *flags_of(words))
+        self.name = options.name or _NAME_CHARACTERS.sub("-", default_name).strip("-.")
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise DefinitionError(
                 f"{where}: name is {self.name!r}; expected letters, digits, '.', '_' and '-'. Give "
                 "the server a name by name="
             )
-        self.options = replace(own, name=self.name)
+        given = options.replicas
+        if not isinstance(given, Workers):
+            given = Workers(parse_concurrency(where, given, "replicas", "replicas"))
+        if wrong := [name for name in _OF_STAGES if getattr(given, name)]:
+            raise DefinitionError(f"{where}: {names(wrong)} is for workers of stages; leave it out")
+        if options.per_node is not None and given.count is not None:
+            raise DefinitionError(f"{where}: expected either replicas or per_node")
+        idle = options.idle_minutes
+        if type(idle) not in (int, float, type(None)) or not (idle is None or idle >= 0):
+            raise DefinitionError(f"{where}: idle_minutes is {idle!r}; expected a number from 0 up")
+        self.workers, self.idle_minutes = given, idle
+        self.replicas = parse_concurrency(where, given.count) or (1, 1)
+        self.per_node = positive(where, "per_node", options.per_node)
+        self.reserved = given._reserved(where, options.gpus or 0)
+        self.env_vars = tuple(sorted(set(given.env_vars)))
         self.keyed = {"kind": self.kind, **keyed}
+        for name in ("liveness_timeout_s", "drain_timeout_s"):
+            seconds(where, name, getattr(options, name))
         self._launch = replace(
             launch,
             label=f"{self.kind} {self.name}",
-            startup_timeout_s=self.options.startup_timeout_s,
-            liveness_timeout_s=self.options.liveness_timeout_s,
-            drain_timeout_s=self.options.drain_timeout_s,
-            max_rss=self.options.max_rss,
+            startup_timeout_s=given.startup_timeout_s or STARTUP_SECONDS,
+            liveness_timeout_s=options.liveness_timeout_s,
+            drain_timeout_s=options.drain_timeout_s,
+            max_rss=given.max_rss,
         )
         # Plain text alone: no file is read, because workers import declarations too.
         started = (repr(self._launch), sorted(launch.env.items()), self.keyed.get("version"))
-        self.key = digest(*started, repr(self.options))
+        pool = (self.replicas, self.per_node, idle, given.max_concurrency, self.env_vars)
+        self.key = digest(*started, *pool, sorted(self.reserved.bundle().items()))
 
     def __repr__(self) -> str:
         return f"vd.{type(self).__name__}(name={self.name!r})"
@@ -221,12 +187,6 @@ class ModelServer:
         """Kind and name, for messages."""
         return self._launch.label
 
-    @property
-    def reserved(self) -> Resources:
-        """What one replica reserves."""
-        own = self.options
-        return Resources(own.num_cpus, own.gpus, own.memory, own.accelerator_type, own.resources)
-
     def launch(self) -> Launch:
         """Return how a replica is started.
 
@@ -255,10 +215,7 @@ class ModelServer:
         files = LocalFiles(read="version" not in self.keyed)
         started = [value_digest(each, self.label, files) for each in (self.keyed, own)]
         reserved = sorted(self.reserved.bundle().items())
-        return digest("server", *started, reserved, self.options.env_vars)[:16]
-
-
-_NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
+        return digest("server", *started, reserved, self.env_vars)[:16]
 
 
 def servers_by_key(servers: Iterable[ModelServer]) -> dict[str, ModelServer]:
@@ -287,29 +244,47 @@ class Server(ModelServer):
             ``{python}`` by the worker's interpreter.
         health: Path that answers with status 200 to 299 once the server is ready.
         model: Name of the model in requests, if the server has one.
-        env_vars: Environment variables of the server, by name; or the names of variables of the
-            driver that it gets. Placeholders are replaced as in `command`.
+        env_vars: Environment variables of the server with their values, which count in fragment
+            keys. Placeholders are replaced as in `command`.
         api_key_env: Name of the variable in which the server expects its API key, a random one for
             each replica. Default: the server has no key.
         version: Replaces the command in fragment keys, and the content of files that the command
             names, which otherwise counts: needed if the server writes to one of them, and if code
             that the command does not name decides its answers.
-        **options: See `ServerOptions`.
+        name: Name for people and the command line. Default: from the model or the program.
+        replicas: Number of replicas, (min, max) depending on the cluster's free resources, or
+            `vd.Workers` with what each reserves, its limits, and the names of environment variables
+            that are sent to it. ``max_concurrency`` is then the number of requests in flight to a
+            replica from one worker of `prompt` or `embed`.
+        per_node: Replicas on each node that can hold one, in place of their number.
+        gpus: GPUs that a replica reserves; fractions share one.
+        idle_minutes: Minutes that the server stays up when nothing uses it. Default: those of the
+            compute resource.
+        liveness_timeout_s: Seconds without a successful health check after which a replica is
+            restarted.
+        drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped.
 
     Raises:
         DefinitionError: If an argument is invalid.
     """
 
+    @known_keywords("vd.Server", advice=_ADVICE, fields=_FIELDS)
     def __init__(
         self,
         command: Sequence[str | os.PathLike[str] | LocalFile],
-        *,
         health: str = "/health",
+        *,
         model: str = "",
-        env_vars: Mapping[str, str] | Sequence[str] = (),
+        env_vars: Mapping[str, str] | None = None,
         api_key_env: str | None = None,
         version: str | None = None,
-        **options: Any,
+        name: str | None = None,
+        replicas: int | tuple[int, int] | Workers | None = None,
+        per_node: int | None = None,
+        gpus: float | None = None,
+        idle_minutes: float | None = None,
+        liveness_timeout_s: float = 60.0,
+        drain_timeout_s: float = 30.0,
     ) -> None:
         where = "vd.Server"
         if not isinstance(command, (list, tuple)) or not command:
@@ -317,40 +292,32 @@ class Server(ModelServer):
             raise DefinitionError(
                 f"{where}: command is {found}; expected a list of the program and its arguments"
             )
-        words: tuple[Any, ...] = tuple(
-            part if isinstance(part, LocalFile) else path_text(part) for part in command
-        )
-        if wrong := [word for word in words if not isinstance(word, (str, LocalFile))]:
-            raise DefinitionError(f"{where}: command has {wrong[0]!r}; expected text")
-        text = " ".join(map(str, words))
-        given = _variables(where, env_vars) if isinstance(env_vars, Mapping) else {}
-        if "{port}" not in text and "{port}" not in " ".join(given.values()):
+        words: tuple[Any, ...] = tuple(_word(where, "command", part, "text") for part in command)
+        variables = _variables(where, env_vars)
+        used = " ".join([*map(str, words), *variables.values()])
+        if "{port}" not in used:
             raise DefinitionError(
                 f"{where}: command has no {{port}}, which is replaced by a free port; write for "
                 'example "--port", "{port}"'
             )
-        if not isinstance(env_vars, Mapping):
-            options["env_vars"] = env_vars
-        used = [text, *given.values()]
-        ports = [name for name in _TRITON_PORTS[1:] if any(f"{{{name}}}" in one for one in used)]
-        program = str(words[0])
+        if not isinstance(health, str) or not health.startswith("/"):
+            raise DefinitionError(f"{where}: health is {health!r}; expected a path, as '/health'")
         launch = Launch(
             "",
             words,
-            _path(where, health),
-            ("port", *ports),
-            given,
+            health,
+            tuple(port for port in _TRITON_PORTS if port == "port" or f"{{{port}}}" in used),
+            variables,
             _text(where, "api_key_env", api_key_env, "its name") if api_key_env else None,
             _text(where, "model", model or "", "its name in requests"),
         )
-        keyed: dict[str, Any] = {
-            "command": tuple(command),
-            "env_vars": given,
-            "model": launch.model,
-        }
+        keyed: dict[str, Any] = {"command": tuple(command), "env_vars": variables, "model": model}
         if version is not None:
             keyed = {"version": str(version)}
-        super().__init__(model or os.path.basename(program), launch, keyed, options)
+        options = _Options(
+            name, replicas, per_node, gpus, idle_minutes, liveness_timeout_s, drain_timeout_s
+        )
+        super().__init__(model or os.path.basename(str(words[0])), launch, keyed, options)
 
 
 class VLLMServer(ModelServer):
@@ -358,11 +325,23 @@ class VLLMServer(ModelServer):
 
     Args:
         model: A model's name, the path of its folder, or `vd.local_file` of it.
+        flags: Flags of ``vllm serve``: ``{"max_model_len": 4096}`` becomes
+            ``--max-model-len 4096``, True becomes ``--flag``, False ``--no-flag``, a list several
+            values and a dict JSON. Flags that change no answers, such as `gpu_memory_utilization`,
+            are no part of fragment keys.
         python: The Python interpreter with vLLM. Default: the worker's.
-        **options: See `ServerOptions`. All others are flags of ``vllm serve``:
-            ``max_model_len=4096`` becomes ``--max-model-len 4096``, True becomes ``--flag``, False
-            ``--no-flag``, a list several values and a dict JSON. Flags that change no answers, such
-            as `gpu_memory_utilization`, are no part of fragment keys.
+        name: Name for people and the command line. Default: from the model.
+        replicas: Number of replicas, (min, max) depending on the cluster's free resources, or
+            `vd.Workers` with what each reserves, its limits, and the names of environment variables
+            that are sent to it. ``max_concurrency`` is then the number of requests in flight to a
+            replica from one worker of `prompt` or `embed`.
+        per_node: Replicas on each node that can hold one, in place of their number.
+        gpus: GPUs that a replica reserves; fractions share one.
+        idle_minutes: Minutes that the server stays up when nothing uses it. Default: those of the
+            compute resource.
+        liveness_timeout_s: Seconds without a successful health check after which a replica is
+            restarted.
+        drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped.
 
     Raises:
         DefinitionError: If an argument is invalid.
@@ -370,58 +349,46 @@ class VLLMServer(ModelServer):
 
     kind = "vLLM server"
 
+    @known_keywords("vd.VLLMServer", advice=_ADVICE, fields=_FIELDS_OF_VLLM)
     def __init__(
         self,
         model: str | os.PathLike[str] | LocalFile,
+        flags: Mapping[str, Any] | None = None,
         *,
         python: str | os.PathLike[str] | None = None,
-        **options: Any,
+        name: str | None = None,
+        replicas: int | tuple[int, int] | Workers | None = None,
+        per_node: int | None = None,
+        gpus: float | None = None,
+        idle_minutes: float | None = None,
+        liveness_timeout_s: float = 60.0,
+        drain_timeout_s: float = 30.0,
     ) -> None:
         where = "vd.VLLMServer"
-        given = model if isinstance(model, LocalFile) else path_text(model)
-        if not given or not isinstance(given, (str, LocalFile)):
-            raise DefinitionError(f"{where}: model is {model!r}; expected a name or path")
-        given_flags = {
-            name: value
-            for name, value in options.items()
-            if name not in _OPTIONS and value is not None
-        }
-        common = {name: value for name, value in options.items() if name in _OPTIONS}
-        for name in given_flags:
-            if name in _OWN_FLAGS:
-                raise DefinitionError(f"{where}: leave {name!r} out: {_OWN_FLAGS[name]}")
-            if meant := difflib.get_close_matches(name, _OPTIONS, 1, _MISSPELLED):
-                raise DefinitionError(
-                    f"{where}: {name!r} is no flag of `vllm serve`. Did you mean {meant[0]!r}?"
-                )
-            if not _FLAG.fullmatch(name):
-                raise DefinitionError(
-                    f"{where}: {name!r} is no flag of `vllm serve`; write max_model_len for "
-                    "--max-model-len"
-                )
-            own = ("model", "python", *_OPTIONS)
-            if correction := misspelled(name, own, is_elsewhere=python is not None):
-                raise DefinitionError(f"{where}: {name!r} is no flag of `vllm serve`. {correction}")
-        short = os.path.basename(given.path if isinstance(given, LocalFile) else given.rstrip("/"))
-        served = given_flags.get("served_model_name", short)
-        served = [served] if isinstance(served, str) else served
-        if not isinstance(served, (list, tuple)) or not served:
-            raise DefinitionError(f"{where}: served_model_name is {served!r}; expected a name")
-        given_flags["served_model_name"] = served
-        words: list[Any] = ["--model", given, "--host", "{host}", "--port", "{port}"]
-        for name, value in sorted(given_flags.items()):
-            words += _flag(where, name, value)
+        path = _word(where, "model", model, "a name or path")
+        given = _flags(where, flags, python is not None)
+        short = os.path.basename(str(path).rstrip("/"))
+        served = given.setdefault("served_model_name", [short])
+        words: list[Any] = ["--model", path, "--host", "{host}", "--port", "{port}"]
+        for flag, value in sorted(given.items()):
+            word = f"--{flag.replace('_', '-')}"
+            if isinstance(value, bool):
+                words.append(word if value else word.replace("--", "--no-", 1))
+            else:
+                words += [word, *map(_flag_word, value)]
         launch = Launch(
             "",
             (_python(where, python), "-m", "vllm.entrypoints.openai.api_server", *words),
             env={**_PRIVATE_SOCKETS, **(_OWN_ENVIRONMENT if python else {})},
             key_env="VLLM_API_KEY",
-            model=_text(where, "served_model_name", served[0], "a name"),
+            model=served[0],
             metrics=_VLLM_GAUGES,
         )
-        counted = sorted(set(given_flags) - _OPERATIONAL_FLAGS)
-        keyed = {"model": model, "flags": {name: _keyed(given_flags[name]) for name in counted}}
-        super().__init__(short, launch, keyed, common)
+        counted = {flag: given[flag] for flag in sorted(set(given) - _OPERATIONAL_FLAGS)}
+        options = _Options(
+            name, replicas, per_node, gpus, idle_minutes, liveness_timeout_s, drain_timeout_s
+        )
+        super().__init__(short, launch, {"model": model, "flags": counted}, options)
 
 
 class TritonServer(ModelServer):
@@ -439,7 +406,18 @@ class TritonServer(ModelServer):
             since nvidia-pytriton needs numpy below 2. Default: the worker's.
         model: Name of the model in requests. A replica is ready once it is loaded; without a name,
             once Triton answers, which PyTriton lets it do before.
-        **options: See `ServerOptions`.
+        name: Name for people and the command line. Default: from the model, function or folder.
+        replicas: Number of replicas, (min, max) depending on the cluster's free resources, or
+            `vd.Workers` with what each reserves, its limits, and the names of environment variables
+            that are sent to it. ``max_concurrency`` is then the number of requests in flight to a
+            replica from one worker of `prompt` or `embed`.
+        per_node: Replicas on each node that can hold one, in place of their number.
+        gpus: GPUs that a replica reserves; fractions share one.
+        idle_minutes: Minutes that the server stays up when nothing uses it. Default: those of the
+            compute resource.
+        liveness_timeout_s: Seconds without a successful health check after which a replica is
+            restarted.
+        drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped.
 
     Raises:
         DefinitionError: If an argument is invalid.
@@ -447,6 +425,7 @@ class TritonServer(ModelServer):
 
     kind = "Triton server"
 
+    @known_keywords("vd.TritonServer", advice=_ADVICE, fields=_FIELDS)
     def __init__(
         self,
         fn: Callable[..., Any] | None = None,
@@ -456,7 +435,13 @@ class TritonServer(ModelServer):
         tritonserver: str | os.PathLike[str] = "tritonserver",
         python: str | os.PathLike[str] | None = None,
         model: str = "",
-        **options: Any,
+        name: str | None = None,
+        replicas: int | tuple[int, int] | Workers | None = None,
+        per_node: int | None = None,
+        gpus: float | None = None,
+        idle_minutes: float | None = None,
+        liveness_timeout_s: float = 60.0,
+        drain_timeout_s: float = 30.0,
     ) -> None:
         where = "vd.TritonServer"
         if (fn is None) == (model_repository is None):
@@ -466,8 +451,9 @@ class TritonServer(ModelServer):
                 f"{where}: model_path and python are for a function; tritonserver serves "
                 "model_repository by itself. Leave them out"
             )
-        path = _location(where, "model_path", model_path)
-        folder = _location(where, "model_repository", model_repository)
+        given = model_path if model_repository is None else model_repository
+        argument = "model_path" if model_repository is None else "model_repository"
+        path = None if given is None else _word(where, argument, given, "a path")
         if fn is not None:
             _check_function(where, fn, 1 if path is None else 2)
             command: tuple[Any, ...] = (
@@ -475,9 +461,9 @@ class TritonServer(ModelServer):
                 "{port}", "{grpc_port}", "{metrics_port}", *(() if path is None else (path,)),
             )  # fmt: skip
         else:
-            program = _text(where, "tritonserver", path_text(tritonserver), "the program's path")
             command = (
-                program, "--model-repository", folder, "--http-address", "{host}",
+                _word(where, "tritonserver", tritonserver, "the program's path"),
+                "--model-repository", path, "--http-address", "{host}",
                 "--http-port", "{port}", "--grpc-address", "{host}", "--grpc-port", "{grpc_port}",
                 "--metrics-port", "{metrics_port}",
             )  # fmt: skip
@@ -486,20 +472,22 @@ class TritonServer(ModelServer):
         loaded = f"models/{urllib.parse.quote(model, safe='')}" if model else "health"
         env = {**_PYTRITON_ADDRESSES, **_OWN_ENVIRONMENT} if python else _PYTRITON_ADDRESSES
         launch = Launch("", command, f"/v2/{loaded}/ready", _TRITON_PORTS, env, model=model)
-        called = fn.func if isinstance(fn, functools.partial) else fn
-        default = getattr(called, "__name__", "triton") if fn is not None else _last(folder)
-        named: Any = folder if fn is None else path
-        if isinstance(named, str) and "/" not in named:
-            named = Path(named)  # the content of a bare word would not count
-        served = {"fn": fn, "path": named}
-        super().__init__(model or default, launch, {**served, "model": model}, options)
+        default = os.path.basename(str(path).rstrip("/"))
+        if fn is not None:
+            default = getattr(_called(fn), "__name__", "triton")
+        # The content of a bare word would not count.
+        named: Any = Path(path) if isinstance(path, str) and "/" not in path else path
+        keyed = {"fn": fn, "path": named, "model": model}
+        options = _Options(
+            name, replicas, per_node, gpus, idle_minutes, liveness_timeout_s, drain_timeout_s
+        )
+        super().__init__(model or default, launch, keyed, options)
 
     def launch(self) -> Launch:
         """See `ModelServer.launch`."""
         if self._fn is None:
             return self._launch
-        called = self._fn.func if isinstance(self._fn, functools.partial) else self._fn
-        payload = portable_payload(code_identity(called).modules, self._fn)
+        payload = portable_payload(code_identity(_called(self._fn)).modules, self._fn)
         if payload is None:
             raise DefinitionError(
                 f"{self.label}: its function cannot run in a process of its own, because code of "
@@ -509,30 +497,28 @@ class TritonServer(ModelServer):
         return replace(self._launch, payload=stamped(payload))
 
 
+def _called(fn: Any) -> Any:
+    return fn.func if isinstance(fn, functools.partial) else fn
+
+
 def _check_function(where: str, fn: Any, count: int) -> None:
     """Refuse what is no function of `count` positional arguments, as far as is known."""
     form = "fn(ports)" if count == 1 else "fn(ports, model_path)"
-    called = fn.func if isinstance(fn, functools.partial) else fn
+    called = _called(fn)
     of = called.__self__ if inspect.ismethod(called) else called
-    if not (inspect.isfunction(of) or inspect.isbuiltin(of) or inspect.isclass(of)):
-        raise DefinitionError(f"{where}: fn is {fn!r}; expected a function {form}")
-    if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
+    is_later = inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called)
+    if is_later or not (inspect.isfunction(of) or inspect.isbuiltin(of) or inspect.isclass(of)):
         raise DefinitionError(
-            f"{where}: fn is {fn!r}, whose call only makes a coroutine or generator; expected a "
-            f"plain function {form}, which serves until SIGTERM"
+            f"{where}: fn is {fn!r}; expected a plain function {form}, which serves until SIGTERM"
         )
-    signature = signature_of(fn)
     try:
-        if signature is not None:
-            signature.bind(*range(count))
+        inspect.signature(fn).bind(*range(count))
+    except ValueError:  # a builtin may have no signature
+        return
     except TypeError as error:
         raise DefinitionError(
             f"{where}: fn is {fn!r}, which cannot be called as {form}: {error}"
         ) from None
-
-
-def _last(folder: Any) -> str:
-    return os.path.basename(folder.path if isinstance(folder, LocalFile) else folder.rstrip("/"))
 
 
 def _text(where: str, name: str, value: Any, expected: str) -> str:
@@ -541,25 +527,24 @@ def _text(where: str, name: str, value: Any, expected: str) -> str:
     return value
 
 
-def _path(where: str, health: Any) -> str:
-    if not isinstance(health, str) or not health.startswith("/"):
-        raise DefinitionError(f"{where}: health is {health!r}; expected a path, as '/health'")
-    return health
+def _word(where: str, name: str, value: Any, expected: str) -> str | LocalFile:
+    """Return a word of a command line: text, also of a path, or a local file."""
+    if isinstance(value, LocalFile):
+        return value
+    return _text(where, name, path_text(value) or None, expected)
 
 
 def _python(where: str, python: Any) -> str:
     return _text(where, "python", path_text(python) or "{python}", "an interpreter's path")
 
 
-def _location(where: str, name: str, value: Any) -> str | LocalFile | None:
-    """Return a path as text, or the local file."""
-    if value is None or isinstance(value, LocalFile):
-        return value
-    return _text(where, name, path_text(value), "a path")
-
-
-def _variables(where: str, given: Mapping[str, Any]) -> dict[str, str]:
+def _variables(where: str, given: Any) -> dict[str, str]:
     """Validate environment variables with their values."""
+    if isinstance(given, (list, tuple)):
+        raise DefinitionError(
+            f"{where}: env_vars is a list; expected a mapping of name to value. Names of variables "
+            "of the driver go into replicas=vd.Workers(env_vars=[...])"
+        )
     found = {name: path_text(value) for name, value in mapping(where, "env_vars", given).items()}
     for name, value in found.items():
         if not isinstance(value, str):  # it may be a secret
@@ -568,92 +553,50 @@ def _variables(where: str, given: Mapping[str, Any]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _flag(where: str, name: str, value: Any) -> list[Any]:
-    """Return a keyword argument as words of a command line."""
-    flag = "--" + name.replace("_", "-")
+def _flags(where: str, flags: Any, is_elsewhere: bool) -> dict[str, Any]:
+    """Validate flags of ``vllm serve``.
+
+    Args:
+        where: The declaration, for messages.
+        flags: The flags.
+        is_elsewhere: Whether another vLLM than the one installed here gets them.
+    """
+    given = mapping(where, "flags", flags)
+    for name in given:
+        if name in _OWN_FLAGS:
+            raise DefinitionError(
+                f"{where}: leave {name!r} out of flags: each replica has an address and a key of "
+                "its own, and clients connect by HTTP"
+            )
+        correction = misspelled(name, (), is_elsewhere)
+        if "-" in name:
+            correction = f"Write {name.strip('-').replace('-', '_')!r}"
+        if correction is not None:
+            raise DefinitionError(f"{where}: {name!r} is no flag of `vllm serve`. {correction}")
+    found = given.items()
+    return {name: _flag_value(where, name, value) for name, value in found if value is not None}
+
+
+def _flag_value(where: str, name: str, value: Any) -> Any:
+    """Return a flag's value as what counts in keys: a bool, or a list of its words.
+
+    A dict stays one, and a path a path, because the content of files that they name counts.
+    """
     if isinstance(value, bool):
-        return [flag if value else flag.replace("--", "--no-", 1)]
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return [flag, *(_word(where, name, each) for each in values)]
-
-
-def _word(where: str, name: str, value: Any) -> Any:
+        return value
+    if isinstance(value, (list, tuple)) and value:
+        return [word for each in value for word in _flag_value(where, name, each)]
     if isinstance(value, Mapping):
         try:
-            return json.dumps(dict(value), sort_keys=True)
+            return [json.loads(json.dumps(dict(value), sort_keys=True))]
         except (TypeError, ValueError) as error:
             raise DefinitionError(f"{where}: {name} cannot be written as JSON: {error}") from error
-    if isinstance(value, LocalFile):
-        return value
-    if not isinstance(value, (str, int, float, os.PathLike)):
+    if not isinstance(value, (str, int, float, os.PathLike, LocalFile)):
         raise DefinitionError(
             f"{where}: {name} is a {type(value).__name__}; expected text, a number, a list or dict"
         )
-    return str(path_text(value))
+    return [value if isinstance(value, (os.PathLike, LocalFile)) else str(value)]
 
 
-def _keyed(value: Any) -> list[Any]:
-    """Return a flag's value as what counts in keys: the same for values of the same words.
-
-    Paths in it are left as they are: their content counts.
-    """
-    if isinstance(value, (list, tuple)):
-        return [word for each in value for word in _keyed(each)]
-    if isinstance(value, Mapping):
-        return [json.loads(json.dumps(dict(value), sort_keys=True))]
-    return [value if isinstance(value, (bool, os.PathLike)) else str(value)]
-
-
-def _options(where: str, given: Mapping[str, Any], taken: Iterable[str]) -> ServerOptions:
-    """Validate the options that all servers have; `taken` are the server's own arguments."""
-    for name in given:
-        if name not in _OPTIONS:
-            hint = similar(name, [*_OPTIONS, *taken]) or f"Its options are {names(_OPTIONS, 50)}"
-            raise DefinitionError(f"{where}: unknown argument {name!r}. {hint}")
-    found = ServerOptions(**{name: value for name, value in given.items() if value is not None})
-    if found.name is not None:
-        _text(where, "name", found.name, "text")
-    if found.per_node is not None and given.get("replicas") is not None:
-        raise DefinitionError(f"{where}: expected either replicas or per_node")
-    for name in ("per_node", "max_concurrency", "max_rss"):
-        positive(where, name, getattr(found, name))
-    for name in ("startup_timeout_s", "liveness_timeout_s", "drain_timeout_s"):
-        seconds(where, name, getattr(found, name))
-    idle = found.idle_minutes
-    if idle is not None and (
-        isinstance(idle, bool) or not isinstance(idle, (int, float)) or not idle >= 0
-    ):
-        raise DefinitionError(f"{where}: idle_minutes is {idle!r}; expected a number from 0 up")
-    if isinstance(found.env_vars, Mapping):
-        raise DefinitionError(
-            f"{where}: env_vars is a mapping; expected a list of names of the driver's variables, "
-            "whose values are sent"
-        )
-    forwarded = list_of_names(where, "env_vars", found.env_vars) or ()
-    replicas = parse_concurrency(where, found.replicas, "replicas", "replicas") or (1, 1)
-    custom = mapping(where, "resources", found.resources)
-    Resources(found.num_cpus, found.gpus, found.memory, found.accelerator_type, custom).validate(
-        where
-    )
-    custom = dict(sorted(custom.items()))
-    names_sent = tuple(sorted(set(forwarded)))
-    return replace(found, replicas=replicas, env_vars=names_sent, resources=custom)
-
-
-def parse_servers(where: str, servers: Any) -> dict[str, ServerHandle]:
-    """Validate the argument `servers` of a stage, and return the handles to pass.
-
-    Args:
-        where: The stage, for messages.
-        servers: The argument.
-
-    Raises:
-        DefinitionError: If it is not a dict of names and servers.
-    """
-    found = mapping(where, "servers", servers)
-    for name, server in found.items():
-        if not isinstance(server, ModelServer):
-            raise DefinitionError(
-                f"{where}: servers[{name!r}] is {server!r}; expected a server, as vd.VLLMServer"
-            )
-    return {name: server.handle for name, server in found.items()}
+def _flag_word(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else path_text(value)

@@ -16,7 +16,7 @@ _DECLARED = re.compile(r"""^    ([a-z][a-z0-9_]*): |["']--([a-z][a-z0-9-]*)["']"
 """A field of a dataclass, or a flag of a parser."""
 _MISSPELLED = 0.88
 """Similarity to a known name above which an unknown name is a misspelling of it."""
-_KNOWN = frozenset(
+KNOWN = frozenset(
     """
     additional_config aggregate_engine_logging all2all_backend allow_credentials
     allow_deprecated_quantization allowed_headers allowed_local_media_path allowed_media_domains
@@ -116,12 +116,12 @@ def misspelled(name: str, own: Collection[str] = (), is_elsewhere: bool = False)
         The correction; None if vLLM has the argument, or may have it.
     """
     installed = None if is_elsewhere else _installed()
-    if name in (installed or _KNOWN) or is_worker():  # which may have another vLLM than the driver
+    if name in (installed or KNOWN) or is_worker():  # which may have another vLLM than the driver
         return None
     if installed is not None:
         hint = similar(name, [*installed, *own])
         return f"The vLLM that is installed here does not have it. {hint}".rstrip()
-    meant = difflib.get_close_matches(name, [*_KNOWN, *own], 1, _MISSPELLED)
+    meant = difflib.get_close_matches(name, [*KNOWN, *own], 1, _MISSPELLED)
     return f"Did you mean {meant[0]!r}?" if meant else None
 
 

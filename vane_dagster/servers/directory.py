@@ -6,17 +6,15 @@ starts, moves or ends.
 
 from __future__ import annotations
 
-import http.client
 import threading
 import time
-import urllib.parse
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from vane_dagster._secrets import keep
 from vane_dagster.errors import StageError
-from vane_dagster.servers.launch import Endpoint, own_node_id
+from vane_dagster.servers.launch import Endpoint, health_problem, own_node_id
 
 Endpoints = Mapping[str, Sequence[Endpoint]]
 """The endpoints of each server by its key, the one that a worker should prefer first."""
@@ -220,23 +218,8 @@ class Directory:
 
 
 def answers(endpoint: Endpoint) -> bool:
-    """Whether an endpoint answers its health check.
-
-    Args:
-        endpoint: The endpoint.
-    """
-    place = urllib.parse.urlsplit(endpoint.url)
-    connection = http.client.HTTPConnection(
-        place.hostname or "", place.port, timeout=_PROBE_SECONDS
-    )
-    headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
-    try:
-        connection.request("GET", endpoint.health, headers=headers)
-        return 200 <= connection.getresponse().status < 300
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    """Whether an endpoint answers its health check."""
+    return not health_problem(endpoint, _PROBE_SECONDS)
 
 
 directory = Directory()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import socket
 import sys
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vane_dagster.errors import described
+
+_BODY_BYTES = 2**24
 ServerState = Literal["starting", "ready", "restarting", "failed", "stopped"]
 
 
@@ -116,3 +122,30 @@ def own_node_id() -> str:
     if ray is not None and ray.is_initialized():
         return str(ray.get_runtime_context().get_node_id())
     return socket.gethostname()
+
+
+def get(endpoint: Endpoint, path: str, timeout: float) -> tuple[int, bytes]:
+    """Send a GET request to a replica; return the status and the body.
+
+    Raises:
+        OSError: If it does not answer.
+        http.client.HTTPException: If it answers otherwise than by HTTP.
+    """
+    place = urllib.parse.urlsplit(endpoint.url)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=timeout)
+    headers = {"Connection": "close"}
+    if endpoint.api_key:
+        headers["Authorization"] = f"Bearer {endpoint.api_key}"
+    with contextlib.closing(connection):
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read(_BODY_BYTES)
+
+
+def health_problem(endpoint: Endpoint, timeout: float) -> str:
+    """Check the health of a replica; return what is wrong, or nothing."""
+    try:
+        status, _ = get(endpoint, endpoint.health, timeout)
+    except (OSError, http.client.HTTPException) as error:
+        return described(error)
+    return "" if 200 <= status <= 299 else f"status {status}"

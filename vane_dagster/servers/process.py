@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
@@ -24,11 +23,17 @@ from vane_dagster._secrets import keep_arguments, keep_variables, masked
 from vane_dagster.errors import ModelLoadError, described
 from vane_dagster.servers import triton_runner
 from vane_dagster.servers.guard import GuardedServer
-from vane_dagster.servers.launch import Endpoint, Launch, ServerState, ServerStatus
+from vane_dagster.servers.launch import (
+    Endpoint,
+    Launch,
+    ServerState,
+    ServerStatus,
+    get,
+    health_problem,
+)
 from vane_dagster.servers.restart_policy import RestartPolicy, SupervisionLimits
 from vane_dagster.servers.server_log import ServerLog
 
-_BODY_BYTES = 2**24
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -38,14 +43,6 @@ class _StartError(Exception):
 
 class _HopelessError(Exception):
     """Another start of the server would fail too."""
-
-
-@dataclass(frozen=True)
-class _End:
-    """Why a server that was ready has ended; a planned end is no crash."""
-
-    reason: str
-    is_planned: bool = False
 
 
 class ServerProcess:
@@ -87,7 +84,6 @@ class ServerProcess:
         prefix = os.path.join(_ray_logs() or self._folder, name)
         self._log = ServerLog(prefix, self._limits.log_bytes)
         self._log_start = 0
-        self._held: list[socket.socket] = []
         self._ports: list[int] = []
         self._command: Sequence[str] = launch.command
         self._guard: GuardedServer | None = None
@@ -113,6 +109,7 @@ class ServerProcess:
         finally:
             ServerProcess.starting = None
         if self._failure:
+            self._log.close()
             command = shlex.join(self._command)
             raise ModelLoadError(
                 f"Server {launch.label!r} did not start: {self._failure}\nCommand: {command}"
@@ -121,7 +118,7 @@ class ServerProcess:
     def status(self) -> ServerStatus:
         """Return the state of the server. It is not asked for it, so this never blocks."""
         with self._lock:
-            runs = self._guard is not None and not self._guard.has_exited
+            runs = self._guard is not None and not self._guard.ended.is_set()
             state = self._state
             if state == "ready" and not runs:  # the supervisor will notice
                 state = "restarting"
@@ -177,31 +174,28 @@ class ServerProcess:
             self._stopping.set()
             self._state = "stopped"
             guard = self._guard
-        has_ended = True
-        if guard is not None:
-            guard.stop(self._launch.drain_timeout_s)
-            has_ended = guard.wait(self._launch.drain_timeout_s)
+        has_ended = guard is None or self._has_ended(guard, self._launch.drain_timeout_s)
         self._thread.join()
+        self._log.close()
         if not has_ended:
-            raise RuntimeError(
-                f"Server {self._launch.label!r} has processes that could not be killed. End the "
-                f"descendants of processes {guard.guard_pids if guard else []}."
-            )
+            raise RuntimeError(f"Server {self._launch.label!r} {_UNKILLABLE}")
+
+    def _has_ended(self, guard: GuardedServer, drain_s: float) -> bool:
+        """End a server; return whether all its processes have ended."""
+        guard.stop(drain_s)
+        return guard.wait(drain_s)
 
     def _supervise(self) -> None:
-        policy = RestartPolicy(self._limits)
         failure = ""
         try:
-            failure = self._run(policy)
+            failure = self._run(RestartPolicy(self._limits))
         except _HopelessError as error:
             failure = self._with_log(str(error))
         except Exception as error:
             failure = f"its supervision failed: {described(error)}"
         finally:
-            self._release()
             if self._guard is not None:
-                self._guard.stop(0.0)
-                self._guard.wait(0.0)
+                self._has_ended(self._guard, 0.0)
             if failure and not self._stopping.is_set():
                 self._note("failed", failure)
                 self._failure = failure
@@ -222,32 +216,23 @@ class ServerProcess:
         while delay is not None:
             if self._stopping.wait(delay):
                 return ""
-            is_restart = self._ready_at is not None
-            if is_restart:
+            if self._ready_at is not None:
                 deadline = time.monotonic() + self._launch.startup_timeout_s
-            self._log_start = self._log.end()
             try:
-                self._start(deadline)
+                ready_at = self._start(deadline)
+                policy.record_ready()
+                reason, is_planned = self._watch()
+                uptime = time.monotonic() - ready_at
+                delay = 0.0 if is_planned else policy.after_crash(uptime)
             except _StartError as error:
                 reason = str(error)
                 delay = policy.after_failed_start()
-                self._reserve(keep=is_restart)
-            else:
-                if self._stopping.is_set():
-                    return ""
-                now = time.monotonic()
-                policy.record_ready(now)
-                self._note_ready(now, is_restart)
-                end = self._watch()
-                reason = end.reason
-                delay = 0.0 if end.is_planned else policy.after_crash(time.monotonic())
-                self._reserve(keep=True)
             state: ServerState = "restarting" if self._ready_at is not None else "starting"
             self._note(state, self._with_log(reason))
         return self._with_log(f"{policy.exhausted}; the last time it {reason}")
 
-    def _start(self, deadline: float) -> None:
-        """Start the server, and return when it is ready.
+    def _start(self, deadline: float) -> float:
+        """Start the server, and return the time when it is ready.
 
         Args:
             deadline: Time by which it must be ready.
@@ -257,9 +242,12 @@ class ServerProcess:
             _HopelessError: The same, and another start would fail too.
         """
         launch, limits = self._launch, self._limits
-        if not self._held:
-            self._reserve(keep=False)
-        self._release()
+        is_restart = self._ready_at is not None
+        unused = [0] * len(launch.ports)
+        try:
+            self._ports = self._free(self._ports if is_restart else unused)
+        except OSError:
+            self._ports = self._free(unused)
         values = {
             "host": self._host,
             "folder": str(self._folder),
@@ -276,16 +264,16 @@ class ServerProcess:
         if launch.key_env is not None:
             env[launch.key_env] = self._key
         self._command = [_filled(part, values) for part in launch.command]
+        self._log_start = self._log.end
         began = time.monotonic()
         with self._lock:
             if self._stopping.is_set():
-                return
+                raise _StartError("was stopped")
             guard = self._guard = GuardedServer(
                 self._command,
                 env,
                 label=launch.label,
-                log=self._log.prefix,
-                log_bytes=limits.log_bytes,
+                log=self._log.write,
                 folder=str(self._folder),
             )
         delay = limits.first_poll_s
@@ -296,19 +284,31 @@ class ServerProcess:
                 seconds = time.monotonic() - began
                 raise _StartError(f"{guard.outcome} {seconds:.1f} s after its start")
             left = max(deadline - time.monotonic(), 0.1)
-            problem = self._probe(min(limits.probe_timeout_s, left))
+            problem = health_problem(self._endpoint(), min(limits.probe_timeout_s, left))
+            now = time.monotonic()
             if not problem:
                 break
-            if time.monotonic() >= deadline:
+            if now >= deadline:
                 self._end(guard, 0.0)
                 waited = f"{launch.startup_timeout_s:g} s (startup_timeout_s)"
                 error = f"was not ready within {waited}: GET {launch.health}: {problem}"
-                raise (_StartError if self._ready_at is not None else _HopelessError)(error)
+                raise (_StartError if is_restart else _HopelessError)(error)
             delay = min(2 * delay, limits.max_poll_s)
-        self._startup_seconds = time.monotonic() - began
+        with self._lock:
+            if not self._stopping.is_set():
+                self._state = "ready"
+            self._startup_seconds = now - began
+            self._ready_at = now
+            self._restarts += is_restart
+        self._settled.set()
+        return now
 
-    def _watch(self) -> _End:
-        """Check a server that is ready, and return after it has ended."""
+    def _watch(self) -> tuple[str, bool]:
+        """Check a server that is ready, and return after it has ended.
+
+        Returns:
+            Why it has ended, and whether that was planned, so that it is no crash.
+        """
         launch, guard = self._launch, self._guard
         assert guard is not None
         answered_at = time.monotonic()
@@ -316,11 +316,11 @@ class ServerProcess:
         while True:
             self._in_flight = None if problem else self._measured_in_flight()
             if guard.ended.wait(self._limits.check_interval_s):
-                return _End(guard.outcome)
+                return guard.outcome, False
             if self._stopping.is_set():  # it may drain, without an answer to health checks
                 guard.wait(launch.drain_timeout_s)
-                return _End(guard.outcome)
-            problem = self._probe(self._limits.probe_timeout_s)
+                return guard.outcome, False
+            problem = health_problem(self._endpoint(), self._limits.probe_timeout_s)
             silent = time.monotonic() - answered_at
             if not problem:
                 answered_at = time.monotonic()
@@ -328,18 +328,17 @@ class ServerProcess:
                 reason = f"was not healthy for {silent:.0f} s: GET {launch.health}: {problem}"
                 self._note("restarting", reason)
                 self._end(guard, 0.0)
-                return _End(reason)
+                return reason, False
             if launch.max_rss is not None and (held := self._memory()) > launch.max_rss:
                 limit = f"max_rss={launch.max_rss / 2**20:.0f} MiB"
                 reason = f"held {held / 2**20:.0f} MiB of memory, {limit}"
                 self._note("restarting", reason)  # no new requests while it drains
                 self._end(guard, launch.drain_timeout_s)
-                return _End(reason, is_planned=True)
+                return reason, True
 
     def _end(self, guard: GuardedServer, drain_s: float) -> None:
-        guard.stop(drain_s)
-        if not guard.wait(drain_s):
-            raise _HopelessError("has processes that could not be killed")
+        if not self._has_ended(guard, drain_s):
+            raise _HopelessError(_UNKILLABLE)
 
     def _note(self, state: ServerState, reason: str) -> None:
         with self._lock:
@@ -347,46 +346,25 @@ class ServerProcess:
                 self._state = state
             self._reason = masked(reason)
 
-    def _note_ready(self, now: float, is_restart: bool) -> None:
-        with self._lock:
-            if not self._stopping.is_set():
-                self._state = "ready"
-            self._ready_at = now
-            self._restarts += is_restart
-        self._settled.set()
-
     def _with_log(self, reason: str) -> str:
         """Append the log's last lines since the last start to a reason."""
         tail = self._log.tail(self._log_start)
         where = f"{self._log.path} on {socket.gethostname()}"
         return f"{reason}\nLast lines of its log ({where}):\n{tail}" if tail else reason
 
-    def _reserve(self, keep: bool) -> None:
-        """Hold ports while no server runs.
+    def _free(self, ports: Iterable[int]) -> list[int]:
+        """Return ports that no process uses now; each 0 is replaced by one.
 
-        Args:
-            keep: Whether to hold the ports of the last start, unless they are taken.
+        Raises:
+            OSError: If one is taken.
         """
-        self._release()
-        with contextlib.suppress(OSError):
-            if keep:
-                self._hold(self._ports)
-                return
-        self._release()
-        self._hold([0] * len(self._launch.ports))
-        self._ports = [one.getsockname()[1] for one in self._held]
-
-    def _hold(self, ports: Iterable[int]) -> None:
-        for port in ports:
-            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-            held = socket.socket(family, socket.SOCK_STREAM)
-            self._held.append(held)
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # despite TIME_WAIT
-            held.bind((self._host, port))
-
-    def _release(self) -> None:
-        while self._held:
-            self._held.pop().close()
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        with contextlib.ExitStack() as stack:
+            held = [stack.enter_context(socket.socket(family)) for _ in ports]
+            for one, port in zip(held, ports):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # despite TIME_WAIT
+                one.bind((self._host, port))
+            return [one.getsockname()[1] for one in held]
 
     def _endpoint(self) -> Endpoint:
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -400,44 +378,16 @@ class ServerProcess:
             node=socket.gethostname(),
         )
 
-    def _probe(self, timeout: float) -> str:
-        """Check the server's health; returns what is wrong, or nothing."""
-        try:
-            status, _ = self._get(self._launch.health, timeout)
-        except (OSError, http.client.HTTPException) as error:
-            return described(error)
-        return "" if 200 <= status <= 299 else f"status {status}"
-
-    def _get(self, path: str, timeout: float) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self._host, self._ports[0], timeout=timeout)
-        headers = {"Connection": "close"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        with contextlib.closing(connection):
-            connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            return response.status, response.read(_BODY_BYTES)
-
     def _measured_in_flight(self) -> int | None:
         """Return the requests in flight; None if unknown."""
-        import psutil
-
         if self._launch.metrics:
             path, *gauges = self._launch.metrics
             with contextlib.suppress(OSError, http.client.HTTPException):
-                status, text = self._get(path, self._limits.probe_timeout_s)
+                status, text = get(self._endpoint(), path, self._limits.probe_timeout_s)
                 if status == 200:
                     found = gauge_sum(text.decode(errors="replace"), gauges)
                     return None if found is None else round(found)
-            return None
-        clients = set()
-        for process in self._processes():
-            with contextlib.suppress(psutil.Error):
-                for one in process.net_connections("tcp"):
-                    is_ours = one.laddr and one.laddr.port in self._ports
-                    if is_ours and one.status == psutil.CONN_ESTABLISHED:
-                        clients.add(one.raddr)
-        return len(clients)
+        return None
 
     def _memory(self) -> int:
         """Return the bytes that the server's processes hold in memory alone."""
@@ -454,14 +404,13 @@ class ServerProcess:
         """Return the server's processes, those in sessions of their own too."""
         import psutil
 
-        if self._guard is None:
-            return []
-        with contextlib.suppress(psutil.Error):
-            found = psutil.Process(self._guard.guard_pids[0]).children(recursive=True)
-            return [process for process in found if process.pid not in self._guard.guard_pids]
+        if self._guard is not None and self._guard.guard_pid is not None:
+            with contextlib.suppress(psutil.Error):
+                return list(psutil.Process(self._guard.guard_pid).children(recursive=True))
         return []
 
 
+_UNKILLABLE = "has processes that could not be killed"
 _PAST = {"failed": "failed", "stopped": "been stopped"}
 
 

@@ -44,35 +44,28 @@ class RestartPolicy:
 
     def __init__(self, limits: SupervisionLimits) -> None:
         self._limits = limits
-        self._failed_starts = 0
-        self._crashes = 0
-        self._ready_at = 0.0
+        self._failed_starts = self._crashes = 0
 
-    def record_ready(self, now: float) -> None:
+    def record_ready(self) -> None:
         """Record that a start has succeeded."""
         self._failed_starts = 0
-        self._ready_at = now
 
     def after_failed_start(self) -> float | None:
         """Return the seconds to wait before the next start; None to give up."""
         self._failed_starts += 1
-        if self._failed_starts >= self._limits.max_failed_starts:
-            return None
         return self._backoff()
 
-    def after_crash(self, now: float) -> float | None:
+    def after_crash(self, uptime: float) -> float | None:
         """Return the seconds to wait before the restart of a server that was ready.
 
         Args:
-            now: The current time.
+            uptime: Seconds since it was ready.
 
         Returns:
             The seconds; None to give up.
         """
-        if now - self._ready_at >= self._limits.stable_s:
-            self._crashes = 0
-        self._crashes += 1
-        return None if self._crashes >= self._limits.max_crashes else self._backoff()
+        self._crashes = 1 if uptime >= self._limits.stable_s else self._crashes + 1
+        return self._backoff()
 
     @property
     def exhausted(self) -> str:
@@ -85,6 +78,8 @@ class RestartPolicy:
             return f"{self._crashes} crashes without {minutes:g} minutes of uptime between them"
         return ""
 
-    def _backoff(self) -> float:
+    def _backoff(self) -> float | None:
+        if self.exhausted:
+            return None
         failures = self._crashes + self._failed_starts
         return min(self._limits.first_backoff_s * 2.0 ** (failures - 1), self._limits.max_backoff_s)

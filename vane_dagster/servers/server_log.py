@@ -1,40 +1,50 @@
-"""The log of a server, which its guard writes: files of equal size, the last two of which exist."""
+"""The log of a server: files of equal size, the last two of which exist."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
+import threading
 
 from vane_dagster._secrets import masked
-from vane_dagster.servers.guard import log_file
 
 _TAIL_BYTES = 2**16
 
 
 class ServerLog:
-    """Reads the log. A position in it is a number of bytes since the server was first started.
+    """Writes and reads the log. A position in it is a number of bytes since the first start.
 
     Args:
         prefix: Prefix of the paths of its files.
         size: Bytes of a file.
+
+    Attributes:
+        end: The position after the last byte.
     """
 
     def __init__(self, prefix: str, size: int) -> None:
-        self.prefix, self._size = prefix, size
+        self._prefix, self._size = prefix, size
+        self._files: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self.end = 0
 
     @property
     def path(self) -> str:
         """The path of the newest file."""
-        return log_file(self.prefix, max(self._numbers(), default=0))
+        return self._path(max(self._files, default=0))
 
-    def end(self) -> int:
-        """Return the position after the last byte."""
-        number = max(self._numbers(), default=0)
-        try:
-            return number * self._size + os.stat(log_file(self.prefix, number)).st_size
-        except FileNotFoundError:
-            return number * self._size
+    def write(self, data: bytes) -> None:
+        """Append output. What cannot be written, as on a full disk, is dropped."""
+        with self._lock, contextlib.suppress(OSError):
+            while data:
+                number, start = divmod(self.end, self._size)
+                if number not in self._files:
+                    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL  # no file or link of another user
+                    self._files[number] = os.open(self._path(number), flags, 0o600)
+                    self._remove(number - 2)
+                count = os.pwrite(self._files[number], data[: self._size - start], start)
+                self.end += count
+                data = data[count:]
 
     def read(self, offset: int, limit: int) -> tuple[bytes, int]:
         """Read a part of the log; known secrets in it are masked.
@@ -47,17 +57,17 @@ class ServerLog:
         Returns:
             The bytes, and the position after them.
         """
-        numbers = self._numbers()
-        if offset < 0:
-            offset += self.end()
-        offset = max(offset, 0, min(numbers, default=0) * self._size)
         data = b""
-        while len(data) < limit:
-            number, start = divmod(offset + len(data), self._size)
-            found = self._read_file(number, start, limit - len(data))
-            if not found:
-                break
-            data += found
+        with self._lock:
+            offset = offset + self.end if offset < 0 else offset
+            offset = max(offset, 0, min(self._files, default=0) * self._size)
+            while len(data) < limit:
+                number, start = divmod(offset + len(data), self._size)
+                most = min(limit - len(data), self._size - start)
+                found = os.pread(self._files[number], most, start) if number in self._files else b""
+                if not found:
+                    break
+                data += found
         if len(data) == limit and b"\n" in data:  # a secret is not divided
             data = data[: data.rindex(b"\n") + 1]
         return masked(data.decode(errors="replace")).encode(), offset + len(data)
@@ -69,26 +79,20 @@ class ServerLog:
             since: Position before which nothing is read.
             lines: The largest number of lines.
         """
-        data, _ = self.read(max(since, self.end() - _TAIL_BYTES), _TAIL_BYTES)
+        data, _ = self.read(max(since, self.end - _TAIL_BYTES), _TAIL_BYTES)
         return "\n".join(data.decode().rstrip().splitlines()[-lines:])
 
-    def _read_file(self, number: int, start: int, limit: int) -> bytes:
-        """Read from one file; nothing if it does not exist or another user has replaced it."""
-        with contextlib.suppress(OSError):
-            file = os.open(log_file(self.prefix, number), os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                if os.fstat(file).st_uid == os.geteuid():
-                    return os.pread(file, min(limit, self._size - start), start)
-            finally:
-                os.close(file)
-        return b""
+    def close(self) -> None:
+        """Close the files; nothing can be read after it."""
+        with self._lock:
+            while self._files:
+                os.close(self._files.popitem()[1])
 
-    def _numbers(self) -> list[int]:
-        """Return the numbers of the files that exist."""
-        folder, name = os.path.split(self.prefix)
-        found = [0] if os.path.exists(log_file(self.prefix, 0)) else []
-        for path in Path(folder).glob(f"{name}.*.log"):
-            number = path.name[len(name) + 1 : -len(".log")]
-            if number.isdigit():
-                found.append(int(number))
-        return found
+    def _path(self, number: int) -> str:
+        return f"{self._prefix}.{number}.log" if number else f"{self._prefix}.log"
+
+    def _remove(self, number: int) -> None:
+        if number in self._files:
+            os.close(self._files.pop(number))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path(number))

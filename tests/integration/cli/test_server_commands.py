@@ -59,7 +59,7 @@ def is_ready(name: str) -> bool:
 
 
 def test_a_server_is_listed_used_and_stopped(ray_compute):
-    with leased("run-of-mine", echo("llm", num_cpus=0.5)):
+    with leased("run-of-mine", echo("llm", replicas=vd.Workers(num_cpus=0.5))):
         until(lambda: is_ready("llm"), "the server is ready", 60)
         shown = command()
         assert shown.exit_code == 0

@@ -27,7 +27,7 @@ def test_a_servers_key_is_a_bearer_token(provider, library):
 
 def test_connections_are_limited_for_each_replica(monkeypatch):
     pytest.importorskip("openai")
-    llm = vd.VLLMServer("m", max_concurrency=2, replicas=3)
+    llm = vd.VLLMServer("m", replicas=vd.Workers(3, max_concurrency=2))
     near = [Endpoint(f"http://near:{n}", node_id=own_node_id()) for n in (1, 2)]
     monkeypatch.setattr(handle, "directory", known := Directory())
     known.update({llm.key: [*near, Endpoint("http://far:1", node_id="other")]})

@@ -27,9 +27,9 @@ def actor(cluster):
             self._server = ServerProcess(launch, limits=limits)
 
         def state(self):
-            from support.server_processes import tree
+            from support.server_processes import guarded
 
-            return self._server.status(), ray.util.get_node_ip_address(), tree(os.getpid())
+            return self._server.status(), ray.util.get_node_ip_address(), guarded(os.getpid())
 
         def stop(self):
             self._server.stop()
@@ -47,7 +47,7 @@ def state(actor):
     import ray
 
     status, address, pids = ray.get(actor.state.remote())
-    assert len(pids) == 5
+    assert len(pids) == 4
     return status, address, pids
 
 
@@ -77,7 +77,8 @@ def test_nothing_is_left_of_it_after_the_actor(actor, how):
     else:
         import psutil
 
-        worker = psutil.Process(status.pid).parents()[2]
+        guard = psutil.Process(status.pid).parent()
+        worker = psutil.Process(int(guard.cmdline()[4]))
         assert "Holder" in " ".join(worker.cmdline())
         worker.kill()
     until(lambda: not left(pids))

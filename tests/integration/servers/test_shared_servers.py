@@ -104,7 +104,7 @@ def needing(tmp_path: Path) -> vd.Pipeline:
 
 
 def test_an_idle_server_makes_room_and_a_leased_one_does_not(tmp_path, ray_compute, materialize):
-    llm, file = counted(tmp_path, "large", resources={"accelerator": 1.0})
+    llm, file = counted(tmp_path, "large", replicas=vd.Workers(resources={"accelerator": 1.0}))
     assert materialize(asking(tmp_path / "src", llm), ray_compute).success
     (pid,) = starts(file)
     backend = ray_compute.backend(print)
@@ -166,7 +166,7 @@ def test_a_server_of_local_compute_finishes_before_the_run_ends(tmp_path, local,
 def test_two_servers_share_what_they_reserve_in_fractions(tmp_path, ray_compute, materialize):
     files = []
     for name in ("half", "other_half"):
-        llm, file = counted(tmp_path, name, resources={"accelerator": 0.5})
+        llm, file = counted(tmp_path, name, replicas=vd.Workers(resources={"accelerator": 0.5}))
         files.append(file)
         made = asking(tmp_path / "src", llm, name=name)
         assert materialize(made, ray_compute).success
@@ -177,8 +177,11 @@ def test_two_servers_share_what_they_reserve_in_fractions(tmp_path, ray_compute,
 def test_stages_whose_servers_do_not_fit_together_run_one_after_the_other(
     tmp_path, ray_compute, materialize
 ):
-    pipeline = asking(tmp_path / "src", counted(tmp_path, "a", resources={"accelerator": 1.0})[0])
-    later, _ = counted(tmp_path, "b", resources={"accelerator": 1.0})
+    pipeline = asking(
+        tmp_path / "src",
+        counted(tmp_path, "a", replicas=vd.Workers(resources={"accelerator": 1.0}))[0],
+    )
+    later, _ = counted(tmp_path, "b", replicas=vd.Workers(resources={"accelerator": 1.0}))
     pipeline.prompt("said", "{id}", model=later)
     assert materialize(pipeline, ray_compute).success
 

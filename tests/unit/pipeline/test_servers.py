@@ -42,9 +42,16 @@ class Served:
 
 def test_flags_of_vllm():
     server = vd.VLLMServer(
-        "models/tiny", max_model_len=128, enforce_eager=True, enable_prefix_caching=False,
-        chat_template=None, lora_modules=["a=x", "b=y"], hf_overrides={"a": 1},
-    )  # fmt: skip
+        "models/tiny",
+        flags={
+            "max_model_len": 128,
+            "enforce_eager": True,
+            "enable_prefix_caching": False,
+            "chat_template": None,
+            "lora_modules": ["a=x", "b=y"],
+            "hf_overrides": {"a": 1},
+        },
+    )
     words = server.launch().command
     assert words[:4] == ("{python}", "-m", "vllm.entrypoints.openai.api_server", "--model")
     text = " ".join(words)
@@ -60,27 +67,38 @@ def test_flags_of_vllm():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: vd.VLLMServer("m", port=8000), "leave 'port' out: a free port is chosen"),
-        (lambda: vd.VLLMServer("m", num_gpus=1), "leave 'num_gpus' out: gpus="),
-        (lambda: vd.VLLMServer("m", startup_timeout=5), "Did you mean 'startup_timeout_s'"),
-        (lambda: vd.VLLMServer("m", api_key="sk"), "each replica gets a key of its own"),
-        (lambda: vd.VLLMServer(""), "model is ''; expected a name or path"),
-        (lambda: vd.VLLMServer("m", MaxLen=1), "'MaxLen' is no flag"),
-        (lambda: vd.VLLMServer("m", hf_overrides={"a": object()}), "cannot be written as JSON"),
-        (lambda: vd.VLLMServer("m", seed=object()), "seed is a object"),
+        (lambda: vd.VLLMServer("m", {"port": 8000}), "leave 'port' out of flags: each replica has"),
+        (lambda: vd.VLLMServer("m", num_gpus=1), "write gpus=..."),
+        (lambda: vd.VLLMServer("m", num_cpus=1), "write replicas=vd.Workers(num_cpus=...)"),
+        (lambda: vd.VLLMServer("m", max_model_len=8), "write flags=dict(max_model_len=...)"),
+        (lambda: vd.VLLMServer("m", {"max-model-len": 8}), "Write 'max_model_len'"),
+        (lambda: vd.VLLMServer("m", ["--seed"]), "flags is a list; expected a mapping"),
+        (
+            lambda: vd.VLLMServer("m", replicas=vd.Workers(max_batches=1)),
+            "'max_batches' is for",
+        ),
+        (lambda: vd.VLLMServer("m", startup_timeout=5), "startup_timeout_s"),
+        (lambda: vd.VLLMServer("m", {"api_key": "sk"}), "an address and a key of its own"),
+        (lambda: vd.VLLMServer(""), "model is None; expected a name or path"),
+        (lambda: vd.VLLMServer("m", {"max_modle_len": 1}), "'max_modle_len' is no flag"),
+        (
+            lambda: vd.VLLMServer("m", {"hf_overrides": {"a": object()}}),
+            "cannot be written as JSON",
+        ),
+        (lambda: vd.VLLMServer("m", {"seed": object()}), "seed is a object"),
         (lambda: vd.VLLMServer("m", gpus=-1), "gpus is -1"),
         (lambda: vd.VLLMServer("m", replicas=0), "replicas"),
         (lambda: vd.VLLMServer("m", replicas=2, per_node=1), "either replicas or per_node"),
         (lambda: vd.VLLMServer("m", idle_minutes=-1), "idle_minutes is -1"),
         (lambda: vd.VLLMServer("m", name="a b"), "name is 'a b'"),
-        (lambda: vd.VLLMServer("m", env_vars="HF_TOKEN"), "expected a list of names"),
-        (lambda: vd.VLLMServer("m", env_vars={"A": "1"}), "env_vars is a mapping; expected a list"),
-        (lambda: vd.VLLMServer("m", env_vars=3), "env_vars is 3; expected a list of names"),
-        (lambda: vd.VLLMServer("m", served_model_name=[]), "served_model_name is []"),
-        (lambda: vd.VLLMServer("m", served_model_name=3), "served_model_name is 3"),
+        (lambda: vd.VLLMServer("m", env_vars=["A"]), "write replicas=vd.Workers(env_vars=...)"),
+        (
+            lambda: vd.Server(["serve", "{port}"], env_vars=["A"]),
+            "env_vars is a list; expected a m",
+        ),
+        (lambda: vd.VLLMServer("m", {"served_model_name": []}), "served_model_name is a list"),
         (lambda: vd.VLLMServer("m", python=3), "python is 3; expected an interpreter's path"),
-        (lambda: vd.VLLMServer("m", ssl_keyfile="k"), "leave 'ssl_keyfile' out: clients connect"),
-        (lambda: vd.VLLMServer("m", version="1"), "leave 'version' out"),
+        (lambda: vd.VLLMServer("m", {"ssl_keyfile": "k"}), "leave 'ssl_keyfile' out of flags"),
         (lambda: vd.VLLMServer("m", idle_minutes=float("nan")), "idle_minutes is nan"),
         (lambda: vd.VLLMServer("/"), "Give the server a name by name="),
         (lambda: vd.Server("serve --port {port}"), "expected a list of the program"),
@@ -91,21 +109,21 @@ def test_flags_of_vllm():
         (lambda: vd.Server(["serve", "{port}"], model=3), "model is 3; expected its name in req"),
         (lambda: vd.Server(["serve", "{port}"], api_key_env=3), "api_key_env is 3"),
         (lambda: vd.Server(["serve"]), r"has no {port}"),
-        (lambda: vd.Server(["serve", "{port}", 3]), "command has 3"),
+        (lambda: vd.Server(["serve", "{port}", 3]), "command is 3; expected text"),
         (lambda: vd.Server(["serve", "{port}"], health="health"), "expected a path"),
         (lambda: vd.Server(["serve", "{port}"], replica=2), "Did you mean 'replicas'"),
         (lambda: vd.TritonServer(print, pythn="x"), "Did you mean 'python'"),
         (lambda: vd.Server(["serve", "{port}"], helth="/"), "Did you mean 'health'"),
         (lambda: vd.TritonServer(), "expected either fn or model_repository"),
         (lambda: vd.TritonServer(print, model_repository="x"), "expected either fn or"),
-        (lambda: vd.TritonServer(3), "expected a function fn"),
+        (lambda: vd.TritonServer(3), "expected a plain function fn"),
         (
             lambda: vd.TritonServer(lambda ports: 0, "m"),
             "cannot be called as fn(ports, model_path): too many",
         ),
         (lambda: vd.TritonServer(lambda ports, path: 0), "cannot be called as fn(ports): missing"),
         (lambda: vd.TritonServer(serve_async), "expected a plain function fn(ports)"),
-        (lambda: vd.TritonServer(Served().serve), "expected a function fn(ports)"),
+        (lambda: vd.TritonServer(Served().serve), "expected a plain function fn(ports)"),
         (lambda: vd.TritonServer(print, 3), "model_path is 3; expected a path"),
         (lambda: vd.TritonServer(model_repository=3), "model_repository is 3; expected a path"),
         (
@@ -122,24 +140,31 @@ def test_wrong_declarations_are_refused_where_they_are_written(make, words):
 
 
 def test_equal_declarations_are_the_same_server():
-    one, other = (vd.VLLMServer("m", max_model_len=128, gpus=1) for _ in range(2))
+    one, other = (vd.VLLMServer("m", {"max_model_len": 128}, gpus=1) for _ in range(2))
     assert (one.key, one.identity()) == (other.key, other.identity())
-    changed = vd.VLLMServer("m", max_model_len=256, gpus=1)
+    changed = vd.VLLMServer("m", {"max_model_len": 256}, gpus=1)
     assert changed.identity() != one.identity()
-    assert vd.VLLMServer("m", max_model_len=128, gpus=0.5).identity() != one.identity()
+    assert vd.VLLMServer("m", {"max_model_len": 128}, gpus=0.5).identity() != one.identity()
     assert pickle.loads(pickle.dumps(one)).identity() == one.identity()
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({"seed": 1, "dtype": "half"}, {"dtype": "half", "seed": 1}),
-        ({"seed": 1}, {"seed": "1"}),
-        ({}, {"chat_template": None}),
-        ({}, {"served_model_name": "m"}),
-        ({"lora_modules": ["a=x"]}, {"lora_modules": ("a=x",)}),
-        ({"hf_overrides": {"a": 1, "b": (2,)}}, {"hf_overrides": {"b": [2], "a": 1}}),
-        ({"env_vars": ["A", "B"]}, {"env_vars": ("B", "A")}),
+        ({"flags": {"seed": 1, "dtype": "half"}}, {"flags": {"dtype": "half", "seed": 1}}),
+        ({"flags": {"seed": 1}}, {"flags": {"seed": "1"}}),
+        ({}, {"flags": {"chat_template": None}}),
+        ({}, {"flags": {"served_model_name": "m"}}),
+        ({"flags": {"lora_modules": ["a=x"]}}, {"flags": {"lora_modules": ("a=x",)}}),
+        (
+            {"flags": {"hf_overrides": {"a": 1, "b": (2,)}}},
+            {"flags": {"hf_overrides": {"b": [2], "a": 1}}},
+        ),
+        (
+            {"replicas": vd.Workers(env_vars=["A", "B"])},
+            {"replicas": vd.Workers(env_vars=("B", "A"))},
+        ),
+        ({"replicas": 1}, {"replicas": vd.Workers(1, num_cpus=0, resources={"a": 0})}),
         ({}, {"replicas": 1, "gpus": None, "name": "m"}),
         ({"replicas": 2}, {"replicas": [2, 2]}),
     ],
@@ -154,11 +179,11 @@ def test_declarations_that_are_written_differently_are_the_same_server(one, othe
     "changed",
     [
         {"env_vars": {"MODE": "b"}},
-        {"env_vars": ["MODE"]},
+        {"env_vars": None, "replicas": vd.Workers(env_vars=["MODE"])},
         {"api_key_env": "KEY"},
         {"model": "b"},
         {"health": "/v1/models"},
-        {"max_rss": 1},
+        {"replicas": vd.Workers(max_rss=1)},
         {"gpus": 0.5},
         {"version": "b"},
     ],
@@ -174,7 +199,9 @@ def test_declarations_that_differ_are_different_servers(changed, version):
 
 def test_words_of_flags(tmp_path: Path):
     modules = [{"path": "x", "name": "a"}, "b=y"]
-    command = vd.VLLMServer("m", lora_modules=modules, python=tmp_path / "python").launch().command
+    command = (
+        vd.VLLMServer("m", {"lora_modules": modules}, python=tmp_path / "python").launch().command
+    )
     assert command[0] == str(tmp_path / "python")
     at = command.index("--lora-modules")
     assert command[at + 1 : at + 3] == ('{"name": "a", "path": "x"}', "b=y")
@@ -186,7 +213,7 @@ def test_a_file_in_a_flag_counts_wherever_it_is_named(tmp_path: Path):
 
     def keyed(content: str, **flags: Any) -> str:
         weights.write_text(content)
-        return definition(pipeline(vd.VLLMServer("m", **flags)))
+        return definition(pipeline(vd.VLLMServer("m", flags)))
 
     for flags in (
         {"tokenizer": tmp_path / "draft"},
@@ -197,12 +224,12 @@ def test_a_file_in_a_flag_counts_wherever_it_is_named(tmp_path: Path):
 
 
 def test_a_flag_that_changes_answers_counts_in_keys_and_another_does_not():
-    declared = pipeline(vd.VLLMServer("m", max_model_len=128))
-    longer = pipeline(vd.VLLMServer("m", max_model_len=256))
-    fuller = pipeline(vd.VLLMServer("m", max_model_len=128, gpu_memory_utilization=0.5))
-    more = pipeline(vd.VLLMServer("m", max_model_len=128, replicas=3, idle_minutes=1))
-    rotated = pipeline(vd.VLLMServer("m", max_model_len=128, hf_token="hf_planted_1"))
-    dummy = pipeline(vd.VLLMServer("m", max_model_len=128, load_format="dummy"))
+    declared = pipeline(vd.VLLMServer("m", {"max_model_len": 128}))
+    longer = pipeline(vd.VLLMServer("m", {"max_model_len": 256}))
+    fuller = pipeline(vd.VLLMServer("m", {"max_model_len": 128, "gpu_memory_utilization": 0.5}))
+    more = pipeline(vd.VLLMServer("m", {"max_model_len": 128}, replicas=3, idle_minutes=1))
+    rotated = pipeline(vd.VLLMServer("m", {"max_model_len": 128, "hf_token": "hf_planted_1"}))
+    dummy = pipeline(vd.VLLMServer("m", {"max_model_len": 128, "load_format": "dummy"}))
     assert definition(declared) == definition(fuller) == definition(more) == definition(rotated)
     assert definition(dummy) != definition(declared), "its weights are random"
     assert definition(longer) != definition(declared)
@@ -379,7 +406,7 @@ def test_what_contradicts_the_server_of_a_prompt_is_refused(given, words):
 
 def test_a_server_may_run_a_model_of_another_name():
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    server = vd.VLLMServer("m", enable_lora=True)
+    server = vd.VLLMServer("m", {"enable_lora": True})
     stage = docs.prompt("a", "{text}", model=vd.Model("adapter", options={"server": server}))
     assert stage.spec.model.name == "adapter"
     assert list(stage.spec.udf.servers.values()) == [server]

@@ -93,8 +93,9 @@ def test_servers_and_providers_refuse_what_is_misspelled(where, request, tmp_pat
         "model": vd.Model("m", options={"engine_kwargs": {"max_model_lenn": 8}}),
     }
     refused = {
-        "vd.VLLMServer: 'max_model_lenn' is no flag": lambda: vd.VLLMServer("m", max_model_lenn=8),
-        "vd.VLLMServer: 'pythn' is no flag": lambda: vd.VLLMServer("m", pythn="/bin/python"),
+        "vd.VLLMServer: 'max_model_lenn' is no flag": lambda: vd.VLLMServer(
+            "m", {"max_model_lenn": 8}
+        ),
         "'docs/asked': engine_kwargs has 'max_model_lenn'": (
             lambda: docs(tmp_path).prompt("asked", "{text}", **given)
         ),
