@@ -12,8 +12,7 @@ import dagster as dg
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import StoreError, VaneError, first_line, names
 from vane_dagster.orchestration.asset_specs import stage_key
-from vane_dagster.orchestration.event_log import Target
-from vane_dagster.orchestration.event_writer import EventWriter
+from vane_dagster.orchestration.event_log import EventLog, Target, events_grouped
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.pipeline.pipeline import Pipeline, Stage
 from vane_dagster.storage.manifest import CheckResult, Manifest
@@ -60,10 +59,8 @@ class CheckLog:
         blocked: Failed blocking checks.
     """
 
-    def __init__(
-        self, context: dg.AssetExecutionContext, writer: EventWriter, pipeline: Pipeline
-    ) -> None:
-        self._context, self._writer, self._pipeline = context, writer, pipeline
+    def __init__(self, context: dg.AssetExecutionContext, pipeline: Pipeline) -> None:
+        self._context, self._pipeline = context, pipeline
         self._selected = context.selected_asset_check_keys
         self._evaluated = _evaluated_before(context)
         self._pending: dict[str, list[_Pending]] = {}
@@ -147,7 +144,8 @@ class CheckLog:
         pending = self._pending.pop(stage, [])
         evaluated = dict.fromkeys(each.partition for each in pending if each.evaluated)
         others = [partition for partition in evaluated if partition not in written]
-        targets = {**written, **(self._writer.log.targets(key, others) if others else {})}
+        log = EventLog(self._context.instance)
+        targets = {**written, **(log.targets(key, others) if others else {})}
         evaluations = [
             dg.AssetCheckEvaluation(
                 asset_key=key,
@@ -164,12 +162,13 @@ class CheckLog:
             )
             for each in pending
         ]
-        if new := [e for e in evaluations if _identity(e) not in self._evaluated]:
-            self._writer.write(new)
+        for evaluation in evaluations:
+            if _identity(evaluation) not in self._evaluated:
+                self._context.log_event(evaluation)
 
     def flush(self) -> None:
         """Write all pending evaluations, for partitions materialized earlier."""
-        with self._writer.group():
+        with events_grouped(self._context.instance):
             for stage in self.pending:
                 self.write(stage, {})
 

@@ -229,5 +229,5 @@ def test_a_second_attempt_repeats_no_evaluation(world, instance, tmp_path):
     each = Counter((e.check_name, e.partition, e.passed) for e in found)
     assert set(each.values()) == {1}
     assert {(partition, passed) for _, partition, passed in each} == {("p00", True), ("p01", True)}
-    key = dg.AssetCheckKey(docs["vectors"].key, "ids_complete")
+    key = dg.AssetCheckKey(docs["vectors"].key, "rows")
     assert statuses(instance, key) == {"SUCCEEDED": {"p00", "p01"}}
