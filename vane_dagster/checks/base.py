@@ -185,10 +185,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Off:
-    """Turns off the check of a name that a stage has by default.
+    """Turns off a check that a stage has by default, or one of its findings.
 
     Attributes:
-        name: The check's name, such as "null_rate".
+        name: The name, such as "quality" or "null_rate".
     """
 
     name: str

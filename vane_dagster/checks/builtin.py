@@ -105,11 +105,8 @@ class ErrorRate(Check):
             first = "; ".join(context.first_failures(_FAILURES_SHOWN))
             described = f"All {rows:,} rows failed. The first: {first}"
             return CheckOutcome(False, described, metadata)
-        if self.max_rate is None:
-            shown, limit = f"{rate:.2%}", f"{allowed:,} rows"
-        else:
-            shown, limit = _percents(rate, self.max_rate)
-        described = f"{failed:,} of {rows:,} rows failed ({shown}); the limit is {limit}"
+        limit = f"{allowed:,} rows" if self.max_rate is None else _percent(self.max_rate)
+        described = f"{failed:,} of {rows:,} rows failed ({_percent(rate)}); the limit is {limit}"
         if failed > allowed and (some := context.first_failures(_FAILURES_SHOWN)):
             described += f". The first: {'; '.join(some)}"
         return CheckOutcome(failed <= allowed, described, metadata)
@@ -215,10 +212,10 @@ class Vectors(Check):
             vectors = rows - found[name].nulls
             rate = _share(bad + zero, vectors)
             metadata |= {f"not_finite/{name}": bad, f"zero/{name}": zero, f"bad_rate/{name}": rate}
-            shown, limit = _percents(rate, self.max_rate)
             text = (
-                f"{name}: {bad + zero:,} of {vectors:,} vectors are zero or not finite ({shown}; "
-                f"{zero:,} zero, {bad:,} not finite); the limit is {limit}"
+                f"{name}: {bad + zero:,} of {vectors:,} vectors are zero or not finite "
+                f"({_percent(rate)}; {zero:,} zero, {bad:,} not finite); the limit is "
+                f"{_percent(self.max_rate)}"
             )
             texts.append(text)
             if rate > self.max_rate:
@@ -458,10 +455,10 @@ def _by_column(
     metadata = {"rows": rows, **{f"{measure}/{name}": rates[name] for name in shown}}
     if not rates:
         return CheckOutcome(True, f"The stage has no column to check for {what}", metadata)
-    messages = {}
-    for name, rate in rates.items():
-        share, limit = _percents(rate, limits[name])
-        messages[name] = f"{name}: {share} {what}; the limit is {limit}"
+    messages = {
+        name: f"{name}: {_percent(rate)} {what}; the limit is {_percent(limits[name])}"
+        for name, rate in rates.items()
+    }
     if above:
         return CheckOutcome(False, _first([messages[name] for name in above]), metadata)
     worst = max(rates, key=lambda name: rates[name])
@@ -511,11 +508,6 @@ def _first(messages: Sequence[str]) -> str:
     return "; ".join(messages[:_DESCRIBED]) + more
 
 
-def _percents(rate: float, limit: float) -> tuple[str, str]:
-    """Format a rate and its limit with as many digits as needed to tell them apart."""
-    for digits in range(2, 9):
-        shown = f"{rate:.{digits}%}", f"{limit:.{digits}%}"
-        hidden = any(value and not float(text[:-1]) for value, text in zip((rate, limit), shown))
-        if not hidden and (rate == limit or shown[0] != shown[1]):
-            break
-    return shown
+def _percent(share: float) -> str:
+    """Format a share, such as ``1%`` or ``3.846%``."""
+    return f"{100 * share:.4g}%"

@@ -194,12 +194,10 @@ class Committer:
         found_here = commit.evaluate_checks(manifest)
         for found in found_here:
             if not found.passed and has_lost_rows(found.name, found.metadata):
-                error = IntegrityError(
+                raise IntegrityError(
                     f"stage '{manifest.pipeline}/{manifest.stage}'{_label(partition)}: "
                     f"{found.description}. It was not committed; materialize it with force"
                 )
-                error.failed_check = found.name
-                raise error
         self._found[partition, manifest.stage] = found_here
         return replace(manifest, checks=found_here)
 

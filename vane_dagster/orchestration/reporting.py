@@ -144,7 +144,7 @@ class RunReport:
             for each in made
             if (name := latest.get(each.partition)) and name.sequence > each.name.sequence
         }
-        self._checks.replaced(stage, replaced)
+        self._checks.drop(stage, replaced)
         return [each for each in made if each.partition not in replaced]
 
     def _latest(self, stage: str) -> Mapping[str | None, ManifestName]:
@@ -217,8 +217,6 @@ class RunReport:
             self._failed.append(event)
             if event.because is None:
                 self._roots.append(event)
-                self._checks.failed(event.stage, event.partition, event.error)
-                self._waits()
                 self._log_failure(event)
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)

@@ -91,7 +91,7 @@ def test_a_default_check_names_what_failed_and_the_fix(tmp_path: Path):
         "error_rate: 20 of 24 rows failed (83.33%); the limit is 10 rows. The first: id 7: "
         "ValueError: x. vd.quarantine has the rows and their errors; vd.Failures(max_error_rate=) "
         "sets the limit; vectors: v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not "
-        "finite); the limit is 0.00%. Filter such rows, or accept a share by "
+        "finite); the limit is 0%. Filter such rows, or accept a share by "
         "vd.checks.Vectors(max_rate=)"
     )
     outcomes = {each["finding"]: each["passed"] for each in found.metadata["findings"]}
@@ -435,7 +435,7 @@ def test_null_rate_of_each_column_but_the_ids(tmp_path: Path):
     found = one(vd.checks.NullRate(0.4), context)
     assert (found.passed, found.severity, found.blocking) == (False, "WARN", False)
     assert found.metadata == {"rows": 8, "null_rate/x": 0.5, "null_rate/y": 0.25}
-    assert found.description == "x: 50.00% nulls; the limit is 40.00%"
+    assert found.description == "x: 50% nulls; the limit is 40%"
     assert one(vd.checks.NullRate(0.5), context).passed
     assert one(vd.checks.NullRate(0.4, columns=["y"]), context).passed
     assert one(vd.checks.NullRate({"x": 0.5}), context).metadata == {"rows": 8, "null_rate/x": 0.5}
@@ -704,17 +704,17 @@ def test_what_checks_of_counts_say(tmp_path: Path):
     assert (
         one(ids, fine).description == "All 26 input rows are in the output, filtered or quarantined"
     )
-    assert one(errors, fine).description == "0 of 26 rows failed (0.00%); the limit is 1.00%"
+    assert one(errors, fine).description == "0 of 26 rows failed (0%); the limit is 1%"
     assert one(ids, failing).description == (
         "1 of 26 input rows are missing from the output; 0 output rows have no input row"
     )
-    assert one(errors, failing).description == "1 of 26 rows failed (3.85%); the limit is 1.00%"
+    assert one(errors, failing).description == "1 of 26 rows failed (3.846%); the limit is 1%"
 
 
 def test_a_rate_is_told_apart_from_its_limit(tmp_path: Path):
     context = closed(stage(tmp_path, rows(x=[1]), rows_in=30_000, quarantined=301))
     assert one(vd.checks.ErrorRate(0.01), context).description == (
-        "301 of 30,000 rows failed (1.003%); the limit is 1.000%"
+        "301 of 30,000 rows failed (1.003%); the limit is 1%"
     )
     assert one(vd.checks.ErrorRate(0.00001), context).description == (
         "301 of 30,000 rows failed (1.003%); the limit is 0.001%"
@@ -727,13 +727,13 @@ def test_what_checks_of_columns_say(tmp_path: Path):
     c = vd.checks
 
     assert one(c.NullRate(0.5), context).description == (
-        "x: 25.00% nulls; the limit is 50.00% (the highest share of 2 columns)"
+        "x: 25% nulls; the limit is 50% (the highest share of 2 columns)"
     )
     assert one(c.NullRate(0.1, columns=["y"]), context).description == "There are no nulls in 'y'"
-    assert one(c.Text(0.2), context).description == "x: 33.33% empty texts; the limit is 20.00%"
+    assert one(c.Text(0.2), context).description == "x: 33.33% empty texts; the limit is 20%"
     many = closed(stage(tmp_path, rows(**{f"x{i}": [None, "a"] for i in range(7)})))
     assert one(c.NullRate(0.1), many).description.endswith(
-        "x4: 50.00% nulls; the limit is 10.00%; and 2 more"
+        "x4: 50% nulls; the limit is 10%; and 2 more"
     )
 
 
@@ -741,9 +741,9 @@ def test_what_checks_of_vectors_say(tmp_path: Path):
     context = closed(stage(tmp_path, rows(v=vectors([[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]))))
     finding = "v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not finite)"
 
-    assert one(vd.checks.Vectors(), context).description == f"{finding}; the limit is 0.00%"
+    assert one(vd.checks.Vectors(), context).description == f"{finding}; the limit is 0%"
     assert one(vd.checks.Vectors(max_rate=0.5), context).description == (
-        f"{finding}; the limit is 50.00%"
+        f"{finding}; the limit is 50%"
     )
     assert one(vd.checks.Vectors(max_rate=0.5, dimension=4), context).description == (
         "v: the dimension is 3; expected 4"
