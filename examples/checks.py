@@ -51,7 +51,7 @@ rated = ratings.map_batches(
     schema={"stars": "BIGINT", "label": "VARCHAR"},
     asset=vd.Asset(
         checks=[
-            # Replaces the check that every stage has, which warns if half are null; it blocks.
+            # A check of its own, which blocks; by default, `quality` warns if half are null.
             vd.checks.NullRate(0.0, blocking=True, severity="ERROR"),
             vd.checks.Off("text"),  # an empty label is valid here
             # Is the day distributed as the one before it?

@@ -11,13 +11,7 @@ from vane_dagster._secrets import masked
 
 
 class VaneError(Exception):
-    """Base of every error that vane_dagster raises on purpose. Known secrets are masked in it.
-
-    Attributes:
-        failed_check: Name of the asset check that failed with this error; empty for other errors.
-    """
-
-    failed_check = ""
+    """Base of every error that vane_dagster raises on purpose. Known secrets are masked in it."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(masked(arg) if isinstance(arg, str) else arg for arg in args))

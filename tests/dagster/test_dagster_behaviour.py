@@ -1,7 +1,7 @@
 """What we lean on in Dagster and it does not promise, tried on assets that are none of ours.
 
-If one of these fails after an upgrade of Dagster, change `orchestration/reporting.py`,
-`orchestration/event_writer.py` and `orchestration/event_log.py`, even if all other tests pass.
+If one of these fails after an upgrade of Dagster, change `orchestration/reporting.py` and
+`orchestration/event_log.py`, even if all other tests pass.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
-from dagster._core.events import StepMaterializationData
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
-from vane_dagster.orchestration.event_log import DATA_VERSION
-from vane_dagster.orchestration.event_writer import with_groups
+from vane_dagster.orchestration.event_log import DATA_VERSION, events_grouped
 from vane_dagster.orchestration.reporting import LOGGED_ALREADY
 
 LETTERS = dg.StaticPartitionsDefinition(["a", "b", "c"])
@@ -323,53 +321,38 @@ def test_output_of_a_check_counts_as_its_result_and_adds_no_evaluation(instance,
     )
 
 
-def test_yielded_event_is_in_the_result_and_is_not_stored_again(instance):
-    @dg.multi_asset(specs=[dg.AssetSpec(MADE)], can_subset=True)
-    def make(context):
-        step = context.op_execution_context.get_step_execution_context()
-        materialization = dg.AssetMaterialization(MADE)
-        yield dg.DagsterEvent(
-            event_type_value=dg.DagsterEventType.ASSET_MATERIALIZATION.value,
-            job_name=step.job_name,
-            step_handle=step.step.handle,
-            node_handle=step.step.node_handle,
-            event_specific_data=StepMaterializationData(materialization),
-        )
-        yield dg.MaterializeResult(asset_key=MADE, metadata=LOGGED_ALREADY)
-
-    result = dg.materialize([make], instance=instance)
-    assert len(result.get_asset_materialization_events()) == 1
-    assert versions(instance, MADE) == [], (
-        "Dagster stores an event that a step yields: those of EventWriter are there twice"
-    )
-
-
-def test_storage_with_groups_commits_events_together_or_none(instance):
+def test_a_group_of_logged_events_is_committed_as_a_whole_or_not_at_all(instance):
     storage = instance.event_log_storage
-    grouped: Any = with_groups(storage)
-    assert grouped is not storage, "the storage has another base class, so that groups do not work"
-
-    def event(partition: str) -> dg.EventLogEntry:
-        data = StepMaterializationData(dg.AssetMaterialization(MADE, partition=partition))
-        kind = dg.DagsterEventType.ASSET_MATERIALIZATION.value
-        made = dg.DagsterEvent(kind, "job", event_specific_data=data, step_key="step")
-        return dg.EventLogEntry(None, 10, "", "run", 1.0, "step", "job", made)
+    assert callable(storage._connect), "the storage has another base class: groups do not work"
 
     def stored() -> tuple[int, int]:
-        """Events in the asset's index, and in the run's own log."""
+        """Events in the asset's index, and in the runs' own logs."""
         kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-        return len(versions(instance, MADE)), len(instance.all_logs("run", of_type=kind))
+        runs = [run.run_id for run in instance.get_runs()]
+        logs = [instance.all_logs(run, of_type=kind) for run in runs]
+        return len(versions(instance, MADE)), sum(map(len, logs))
 
-    with grouped.group():
-        grouped.store_event_batch([event("a"), event("b")])
-        assert stored() == (0, 0), "a group's events are committed one by one"
-        ids = grouped.get_latest_storage_id_by_partition(
-            MADE, dg.DagsterEventType.ASSET_MATERIALIZATION, {"a", "b"}
-        )
-        assert set(ids) == {"a", "b"}, "a group does not see its own events"
-    assert stored() == (2, 2)
-    with pytest.raises(KeyError), grouped.group():
-        grouped.store_event(event("c")) or {}["an error"]
-    assert stored() == (2, 2), "a group that failed has left events"
-    grouped.store_event(event("c"))
-    assert stored() == (3, 3)
+    @dg.multi_asset(specs=[dg.AssetSpec(MADE)], partitions_def=LETTERS, can_subset=True)
+    def make(context):
+        def log(partition: str) -> Any:
+            context.log_event(dg.AssetMaterialization(MADE, partition=partition))
+
+        with dg.DagsterInstance.from_ref(instance.get_ref()) as other, events_grouped(instance):
+            log("a")
+            log("b")
+            assert versions(other, MADE) == [], "a group's events are committed one by one"
+            kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+            ids = storage.get_latest_storage_id_by_partition(MADE, kind, {"a", "b"})
+            assert set(ids) == {"a", "b"}, "a group does not see its own events"
+        assert stored() == (2, 2)
+        with pytest.raises(KeyError), events_grouped(instance):
+            log("c") or {}["an error"]
+        assert stored() == (2, 2), "a group that failed has left events"
+        log("c")
+        assert stored() == (3, 3)
+        yield dg.MaterializeResult(asset_key=MADE, metadata=LOGGED_ALREADY)
+
+    result = dg.materialize([make], instance=instance, partition_key="a", raise_on_error=True)
+    assert len(result.get_asset_materialization_events()) == 4, (
+        "events that a step logs are not in its result any more"
+    )

@@ -47,12 +47,10 @@ def test_backfill_is_one_run_with_an_event_a_partition(dev):
         assert len({found[key]["version"] for key in keys}) == 3
         counts = [found[key]["metadata"]["dagster/partition_row_count"] for key in keys]
         assert counts == [4, 5, 6]
-    assert _passed(dev, "days/doubles", keys) == {
-        "ids_complete": True, "error_rate": True, "packages_unchanged": True, "null_rate": True
-    }  # fmt: skip
-    assert _passed(dev, "days/kept", keys) == {"ids_complete": True, "error_rate": True}
+    assert _passed(dev, "days/doubles", keys) == {"rows": True, "quality": True}
+    assert _passed(dev, "days/kept", keys) == {"rows": True}
     for rows, key in enumerate(keys, start=4):
-        (execution,) = dev.evaluations("days/doubles", "ids_complete", key)
+        (execution,) = dev.evaluations("days/doubles", "rows", key)
         assert execution["status"] == "SUCCEEDED"
         evaluation = execution["evaluation"]
         assert evaluation["partition"] == key
@@ -191,13 +189,12 @@ def test_blocking_check_fails_what_lies_below_in_its_partition_alone(dev):
     statuses = {key: what["status"] for key, what in dev.asset("judged/kept", list("abc")).items()}
     assert statuses == {"a": "MATERIALIZED", "b": "FAILED", "c": "MATERIALIZED"}
     assert dev.checks("judged/doubles") == {
-        "ids_complete": dict.fromkeys("abc", "SUCCEEDED"),
-        "error_rate": dict.fromkeys("abc", "SUCCEEDED"),
-        "packages_unchanged": dict.fromkeys("abc", "SUCCEEDED"),
+        "rows": dict.fromkeys("abc", "SUCCEEDED"),
+        "quality": dict.fromkeys("abc", "SUCCEEDED"),
         "null_rate": {"a": "SUCCEEDED", "b": "FAILED", "c": "SUCCEEDED"},
     }
     below = {"a": "SUCCEEDED", "c": "SUCCEEDED"}
-    assert dev.checks("judged/kept") == {"ids_complete": below, "error_rate": below}
+    assert dev.checks("judged/kept") == {"rows": below}
 
     state = dev.backfill_ended(dev.retry_failed(backfill))
 
@@ -210,22 +207,22 @@ def test_blocking_check_fails_what_lies_below_in_its_partition_alone(dev):
     dev.succeeded(dev.launch(JUDGED, "b", IN_PROCESS))
 
     assert dev.checks("judged/doubles")["null_rate"] == dict.fromkeys("abc", "SUCCEEDED")
-    assert dev.checks("judged/kept")["ids_complete"] == dict.fromkeys("abc", "SUCCEEDED")
+    assert dev.checks("judged/kept")["rows"] == dict.fromkeys("abc", "SUCCEEDED")
     assert dev.rows("judged/kept", "b")["double"] == [2, 4, 6]
 
 
 def test_checks_are_executed_alone_for_every_partition(dev):
     """The button of an asset's checks names no partition. The test before has materialized them."""
     before = dev.asset("judged/doubles", list("abc"))
-    run = dev.execute_checks("judged/doubles", ["null_rate", "ids_complete"], IN_PROCESS)
+    run = dev.execute_checks("judged/doubles", ["null_rate", "rows"], IN_PROCESS)
     dev.succeeded(run)
 
     for key in "abc":
-        for name in ("null_rate", "ids_complete"):
+        for name in ("null_rate", "rows"):
             latest, *_ = dev.evaluations("judged/doubles", name, key)
             assert latest["runId"] == run
             assert latest["status"] == "SUCCEEDED"
-        assert dev.evaluations("judged/doubles", "error_rate", key)[0]["runId"] != run
+        assert dev.evaluations("judged/doubles", "quality", key)[0]["runId"] != run
     assert dev.checks("judged/doubles")["null_rate"] == dict.fromkeys("abc", "SUCCEEDED")
     assert dev.asset("judged/doubles", list("abc")) == before
 
@@ -296,7 +293,7 @@ def test_partition_is_materialized_by_clicking(dev, page):
     page.get_by_role("button", name="All", exact=True).click(timeout=60_000)
     page.get_by_role("button", name=re.compile("Launch")).last.click(timeout=60_000)
     dev.wait(
-        lambda: dev.checks("shown/doubles")["null_rate"] == {"monday": "SUCCEEDED"},
+        lambda: dev.checks("shown/doubles")["quality"] == {"monday": "SUCCEEDED"},
         "the stage is materialized and its checks have passed",
     )
 
@@ -311,23 +308,23 @@ def test_partition_is_materialized_by_clicking(dev, page):
     cells = [row.locator("td").all_inner_texts() for row in sample.locator("tbody tr").all()]
     assert cells == [["0", "2"], ["1", "4"], ["2", "6"]]
 
-    _follow(page, f"{base}?view=checks&checkDetail=null_rate")
-    page.get_by_text("Checks (4)").wait_for(timeout=60_000)
-    _sees_passed(page, ["error_rate", "ids_complete", "null_rate"])
+    _follow(page, f"{base}?view=checks&checkDetail=quality")
+    page.get_by_text("Checks (2)").wait_for(timeout=60_000)
+    _sees_passed(page, ["rows", "quality"])
     page.get_by_text("Partitions", exact=True).last.click()
     page.get_by_text("Passed (1)").wait_for(timeout=60_000)
     page.get_by_title("monday", exact=True).last.click()
-    page.get_by_text("There are no nulls in").wait_for(timeout=60_000)
+    page.get_by_text("There are no nulls in").first.wait_for(timeout=60_000)
     page.get_by_text("null_rate/double").wait_for(timeout=60_000)
 
     page.get_by_role("button", name="Execute all").click()
-    check, done = ("shown/doubles", "null_rate"), ["SUCCEEDED", "SUCCEEDED"]
+    check, done = ("shown/doubles", "quality"), ["SUCCEEDED", "SUCCEEDED"]
     dev.wait(
         lambda: [e["status"] for e in dev.evaluations(*check, "monday")] == done,
         "the checks are evaluated alone",
     )
     page.reload()
-    _sees_passed(page, ["error_rate", "ids_complete", "null_rate"])
+    _sees_passed(page, ["rows", "quality"])
 
 
 def _follow(page: Any, path: str) -> None:

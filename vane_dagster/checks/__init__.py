@@ -1,9 +1,10 @@
 """Checks of a stage's rows, for ``asset=vd.Asset(checks=[...])``.
 
-Every stage has `IdsComplete` and `ErrorRate` by default. A stage that runs a function or a model
-also has `PackagesUnchanged`. A stage that computes columns also has `NullRate`, and `Vectors` and
-`Text` if it computes vectors or texts. A check in ``vd.Asset(checks=[...])`` replaces the default
-of the same name; `Off` removes it. `Reproducible`, which recomputes rows, is evaluated when it is
+A stage has two checks by default. ``rows`` blocks: it has the findings `IdsComplete`, `ErrorRate`
+and, for vectors, `Vectors`. ``quality`` warns: it has `PackagesUnchanged` if the stage runs a
+function or a model, `NullRate` if it computes columns, and `Text` if it computes texts. A finding
+in ``vd.Asset(checks=[...])`` is a check of its own, and no longer part of the default; `Off`
+removes a finding or a default check. `Reproducible`, which recomputes rows, is evaluated when it is
 executed. All others are evaluated when a partition is committed.
 
 A user-defined check is a frozen dataclass with an `evaluate` method, in a user module::

@@ -21,18 +21,9 @@ from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.objects import value_digest
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
-_VERSION = 2
-"""Increment if digests are computed differently; `Check.definitions` includes the former ones."""
-_VERSION_1 = {
-    "ids_complete": "IdsComplete",
-    "error_rate": "ErrorRate",
-    "null_rate": "NullRate",
-    "vectors": "Vectors",
-    "text": "Text",
-    "drift": "Drift",
-    "golden": "Golden",
-}
-_COMMON = {"name": "name", "blocking": "blocking", "severity": "severity"}
+_VERSION = 3
+"""Increment if a built-in check or its digest changes its meaning; all are evaluated again."""
+_COMMON = ("name", "blocking", "severity")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +51,8 @@ class Check:
 
     If not, it is evaluated in every run of the partition.
     """
-
-    # For built-in checks; their definitions must not depend on their code:
-    kind: ClassVar[str]
-    """Its name in digests, which stays the same if the class is renamed."""
-    thresholds: ClassVar[Mapping[str, str]] = {}
-    """The other fields that count in digests: the permanent name there, and the attribute."""
-    formula: ClassVar[int] = 1
-    """Increment if the same thresholds change their meaning; the check is then evaluated again."""
+    fix: ClassVar[str] = ""
+    """What to do about a failure, for a finding of a default check."""
 
     def __post_init__(self) -> None:
         if self.name == "":
@@ -118,14 +103,9 @@ class Check:
     def definition(self) -> str:
         """Digest of everything that determines a result: the code and the fields.
 
-        For a built-in check, its kind and thresholds. 16 hex digits, the same in every process.
+        For a built-in check, its class name and fields. 16 hex digits, the same in every process.
         """
-        return self.definitions[0]
-
-    @property
-    def definitions(self) -> tuple[str, ...]:
-        """The definition, then those of former versions; results under these are kept."""
-        return self._digests()
+        return self._digest()
 
     @property
     def is_built_in(self) -> bool:
@@ -151,18 +131,14 @@ class Check:
     def _location(self) -> str:
         return f"vd.checks.{type(self).__name__}"
 
-    def _digests(self, **replaced: Any) -> tuple[str, ...]:
-        """Return the definitions, with `replaced` in place of attribute values."""
+    def _digest(self, **replaced: Any) -> str:
+        """Return the definition, with `replaced` in place of the values of fields."""
         if not self.is_built_in:
-            return (self._code_digest(replaced),)
-        names = {**_COMMON, **self.thresholds}
-        values = {name: getattr(self, attribute) for name, attribute in names.items()} | replaced
-        lines = [f"{name}={_token(value)}" for name, value in values.items()]
-        heads = [f"version {_VERSION} {self.kind}"]
-        if self.kind in _VERSION_1:  # version 1 differs only in using the class name
-            heads.append(_VERSION_1[self.kind])
-        texts = ["\n".join([f"{head} {self.formula}", *lines, ""]) for head in heads]
-        return tuple(hashlib.blake2b(t.encode(), digest_size=8).hexdigest() for t in texts)
+            return self._code_digest(replaced)
+        values = {each.name: getattr(self, each.name) for each in fields(self)} | replaced
+        lines = [f"version {_VERSION} {type(self).__name__}"]
+        lines += [f"{name}={_token(value)}" for name, value in values.items()]
+        return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
     def _code_digest(self, replaced: Mapping[str, Any]) -> str:
         """Return the digest of a user's class: its code, and the values of an instance."""
@@ -174,7 +150,6 @@ class Check:
         }
         path = f"check {self.name!r}"
         common = [f"{name}={_token(getattr(self, name))}" for name in _COMMON]
-        common.append(f"formula={self.formula}")  # inherited from a built-in class
         return combine("check", *common, value_digest([type(self), state], path))[:16]
 
     def _set(self, **values: Any) -> None:
@@ -210,10 +185,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Off:
-    """Turns off the check of a name that a stage has by default.
+    """Turns off a check that a stage has by default, or one of its findings.
 
     Attributes:
-        name: The check's name, such as "null_rate".
+        name: The name, such as "quality" or "null_rate".
     """
 
     name: str
@@ -273,11 +248,6 @@ def checked_columns(location: str, columns: Sequence[str] | None) -> tuple[str, 
 def listed(columns: Sequence[str] | None) -> str:
     """Format the columns of a check for a message."""
     return names(columns) if columns else "each column"
-
-
-def percent(share: float) -> str:
-    """Format a share as a percentage, such as ``1%`` or ``0.05%``."""
-    return f"{100 * share:g}%"
 
 
 def _is_cached(kind: type, name: str) -> bool:

@@ -1,31 +1,26 @@
-"""The built-in checks that stages have by default, and how user checks are merged with them."""
+"""The two default checks of a stage, their findings, and how user checks are merged with them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from vane_dagster._arguments import mapping, positive
 from vane_dagster._keywords import require_columns
-from vane_dagster.checks.base import (
-    Check,
-    CheckLike,
-    Off,
-    checked_columns,
-    listed,
-    percent,
-    share,
-)
+from vane_dagster.checks.base import Check, CheckLike, Off, checked_columns, share
 from vane_dagster.checks.context import CheckContext, CheckOutcome, PartCounts, Severity
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.types.kinds import is_floats, is_text
 
 _DEFAULT_RATE, _DEFAULT_ROWS = 0.01, 10
 """The share and the number of rows that may fail by default; the one that allows more counts."""
+
+ROWS, QUALITY = "rows", "quality"
+"""The names of the default checks."""
 
 _SHOWN = 50
 _DESCRIBED = 5
@@ -36,15 +31,10 @@ _FAILURES_SHOWN = 3
 class IdsComplete(Check):
     """Every row that went in came out, was filtered or was quarantined; none was invented."""
 
-    kind: ClassVar[str] = "ids_complete"
-    thresholds: ClassVar[Mapping[str, str]] = {}
+    fix: ClassVar[str] = "Materialize it with force"
 
     name: str = field(default="ids_complete", kw_only=True)
     blocking: bool = field(default=True, kw_only=True)
-
-    @property
-    def description(self) -> str:
-        return "Every input row is in the output, filtered or quarantined, and no row is new"
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare each part with the rows that it was made from."""
@@ -83,8 +73,9 @@ class ErrorRate(Check):
             if that is more.
     """
 
-    kind: ClassVar[str] = "error_rate"
-    thresholds: ClassVar[Mapping[str, str]] = {"max_rate": "max_rate"}
+    fix: ClassVar[str] = (
+        "vd.quarantine has the rows and their errors; vd.Failures(max_error_rate=) sets the limit"
+    )
 
     max_rate: float | None = None
     name: str = field(default="error_rate", kw_only=True)
@@ -94,12 +85,6 @@ class ErrorRate(Check):
         super().__post_init__()
         if self.max_rate is not None:
             self._set(max_rate=share(self._location, "max_rate", self.max_rate))
-
-    @property
-    def description(self) -> str:
-        if self.max_rate is None:
-            return f"At most {percent(_DEFAULT_RATE)} of the rows fail, or {_DEFAULT_ROWS} of them"
-        return f"At most {percent(self.max_rate)} of the rows fail"
 
     def allowed(self, rows: int) -> int:
         """Return how many of a number of rows may fail."""
@@ -120,11 +105,10 @@ class ErrorRate(Check):
             first = "; ".join(context.first_failures(_FAILURES_SHOWN))
             described = f"All {rows:,} rows failed. The first: {first}"
             return CheckOutcome(False, described, metadata)
-        if self.max_rate is None:
-            shown, limit = f"{rate:.2%}", f"{allowed:,} rows"
-        else:
-            shown, limit = _percents(rate, self.max_rate)
-        described = f"{failed:,} of {rows:,} rows failed ({shown}); the limit is {limit}"
+        limit = f"{allowed:,} rows" if self.max_rate is None else _percent(self.max_rate)
+        described = f"{failed:,} of {rows:,} rows failed ({_percent(rate)}); the limit is {limit}"
+        if failed > allowed and (some := context.first_failures(_FAILURES_SHOWN)):
+            described += f". The first: {'; '.join(some)}"
         return CheckOutcome(failed <= allowed, described, metadata)
 
 
@@ -138,8 +122,7 @@ class NullRate(Check):
         columns: The columns to check. Default: all except the ids.
     """
 
-    kind: ClassVar[str] = "null_rate"
-    thresholds: ClassVar[Mapping[str, str]] = {"max_rate": "max_rate", "columns": "columns"}
+    fix: ClassVar[str] = "vd.checks.NullRate(max_rate) sets the limit"
 
     max_rate: float | Mapping[str, float] = field(default=0.5, hash=False)
     columns: Sequence[str] | None = None
@@ -163,14 +146,6 @@ class NullRate(Check):
         if isinstance(self.max_rate, Mapping):
             return self.max_rate.get(column, 0.0)
         return self.max_rate
-
-    @property
-    def description(self) -> str:
-        if isinstance(self.max_rate, Mapping):
-            columns = self.columns or ()
-            each = ", ".join(f"{name} {percent(self.rate_of(name))}" for name in columns)
-            return f"The share of nulls is at most: {each}"
-        return f"At most {percent(self.max_rate)} of the values are null in {listed(self.columns)}"
 
     def fit(self, schema: pa.Schema, location: str) -> None:
         self._require(schema, location, self.columns or ())
@@ -200,12 +175,7 @@ class Vectors(Check):
             The dimension must not differ in any row.
     """
 
-    kind: ClassVar[str] = "vectors"
-    thresholds: ClassVar[Mapping[str, str]] = {
-        "columns": "columns",
-        "dimension": "dimension",
-        "max_rate": "max_rate",
-    }
+    fix: ClassVar[str] = "Filter such rows, or accept a share by vd.checks.Vectors(max_rate=)"
 
     columns: Sequence[str] | None = None
     dimension: int | None = None
@@ -218,14 +188,6 @@ class Vectors(Check):
             columns=checked_columns(self._location, self.columns),
             dimension=positive(self._location, "dimension", self.dimension),
             max_rate=share(self._location, "max_rate", self.max_rate),
-        )
-
-    @property
-    def description(self) -> str:
-        dimension = f"dimension {self.dimension}" if self.dimension else "one dimension"
-        return (
-            f"Vectors in {listed(self.columns)} have {dimension}, and at most "
-            f"{percent(self.max_rate)} of them are zero or hold a null, NaN or infinity"
         )
 
     def fit(self, schema: pa.Schema, location: str) -> None:
@@ -243,17 +205,17 @@ class Vectors(Check):
         fixed = [name for name in columns if pa.types.is_fixed_size_list(schema.field(name).type)]
         columns = columns if self.columns else fixed or columns
         found, rows = context.statistics(columns), context.counts.rows
-        metadata: dict[str, Any] = {"rows": rows, "max_rate": self.max_rate}
+        metadata: dict[str, Any] = {"rows": rows, "max_bad_rate": self.max_rate}
         texts, wrong = [], []
         for name in columns:
             bad, zero = found[name].not_finite, found[name].zero
             vectors = rows - found[name].nulls
             rate = _share(bad + zero, vectors)
             metadata |= {f"not_finite/{name}": bad, f"zero/{name}": zero, f"bad_rate/{name}": rate}
-            shown, limit = _percents(rate, self.max_rate)
             text = (
-                f"{name}: {bad + zero:,} of {vectors:,} vectors are zero or not finite ({shown}; "
-                f"{zero:,} zero, {bad:,} not finite); the limit is {limit}"
+                f"{name}: {bad + zero:,} of {vectors:,} vectors are zero or not finite "
+                f"({_percent(rate)}; {zero:,} zero, {bad:,} not finite); the limit is "
+                f"{_percent(self.max_rate)}"
             )
             texts.append(text)
             if rate > self.max_rate:
@@ -279,11 +241,7 @@ class Text(Check):
         columns: The columns to check. Default: all text columns except the ids.
     """
 
-    kind: ClassVar[str] = "text"
-    thresholds: ClassVar[Mapping[str, str]] = {
-        "max_empty_rate": "max_empty_rate",
-        "columns": "columns",
-    }
+    fix: ClassVar[str] = "vd.checks.Text(max_empty_rate) sets the limit"
 
     max_empty_rate: float = 0.5
     columns: Sequence[str] | None = None
@@ -296,11 +254,6 @@ class Text(Check):
             max_empty_rate=share(self._location, "max_empty_rate", self.max_empty_rate),
             columns=checked_columns(self._location, self.columns),
         )
-
-    @property
-    def description(self) -> str:
-        most = percent(self.max_empty_rate)
-        return f"At most {most} of the texts are empty in {listed(self.columns)}"
 
     def fit(self, schema: pa.Schema, location: str) -> None:
         self._require(schema, location, self.columns, is_text, "texts")
@@ -327,22 +280,18 @@ class PackagesUnchanged(Check):
     imports. `Reproducible` can then show whether an upgrade changes results.
     """
 
+    fix: ClassVar[str] = "Materialize with force to compute the rows with the versions of now"
+
     name: str = field(default="packages_unchanged", kw_only=True)
     severity: Severity = field(default="WARN", kw_only=True)
 
-    kind: ClassVar[str] = "packages_unchanged"
-    thresholds: ClassVar[Mapping[str, str]] = {}
     lasting: ClassVar[bool] = False
-
-    @property
-    def description(self) -> str:
-        return "Packages that the code imports have the versions that the rows were computed with"
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the recorded versions with the current ones."""
         packages = context.packages
         changed = [package for package in packages if package.outdated]
-        metadata: dict[str, Any] = {"packages": len(packages), "changed": len(changed)}
+        metadata: dict[str, Any] = {"packages": len(packages), "packages_changed": len(changed)}
         texts = []
         for each in changed:
             then, now = " and ".join(each.outdated), " and ".join(each.current)
@@ -355,6 +304,61 @@ class PackagesUnchanged(Check):
         return CheckOutcome(True, described, metadata)
 
 
+@dataclass(frozen=True)
+class Findings(Check):
+    """A default check: what several checks find, as one.
+
+    Attributes:
+        findings: The checks. Each can be split off, as a check of its own.
+    """
+
+    findings: tuple[Check, ...] = ()
+
+    @property
+    def description(self) -> str:
+        return ". ".join(each.description for each in self.findings)
+
+    @property
+    def lasting(self) -> bool:  # type: ignore[override]  # depends on the findings
+        return all(each.lasting for each in self.findings)
+
+    def evaluate(self, context: CheckContext) -> CheckOutcome:
+        """Evaluate all findings. The description names those that failed, and the fix of each."""
+        outcomes = [(each, each.evaluate(context)) for each in self.findings]
+        failed = [
+            f"{each.name}: {found.description}. {each.fix}"
+            for each, found in outcomes
+            if not found.passed
+        ]
+        metadata: dict[str, Any] = {
+            "findings": [
+                {"finding": each.name, "passed": found.passed, "description": found.description}
+                for each, found in outcomes
+            ]
+        }
+        for _, found in outcomes:
+            metadata |= found.metadata
+        passed = f"Passed: {', '.join(each.name for each in self.findings)}"
+        return CheckOutcome(not failed, "; ".join(failed) or passed, metadata)
+
+
+def findings_of(checks: Iterable[Check]) -> Iterator[Check]:
+    """Yield checks, and in place of a default check its findings."""
+    for check in checks:
+        yield from check.findings if isinstance(check, Findings) else (check,)
+
+
+def has_lost_rows(name: str, metadata: Mapping[str, Any]) -> bool:
+    """Return whether a failed check has found lost or invented rows.
+
+    Args:
+        name: The check's name.
+        metadata: The metadata of its result.
+    """
+    is_accounting = name in (ROWS, IdsComplete.name)
+    return is_accounting and bool(metadata.get("lost") or metadata.get("invented"))
+
+
 def merge(
     defaults: Sequence[Check], given: Sequence[CheckLike], location: str
 ) -> tuple[Check, ...]:
@@ -362,7 +366,8 @@ def merge(
 
     Args:
         defaults: The default checks.
-        given: The user's checks. A check replaces the default of the same name; `Off` removes it.
+        given: The user's checks. A check replaces the default check or the finding of the same
+            name; `Off` removes it.
         location: The stage, for messages.
 
     Raises:
@@ -373,7 +378,6 @@ def merge(
         raise DefinitionError(
             f"{location}: checks is {given!r}; expected a list, as [vd.checks.NullRate(0.1)]"
         )
-    merged = {check.name: check for check in defaults}
     seen = set()
     for each in given:
         if not isinstance(each, (Check, Off)):
@@ -396,14 +400,19 @@ def merge(
                 f"{location}: two checks are named {each.name!r}; give one another name="
             )
         seen.add(each.name)
-        if isinstance(each, Check):
-            merged[each.name] = each
-        elif merged.pop(each.name, None) is None:
+    default_names = [each.name for each in (*defaults, *findings_of(defaults))]
+    for each in given:
+        if isinstance(each, Off) and each.name not in default_names:
             raise DefinitionError(
                 f"{location}: Off({each.name!r}) turns off no check; the stage has by default "
-                f"{names(check.name for check in defaults)}"
+                f"{', '.join(map(repr, default_names))}"
             )
-    return tuple(merged.values())
+    kept = []
+    for check in defaults:
+        left = tuple(each for each in findings_of([check]) if each.name not in seen)
+        if check.name not in seen and left:
+            kept.append(replace(check, findings=left) if isinstance(check, Findings) else check)
+    return (*kept, *(each for each in given if isinstance(each, Check)))
 
 
 def defaults_for(
@@ -411,8 +420,8 @@ def defaults_for(
     kind: str,
     nullable: bool = False,
     max_error_rate: float | None = None,
-) -> tuple[Check, ...]:
-    """Return the default checks of a stage.
+) -> tuple[Findings, ...]:
+    """Return the default checks of a stage: `rows`, which blocks, and `quality`, which warns.
 
     Args:
         columns: The columns that the stage computes, without ids; None if they are unknown at
@@ -421,18 +430,19 @@ def defaults_for(
         nullable: Whether the stage adds nulls, as a left join does.
         max_error_rate: See `ErrorRate`.
     """
-    found: list[Check] = [IdsComplete(), ErrorRate(max_error_rate)]
-    if kind == "map_batches":
-        found.append(PackagesUnchanged())
-    if kind == "write" or (kind == "join" and not nullable):
-        return tuple(found)
-    if columns is None or len(columns):
-        found.append(NullRate())
-    if columns is not None and kind != "join":
-        if any(pa.types.is_fixed_size_list(f.type) and is_floats(f.type) for f in columns):
-            found.append(Vectors())
-        if any(is_text(f.type) for f in columns):
-            found.append(Text())
+    rows: list[Check] = [IdsComplete(), ErrorRate(max_error_rate)]
+    quality: list[Check] = [PackagesUnchanged()] if kind == "map_batches" else []
+    if kind != "write" and (kind != "join" or nullable):
+        if columns is None or len(columns):
+            quality.append(NullRate())
+        if columns is not None and kind != "join":
+            if any(pa.types.is_fixed_size_list(f.type) and is_floats(f.type) for f in columns):
+                rows.append(Vectors())
+            if any(is_text(f.type) for f in columns):
+                quality.append(Text())
+    found = [Findings(tuple(rows), name=ROWS, blocking=True)]
+    if quality:
+        found.append(Findings(tuple(quality), name=QUALITY, severity="WARN"))
     return tuple(found)
 
 
@@ -445,10 +455,10 @@ def _by_column(
     metadata = {"rows": rows, **{f"{measure}/{name}": rates[name] for name in shown}}
     if not rates:
         return CheckOutcome(True, f"The stage has no column to check for {what}", metadata)
-    messages = {}
-    for name, rate in rates.items():
-        share, limit = _percents(rate, limits[name])
-        messages[name] = f"{name}: {share} {what}; the limit is {limit}"
+    messages = {
+        name: f"{name}: {_percent(rate)} {what}; the limit is {_percent(limits[name])}"
+        for name, rate in rates.items()
+    }
     if above:
         return CheckOutcome(False, _first([messages[name] for name in above]), metadata)
     worst = max(rates, key=lambda name: rates[name])
@@ -498,11 +508,6 @@ def _first(messages: Sequence[str]) -> str:
     return "; ".join(messages[:_DESCRIBED]) + more
 
 
-def _percents(rate: float, limit: float) -> tuple[str, str]:
-    """Format a rate and its limit with as many digits as needed to tell them apart."""
-    for digits in range(2, 9):
-        shown = f"{rate:.{digits}%}", f"{limit:.{digits}%}"
-        hidden = any(value and not float(text[:-1]) for value, text in zip((rate, limit), shown))
-        if not hidden and (rate == limit or shown[0] != shown[1]):
-            break
-    return shown
+def _percent(share: float) -> str:
+    """Format a share, such as ``1%`` or ``3.846%``."""
+    return f"{100 * share:.4g}%"

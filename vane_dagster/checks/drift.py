@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -44,16 +44,6 @@ class Drift(Check):
         min_rows: With fewer rows in either partition the check passes, since chance alone moves the
             index by about ``2 * bins / rows``.
     """
-
-    kind: ClassVar[str] = "drift"
-    thresholds: ClassVar[Mapping[str, str]] = {
-        "column": "column",
-        "max_psi": "max_psi",
-        "max_distance": "max_distance",
-        "bins": "bins",
-        "sample_rows": "sample_rows",
-        "min_rows": "min_rows",
-    }
 
     column: str
     max_psi: float = field(default=0.2, kw_only=True)

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Union
+from typing import Any, Union
 
 import numpy as np
 import pyarrow as pa
@@ -47,16 +47,6 @@ class Golden(Check):
         storage_options: Options of the fsspec file system of a URL; not part of the definition.
     """
 
-    kind: ClassVar[str] = "golden"
-    thresholds: ClassVar[Mapping[str, str]] = {
-        "expected": "expected",
-        "columns": "columns",
-        "tolerance": "tolerance",
-        "max_distance": "max_distance",
-        "min_found": "min_found",
-        "storage_options": "storage_options",
-    }
-
     expected: Expected = field(hash=False)
     columns: Sequence[str] | None = field(default=None, kw_only=True)
     tolerance: float = field(default=1e-6, kw_only=True)
@@ -89,10 +79,10 @@ class Golden(Check):
             self._require(self.expected.schema, f"{self._location}: expected", self.columns)
 
     @property
-    def definitions(self) -> tuple[str, ...]:
-        """Digests of the thresholds and of the expected rows. Reads the file."""
+    def definition(self) -> str:
+        """Digest of the thresholds and of the expected rows. Reads the file."""
         rows = hashlib.blake2b(_serialized(self.opened().rows), digest_size=16)
-        return self._digests(expected=rows.hexdigest(), storage_options=None)
+        return self._digest(expected=rows.hexdigest(), storage_options=None)
 
     @property
     def rows(self) -> pa.Table:

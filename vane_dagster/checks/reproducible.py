@@ -6,7 +6,7 @@ import datetime
 import decimal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -46,12 +46,6 @@ class Reproducible(Check):
         columns: The columns to compare. Default: all.
     """
 
-    kind: ClassVar[str] = "reproducible"
-    thresholds: ClassVar[Mapping[str, str]] = {
-        "rows": "rows",
-        "tolerance": "tolerance",
-        "columns": "columns",
-    }
     rows: int = 20
     tolerance: float | tuple[float, float] = 1e-5
     columns: Sequence[str] | None = field(default=None, kw_only=True)
@@ -69,7 +63,6 @@ class Reproducible(Check):
             )
         relative, absolute = (bound(self._location, "tolerance", each) for each in pair)
         self._set(
-            rows=self.rows,
             tolerance=(relative, absolute),
             columns=checked_columns(self._location, self.columns),
         )

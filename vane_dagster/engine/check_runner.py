@@ -77,9 +77,9 @@ class CheckRunner:
         A result in the manifest is reused if the check's definition is unchanged.
         """
         checks = self._pipeline._checks_of(manifest.stage)
-        known = results_for(checks, manifest, self._definitions)
+        known = results_for(checks, manifest, self._definition)
         missing = [check for check in checks if check.name not in known]
-        new = evaluate(missing, self._context(manifest), self._definitions)
+        new = evaluate(missing, self._context(manifest), self._definition)
         known |= {result.name: result for result in new}
         return tuple(known[check.name] for check in checks)
 
@@ -94,11 +94,11 @@ class CheckRunner:
             recomputation: The recomputed rows.
         """
         context = replace(self._context(manifest), recomputation=recomputation)
-        (result,) = evaluate([check], context, self._definitions)
+        (result,) = evaluate([check], context, self._definition)
         return result
 
-    def _definitions(self, check: Check) -> tuple[str, ...]:
-        return self._code_read.get(id(check)) or check.definitions
+    def _definition(self, check: Check) -> str:
+        return self._code_read.get(id(check)) or check.definition
 
     def _context(self, manifest: Manifest) -> ManifestContext:
         return ManifestContext(
@@ -137,11 +137,11 @@ class CheckRunner:
         return ds.dataset(files, schema=manifest.schema, filesystem=folder.fs, format=verified())
 
 
-def _definitions(check: Check) -> tuple[str, ...]:
-    return check.definitions
+def _definition(check: Check) -> str:
+    return check.definition
 
 
-def _read_code(pipeline: Pipeline) -> dict[int, tuple[str, ...]]:
+def _read_code(pipeline: Pipeline) -> dict[int, str]:
     """Definitions of user-defined checks at the start of a run, by the checks' ids.
 
     Files edited later are not the code that this process has loaded.
@@ -150,28 +150,28 @@ def _read_code(pipeline: Pipeline) -> dict[int, tuple[str, ...]]:
     for check in (check for stage in pipeline for check in pipeline._checks_of(stage.name)):
         with contextlib.suppress(Exception):  # evaluation raises it again
             if not check.is_built_in:
-                found[id(check)] = check.definitions
+                found[id(check)] = check.definition
     return found
 
 
 def evaluate(
     checks: Iterable[Check],
     context: ManifestContext,
-    definitions: Callable[[Check], tuple[str, ...]] = _definitions,
+    definition: Callable[[Check], str] = _definition,
 ) -> tuple[CheckResult, ...]:
     """Evaluate checks; one that raises has failed, with the error as its description.
 
     Args:
         checks: The checks.
         context: The partition.
-        definitions: Returns a check's definitions.
+        definition: Returns a check's definition.
 
     Returns:
         The result of each check.
     """
     alone = replace(context, find_previous=_refuse_previous)
     return tuple(
-        _evaluated(check, context if check.compares else alone, definitions) for check in checks
+        _evaluated(check, context if check.compares else alone, definition) for check in checks
     )
 
 
@@ -185,36 +185,35 @@ def _refuse_previous() -> ManifestContext:
 def results_for(
     checks: Iterable[Check],
     manifest: Manifest,
-    definitions: Callable[[Check], tuple[str, ...]] = _definitions,
+    definition: Callable[[Check], str] = _definition,
 ) -> dict[str, CheckResult]:
     """The results in a manifest, by name, of checks with an unchanged definition.
 
-    Results of a former version of the definition are kept, see `Check.definitions`. Checks that
-    raised are excluded, and thus evaluated again; so are those that are not lasting.
+    Checks that raised are excluded, and thus evaluated again; so are those that are not lasting.
 
     Args:
         checks: The checks.
         manifest: The partition's manifest.
-        definitions: Returns a check's definitions.
+        definition: Returns a check's definition.
     """
     stored = {result.name: result for result in manifest.checks}
     found = {}
     for check in checks:
         if check.lasting and check.name in stored:
             with contextlib.suppress(Exception):  # any driver may fail to read a `Golden` file
-                if stored[check.name].definition in definitions(check):
+                if stored[check.name].definition == definition(check):
                     found[check.name] = stored[check.name]
     return found
 
 
 def _evaluated(
-    check: Check, context: ManifestContext, definitions: Callable[[Check], tuple[str, ...]]
+    check: Check, context: ManifestContext, definition_of: Callable[[Check], str]
 ) -> CheckResult:
-    definition = ""
+    digest = ""
     try:
         opened = check.opened()
         outcome = _validated(opened.evaluate(context))
-        definition = definitions(opened)[0]
+        digest = definition_of(opened)
     except (Exception, SystemExit) as error:  # a check never stops a run
         safe = contained(error)
         text = masked(f"{type(safe).__name__}: {safe}")
@@ -227,7 +226,7 @@ def _evaluated(
         severity=check.severity if check.blocking else outcome.severity or check.severity,
         description=outcome.description,
         metadata=outcome.metadata,
-        definition=definition,
+        definition=digest,
     )
 
 

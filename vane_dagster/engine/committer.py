@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from vane_dagster._private_folder import temporary_folder
-from vane_dagster.checks.builtin import IdsComplete
+from vane_dagster.checks.builtin import has_lost_rows
 from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, described, names
 from vane_dagster.storage.damage import damage_of
 from vane_dagster.storage.filesystem import IO_THREADS, Location, duckdb_path
@@ -193,13 +193,11 @@ class Committer:
         partition = manifest.partition
         found_here = commit.evaluate_checks(manifest)
         for found in found_here:
-            if found.name == IdsComplete.name and not found.passed:
-                error = IntegrityError(
+            if not found.passed and has_lost_rows(found.name, found.metadata):
+                raise IntegrityError(
                     f"stage '{manifest.pipeline}/{manifest.stage}'{_label(partition)}: "
                     f"{found.description}. It was not committed; materialize it with force"
                 )
-                error.failed_check = found.name
-                raise error
         self._found[partition, manifest.stage] = found_here
         return replace(manifest, checks=found_here)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vane_dagster.checks.builtin import ErrorRate
+from vane_dagster.checks.builtin import ErrorRate, findings_of
 from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
@@ -229,7 +229,8 @@ class RunState:
             return sum(map(len, partition.sample.values())) or partition.source_rows
         if self._is_below_fan_out(stage):
             return sys.maxsize
-        limits = [c for c in self.pipeline._checks_of(stage) if isinstance(c, ErrorRate)]
+        checks = findings_of(self.pipeline._checks_of(stage))
+        limits = [check for check in checks if isinstance(check, ErrorRate)]
         rows = partition.source_rows
         return limits[0].allowed(rows) if limits else rows
 

@@ -20,7 +20,7 @@ from vane_dagster.orchestration.check_events import (
     evaluate_alone,
     make_check_runner,
 )
-from vane_dagster.orchestration.event_writer import EventWriter, planned_checks_dropped
+from vane_dagster.orchestration.event_log import planned_checks_dropped
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.reporting import LOGGED_ALREADY, RunReport
 from vane_dagster.orchestration.reproducible import ReproducibilityRunner
@@ -98,8 +98,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     ) -> Iterator[Any]:
         opened = store.open()
         check_runner = make_check_runner(context, pipeline, opened)
-        writer = EventWriter(context)
-        checks = CheckLog(context, writer, pipeline)
+        checks = CheckLog(context, pipeline)
         try:
             evaluate_alone(context, checks, pipeline, opened, check_runner)
             ReproducibilityRunner(
@@ -117,11 +116,10 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
             raise dg.Failure(description=str(error)) from error.__cause__
         selected = {key.path[-1] for key in context.selected_asset_keys}
         if not selected:
-            yield from writer.take()
             yield from checks.outputs()
             return
         partitions = _partitions(context, pipeline)
-        report = RunReport(context, writer, checks, pipeline, opened, partitions, check_runner)
+        report = RunReport(context, checks, pipeline, opened, partitions, check_runner)
         try:
             with report:
                 run_pipeline(
@@ -161,14 +159,12 @@ def build_source(pipeline: Pipeline, options: Asset) -> dg.AssetsDefinition:
             partitions = pipeline.partitions_def.get_partition_keys(
                 dynamic_partitions_store=context.instance
             )
-        writer = EventWriter(context)
-        log = SourceLog(context, writer, pipeline, partitions)
+        log = SourceLog(context, pipeline, partitions)
         try:
             changed = observe(pipeline, partitions, log)
         except VaneError as error:
             raise dg.Failure(description=str(error)) from without_secrets(error).__cause__
         context.log.info(f"{changed} of {len(partitions)} partitions have changed")
-        yield from writer.take()
         yield dg.ObserveResult(asset_key=key, metadata=LOGGED_ALREADY)
 
     with warnings.catch_warnings():

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import dagster as dg
 
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.errors import StoreError, VaneError, first_line, names
+from vane_dagster.errors import StoreError, names
 from vane_dagster.orchestration.asset_specs import stage_key
-from vane_dagster.orchestration.event_log import Target
-from vane_dagster.orchestration.event_writer import EventWriter
+from vane_dagster.orchestration.event_log import EventLog, Target, events_grouped
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.pipeline.pipeline import Pipeline, Stage
 from vane_dagster.storage.manifest import CheckResult, Manifest
@@ -42,15 +40,6 @@ Blocked = tuple[str, str | None, CheckResult]
 """The stage, the partition, and the blocking check that failed there."""
 
 
-@dataclass(frozen=True)
-class _Pending:
-    """A check result to write; `evaluated` is False if no version was evaluated."""
-
-    partition: str | None
-    result: CheckResult
-    evaluated: bool
-
-
 class CheckLog:
     """Collects check evaluations, one per check and partition.
 
@@ -60,13 +49,10 @@ class CheckLog:
         blocked: Failed blocking checks.
     """
 
-    def __init__(
-        self, context: dg.AssetExecutionContext, writer: EventWriter, pipeline: Pipeline
-    ) -> None:
-        self._context, self._writer, self._pipeline = context, writer, pipeline
+    def __init__(self, context: dg.AssetExecutionContext, pipeline: Pipeline) -> None:
+        self._context, self._pipeline = context, pipeline
         self._selected = context.selected_asset_check_keys
-        self._evaluated = _evaluated_before(context)
-        self._pending: dict[str, list[_Pending]] = {}
+        self._pending: dict[str, list[tuple[str | None, CheckResult]]] = {}
         self.blocked: list[Blocked] = []
 
     def found(self, stage: str, partition: str | None, results: Iterable[CheckResult]) -> None:
@@ -77,58 +63,23 @@ class CheckLog:
             partition: The partition key; None for an unpartitioned pipeline.
             results: The results of its checks.
         """
-        listed = list(results)
-        for result in listed:
+        key = stage_key(self._pipeline, stage)
+        for result in results:
             if result.blocking and not result.passed:
                 self.blocked.append((stage, partition, result))
-        self._add(stage, partition, listed, evaluated=True)
+            if dg.AssetCheckKey(key, result.name) in self._selected:
+                self._pending.setdefault(stage, []).append((partition, result))
 
-    def failed(self, stage: str, partition: str | None, error: VaneError) -> None:
-        """Add the check that a partition failed by, if any; its other checks are not evaluated.
-
-        The evaluation refers to no materialization, because no version was committed.
-
-        Args:
-            stage: The stage's name.
-            partition: The partition key; None for an unpartitioned pipeline.
-            error: The partition's error.
-        """
-        results = [
-            CheckResult(c.name, False, c.blocking, c.severity, first_line(error), {}, "")
-            for c in self._pipeline._checks_of(stage)
-            if c.name == error.failed_check
-        ]
-        self._add(stage, partition, results, evaluated=False)
-
-    def replaced(self, stage: str, partitions: Collection[str | None]) -> None:
-        """Detach pending results from versions that another run has replaced.
+    def drop(self, stage: str, partitions: Collection[str | None]) -> None:
+        """Drop pending results of versions that another run has replaced; it reports its own.
 
         Args:
             stage: The stage's name.
             partitions: The partitions with a replaced version.
         """
-        if partitions and stage in self._pending:
-            self._pending[stage] = [
-                replace(each, evaluated=False) if each.partition in partitions else each
-                for each in self._pending[stage]
-            ]
-
-    def _add(
-        self,
-        stage: str,
-        partition: str | None,
-        results: Sequence[CheckResult],
-        *,
-        evaluated: bool,
-    ) -> None:
-        key = stage_key(self._pipeline, stage)
-        wanted = [
-            _Pending(partition, result, evaluated)
-            for result in results
-            if dg.AssetCheckKey(key, result.name) in self._selected
-        ]
-        if wanted:
-            self._pending.setdefault(stage, []).extend(wanted)
+        if stage in self._pending:
+            pending = self._pending[stage]
+            self._pending[stage] = [each for each in pending if each[0] not in partitions]
 
     @property
     def pending(self) -> list[str]:
@@ -145,31 +96,27 @@ class CheckLog:
         """
         key = stage_key(self._pipeline, stage)
         pending = self._pending.pop(stage, [])
-        evaluated = dict.fromkeys(each.partition for each in pending if each.evaluated)
-        others = [partition for partition in evaluated if partition not in written]
-        targets = {**written, **(self._writer.log.targets(key, others) if others else {})}
-        evaluations = [
-            dg.AssetCheckEvaluation(
-                asset_key=key,
-                check_name=each.result.name,
-                passed=each.result.passed,
-                metadata={n: _shown(value) for n, value in each.result.metadata.items()},
-                target_materialization_data=(
-                    targets.get(each.partition) if each.evaluated else None
-                ),
-                severity=dg.AssetCheckSeverity[each.result.severity],
-                description=each.result.description,
-                blocking=each.result.blocking,
-                partition=each.partition,
+        others = list(dict.fromkeys(p for p, _ in pending if p not in written))
+        log = EventLog(self._context.instance)
+        targets = {**written, **(log.targets(key, others) if others else {})}
+        for partition, result in pending:
+            self._context.log_event(
+                dg.AssetCheckEvaluation(
+                    asset_key=key,
+                    check_name=result.name,
+                    passed=result.passed,
+                    metadata={n: _shown(value) for n, value in result.metadata.items()},
+                    target_materialization_data=targets.get(partition),
+                    severity=dg.AssetCheckSeverity[result.severity],
+                    description=result.description,
+                    blocking=result.blocking,
+                    partition=partition,
+                )
             )
-            for each in pending
-        ]
-        if new := [e for e in evaluations if _identity(e) not in self._evaluated]:
-            self._writer.write(new)
 
     def flush(self) -> None:
         """Write all pending evaluations, for partitions materialized earlier."""
-        with self._writer.group():
+        with events_grouped(self._context.instance):
             for stage in self.pending:
                 self.write(stage, {})
 
@@ -182,27 +129,6 @@ class CheckLog:
         for name, spec in self._context.assets_def.node_check_specs_by_output_name.items():
             if spec.key in self._selected:
                 yield dg.Output(None, output_name=name)
-
-
-def _evaluated_before(context: dg.AssetExecutionContext) -> set[tuple[Any, ...]]:
-    """Return the evaluations that an earlier attempt of this step wrote."""
-    if not context.retry_number:
-        return set()
-    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
-    entries = context.instance.all_logs(context.run.run_id, of_type=kind)
-    events = [entry.dagster_event for entry in entries]
-    return {_identity(event.asset_check_evaluation_data) for event in events if event}
-
-
-def _identity(evaluation: dg.AssetCheckEvaluation) -> tuple[Any, ...]:
-    target = evaluation.target_materialization_data
-    return (
-        evaluation.asset_check_key,
-        evaluation.partition,
-        evaluation.passed,
-        evaluation.description,
-        target.storage_id if target else None,
-    )
 
 
 def _shown(value: Any) -> Any:

@@ -1,20 +1,28 @@
-"""Dagster's latest events of an asset, and the tags with which an event records its inputs.
+"""Dagster's latest events of an asset, and the events that a step logs.
 
 Dagster compares the input versions in an event's tags to decide whether the asset is stale. It
 writes these tags itself for results that a step yields. But it gives all partitions of a run one
 data version, and it reads the input versions before the step has seen the inputs. Therefore this
-package logs its events with its own tags.
+package logs its events with its own tags, by `context.log_event`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
-from dagster._core.storage.event_log import EventLogStorage
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from dagster._core.storage.event_log import SqlEventLogStorage
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
+
+from vane_dagster.orchestration.signals import signals_deferred
 
 Target = AssetCheckEvaluationTargetMaterializationData
 """A check evaluation's reference to a materialization."""
@@ -28,14 +36,11 @@ class EventLog:
 
     Args:
         instance: The Dagster instance.
-        storage: The instance's event log storage, or a copy with uncommitted events.
     """
 
-    def __init__(
-        self, instance: dg.DagsterInstance, storage: EventLogStorage | None = None
-    ) -> None:
+    def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
-        self._storage = storage or instance.event_log_storage
+        self._storage = instance.event_log_storage
 
     def versions(
         self, key: dg.AssetKey, kind: dg.DagsterEventType, partitions: Sequence[str | None]
@@ -194,17 +199,16 @@ class Provenance:
         """
         self._written |= {(key, partition): pointer for partition, pointer in pointers.items()}
 
-    def look_up(self, key: dg.AssetKey, partitions: Sequence[str | None], log: EventLog) -> None:
+    def look_up(self, key: dg.AssetKey, partitions: Sequence[str | None]) -> None:
         """Read the materializations that `tags` needs and that the step did not write itself.
 
         Args:
             key: The asset whose tags will be requested.
             partitions: Partition keys.
-            log: The event log to read.
         """
         for dep in self._inside.intersection(self._deps[key]):
             if missing := [p for p in partitions if (dep, p) not in self._written]:
-                self.written(dep, log.materialized(dep, missing))
+                self.written(dep, self._log.materialized(dep, missing))
 
     def observed(self, key: dg.AssetKey, partitions: Sequence[str | None]) -> None:
         """Record that the step logged observations of an input.
@@ -239,3 +243,73 @@ class Provenance:
             found[f"dagster/input_event_pointer/{name}"] = pointer
             found[f"dagster/input_data_version/{name}"] = versions.get(dep, version)
         return found
+
+
+@contextmanager
+def events_grouped(instance: dg.DagsterInstance) -> Iterator[None]:
+    """Log the events of this block over one connection for each database of the event log.
+
+    For each event, Dagster opens up to five connections and commits up to four times. So SQLite
+    commits a group as a whole. PostgreSQL commits each statement: a long transaction would hide
+    events from readers that have seen a later storage id. Signals are deferred until the group is
+    written. Without `_connect`, which is private to Dagster, events are logged one by one.
+    """
+    storage: Any = instance.event_log_storage
+    connect = getattr(storage, "_connect", None)
+    # The in-memory storage is left as it is: one writer locks it for all other connections.
+    is_sql = isinstance(storage, SqlEventLogStorage) and storage.is_persistent
+    if connect is None or not is_sql:
+        with signals_deferred():
+            yield
+        return
+    owner, former = threading.get_ident(), getattr(storage, "_db_lock", None)
+    opened: dict[tuple[str, ...], Any] = {}
+
+    @contextmanager
+    def shared(*shard: str) -> Iterator[Any]:
+        if threading.get_ident() != owner:
+            with connect(*shard) as connection:
+                yield connection
+            return
+        if shard not in opened:
+            opened[shard] = exits.enter_context(connect(*shard))
+        yield opened[shard]
+
+    with signals_deferred(), ExitStack() as exits:
+        # SQLite's lock is not reentrant, and a group has two shards; other threads wait for it.
+        storage._connect, storage._db_lock = shared, threading.RLock()
+        storage.has_table = functools.cache(storage.has_table)  # each event asks it, and connects
+        try:
+            # opened first, so committed last: an event is in its run before it is in its asset
+            with storage.index_connection():
+                yield
+        finally:
+            del storage._connect, storage.has_table
+            storage._db_lock = former
+
+
+@contextmanager
+def planned_checks_dropped(context: dg.AssetExecutionContext) -> Iterator[None]:
+    """If the step fails, delete its planned check evaluations that did not take place.
+
+    Dagster counts these as failed, and then shows a check that passed in all other partitions as
+    failed. Event logs that are not SQL databases keep them.
+
+    Args:
+        context: The context of the step.
+    """
+    try:
+        yield
+    except Exception:
+        storage = context.instance.event_log_storage
+        if isinstance(storage, SqlEventLogStorage):
+            row = AssetCheckExecutionsTable.c
+            planned = AssetCheckExecutionsTable.delete().where(
+                row.run_id == context.run.run_id,
+                row.execution_status == AssetCheckExecutionRecordStatus.PLANNED.value,
+            )
+            with storage.index_connection() as connection:
+                for key in context.selected_asset_check_keys:
+                    own = row.asset_key == key.asset_key.to_string(), row.check_name == key.name
+                    connection.execute(planned.where(*own))
+        raise

@@ -31,8 +31,13 @@ from vane_dagster.events import (
 )
 from vane_dagster.orchestration.asset_specs import code_version, stage_key
 from vane_dagster.orchestration.check_events import CheckLog, describe_blocked
-from vane_dagster.orchestration.event_log import DATA_VERSION, Provenance, Target
-from vane_dagster.orchestration.event_writer import EventWriter
+from vane_dagster.orchestration.event_log import (
+    DATA_VERSION,
+    EventLog,
+    Provenance,
+    Target,
+    events_grouped,
+)
 from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary
 from vane_dagster.orchestration.read_ahead import ReadAhead
@@ -77,7 +82,6 @@ class RunReport:
     def __init__(
         self,
         context: dg.AssetExecutionContext,
-        writer: EventWriter,
         checks: CheckLog,
         pipeline: Pipeline,
         store: Store,
@@ -85,7 +89,6 @@ class RunReport:
         check_runner: CheckRunner,
     ) -> None:
         self._context = context
-        self._writer = writer
         self._check_runner = check_runner
         self._checks = checks
         self._pipeline = pipeline
@@ -101,7 +104,7 @@ class RunReport:
         self._definitions: Mapping[str, str] = {}
         self._inferred: Mapping[str, str] = {}
         self._provenance = Provenance(context, partitions)
-        self._source = _source_log(context, writer, pipeline, partitions)
+        self._source = _source_log(context, pipeline, partitions)
         self._listed: dict[str, tuple[float, Mapping[str | None, ManifestName]]] = {}
         self._pending: dict[str, list[_Materialized]] = {}
         self._count = 0
@@ -124,7 +127,7 @@ class RunReport:
         pending, self._pending, self._count = self._pending, {}, 0
         evaluated = self._checks.pending
         pending = {stage: self._in_force(stage, made) for stage, made in pending.items()}
-        with self._writer.group():
+        with events_grouped(self._context.instance):
             for stage in self._pipeline.stages:
                 written = self._write(stage, pending[stage]) if pending.get(stage) else {}
                 if stage in evaluated:
@@ -141,7 +144,7 @@ class RunReport:
             for each in made
             if (name := latest.get(each.partition)) and name.sequence > each.name.sequence
         }
-        self._checks.replaced(stage, replaced)
+        self._checks.drop(stage, replaced)
         return [each for each in made if each.partition not in replaced]
 
     def _latest(self, stage: str) -> Mapping[str | None, ManifestName]:
@@ -161,13 +164,12 @@ class RunReport:
         an event's bytes.
         """
         key = stage_key(self._pipeline, stage)
-        self._provenance.look_up(key, [each.partition for each in made], self._writer.log)
+        self._provenance.look_up(key, [each.partition for each in made])
         columns = column_metadata(made[-1].manifest, self._pipeline[stage].id, self._key_of)
-        events = []
         for each in made:
             above = {u: ManifestName.parse(name) for u, name in each.manifest.upstream.items()}
             versions = {self._key_of(u): name.content for u, name in above.items() if name}
-            events.append(
+            self._context.log_event(
                 dg.AssetMaterialization(
                     asset_key=key,
                     partition=each.partition,
@@ -181,7 +183,8 @@ class RunReport:
                     },
                 )
             )
-        written = self._writer.materialize(events)
+        log = EventLog(self._context.instance)
+        written = log.targets(key, [each.partition for each in made])
         self._provenance.written(key, {p: target.storage_id for p, target in written.items()})
         return written
 
@@ -214,8 +217,6 @@ class RunReport:
             self._failed.append(event)
             if event.because is None:
                 self._roots.append(event)
-                self._checks.failed(event.stage, event.partition, event.error)
-                self._waits()
                 self._log_failure(event)
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)
@@ -337,12 +338,11 @@ class RunReport:
     def results(self) -> Iterator[Any]:
         """Yield the step's results.
 
-        These are the run's events, and a result for each stage without a failed partition.
+        These are a result for each stage without a failed partition; the events are logged.
 
         Raises:
             dg.Failure: If a partition failed; the others are materialized nevertheless.
         """
-        yield from self._writer.take()
         failed = {failure.stage for failure in self._failed}
         failed |= {stage for stage, _, _ in self._checks.blocked}
         for stage in self._pipeline.stages:
@@ -379,7 +379,6 @@ def _dimension_tags(partition: str | None) -> dict[str, str]:
 
 def _source_log(
     context: dg.AssetExecutionContext,
-    writer: EventWriter,
     pipeline: Pipeline,
     partitions: Sequence[str | None],
 ) -> SourceLog | None:
@@ -390,7 +389,7 @@ def _source_log(
     )
     if not (reads and _is_observed(context, pipeline)):
         return None
-    return SourceLog(context, writer, pipeline, partitions)
+    return SourceLog(context, pipeline, partitions)
 
 
 def _is_observed(context: dg.AssetExecutionContext, pipeline: Pipeline) -> bool:

@@ -8,8 +8,7 @@ import dagster as dg
 
 from vane_dagster.errors import SourceError
 from vane_dagster.orchestration.asset_specs import stage_key
-from vane_dagster.orchestration.event_log import DATA_VERSION, EventLog
-from vane_dagster.orchestration.event_writer import EventWriter
+from vane_dagster.orchestration.event_log import DATA_VERSION, EventLog, events_grouped
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.sources.files import source_version
@@ -23,7 +22,6 @@ class SourceLog:
 
     Args:
         context: The context of the observing step. Create this object before listing the source.
-        writer: Writes the observations.
         pipeline: The pipeline.
         partitions: Partition keys; ``[None]`` for an unpartitioned pipeline.
     """
@@ -31,12 +29,10 @@ class SourceLog:
     def __init__(
         self,
         context: dg.AssetExecutionContext,
-        writer: EventWriter,
         pipeline: Pipeline,
         partitions: Sequence[str | None],
     ) -> None:
-        self._instance = context.instance
-        self._writer = writer
+        self._context = context
         self._pipeline = pipeline
         self._partitions = partitions
         self.key = stage_key(pipeline, SOURCE)
@@ -44,7 +40,7 @@ class SourceLog:
 
     def _read(self) -> Mapping[str | None, str]:
         kind = dg.DagsterEventType.ASSET_OBSERVATION
-        return EventLog(self._instance).versions(self.key, kind, self._partitions)
+        return EventLog(self._context.instance).versions(self.key, kind, self._partitions)
 
     def tell(self, found: Mapping[str | None, Sequence[FileRecord]]) -> list[str | None]:
         """Log the files of each partition that differs from its latest observation.
@@ -63,9 +59,9 @@ class SourceLog:
             and _is_new(source_version(files), known.get(partition), files)
         ]
         for start in range(0, len(changed), _GROUP):
-            events = [self._observation(p, found[p]) for p in changed[start : start + _GROUP]]
-            with self._writer.group():
-                self._writer.write(events)
+            with events_grouped(self._context.instance):
+                for partition in changed[start : start + _GROUP]:
+                    self._context.log_event(self._observation(partition, found[partition]))
         return changed
 
     def _observation(

@@ -458,7 +458,7 @@ def test_a_package_that_was_upgraded_is_told_where_rows_are_kept(tmp_path, check
         result = checked.run(docs, checks_alone=False)
         assert result.success
         evaluations = result.get_asset_check_evaluations()
-        return next(e for e in evaluations if e.check_name == "packages_unchanged")
+        return next(e for e in evaluations if e.check_name == "quality")
 
     assert found().passed
     manifest = checked.store.open().in_force("docs", "n", None)

@@ -99,24 +99,25 @@ def test_every_stage_has_checks_for_each_partition_with_numbers(tmp_path, runs):
     result = runs(pipeline(tmp_path), "a", "b")
     assert result.success
     found = evaluations(result, runs.instance)
-    always = ["ids_complete", "error_rate"]
     assert set(found) == {
         (stage, name, key)
         for key in "ab"
         for stage, names in {
-            "vectors": [*always, "packages_unchanged", "null_rate", "vectors", "text"],
-            "labels": always,
-            "out": always,
+            "vectors": ["rows", "quality"],
+            "labels": ["rows"],
+            "out": ["rows"],
         }.items()
         for name in names
     }
     assert all(evaluation.passed for evaluation in found.values())
     blocking = {name for (_, name, _), e in found.items() if e.blocking}
-    assert blocking == {"ids_complete", "error_rate"}
-    ids = values(found["vectors", "ids_complete", "a"])
+    assert blocking == {"rows"}
+    ids = values(found["vectors", "rows", "a"])
     assert (ids["rows_in"], ids["rows"], ids["filtered"], ids["quarantined"]) == (4, 4, 0, 0)
-    assert 0.25 in values(found["vectors", "null_rate", "b"]).values()
-    key = dg.AssetCheckKey(dg.AssetKey(["docs", "vectors"]), "vectors")
+    assert 0.25 in values(found["vectors", "quality", "b"]).values()
+    table = found["vectors", "rows", "a"].metadata["findings"].records
+    assert [record.data["finding"] for record in table] == ["ids_complete", "error_rate", "vectors"]
+    key = dg.AssetCheckKey(dg.AssetKey(["docs", "vectors"]), "rows")
     history = runs.instance.event_log_storage.get_asset_check_execution_history(key, 10)
     assert {record.partition for record in history} == {"a", "b"}
     assert {record.status.value for record in history} == {"SUCCEEDED"}
@@ -127,7 +128,7 @@ def test_thresholds_are_set_on_the_stage_and_checks_turned_off(tmp_path, runs):
     given = [checks.NullRate(0.1), checks.Off("vectors"), checks.Text(name="words")]
     found = evaluations(runs(pipeline(tmp_path, given, below=False), "a"), runs.instance)
     assert {name for _, name, _ in found} == {
-        "ids_complete", "error_rate", "packages_unchanged", "null_rate", "text", "words",
+        "rows", "quality", "null_rate", "words",
     }  # fmt: skip
     failed = found["vectors", "null_rate", "a"]
     assert not failed.passed
@@ -137,7 +138,7 @@ def test_thresholds_are_set_on_the_stage_and_checks_turned_off(tmp_path, runs):
 
 def test_a_failed_check_that_does_not_block_stops_nothing(tmp_path, runs):
     source(tmp_path, "a", ["one", "zero"])
-    result = runs(pipeline(tmp_path), "a")
+    result = runs(pipeline(tmp_path, [checks.Vectors()]), "a")
     assert result.success
     assert not evaluations(result, runs.instance)["vectors", "vectors", "a"].passed
     assert runs.sequence("out", "a") == 1
@@ -206,7 +207,7 @@ def test_a_blocking_check_of_the_last_stage_fails_the_step(tmp_path, runs):
 
 def test_checks_run_alone_over_what_is_there(tmp_path, runs):
     source(tmp_path, "a", ["one", "zero"])
-    docs = pipeline(tmp_path, below=False)
+    docs = pipeline(tmp_path, [checks.Vectors()], below=False)
     assert runs(docs, "a").success
     key = dg.AssetCheckKey(docs["vectors"].key, "vectors")
     only = dg.AssetSelection.checks(key)
@@ -225,7 +226,7 @@ def test_a_blocking_check_that_runs_alone_fails_the_run(tmp_path, runs):
     assert not runs(docs, "a", "b", selection=[docs["vectors"].key]).success
     check, other = (
         dg.AssetSelection.checks(dg.AssetCheckKey(docs["vectors"].key, name))
-        for name in ("vectors", "ids_complete")
+        for name in ("vectors", "rows")
     )
     assert runs(docs, selection=other).success
     result = runs(docs, "a", "b", selection=check | dg.AssetSelection.assets(docs["labels"].key))
@@ -246,23 +247,22 @@ def test_checks_of_a_partition_that_failed_are_neither_failed_nor_planned(tmp_pa
     assert not result.success
     found = evaluations(result, runs.instance)
     assert {partition for _, _, partition in found} == {"a"}
-    checked = [stage for stage in docs if docs._checks_of(stage.name)]
-    for key in [dg.AssetCheckKey(s.key, c.name) for s in checked for c in docs._checks_of(s.name)]:
+    for key in [dg.AssetCheckKey(s.key, c.name) for s in docs for c in docs._checks_of(s.name)]:
         history = runs.instance.event_log_storage.get_asset_check_execution_history(key, 10)
         assert [(e.partition, e.status.value) for e in history] == [("a", "SUCCEEDED")]
         assert counted(runs.instance, key) == {"SUCCEEDED": {"a"}}
 
 
-def test_a_check_that_a_partition_failed_by_is_logged_as_failed(tmp_path, runs, monkeypatch):
+def test_a_partition_with_lost_rows_is_not_committed(tmp_path, runs, monkeypatch):
     source(tmp_path, "a", ["one"])
-    outcome = checks.CheckOutcome(False, "1 of 1 input rows are missing from the output")
+    described = "1 of 1 input rows are missing from the output"
+    outcome = checks.CheckOutcome(False, described, {"lost": 1})
     monkeypatch.setattr(checks.IdsComplete, "evaluate", lambda *_: outcome)
-    result = runs(pipeline(tmp_path, below=False), "a")
-    assert not result.success
-    ((name, evaluation),) = evaluations(result, runs.instance).items()
-    assert name == ("vectors", "ids_complete", "a")
-    assert not evaluation.passed
-    assert outcome.description in evaluation.description
+    for given in ((), [checks.IdsComplete()]):
+        result = runs(pipeline(tmp_path, given, below=False), "a")
+        assert described in failure(result)
+        assert not evaluations(result, runs.instance)
+        assert runs.sequence("vectors", "a") == 0
 
 
 def test_drift_against_the_partition_before(tmp_path, runs):
@@ -309,7 +309,7 @@ def test_partitions_are_counted_by_what_their_latest_rows_are(tmp_path, runs):
     """Dagster forgets an evaluation that does not say which materialization it is of."""
     for key, texts in {"a": ["one"], "b": ["zero"], "c": ["one"]}.items():
         source(tmp_path, key, texts)
-    docs = pipeline(tmp_path, below=False)
+    docs = pipeline(tmp_path, [checks.Vectors()], below=False)
     key = dg.AssetCheckKey(docs["vectors"].key, "vectors")
     assert runs(docs, "a", "b", "c").success
     assert counted(runs.instance, key) == {"SUCCEEDED": {"a", "c"}, "FAILED": {"b"}}

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from vane_dagster.checks.builtin import defaults_for, merge
+from vane_dagster.checks.builtin import defaults_for, findings_of, merge
 from vane_dagster.checks.drift import cosine_distance, population_stability_index
 from vane_dagster.engine.check_runner import ManifestContext, evaluate, results_for, sample
 from vane_dagster.storage.column_stats import measure, merge_measures
@@ -39,42 +39,69 @@ MADE = PartProvenance("run", ("worker",), 0.0, 1.0)
 
 
 def test_defaults_follow_what_a_stage_makes():
-    def named(*args: Any) -> list[str]:
-        return [check.name for check in defaults_for(*args)]
+    def named(*args: Any) -> dict[str, list[str]]:
+        return {c.name: [each.name for each in c.findings] for c in defaults_for(*args)}
 
-    always = ["ids_complete", "error_rate"]
-    calls = [*always, "packages_unchanged"]
+    rows = ["ids_complete", "error_rate"]
     made = pa.schema(list(SCHEMA)[1:])
-    assert named(made, "map_batches", False) == [*calls, "null_rate", "vectors", "text"]
+    assert named(made, "map_batches", False) == {
+        "rows": [*rows, "vectors"],
+        "quality": ["packages_unchanged", "null_rate", "text"],
+    }
     lists = pa.schema({"v": pa.list_(pa.float32()), "n": pa.list_(pa.int32(), 3)})
-    assert named(lists, "map_batches", False) == [*calls, "null_rate"]
-    assert named(pa.schema([]), "map_batches", False) == calls
-    assert named(None, "project", False) == [*always, "null_rate"]
-    assert named(made, "join", False) == always
-    assert named(made, "join", True) == [*always, "null_rate"]
-    assert named(made, "write", True) == always
-    blocking = [check.name for check in defaults_for(made, "map_batches") if check.blocking]
-    assert blocking == always
-    assert defaults_for(None, "project", False, 0.3)[1] == vd.checks.ErrorRate(0.3)
+    calls = {"rows": rows, "quality": ["packages_unchanged", "null_rate"]}
+    assert named(lists, "map_batches", False) == calls
+    assert named(pa.schema([]), "map_batches", False)["quality"] == ["packages_unchanged"]
+    assert named(None, "project", False) == {"rows": rows, "quality": ["null_rate"]}
+    assert named(made, "join", False) == {"rows": rows}
+    assert named(made, "join", True) == {"rows": rows, "quality": ["null_rate"]}
+    assert named(made, "write", True) == {"rows": rows}
+    found = defaults_for(made, "map_batches")
+    assert [(c.blocking, c.severity) for c in found] == [(True, "ERROR"), (False, "WARN")]
+    assert defaults_for(None, "project", False, 0.3)[0].findings[1] == vd.checks.ErrorRate(0.3)
 
 
-def test_given_checks_replace_defaults_and_off_removes_them():
+def test_a_given_check_is_split_off_and_off_removes_a_finding():
     c = vd.checks
     merged = merge(
         defaults_for(SCHEMA, "map_batches"),
         [c.Off("text"), c.NullRate(0.1, blocking=True), c.Drift("score"), c.Drift("text")],
         "stage 'p/s'",
     )
-    assert [check.name for check in merged] == [
-        "ids_complete",
-        "error_rate",
-        "packages_unchanged",
-        "null_rate",
-        "vectors",
-        "drift_score",
-        "drift_text",
-    ]
-    assert merged[3] == c.NullRate(0.1, blocking=True)
+    names = ["rows", "quality", "null_rate", "drift_score", "drift_text"]
+    assert [check.name for check in merged] == names
+    assert merged[2] == c.NullRate(0.1, blocking=True)
+    left = [each.name for each in findings_of(merged[:2])]
+    assert left == ["ids_complete", "error_rate", "vectors", "packages_unchanged"]
+    defaults = defaults_for(SCHEMA, "project")
+    assert merge(defaults, [c.Off("quality")], "stage") == defaults[:1]
+    assert merge(defaults, [c.Off("null_rate"), c.Off("text")], "stage") == defaults[:1]
+    own = c.NullRate(0.2, name="quality")
+    assert merge(defaults, [own], "stage") == (defaults[0], own)
+
+
+def test_a_default_check_names_what_failed_and_the_fix(tmp_path: Path):
+    table = rows(x=["a", " ", None, "b"], v=vectors([[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]))
+    context = closed(stage(tmp_path, table, rows_in=24, quarantined=20))
+    context = replace(context, first_faults=lambda limit: ["id 7: ValueError: x"])
+    schema = pa.schema(list(table.schema)[1:])
+    found, quality = evaluate(defaults_for(schema, "map_batches"), context)
+    assert (found.passed, found.blocking, quality.passed) == (False, True, True)
+    assert found.description == (
+        "error_rate: 20 of 24 rows failed (83.33%); the limit is 10 rows. The first: id 7: "
+        "ValueError: x. vd.quarantine has the rows and their errors; vd.Failures(max_error_rate=) "
+        "sets the limit; vectors: v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not "
+        "finite); the limit is 0%. Filter such rows, or accept a share by "
+        "vd.checks.Vectors(max_rate=)"
+    )
+    outcomes = {each["finding"]: each["passed"] for each in found.metadata["findings"]}
+    assert outcomes == {"ids_complete": True, "error_rate": False, "vectors": False}
+    assert (found.metadata["quarantined"], found.metadata["zero/v"]) == (20, 1)
+    assert quality.description == "Passed: packages_unchanged, null_rate, text"
+    assert (quality.metadata["null_rate/v"], quality.metadata["packages"]) == (0.25, 0)
+    checks = defaults_for(schema, "map_batches")
+    stored = results_for(checks, replace(context.manifest, checks=(found, quality)))
+    assert list(stored) == ["rows"], "versions of packages are compared in each run"
 
 
 @pytest.mark.parametrize(
@@ -409,7 +436,7 @@ def test_null_rate_of_each_column_but_the_ids(tmp_path: Path):
     found = one(vd.checks.NullRate(0.4), context)
     assert (found.passed, found.severity, found.blocking) == (False, "WARN", False)
     assert found.metadata == {"rows": 8, "null_rate/x": 0.5, "null_rate/y": 0.25}
-    assert found.description == "x: 50.00% nulls; the limit is 40.00%"
+    assert found.description == "x: 50% nulls; the limit is 40%"
     assert one(vd.checks.NullRate(0.5), context).passed
     assert one(vd.checks.NullRate(0.4, columns=["y"]), context).passed
     assert one(vd.checks.NullRate({"x": 0.5}), context).metadata == {"rows": 8, "null_rate/x": 0.5}
@@ -427,7 +454,7 @@ def test_vectors(tmp_path: Path):
     assert (found.passed, found.severity, found.blocking) == (False, "ERROR", False)
     assert found.metadata == {
         "rows": 5,
-        "max_rate": 0.0,
+        "max_bad_rate": 0.0,
         "not_finite/v": 1,
         "zero/v": 1,
         "bad_rate/v": 0.5,
@@ -678,17 +705,17 @@ def test_what_checks_of_counts_say(tmp_path: Path):
     assert (
         one(ids, fine).description == "All 26 input rows are in the output, filtered or quarantined"
     )
-    assert one(errors, fine).description == "0 of 26 rows failed (0.00%); the limit is 1.00%"
+    assert one(errors, fine).description == "0 of 26 rows failed (0%); the limit is 1%"
     assert one(ids, failing).description == (
         "1 of 26 input rows are missing from the output; 0 output rows have no input row"
     )
-    assert one(errors, failing).description == "1 of 26 rows failed (3.85%); the limit is 1.00%"
+    assert one(errors, failing).description == "1 of 26 rows failed (3.846%); the limit is 1%"
 
 
 def test_a_rate_is_told_apart_from_its_limit(tmp_path: Path):
     context = closed(stage(tmp_path, rows(x=[1]), rows_in=30_000, quarantined=301))
     assert one(vd.checks.ErrorRate(0.01), context).description == (
-        "301 of 30,000 rows failed (1.003%); the limit is 1.000%"
+        "301 of 30,000 rows failed (1.003%); the limit is 1%"
     )
     assert one(vd.checks.ErrorRate(0.00001), context).description == (
         "301 of 30,000 rows failed (1.003%); the limit is 0.001%"
@@ -701,13 +728,13 @@ def test_what_checks_of_columns_say(tmp_path: Path):
     c = vd.checks
 
     assert one(c.NullRate(0.5), context).description == (
-        "x: 25.00% nulls; the limit is 50.00% (the highest share of 2 columns)"
+        "x: 25% nulls; the limit is 50% (the highest share of 2 columns)"
     )
     assert one(c.NullRate(0.1, columns=["y"]), context).description == "There are no nulls in 'y'"
-    assert one(c.Text(0.2), context).description == "x: 33.33% empty texts; the limit is 20.00%"
+    assert one(c.Text(0.2), context).description == "x: 33.33% empty texts; the limit is 20%"
     many = closed(stage(tmp_path, rows(**{f"x{i}": [None, "a"] for i in range(7)})))
     assert one(c.NullRate(0.1), many).description.endswith(
-        "x4: 50.00% nulls; the limit is 10.00%; and 2 more"
+        "x4: 50% nulls; the limit is 10%; and 2 more"
     )
 
 
@@ -715,9 +742,9 @@ def test_what_checks_of_vectors_say(tmp_path: Path):
     context = closed(stage(tmp_path, rows(v=vectors([[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]))))
     finding = "v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not finite)"
 
-    assert one(vd.checks.Vectors(), context).description == f"{finding}; the limit is 0.00%"
+    assert one(vd.checks.Vectors(), context).description == f"{finding}; the limit is 0%"
     assert one(vd.checks.Vectors(max_rate=0.5), context).description == (
-        f"{finding}; the limit is 50.00%"
+        f"{finding}; the limit is 50%"
     )
     assert one(vd.checks.Vectors(max_rate=0.5, dimension=4), context).description == (
         "v: the dimension is 3; expected 4"

@@ -325,7 +325,7 @@ def test_a_run_that_is_interrupted_is_summed_up_too(tmp_path, error, ended):
         assets_def=SimpleNamespace(specs=()),
     )
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id")
-    report = RunReport(context, None, None, pipeline, None, [None], None)
+    report = RunReport(context, None, pipeline, None, [None], None)
     plan = RunPlan(pipeline, (), (), {}, {}, "", None)
     with contextlib.suppress(KeyboardInterrupt), report:
         report.listen(RunPlanned(plan))
