@@ -25,16 +25,10 @@ _NOT_FOUND = 404
 _REFUSED = frozenset({401, 402, 403, _NOT_FOUND})
 """Statuses by which an endpoint refuses all requests: the key, the account or the model."""
 _TOO_LONG = ("context length", "too long", "context limit")
-_CONNECTION = {
-    "api_key": "name the environment variable of the key by the model's option 'api_key_env'",
-    "base_url": "write it into the options of vd.Model",
-    "default_headers": "",
-    "default_query": "",
-    "extra_headers": "",
-    "extra_query": "",
-    "timeout": "write it into the options of vd.Model",
-}
-"""Arguments of the client, not of a request: what to write instead of each."""
+_OPTIONS = ("base_url", "timeout")
+"""Arguments of the client that are options of the model."""
+_HEADERS = ("api_key", "default_headers", "default_query", "extra_headers", "extra_query")
+"""Arguments of the client that are not."""
 _NO_HEADERS = (
     "remove it. The key is read from the variable that the model's option 'api_key_env' names; for "
     "other headers or queries, give a provider class whose client has them"
@@ -294,11 +288,12 @@ class HttpProvider:
 
 def _misplaced(sampling: Mapping[str, Any]) -> str | None:
     """Describe a sampling parameter that is an argument of the client; None if there is none."""
-    for name, advice in _CONNECTION.items():
-        if name in sampling:
+    for name in sampling:
+        if name in (*_OPTIONS, *_HEADERS):
+            advice = "write it into the options of vd.Model" if name in _OPTIONS else _NO_HEADERS
             return (
                 f"sampling_params has {name!r}, but sampling parameters are fields of the "
-                f"request's body, which the model's server reads: {advice or _NO_HEADERS}"
+                f"request's body, which the model's server reads: {advice}"
             )
     return None
 
