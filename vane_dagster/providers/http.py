@@ -203,8 +203,8 @@ class HttpProvider:
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Send a request in its turn, and return the response's JSON.
 
-        The client's methods for each API take three times as long as `post`. Errors of the whole
-        stage are separated from those of a row.
+        The client's methods for each API take twice the processor's time of `post`. Errors of the
+        whole stage are separated from those of a row.
         """
         try:
             with self._server.request() if self._server else nullcontext() as endpoint:
