@@ -24,6 +24,8 @@ from support.example_runs import (  # noqa: F401  # fixtures
     run,
     runs_twice,
 )
+from vane_dagster.providers.base import Answer
+from vane_dagster.providers.format import InvalidAnswer
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vllm is not installed")
@@ -49,7 +51,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lesson = [*model_task.template.messages({"text": text}), said(first)]
         lessons.append(lesson)
         if second:
-            correction = f"{model_task.format.problem(first)}. Answer again, with nothing else."
+            with pytest.raises(InvalidAnswer) as unfit:
+                model_task.format.value(Answer(first))
+            correction = f"{unfit.value.problem}. Answer again, with nothing else."
             lessons.append([*lesson, {"role": "user", "content": correction}, said(*second)])
     texts = [message["content"] for lesson in lessons for message in lesson]
     folder = make(tmp_path_factory.mktemp("model"), longest=4096, text=texts)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vane_dagster.errors import names
 from vane_dagster.providers.base import Answer, Message, Request, SamplingRefused
-from vane_dagster.providers.http import HttpProvider, choice_schema, chosen, in_object
+from vane_dagster.providers.http import HttpProvider, choice_schema, in_object
 from vane_dagster.providers.usage import finish_reason, token_count
-from vane_dagster.servers.handle import ServerHandle
 
 _MAX_TOKENS = 4096
 """The API requires a limit; this is the one of stages without a limit of their own."""
@@ -56,86 +54,34 @@ class AnthropicProvider(HttpProvider):
     With a `return_format` the model must call a tool whose input has that schema, and the input is
     the answer; with extended thinking, where the API has no such obligation, it may.
 
-    Args:
-        model: The model's name at the endpoint.
-        base_url: The endpoint. Default: ``$ANTHROPIC_BASE_URL``, else Anthropic's own.
-        api_key_env: See `HttpProvider`.
-        timeout: See `HttpProvider`.
-        max_connections: See `HttpProvider`.
-        requests_per_minute: See `HttpProvider`.
-        tokens_per_minute: See `HttpProvider`.
-        extra_body: See `HttpProvider`. `sampling_params` may have an ``extra_body`` too, whose
-            fields take precedence.
+    Its arguments are those of `HttpProvider`.
     """
 
     LIBRARY = "anthropic"
     CLIENT = "AsyncAnthropic"
     SERVER_PATH = ""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        base_url: str | None = None,
-        api_key_env: str | None = "ANTHROPIC_API_KEY",
-        timeout: float = 600.0,
-        max_connections: int = 64,
-        requests_per_minute: float | None = None,
-        tokens_per_minute: float | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        server: ServerHandle | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            base_url=base_url,
-            api_key_env=api_key_env,
-            timeout=timeout,
-            max_connections=max_connections,
-            requests_per_minute=requests_per_minute,
-            tokens_per_minute=tokens_per_minute,
-            extra_body=extra_body,
-            server=server,
-        )
-
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
         system, messages = _split(request.messages)
-        known, extra = self._split_parameters(_parameters(request.sampling), ("max_tokens",))
+        fields = self._fields(_parameters(request.sampling))
         schema = choice_schema(request.choices) if request.choices else request.schema
         wrapped = schema is not None and schema.get("type") != "object"
-        body: dict[str, Any] = {"system": system} if system else {}
+        body = {"model": self._model, "messages": messages, "max_tokens": _MAX_TOKENS}
+        if system:
+            body["system"] = system
         if schema is not None:
-            body |= _tool(in_object(schema) if wrapped else schema, extra)
-        body |= extra
-        async with self._in_turn() as client:
-            began = time.perf_counter()
-            found = await client.messages.create(
-                model=self._model,
-                messages=messages,
-                max_tokens=known.get("max_tokens", _MAX_TOKENS),
-                extra_body=body or None,
-            )
-        content = getattr(found, "content", None)
-        if not (isinstance(content, list) and all(map(_is_block, content))):
-            raise self._malformed(found)
-        usage = getattr(found, "usage", None)
-        prompt, written, cached, answered = (
-            token_count(getattr(usage, name, None)) for name in _COUNTS
-        )
-        if tokens := prompt + written + cached + answered:
-            self._tokens.learn(tokens)
-        text = _text(content, wrapped)
-        reason = finish_reason(getattr(found, "stop_reason", None))
-        details = getattr(found, "stop_details", None)
-        answer = Answer(
-            chosen(text) if request.choices and text else text,
-            prompt + written + cached,
-            answered,
-            cached,
-            _REASONS.get(reason, reason),
-            time.perf_counter() - began,
-        )
-        return self._with_text(answer, False, getattr(details, "explanation", None))
+            body |= _tool(in_object(schema) if wrapped else schema, fields)
+        found = await self._post("/v1/messages", body | fields)
+        with self._reading(found):
+            text = _text(found["content"], wrapped)
+            reason = finish_reason(found.get("stop_reason"))
+        details = found.get("stop_details")
+        prompt, written, cached, answered = (token_count(found, "usage", name) for name in _COUNTS)
+        self._tokens.learn(prompt + written + cached + answered)
+        counts = prompt + written + cached, answered, cached
+        refusal = details.get("explanation") if isinstance(details, dict) else None
+        return self._answer(request, text, counts, _REASONS.get(reason, reason), refusal)
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
@@ -185,20 +131,14 @@ def _tool(schema: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]
     return {"tools": [tool], "tool_choice": choice}
 
 
-def _is_block(block: Any) -> bool:
-    """Return whether this is a content block; one of text has a text."""
-    kind = getattr(block, "type", None)
-    return isinstance(kind, str) and (
-        kind != "text" or isinstance(getattr(block, "text", None), str)
-    )
-
-
-def _text(content: Sequence[Any], wrapped: bool) -> str:
+def _text(content: Any, wrapped: bool) -> str:
     """Return the input of the answer's tool as JSON; the text if no tool was called."""
+    if not isinstance(content, list):
+        raise TypeError("content is no list")
     for block in content:
-        if block.type == "tool_use" and getattr(block, "name", None) == _TOOL:
-            value = getattr(block, "input", None)
+        if block["type"] == "tool_use" and block.get("name") == _TOOL:
+            value = block.get("input")
             if wrapped and isinstance(value, dict) and "answer" in value:
                 value = value["answer"]
             return json.dumps(value, ensure_ascii=False)
-    return "".join(block.text for block in content if block.type == "text")
+    return "".join(block["text"] for block in content if block["type"] == "text")

@@ -43,7 +43,7 @@ class Answer:
         completion_tokens: Tokens of the answer.
         cached_tokens: Tokens of the messages that were in the engine's cache.
         finish_reason: ``"stop"``, or ``"length"`` if ``max_tokens`` truncated the answer.
-        seconds: Seconds from the submission to the end of the answer.
+        seconds: Seconds from the submission to the end of the answer. The stage measures them.
         requests: The number of requests.
     """
 

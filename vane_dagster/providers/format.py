@@ -29,6 +29,7 @@ class InvalidAnswer(CostlyError):
     """A model's answer does not fit the requested format; the message contains its text.
 
     Attributes:
+        problem: Why it does not fit.
         used: The answer's usage, by the names of `COUNTS`. It is charged nevertheless.
     """
 
@@ -36,7 +37,7 @@ class InvalidAnswer(CostlyError):
         cut = " It was cut: raise max_tokens." if answer.finish_reason == "length" else ""
         text = f" The answer: {answer.text[:_MAX_SHOWN]}" if answer.text else ""
         super().__init__(f"{problem}.{cut}{text}")
-        self.used = counted(answer)
+        self.problem, self.used = problem, counted(answer)
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,6 @@ class Format:
     schema: Mapping[str, Any] | None = None
     choices: tuple[str, ...] = ()
     model: Any = None
-
-    def problem(self, text: str) -> str | None:
-        """Describe why an answer does not fit; None if it does."""
-        try:
-            self._parsed(text)
-        except _UNFIT as error:
-            return str(error)
-        return None
 
     def value(self, answer: Answer) -> Any:
         """Return the answer as a value of `type`.

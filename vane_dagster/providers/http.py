@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import os
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any, ClassVar
 
 from vane_dagster._secrets import keep_variables
 from vane_dagster.errors import StageError, described
-from vane_dagster.providers.base import Answer, PromptTooLong, SamplingRefused
+from vane_dagster.providers.base import Answer, PromptTooLong, Request, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.registry import needs
@@ -26,16 +25,10 @@ _NOT_FOUND = 404
 _REFUSED = frozenset({401, 402, 403, _NOT_FOUND})
 """Statuses by which an endpoint refuses all requests: the key, the account or the model."""
 _TOO_LONG = ("context length", "too long", "context limit")
-_CONNECTION = {
-    "api_key": "name the environment variable of the key by the model's option 'api_key_env'",
-    "base_url": "write it into the options of vd.Model",
-    "default_headers": "",
-    "default_query": "",
-    "extra_headers": "",
-    "extra_query": "",
-    "timeout": "write it into the options of vd.Model",
-}
-"""Arguments of the client, not of a request: what to write instead of each."""
+_OPTIONS = ("base_url", "timeout")
+"""Arguments of the client that are options of the model."""
+_HEADERS = ("api_key", "default_headers", "default_query", "extra_headers", "extra_query")
+"""Arguments of the client that are not."""
 _NO_HEADERS = (
     "remove it. The key is read from the variable that the model's option 'api_key_env' names; for "
     "other headers or queries, give a provider class whose client has them"
@@ -47,19 +40,22 @@ class MalformedResponse(ConnectionError):
 
 
 class HttpProvider:
-    """An endpoint behind a client library, over one connection pool.
+    """An endpoint behind a client library, over one pool of aiohttp's connections.
 
     Args:
         model: The model's name at the endpoint.
-        base_url: The endpoint; None for the library's default.
+        base_url: The endpoint. Default: ``$OPENAI_BASE_URL`` or ``$ANTHROPIC_BASE_URL``, else the
+            library's own.
         api_key_env: Name of the environment variable that holds the key. It must also be in the
-            stage's `env_vars`. None if the endpoint needs no key.
+            stage's `env_vars`. None if the endpoint needs no key. Default: ``OPENAI_API_KEY`` or
+            ``ANTHROPIC_API_KEY``.
         timeout: Time limit of an answer in seconds.
         max_connections: Concurrent requests; of a server to each replica.
         requests_per_minute: The request limit of all workers together, divided evenly; None for no
             limit.
         tokens_per_minute: The same limit for tokens, prompts and answers together.
-        extra_body: Additional fields of each request.
+        extra_body: Additional fields of each request. `sampling_params`, and an ``extra_body`` in
+            them, take precedence.
         server: A server of the pipeline, whose replicas get the requests, in place of `base_url`.
     """
 
@@ -84,18 +80,20 @@ class HttpProvider:
         self,
         model: str,
         *,
-        base_url: str | None,
-        api_key_env: str | None,
-        timeout: float,
-        max_connections: int,
-        requests_per_minute: float | None,
-        tokens_per_minute: float | None,
-        extra_body: Mapping[str, Any] | None,
+        base_url: str | None = None,
+        api_key_env: str | None = "",
+        timeout: float = 600.0,
+        max_connections: int = 64,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+        extra_body: Mapping[str, Any] | None = None,
         server: ServerHandle | None = None,
     ) -> None:
         self._api = needs(self.LIBRARY, self.LIBRARY, self.LIBRARY)
+        self._aiohttp = needs("aiohttp", self.LIBRARY, self.LIBRARY)
         self._model = model
-        self._base_url, self._key_env, self._timeout = base_url, api_key_env, timeout
+        self._base_url, self._timeout = base_url, timeout
+        self._key_env = self.key_variable({"api_key_env": api_key_env})
         self._rooms = defaultdict[Endpoint | None, asyncio.Semaphore](
             lambda: asyncio.Semaphore(max_connections)
         )
@@ -144,43 +142,35 @@ class HttpProvider:
         """
         if options.get("server") is not None:
             return None
-        parameter = inspect.signature(cls).parameters.get("api_key_env")
-        default = None if parameter is None else parameter.default
-        name: str | None = options.get("api_key_env", default)
-        return name
+        name: str | None = options.get("api_key_env", "")
+        return f"{cls.LIBRARY.upper()}_API_KEY" if name == "" else name
 
     def shared_by(self, workers: int) -> None:
         """Set the maximum number of workers, which share the limits."""
         self._requests.workers = self._tokens.workers = workers
 
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Any]:
-        """Yield the client of one request: of a replica, or of the only endpoint.
+    def _client(self, endpoint: Endpoint | None) -> Any:
+        """Return the client of a replica, or of the only endpoint.
 
-        Waits for its turn among the requests to it.
+        It is another one if the key has changed since a warm worker's last run.
         """
-        if self._server is None:
-            async with self._rooms[None]:
-                yield self._client(self._base_url, self._own_key())
-            return
-        with self._server.request() as endpoint:
-            async with self._rooms[endpoint]:
-                yield self._client(endpoint.url + self.SERVER_PATH, endpoint.api_key or "none")
-
-    def _client(self, base_url: str | None, key: str) -> Any:
-        """Return a client; another one if the key has changed since a warm worker's last run."""
-        if (base_url, key) not in self._clients:
-            client = getattr(self._api, self.CLIENT)
+        url, key, headers = self._base_url, "", None
+        if endpoint is None:
+            key = self._own_key()
+        else:
+            url, key = endpoint.url + self.SERVER_PATH, endpoint.api_key or "none"
             # Servers expect a bearer token, whatever header the library sends the key in.
-            bearer = {"Authorization": f"Bearer {key}"} if self._server is not None else None
-            self._clients[base_url, key] = client(
+            headers = {"Authorization": f"Bearer {key}"}
+        if (url, key) not in self._clients:
+            self._clients[url, key] = getattr(self._api, self.CLIENT)(
                 api_key=key,
-                base_url=base_url,
+                base_url=url,
                 timeout=self._timeout,
                 max_retries=0,
-                default_headers=bearer,
+                default_headers=headers,
+                http_client=self._api.DefaultAioHttpClient(),
             )
-        return self._clients[base_url, key]
+        return self._clients[url, key]
 
     def _own_key(self) -> str:
         """Return the key of the endpoint.
@@ -199,38 +189,34 @@ class HttpProvider:
             keep_variables({self._key_env: key})
         return key
 
-    def _split_parameters(
-        self, sampling: Mapping[str, Any], known: Collection[str]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Separate the parameters that the client takes by name from additional fields of the body.
-
-        Args:
-            sampling: The sampling parameters; an ``extra_body`` has additional fields.
-            known: The names of the former.
-        """
-        if problem := _misplaced(sampling) or _wrong_body(
-            "sampling_params", sampling.get("extra_body")
-        ):
+    def _fields(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a request that options and sampling parameters set."""
+        body = sampling.get("extra_body")
+        if problem := _misplaced(sampling) or _wrong_body("sampling_params", body):
             raise SamplingRefused(problem)
-        named = {name: value for name, value in sampling.items() if name in known}
-        others = {name: value for name, value in sampling.items() if name not in known}
-        own = others.pop("extra_body", None) or {}
-        return named, {**self._extra, **others, **own}
+        return {
+            **self._extra,
+            **{name: value for name, value in sampling.items() if name != "extra_body"},
+            **(body or {}),
+        }
 
-    @asynccontextmanager
-    async def _in_turn(self) -> AsyncIterator[Any]:
-        """Wait for a request's turn, and yield the client.
+    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Send a request in its turn, and return the response's JSON.
 
-        Separates errors of the whole stage from those of a row.
+        The client's methods for each API take twice the processor's time of `post`. Errors of the
+        whole stage are separated from those of a row.
         """
         try:
-            async with self._connected() as client:
-                await self._requests.take(1)
-                await self._tokens.take(self._tokens.typical)
-                yield client
+            with self._server.request() if self._server else nullcontext() as endpoint:
+                async with self._rooms[endpoint]:
+                    client = self._client(endpoint)
+                    await self._requests.take(1)
+                    await self._tokens.take(self._tokens.typical)
+                    return await client.post(path, cast_to=object, body=body)
         except self._api.APIConnectionError as error:
-            detail = f"{type(error).__name__} at {error.request.url}: {error.__cause__ or error}"
-            raise ConnectionError(detail) from error
+            raise ConnectionError(f"{error.request.url}: {error.__cause__ or error}") from error
+        except self._aiohttp.ClientError as error:  # a response that is not HTTP
+            raise ConnectionError(str(error)) from error
         except json.JSONDecodeError as error:
             raise self._malformed(error.doc) from error
         except UnicodeDecodeError as error:
@@ -242,27 +228,45 @@ class HttpProvider:
                 raise PromptTooLong(str(error)) from error
             raise
 
-    def _malformed(self, found: Any) -> MalformedResponse:
+    @contextmanager
+    def _reading(self, response: Any) -> Iterator[None]:
+        """Raise MalformedResponse if a field is missing, or has another type than is read."""
+        try:
+            yield
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise self._malformed(response) from error
+
+    def _malformed(self, response: Any) -> MalformedResponse:
         """Return the error for an answer in another form than the API's."""
-        text = found if isinstance(found, str) else str(getattr(found, "model_extra", "") or found)
         return MalformedResponse(
-            f"the endpoint's response is not of {self.LIBRARY}'s API: {text[:_MAX_SHOWN]!r}. If "
-            "this happens for all rows, correct base_url"
+            f"the endpoint's response is not of {self.LIBRARY}'s API: "
+            f"{str(response)[:_MAX_SHOWN]!r}. If this happens for all rows, correct base_url"
         )
 
-    def _with_text(self, answer: Answer, is_missing: bool, refusal: Any) -> Answer:
+    def _answer(
+        self,
+        request: Request,
+        text: str | None,
+        counts: tuple[int, int, int],
+        reason: str,
+        refusal: Any,
+    ) -> Answer:
         """Return an answer that has a text, or is empty because the model ended it by itself.
 
         Args:
-            answer: The answer.
-            is_missing: Whether the response has no text at all, not even an empty one.
+            request: The request.
+            text: The text; None if the response has none, not even an empty one.
+            counts: The tokens of the prompt, of the answer, and of the prompt's cached part.
+            reason: The finish reason.
             refusal: The model's own reason; None for none.
 
         Raises:
             InvalidAnswer: For any other answer, with the reason.
         """
-        ended = answer.finish_reason in ("stop", "") and not is_missing and not refusal
-        if answer.text or ended:
+        found = chosen(text) if request.choices and text else text or ""
+        answer = Answer(found, *counts, reason)
+        ended = reason in ("stop", "") and text is not None and not refusal
+        if found or ended:
             return answer
         problem = f"The model gave no answer (finish_reason {answer.finish_reason!r})"
         reason = f": {refusal}".rstrip(".") if refusal else ""
@@ -284,11 +288,12 @@ class HttpProvider:
 
 def _misplaced(sampling: Mapping[str, Any]) -> str | None:
     """Describe a sampling parameter that is an argument of the client; None if there is none."""
-    for name, advice in _CONNECTION.items():
-        if name in sampling:
+    for name in sampling:
+        if name in (*_OPTIONS, *_HEADERS):
+            advice = "write it into the options of vd.Model" if name in _OPTIONS else _NO_HEADERS
             return (
                 f"sampling_params has {name!r}, but sampling parameters are fields of the "
-                f"request's body, which the model's server reads: {advice or _NO_HEADERS}"
+                f"request's body, which the model's server reads: {advice}"
             )
     return None
 

@@ -40,18 +40,6 @@ class _Asked:
     own_sampling: bool
 
 
-class _FollowUpFailed(Exception):
-    """A row's request failed after the row had got an answer. The cause is the error.
-
-    Attributes:
-        answer: The answer, with the usage of the row's requests so far.
-    """
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__("a follow-up request failed")
-        self.answer = answer
-
-
 @dataclass(frozen=True)
 class PromptTask:
     """The model task of a prompt stage.
@@ -187,13 +175,10 @@ class PromptTask:
                 asked[place] = self._asked(row, str(row.get(self.id, "")))
             except BaseException as error:  # it may be of the user's function
                 errors[place] = error
-        answering = (self._one(provider, each) for each in asked.values())
+        answering = (self._one(provider, each, used) for each in asked.values())
         found = dict(zip(asked, await asyncio.gather(*answering, return_exceptions=True)))
         good = {}
         for place, answer in found.items():
-            if isinstance(answer, _FollowUpFailed) and answer.__cause__ is not None:
-                used.update(counted(answer.answer))
-                answer = answer.__cause__
             if isinstance(answer, BaseException):
                 errors[place] = answer
                 continue
@@ -229,25 +214,36 @@ class PromptTask:
         except _UNFIT as error:  # such as an integer of more than 64 bits, or half a surrogate pair
             raise InvalidAnswer(f"The answer has no place in its column: {error}", answer) from None
 
-    async def _one(self, provider: Any, asked: _Asked) -> tuple[Any, Answer]:
-        form, request, began = self.format, asked.request, time.perf_counter()
+    async def _one(self, provider: Any, asked: _Asked, used: Counter[str]) -> tuple[Any, Answer]:
+        """Return the value and the answer of a row.
+
+        Args:
+            provider: The provider.
+            asked: The row's request.
+            used: Gets the usage of a row whose follow-up request fails.
+        """
+        request, began = asked.request, time.perf_counter()
         try:
             answer = checked_usage(await provider.submit(request))
         except SamplingRefused as error:
             if asked.own_sampling:
                 raise ValueError(str(error)) from error
             raise
-        for _ in range(self.explain):
-            wrong = form.problem(answer.text)
-            if wrong is None:
+        for left in range(self.explain, -1, -1):
+            try:
+                value = self.format.value(answer)
                 break
-            messages = with_problem(request.messages, answer.text, wrong)
+            except InvalidAnswer as error:
+                if not left:
+                    raise
+                messages = with_problem(request.messages, answer.text, error.problem)
             request = replace(request, messages=messages)
             try:
                 answer = _summed(answer, checked_usage(await provider.submit(request)))
-            except Exception as error:
-                raise _FollowUpFailed(answer) from error
-        return form.value(answer), replace(answer, seconds=time.perf_counter() - began)
+            except Exception:
+                used.update(counted(answer))
+                raise
+        return value, replace(answer, seconds=time.perf_counter() - began)
 
 
 def with_problem(messages: Sequence[Message], text: str, problem: str) -> Sequence[Message]:

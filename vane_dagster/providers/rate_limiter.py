@@ -37,7 +37,8 @@ class RateLimiter:
             await asyncio.sleep(begins - now)
 
     def learn(self, amount: float) -> None:
-        """Record the actual amount, and correct the difference from `typical`."""
-        if self._seconds:
-            self._next += (amount - self.typical) * self._seconds * self.workers
+        """Record the actual amount, and correct the difference from `typical`; 0 if unknown."""
+        if not amount:
+            return
+        self._next += (amount - self.typical) * self._seconds * self.workers
         self.typical += 0.1 * (amount - self.typical)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -27,16 +27,8 @@ class TextTask:
     classes = ()
     functions = ()
     preloaded = ()
-
-    @property
-    def sums(self) -> Mapping[str, Sequence[str]]:
-        """Empty."""
-        return {}
-
-    @property
-    def declared_sampling(self) -> Mapping[str, Any]:
-        """Empty."""
-        return {}
+    sums: ClassVar[Mapping[str, Sequence[str]]] = {}
+    declared_sampling: ClassVar[Mapping[str, Any]] = {}
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,15 +45,14 @@ class TransformersProvider:
     ) -> None:
         check_folder(model)
         library = needs("transformers", "transformers", "transformers")
-        torch = self._torch = needs("torch", "transformers", "transformers")
-        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._torch = needs("torch", "transformers", "transformers")
         self._tokenizer = library.AutoTokenizer.from_pretrained(
             model, revision=revision, padding_side="left"
         )
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         loaded = library.AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=dtype)
-        self._model = loaded.to(self._device).eval()
+        self._model = on_device(loaded, device)
         self._known = set(library.GenerationConfig().to_dict())
         self._longest = getattr(self._model.config, "max_position_embeddings", None)
         self._batch_size = batch_size
@@ -92,7 +90,6 @@ class TransformersProvider:
                     answered.set_result(answer)
 
     def _generate(self, requests: Sequence[Request]) -> Sequence[Answer | BaseException]:
-        began = time.perf_counter()
         texts = [self._text(request) for request in requests]
         wanted = _generation(requests[0].sampling)
         if unknown := sorted(set(wanted) - self._known):
@@ -119,12 +116,11 @@ class TransformersProvider:
             self._torch.manual_seed(seed)
         padded = {"return_tensors": "pt", "padding": True, **adds}
         given = self._tokenizer([texts[i] for i in short], **padded)
-        given = given.to(self._device)
+        given = given.to(self._model.device)
         with self._torch.inference_mode():
             out = self._model.generate(**given, **wanted, pad_token_id=self._tokenizer.pad_token_id)
-        seconds = time.perf_counter() - began
         for place, row in zip(short, out[:, given["input_ids"].shape[1] :]):
-            found[place] = self._answer(row, lengths[place], requests[place], seconds)
+            found[place] = self._answer(row, lengths[place], requests[place])
         return found
 
     def _text(self, request: Request) -> str:
@@ -136,7 +132,7 @@ class TransformersProvider:
         )
         return text
 
-    def _answer(self, row: Any, prompt: int, request: Request, seconds: float) -> Answer:
+    def _answer(self, row: Any, prompt: int, request: Request) -> Answer:
         ends = self._model.generation_config.eos_token_id
         ends = set(ends if isinstance(ends, list) else [ends]) | {self._tokenizer.eos_token_id}
         tokens = row.tolist()
@@ -147,7 +143,13 @@ class TransformersProvider:
         for mark in _marks(request.sampling):
             if mark in text:
                 text, reason = text.partition(mark)[0], "stop"
-        return Answer(text, prompt, len(kept), 0, reason, seconds)
+        return Answer(text, prompt, len(kept), 0, reason)
+
+
+def on_device(model: Any, device: str | None) -> Any:
+    """Return a model for evaluation, on a GPU if no device is given and one is available."""
+    is_cuda = needs("torch", "transformers", "transformers").cuda.is_available()
+    return model.to(device or ("cuda" if is_cuda else "cpu")).eval()
 
 
 def _marks(sampling: Mapping[str, Any]) -> list[str]:

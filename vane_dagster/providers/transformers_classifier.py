@@ -9,6 +9,7 @@ from typing import Any
 from vane_dagster.errors import RowErrors, StageError, names
 from vane_dagster.providers.base import PromptTooLong
 from vane_dagster.providers.registry import check_folder, needs
+from vane_dagster.providers.transformers import on_device
 
 _HEAD = "ForSequenceClassification"
 _UNLIMITED = 1_000_000
@@ -43,16 +44,15 @@ class TransformersClassifier:
     ) -> None:
         check_folder(model)
         library = needs("transformers", "transformers", "transformers_classifier")
-        torch = self._torch = needs("torch", "transformers", "transformers_classifier")
+        self._torch = needs("torch", "transformers", "transformers_classifier")
         config = library.AutoConfig.from_pretrained(model, revision=revision)
         _check_head(model, config)
         self._labels = {place: str(label) for place, label in config.id2label.items()}
         self._tokenizer = library.AutoTokenizer.from_pretrained(model, revision=revision)
-        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         loaded = library.AutoModelForSequenceClassification.from_pretrained(
             model, revision=revision, dtype=dtype
         )
-        self._model = loaded.to(self._device).eval()
+        self._model = on_device(loaded, device)
         places = getattr(config, "max_position_embeddings", None)
         limits = (places, self._tokenizer.model_max_length)
         self._longest = min((n for n in limits if n and 0 < n < _UNLIMITED), default=_UNLIMITED)
@@ -90,7 +90,7 @@ class TransformersClassifier:
             places = order[first : first + self._batch_size]
             padded = self._tokenizer(
                 [texts[place] for place in places], return_tensors="pt", padding=True
-            ).to(self._device)
+            ).to(self._model.device)
             with self._torch.inference_mode():
                 logits = self._model(**padded).logits.float()
             scores, best = logits.softmax(-1).max(-1)

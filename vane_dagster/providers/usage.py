@@ -30,8 +30,10 @@ _PRICED = ("prompt", "completion", "cached")
 _MILLION = 1e6
 
 
-def token_count(value: Any) -> int:
+def token_count(value: Any, *path: str) -> int:
     """Return a count in an endpoint's response; 0 for anything but a whole number."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return int(value) if number and 0 <= value < 2**63 and value == int(value) else 0
 

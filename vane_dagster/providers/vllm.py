@@ -95,7 +95,6 @@ class VllmProvider(VllmEngine):
 
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
-        began = time.perf_counter()
         sampling = dict(request.sampling)
         adapter = self._adapter(sampling.pop(_ADAPTER, None))
         params = self._sampling_params(sampling, request)
@@ -111,7 +110,6 @@ class VllmProvider(VllmEngine):
             len(answer.token_ids),
             found.num_cached_tokens or 0,
             answer.finish_reason or "",
-            time.perf_counter() - began,
         )
 
     async def _rendered(self, request: Request) -> Any:

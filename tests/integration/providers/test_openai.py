@@ -163,3 +163,46 @@ def test_vectors_with_odd_usage(server, endpoint):
     data = [{"index": 0, "embedding": [1.0, 2.0]}]
     server.vectors = json.dumps({"object": "list", "data": data, "usage": {}}).encode()
     assert call(endpoint[1], "embed", ["a"], None) == [[1.0, 2.0]]
+
+
+def test_a_response_that_is_not_http_is_a_lost_connection(server):
+    async def asked() -> None:
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"SSH-2.0\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(greet, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            url = f"http://127.0.0.1:{port}"
+            provider = OpenAIProvider("m", base_url=url, api_key_env="LLM_KEY")
+            try:
+                await provider.submit(Request([{"role": "user", "content": "q"}]))
+            finally:
+                for client in provider._clients.values():
+                    await client.close()
+
+    with pytest.raises(ConnectionError, match=r"http://127\.0\.0\.1:.*/chat/completions"):
+        asyncio.run(asked())
+
+
+def test_a_request_that_is_cancelled_frees_its_connection(server, endpoint):
+    server.seconds = 1
+
+    async def asked() -> str:
+        provider = OpenAIProvider(
+            "m", base_url=endpoint[1], api_key_env="LLM_KEY", max_connections=1
+        )
+        question = Request([{"role": "user", "content": "q"}])
+        given_up = asyncio.ensure_future(provider.submit(question))
+        while not server.bodies:
+            await asyncio.sleep(0.01)
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        server.seconds = 0
+        try:
+            return (await asyncio.wait_for(provider.submit(question), 10)).text
+        finally:
+            for client in provider._clients.values():
+                await client.close()
+
+    assert asyncio.run(asked()) == "echo: q"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from vane_dagster.servers.launch import Endpoint, own_node_id
 def test_a_servers_key_is_a_bearer_token(provider, library):
     pytest.importorskip(library)
     made = provider("m", server=vd.VLLMServer("m").handle)
-    client = made._client("http://127.0.0.1:1", "key-of-server")
+    client = made._client(Endpoint("http://127.0.0.1:1", api_key="key-of-server"))
     assert client.default_headers["Authorization"] == "Bearer key-of-server"
 
 
@@ -34,19 +36,25 @@ def test_connections_are_limited_for_each_replica(monkeypatch):
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     docs.prompt("answer", "{text}", model=llm)
     options = docs["answer"].spec.udf.constructor_kwargs["options"]
-    provider = OpenAIProvider("m", **options)
     in_flight, most = Counter[str](), Counter[str]()
 
-    async def ask() -> None:
-        async with provider._in_turn() as client:
-            url = str(client.base_url)
-            in_flight[url] += 1
-            most[url] = max(most[url], in_flight[url])
+    class Provider(OpenAIProvider):
+        def _client(self, endpoint: Endpoint | None) -> Any:
+            return Client(endpoint.url)
+
+    @dataclass
+    class Client:
+        url: str
+
+        async def post(self, path: str, **options: Any) -> None:
+            in_flight[self.url] += 1
+            most[self.url] = max(most[self.url], in_flight[self.url])
             await asyncio.sleep(0.01)
-            in_flight[url] -= 1
+            in_flight[self.url] -= 1
 
     async def ask_often() -> None:
-        await asyncio.gather(*(ask() for _ in range(20)))
+        provider = Provider("m", **options)
+        await asyncio.gather(*(provider._post("/", {}) for _ in range(20)))
 
     asyncio.run(ask_often())
-    assert most == {"http://near:1/v1/": 2, "http://near:2/v1/": 2}
+    assert most == {"http://near:1": 2, "http://near:2": 2}

@@ -173,7 +173,7 @@ def test_a_number_of_explanations_that_does_not_fit():
             "the model's server reads: remove it. The key is read from the variable",
         ),
         ({"sampling_params": {"extra_query": "{text}"}}, "sampling_params has 'extra_query'"),
-        ({"sampling_params": {"api_key": "planted"}}, "by the model's option 'api_key_env'"),
+        ({"sampling_params": {"api_key": "planted"}}, "the model's option 'api_key_env'"),
         ({"sampling_params": {"timeout": 3}}, "write it into the options of vd.Model"),
     ],
 )
