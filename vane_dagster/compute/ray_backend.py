@@ -244,9 +244,9 @@ class RayLease:
         pool = self._pools[worker.pool]
         archive = self._archives.get(worker.pool, b"")
         env = forwarded(pool)
-        call = LoadCall(pool.model, archive, pool.threads, env, pool.lifecycle, endpoints)
+        call = LoadCall(pool.model, b"", pool.threads, env, pool.lifecycle, endpoints)
         self._loads.add(self._tickets + 1)
-        return self._called(worker, lambda actor: (actor.load.remote(call), None))
+        return self._called(worker, lambda actor: (actor.load.remote(call, archive), None))
 
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:
         """See `Lease.announce`."""

@@ -43,9 +43,9 @@ class HostActor:
         self._host = Host(claim.slots)
         self._loaded: LoadReport | None = None
 
-    def load(self, call: LoadCall) -> LoadReport:
-        """See `Host.load`."""
-        call = replace(call, threads=call.threads or self._threads)
+    def load(self, call: LoadCall, archive: bytes) -> LoadReport:
+        """See `Host.load`. The archive is an object of Ray, which is passed by itself."""
+        call = replace(call, archive=archive, threads=call.threads or self._threads)
         node = ray.get_runtime_context().get_node_id()
         self._loaded = replace(self._host.load(call), ray_node=node)
         return self._loaded
