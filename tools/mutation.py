@@ -52,8 +52,7 @@ GROUPS = {
     ),
     "pool state": (
         "compute/pool_state.py",
-        "compute/test_pool_state.py compute/test_autoscaler.py compute/test_demand.py "
-        "compute/test_work_claims.py",
+        "compute/test_pool_state.py compute/test_growth.py compute/test_work_claims.py",
     ),
 }
 

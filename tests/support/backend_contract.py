@@ -112,7 +112,6 @@ def held_row(backend: TableBackend, folder: Path, pool: PoolSpec) -> Any:
 
 def test_a_worker_is_leased_loaded_and_replaced(backend: Backend) -> None:
     assert backend.capacity().cpus >= 1
-    assert backend.infeasible_reason([{"CPU": 1.0}]) is None
     lease: Any = backend.lease("run", [POOL])
     (worker,) = lease.workers()
     assert worker.pool == POOL.identity

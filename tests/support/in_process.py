@@ -46,9 +46,6 @@ class InProcess:
     def capacity(self) -> Capacity:
         return Capacity(({"CPU": 2.0},), 1 << 30, is_cluster=False)
 
-    def infeasible_reason(self, bundles: Any) -> str | None:
-        return None
-
     def versions(self) -> Mapping[str, Any]:
         return {}
 

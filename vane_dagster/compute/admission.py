@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.placement import Bundle, fits
@@ -10,37 +10,19 @@ from vane_dagster.errors import ComputeError
 from vane_dagster.worker.protocol import PoolSpec
 
 
-def can_hold(capacity: Capacity, bundles: Sequence[Bundle]) -> bool:
-    """Whether bundles fit on an otherwise empty cluster, including nodes that it may add.
-
-    Args:
-        capacity: Nodes of the cluster, and the node types that it may add.
-        bundles: Resource bundles to place together.
-    """
-    most = len(bundles)  # more nodes than bundles are of no use
-    growth = capacity.growth or ()
-    added = [kind.resources for kind in growth for _ in range(min(most, kind.more))]
-    return fits([*capacity.nodes, *added], bundles)
-
-
 def check_can_fit(capacity: Capacity, pool: PoolSpec) -> None:
     """Check that the minimum number of workers of a pool can fit where the pool belongs.
 
-    If the autoscaler does not report which nodes it may add, nothing is checked here: the
-    autoscaler decides.
-
     Args:
-        capacity: Nodes of the cluster, and the node types that it may add.
+        capacity: Nodes of the cluster.
         pool: The pool to check.
 
     Raises:
         ComputeError: If the workers can never fit.
     """
     place = capacity.of(pool.on_driver)
-    message = unsatisfiable(
-        place, pool.label, pool.workers, pool.bundle, is_server=bool(pool.server)
-    )
-    if message and place.growth is not None:
+    needs = (pool.label, pool.workers, pool.bundle)
+    if message := unsatisfiable(place, *needs, is_server=bool(pool.server)):
         raise ComputeError(message)
 
 
@@ -49,31 +31,23 @@ def unsatisfiable(
     label: str,
     workers: tuple[int, int],
     bundle: Bundle,
-    infeasible_reason: Callable[[Sequence[Bundle]], str | None] | None = None,
     is_server: bool = False,
 ) -> str | None:
     """Return why a pool's minimum workers do not fit on an otherwise empty cluster, or None.
 
+    If an autoscaler may add nodes, nothing is checked: it does not report which.
+
     Args:
-        capacity: Nodes of the cluster, and the node types that it may add.
+        capacity: Nodes of the cluster.
         label: Name of the pool.
         workers: Minimum and maximum number of workers.
         bundle: Resources that one worker reserves.
-        infeasible_reason: Asks the autoscaler if only the autoscaler knows which nodes it may add.
         is_server: Whether the workers are replicas of a server.
     """
     option, worker = ("replicas", "replica") if is_server else ("concurrency", "worker")
     least = workers[0]
-    if can_hold(capacity, [bundle] * least):
+    if capacity.adds_nodes or fits(capacity.nodes, [bundle] * least):
         return None
-    grown = ""
-    if capacity.growth is None and infeasible_reason is not None:
-        if (why := infeasible_reason([bundle] * least)) is None:
-            return None
-        grown = f", and {why}"
-    elif capacity.growth:
-        kinds = (f"{kind.more} with {_amounts(kind.resources)}" for kind in capacity.growth)
-        grown = f", and may add {' or '.join(kinds)}"
     wanted = _amounts(bundle)
     has = ", ".join(f"{capacity.total(name):g} {name}" for name in bundle)
     if len(capacity.nodes) > 1:
@@ -89,7 +63,7 @@ def unsatisfiable(
     asked = (
         f"{least} {worker}s of {wanted} each were" if least > 1 else f"1 {worker} of {wanted} was"
     )
-    return f"{label}: {asked} asked for; {where}{grown}. {fix}"
+    return f"{label}: {asked} asked for; {where}. {fix}"
 
 
 def _amounts(bundle: Bundle) -> str:
@@ -106,7 +80,7 @@ def plan_waves(
     """Assign stages to waves such that all pools of a wave fit together where they belong.
 
     Args:
-        capacity: Nodes of the cluster, and the node types that it may add.
+        capacity: Nodes of the cluster.
         stages: Stages to compute, upstream first.
         upstream: Upstream stages of each stage; those not in `stages` are read from parts.
         pools: The pool of each stage that has one.
@@ -141,7 +115,7 @@ def plan_waves(
 
 
 def _check_can_fit_together(capacity: Capacity, stage: str, own: Sequence[PoolSpec]) -> None:
-    if capacity.growth is None or _join(capacity, {}, own):
+    if capacity.adds_nodes or _join(capacity, {}, own):
         return
     wanted = (f"{p.workers[0]} of {_amounts(p.bundle)} for {p.label}" for p in own if p.bundle)
     raise ComputeError(
@@ -155,7 +129,7 @@ def _join(capacity: Capacity, claimed: Mapping[str, PoolSpec], own: Sequence[Poo
     bundles: dict[bool, list[Bundle]] = {}
     for each in merged.values():
         bundles.setdefault(each.on_driver, []).extend([each.bundle] * each.workers[0])
-    return all(can_hold(capacity.of(place), asked) for place, asked in bundles.items())
+    return all(fits(capacity.of(place).nodes, asked) for place, asked in bundles.items())
 
 
 def _larger(one: PoolSpec | None, other: PoolSpec) -> PoolSpec:

@@ -13,7 +13,6 @@ import pyarrow as pa
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_variables
 from vane_dagster.compute.code_digest import Versions
-from vane_dagster.compute.placement import NodeType
 from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
@@ -35,13 +34,12 @@ def lease_expired(lease_id: str) -> ComputeError:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Resources of a cluster, and those that it may add.
+    """Resources of a cluster.
 
     Attributes:
         nodes: Resources of each node, under Ray's names.
         object_bytes: Memory for tables between stages on all nodes together, in bytes.
-        growth: The node types that an autoscaler may add: empty without an autoscaler, None if the
-            autoscaler does not report them.
+        adds_nodes: Whether an autoscaler may add nodes; it does not report which.
         is_cluster: Whether workers run on a cluster; otherwise they are subprocesses of the driver.
         driver: Resources of the driver's machine, for pools of subprocesses beside a cluster; None
             if no stage of the run has such a pool.
@@ -49,7 +47,7 @@ class Capacity:
 
     nodes: tuple[Mapping[str, float], ...]
     object_bytes: int
-    growth: tuple[NodeType, ...] | None = ()
+    adds_nodes: bool = False
     is_cluster: bool = True
     driver: Capacity | None = None
 
@@ -174,13 +172,6 @@ class Backend(Protocol):
 
     def capacity(self) -> Capacity:
         """Resources of the cluster."""
-
-    def infeasible_reason(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
-        """Return why the cluster can never hold bundles together, according to its autoscaler.
-
-        Used if `Capacity.growth` is unknown. Returns None if the cluster can hold them; the
-        autoscaler then adds the nodes for them.
-        """
 
     def versions(self) -> Mapping[str, Versions | str]:
         """Versions on each node that may have another environment than this process.

@@ -71,12 +71,11 @@ def make_room() -> None:
 
 PoolManagerMethod = Literal[
     "acquire",
-    "infeasible_reason",
+    "adds_nodes",
     "claim",
     "end_claims",
     "evict",
     "give_up",
-    "growth",
     "heartbeat",
     "release",
     "replace",

@@ -26,7 +26,6 @@ from vane_dagster.compute.admission import check_can_fit
 from vane_dagster.compute.api import CallResult, Capacity, TableLostError, Worker, forwarded
 from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.local_guard import Guard
-from vane_dagster.compute.placement import fits
 from vane_dagster.compute.pool_state import LeaseRecord, PoolState, Sharer, WorkerStart
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import NoClaims
@@ -214,10 +213,6 @@ class LocalBackend:
     def capacity(self) -> Capacity:
         """See `Backend.capacity`."""
         return Capacity((self._node,), shutil.disk_usage(self.folder).free, is_cluster=False)
-
-    def infeasible_reason(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
-        """See `Backend.infeasible_reason`. A single machine does not grow."""
-        return None if fits([self._node], bundles) else "it is one machine"
 
     def versions(self) -> Mapping[str, Versions | str]:
         """See `Backend.versions`. Workers run this process's own Python."""

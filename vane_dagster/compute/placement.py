@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 Bundle = Mapping[str, float]
 _SLACK = 1e-6
-
-
-@dataclass(frozen=True)
-class NodeType:
-    """A type of node that a cluster may add.
-
-    Attributes:
-        resources: Resources of one such node.
-        more: Number of nodes that may be added.
-    """
-
-    resources: Mapping[str, float]
-    more: int
 
 
 class FreeResources:

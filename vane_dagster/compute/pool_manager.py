@@ -14,9 +14,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_pool_manager
-from vane_dagster.compute.autoscaler import ClusterScaler
 from vane_dagster.compute.code_digest import Versions, installed, protocol
-from vane_dagster.compute.placement import Bundle, NodeType
+from vane_dagster.compute.growth import Growth, adds_nodes
 from vane_dagster.compute.pool_state import (
     LEASE_SECONDS,
     LeaseAnswer,
@@ -46,7 +45,7 @@ class PoolManager:
         self._pool_state = PoolState(self._tag)
         self._claims = ClaimTable()
         self._servers: dict[str, PoolRequest] = {}
-        self._scaler: ClusterScaler
+        self._growth = Growth(self._pool_state)
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock: asyncio.Lock | None = None
         self._began = False
@@ -66,12 +65,10 @@ class PoolManager:
         grant = self._pool_state.request_lease(request, _nodes(), time.monotonic())
         if grant is None:
             self._grow()
-            blocking_runs = tuple(self._pool_state.blocking_runs(request.id))
-            asked = self._scaler.asked_for(request.id)
             return LeaseAnswer(
-                blocking_runs=blocking_runs,
-                asked=asked,
-                hopeless=self._scaler.is_hopeless(request.id),
+                blocking_runs=tuple(self._pool_state.blocking_runs(request.id)),
+                asked=self._growth.asked_for(request.id),
+                hopeless=self._growth.is_hopeless(request.id, time.monotonic()),
             )
         self._kill(grant.kill)
         for start in grant.start:
@@ -84,15 +81,9 @@ class PoolManager:
         self._versions = {own: installed(), **self._versions, **news}
         return self._versions
 
-    async def growth(self) -> tuple[NodeType, ...] | None:
-        """See `Capacity.growth`."""
-        await self._started()
-        return self._scaler.kinds()
-
-    async def infeasible_reason(self, bundles: Sequence[Bundle]) -> str | None:
-        """See `Backend.infeasible_reason`."""
-        await self._started()
-        return await self._scaler.infeasible_reason(bundles, _nodes)
+    async def adds_nodes(self) -> bool:
+        """See `Capacity.adds_nodes`."""
+        return adds_nodes()
 
     async def heartbeat(self, beat: LeaseRecord) -> dict[str, tuple[Sharer, ...]] | None:
         """Keep a lease alive.
@@ -208,7 +199,6 @@ class PoolManager:
             if left:
                 self._pool_state.settled_at = time.monotonic() + LEASE_SECONDS
             await asyncio.gather(*(self._adopt(worker) for worker in left))
-            self._scaler = ClusterScaler(self._pool_state)
             self._in_background(self._sweep())
             self._began = True
 
@@ -229,21 +219,22 @@ class PoolManager:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
+            self._grow()
             try:
                 for id in self._pool_state.expired(time.monotonic()):
                     self._end_lease(id)
                 self._claims.expire(time.monotonic())
                 for identity in self._pool_state.expired_pools(time.monotonic()):
                     self._drop(identity)
+                self._growth.remove_reserved()
             except Exception:  # the pool manager survives a failed sweep
                 _log.exception("a sweep failed")
-            self._grow()
 
     def _grow(self) -> None:
         try:
-            self._scaler.step(_nodes())
+            self._growth.step(_nodes(), time.monotonic())
         except Exception:  # it is retried, and a lease may be granted without it
-            _log.exception("the autoscaler could not be asked")
+            _log.exception("nodes could not be requested")
 
     async def _watch(self, start: WorkerStart, placed: Awaitable[tuple[PoolRequest, str]]) -> None:
         """Ensure that a new worker is placed, even if others hold the resources that it reserves.

@@ -315,7 +315,7 @@ class PoolState:
     ) -> list[WorkerStart] | None:
         """New workers that bring each pool to its minimum, and to its maximum if there is room."""
         ended = {worker for victim in gone for worker in victim}
-        room = self._room(nodes, ended)
+        room = self.room(nodes, ended)
         sizes = {c.identity: len(set(self._workers(c.identity)) - ended) for c in claims}
         start: list[WorkerStart] = []
 
@@ -347,7 +347,7 @@ class PoolState:
         nodes.update(each.node for each in start if each.claim.identity == claim.identity)
         return {node for node, count in nodes.items() if count >= claim.per_node}
 
-    def _room(self, nodes: Mapping[str, Bundle], ended: Collection[str]) -> FreeResources:
+    def room(self, nodes: Mapping[str, Bundle], ended: Collection[str]) -> FreeResources:
         room = FreeResources(nodes)
         held = [
             (pool.claim.bundle, node)
@@ -407,7 +407,7 @@ class PoolState:
             return worker, None
         pool.workers.pop(worker, None)
         replacement = self._name(claim.identity)
-        node = self._room(nodes, ()).place(claim.bundle, self._full(claim)) or ""
+        node = self.room(nodes, ()).place(claim.bundle, self._full(claim)) or ""
         pool.workers[replacement] = node
         pool.replacements[worker] = replacement
         for lease in self.leases.values():

@@ -24,7 +24,7 @@ from vane_dagster.compute.api import (
 )
 from vane_dagster.compute.client import PoolManagerClient, brief
 from vane_dagster.compute.code_digest import Versions
-from vane_dagster.compute.demand import listed
+from vane_dagster.compute.growth import listed
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord, Sharer
 from vane_dagster.compute.versions import of_cluster
@@ -77,14 +77,7 @@ class RayBackend:
         found = self._watch.call(ray.nodes)
         nodes = tuple(node["Resources"] for node in found if node["Alive"])
         memory = int(sum(node.get("object_store_memory", 0) for node in nodes))
-        return Capacity(nodes, memory, self._pool_manager.call("growth"))
-
-    def infeasible_reason(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
-        """See `Backend.infeasible_reason`."""
-        answer: str | None = self._pool_manager.call(
-            "infeasible_reason", [dict(bundle) for bundle in bundles]
-        )
-        return answer
+        return Capacity(nodes, memory, self._pool_manager.call("adds_nodes"))
 
     def versions(self) -> Mapping[str, Versions | str]:
         """See `Backend.versions`."""
@@ -156,8 +149,8 @@ def _never_fits(request: LeaseRecord, capacity: Capacity) -> str:
     has = [{name: node.get(name, 0.0) for b in bundles for name in b} for node in capacity.nodes]
     return (
         f"{names(claim.label for claim in claims)}: {listed(bundles)} were asked for; the nodes "
-        f"have {listed(has)}, and the autoscaler has none to add for that. Lower concurrency or "
-        "what a worker reserves, or let the cluster grow further"
+        f"have {listed(has)}, and the autoscaler has added none for half an hour. Lower "
+        "concurrency or what a worker reserves, or let the cluster grow further"
     )
 
 
@@ -173,7 +166,10 @@ def _wanted(request: LeaseRecord) -> str:
 def _waiting(request: LeaseRecord, answer: LeaseAnswer) -> str:
     labels, ahead = _wanted(request), answer.blocking_runs
     if asked := answer.asked:
-        return f"waiting for {labels}: the cluster's autoscaler adds nodes to hold {asked}"
+        return (
+            f"waiting for {labels}: the cluster's autoscaler is asked for room for {asked}; "
+            "`ray status` shows what it does"
+        )
     if ahead:
         return f"waiting for {labels}: its resources are leased or awaited by {short(ahead)}"
     return f"waiting for {labels}: the pool manager was restarted, or the cluster lost nodes"

@@ -51,10 +51,6 @@ class RoutedBackend:
         """See `Backend.capacity`."""
         return replace(self._cluster.capacity(), driver=self._driver.capacity())
 
-    def infeasible_reason(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
-        """See `Backend.infeasible_reason`. Only a cluster may grow."""
-        return self._cluster.infeasible_reason(bundles)
-
     def versions(self) -> Mapping[str, Versions | str]:
         """See `Backend.versions`. Subprocesses have the driver's."""
         return self._cluster.versions()

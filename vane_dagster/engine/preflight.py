@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from vane_dagster.compute.admission import unsatisfiable
 from vane_dagster.compute.api import Backend, Capacity
 from vane_dagster.compute.code_digest import Versions
-from vane_dagster.compute.placement import Bundle
 from vane_dagster.compute.versions import differing_variables, disagreements
 from vane_dagster.engine.server_pools import declared_servers, server_pool
 from vane_dagster.errors import (
@@ -107,12 +106,10 @@ def check_all(
         if backend is not None:
             capacity = backend.capacity()
             findings += misplaced(pipeline, stages, capacity)
-            findings += too_large(pipeline, stages, capacity, backend.infeasible_reason)
+            findings += too_large(pipeline, stages, capacity)
         elif planned is not None:
             findings += too_large_to_start(pipeline, stages, planned)
-        servers, more = _servers(
-            pipeline, stages, capacity, store, backend.infeasible_reason if backend else None
-        )
+        servers, more = _servers(pipeline, stages, capacity, store)
         findings += more
         for asked in written:
             findings += asked.result()
@@ -133,7 +130,6 @@ def _servers(
     stages: Sequence[str],
     capacity: Capacity,
     store: Store,
-    infeasible_reason: Callable[[Sequence[Bundle]], str | None] | None,
 ) -> tuple[dict[ModelServer, PoolSpec], list[PreflightFinding]]:
     """The pools of the servers that stages use, and a finding for each that cannot be started."""
     pools: dict[ModelServer, PoolSpec] = {}
@@ -145,9 +141,7 @@ def _servers(
             findings.append(PreflightFinding("", str(error)))  # it names the server
             continue
         needs = (pool.label, pool.workers, pool.bundle)
-        if capacity.nodes and (
-            message := unsatisfiable(capacity, *needs, infeasible_reason, is_server=True)
-        ):
+        if capacity.nodes and (message := unsatisfiable(capacity, *needs, is_server=True)):
             findings.append(PreflightFinding("", message))
     return pools, findings
 
@@ -317,7 +311,7 @@ def missing_keys(
             fix = "Set it where the run is launched, and name" if not is_set else "Name"
             fix += f" it in vd.Workers(env_vars=[{variable!r}])"
             is_sent = is_set and variable in spec.workers._env_vars
-            is_missing = not is_sent and capacity.growth == ()
+            is_missing = not is_sent and not capacity.adds_nodes
             is_missing &= bool(known) and not any(node.holds(variable) for node in known)
         if is_missing:
             findings.append(
@@ -335,7 +329,6 @@ def too_large(
     pipeline: Pipeline,
     stages: Sequence[str],
     capacity: Capacity,
-    infeasible_reason: Callable[[Sequence[Bundle]], str | None] | None = None,
 ) -> list[PreflightFinding]:
     """Find the workers that do not fit where they belong even alone, with their stages.
 
@@ -343,7 +336,6 @@ def too_large(
         pipeline: The pipeline.
         stages: The stages to compute.
         capacity: Resources of the cluster.
-        infeasible_reason: See `unsatisfiable`.
     """
     asked: dict[tuple[str, tuple[int, int], tuple[tuple[str, float], ...], bool], list[str]] = {}
     for stage in stages:
@@ -355,7 +347,7 @@ def too_large(
     findings = []
     for (udf, workers, bundle, on_driver), who in asked.items():
         place = capacity.of(on_driver)
-        if message := unsatisfiable(place, udf, workers, dict(bundle), infeasible_reason):
+        if message := unsatisfiable(place, udf, workers, dict(bundle)):
             where = f"stage{'s' * (len(who) > 1)} {names(f'{pipeline.name}/{s}' for s in who)}"
             fix = _BESIDE_CLUSTER if place is not capacity else ""
             findings.append(PreflightFinding(where, message, fix))

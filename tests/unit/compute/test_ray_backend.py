@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 import ray
 
+from support.pool_claims import spec
 from vane_dagster.compute.api import Worker
-from vane_dagster.compute.ray_backend import RayLease
+from vane_dagster.compute.pool_state import LeaseAnswer
+from vane_dagster.compute.ray_backend import RayBackend, RayLease
+from vane_dagster.compute.waits import Waits
+from vane_dagster.errors import ComputeError
 
 UNAVAILABLE = ray.exceptions.ActorUnavailableError("Socket closed", None)
 DIED = ray.exceptions.ActorDiedError()
@@ -34,3 +38,40 @@ def test_a_worker_is_lost_with_its_node_unless_the_node_reports_its_death(
     lease._nodes = {"w": "a"}
     lease._watch = SimpleNamespace(call=lambda function: function())
     assert lease._node_is_lost(Worker("w", "pool"), error) is lost
+
+
+class PoolManager:
+    """A pool manager of a cluster that adds nodes; a lease waits once, then is hopeless."""
+
+    def __init__(self) -> None:
+        self.answers = [LeaseAnswer(asked="2 x 1 GPU"), LeaseAnswer(hopeless=True)]
+        self.released = 0
+
+    def call(self, method: str, *given: Any) -> Any:
+        return True if method == "adds_nodes" else self.answers.pop(0)
+
+    def send(self, method: str, *given: Any) -> None:
+        self.released += method == "release"
+
+
+def test_a_run_says_what_it_waits_for_and_ends_if_no_node_is_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 4.0}}])
+    backend: Any = RayBackend.__new__(RayBackend)
+    backend._watch = SimpleNamespace(call=lambda function: function())
+    backend._pool_manager, backend._idle_seconds, backend._lease_seconds = PoolManager(), 1, 1
+    texts: list[str] = []
+    waits = Waits(lambda event: texts.append(event.text))
+    with pytest.raises(ComputeError) as caught:
+        backend.lease("run", [spec("m", (2, 2), GPU=1)], waits=waits)
+    assert texts == [
+        "waiting for M: the cluster's autoscaler is asked for room for 2 x 1 GPU; `ray status` "
+        "shows what it does"
+    ]
+    assert str(caught.value) == (
+        "'M': 2 x 1 GPU were asked for; the nodes have 1 x 0 GPU, and the autoscaler has added "
+        "none for half an hour. Lower concurrency or what a worker reserves, or let the cluster "
+        "grow further"
+    )
+    assert backend._pool_manager.released == 1

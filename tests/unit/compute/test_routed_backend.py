@@ -240,9 +240,6 @@ class Host:
     def capacity(self) -> Capacity:
         return self._capacity
 
-    def infeasible_reason(self, bundles: Any) -> str:
-        return self.side.id
-
     def versions(self) -> Mapping[str, Any]:
         return {self.side.id: "1"}
 
@@ -292,7 +289,7 @@ def test_capacity_is_known_for_each_place():
     capacity = routed.capacity()
     assert (capacity.of(False).cpus, capacity.of(True).cpus) == (64, 2)
     assert routed.versions() == {"cluster": "1"}
-    assert (routed.infeasible_reason([]), routed.claims("run")) == ("cluster", "cluster")
+    assert routed.claims("run") == "cluster"
     routed.close()
     assert cluster.is_closed
     assert driver.is_closed

@@ -119,7 +119,7 @@ def test_variables_of_the_process_are_not_compared():
     assert found == ["LANG"]
 
 
-GROWING = Capacity(({"CPU": 8.0},), 0, growth=None)
+GROWING = Capacity(({"CPU": 8.0},), 0, adds_nodes=True)
 KEY = "OPENAI_API_KEY"
 
 

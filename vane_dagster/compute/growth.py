@@ -1,0 +1,168 @@
+"""Requests for nodes: pending placement groups, for which Ray's autoscalers add nodes.
+
+Ray reserves the bundles of a group together or not at all, and removes the groups of an actor that
+dies. So a request that waits holds nothing, and a dead pool manager leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vane_dagster.compute.placement import Bundle, bundle_size
+from vane_dagster.compute.pool_state import POLL_SECONDS, PoolState
+
+_PATIENCE_SECONDS = 1800.0
+_SILENT_SECONDS = 120.0
+_ANSWER_SECONDS = 5
+_WAITING = ("PENDING", "PREPARED", "RESCHEDULING")
+# An "autoscaler" that only mirrors manually started nodes names node types after the nodes.
+_MIRRORED = re.compile(r"node_[0-9a-f]{56}")
+
+
+@dataclass
+class _Posted:
+    group: Any
+    bundles: list[Bundle]
+    since: float
+
+
+class Growth:
+    """Keeps one placement group for each lease request that is short of nodes.
+
+    A group only posts demand: it is removed once there is room, and also when Ray reserves it.
+
+    Args:
+        pool_state: State of the pool manager.
+    """
+
+    def __init__(self, pool_state: PoolState) -> None:
+        self._pool_state = pool_state
+        self._posted: dict[str, _Posted] = {}
+        self._nodes: set[str] = set()
+        self._added_at = 0.0
+
+    def step(self, nodes: Mapping[str, Bundle], now: float) -> None:
+        """Match the groups to the waiting requests.
+
+        Args:
+            nodes: Resources of each node, by node id.
+            now: Monotonic time in seconds.
+        """
+        from ray.util import placement_group
+
+        if not self._pool_state.queue and not self._posted:
+            return
+        if not self._nodes.issuperset(nodes):
+            self._nodes, self._added_at = set(nodes), now
+        short = short_of_nodes(self._pool_state, nodes, now) if adds_nodes() else {}
+        for id, posted in list(self._posted.items()):
+            if short.get(id) != posted.bundles:
+                self._remove(id)
+        for id, bundles in short.items():
+            if id not in self._posted:
+                group = placement_group([dict(bundle) for bundle in bundles], name=id)
+                self._posted[id] = _Posted(group, bundles, now)
+            elif self._pool_state.blocking_runs(id):  # what they hold may be why none is added
+                self._posted[id].since = now
+
+    def remove_reserved(self) -> None:
+        """Remove groups that Ray has reserved; a later step posts those still needed again."""
+        from ray.util import placement_group_table
+
+        for id, posted in list(self._posted.items()):
+            if placement_group_table(posted.group).get("state") not in _WAITING:
+                self._remove(id)
+
+    def _remove(self, id: str) -> None:
+        from ray.util import remove_placement_group
+
+        remove_placement_group(self._posted[id].group)
+        del self._posted[id]
+
+    def asked_for(self, id: str) -> str:
+        """Resources for which a request waits, as text; empty if it does not wait for nodes."""
+        return listed(self._posted[id].bundles) if id in self._posted else ""
+
+    def is_hopeless(self, id: str, now: float) -> bool:
+        """Whether a request has waited too long with no node added."""
+        if id not in self._posted:
+            return False
+        return now - max(self._added_at, self._posted[id].since) > _PATIENCE_SECONDS
+
+
+def adds_nodes() -> bool:
+    """Whether the cluster has an autoscaler that adds nodes.
+
+    Version 2 also counts if it only mirrors manually started nodes.
+    """
+    from ray.experimental.internal_kv import internal_kv_get_gcs_client
+
+    gcs: Any = internal_kv_get_gcs_client()
+
+    def stored(key: bytes, namespace: bytes | None = None) -> bytes:
+        return gcs.internal_kv_get(key, namespace=namespace, timeout=_ANSWER_SECONDS) or b""
+
+    if stored(b"__autoscaler_v2_enabled", b"__autoscaler") == b"1":
+        return bool(stored(b"AutoscalerMetricsAddress"))
+    report = json.loads(stored(b"__autoscaling_status") or b"{}")
+    scaler = report.get("autoscaler_report")
+    if not scaler or time.time() - report["time"] > _SILENT_SECONDS:
+        return False
+    types = [*scaler["active_nodes"], *scaler["pending_launches"]]
+    return any(not _MIRRORED.fullmatch(name) for name in types)
+
+
+def short_of_nodes(
+    pool_state: PoolState, nodes: Mapping[str, Bundle], now: float
+) -> dict[str, list[Bundle]]:
+    """Waiting requests that do not fit beside the leases even without the idle pools.
+
+    Args:
+        pool_state: Pools, leases and the queue.
+        nodes: Resources of each node, by node id.
+        now: Monotonic time in seconds.
+
+    Returns:
+        By request, bundles that free room and new nodes must hold: those of its missing workers,
+        without those that fit in place of idle pools, and those that an earlier request wants too.
+    """
+    counts = {identity: len(pool.workers) for identity, pool in pool_state.pools.items()}
+    short = {}
+    for request in pool_state.queue:
+        if now - request.seen >= POLL_SECONDS:
+            continue
+        claims = {claim.identity: claim for claim in request.claims if claim.bundle}
+        missing = [
+            claim.bundle
+            for identity, claim in claims.items()
+            for _ in range(claim.workers[0] - counts.get(identity, 0))
+        ]
+        missing.sort(key=bundle_size, reverse=True)
+        idle = [
+            w for i in pool_state.idle() if i not in claims for w in pool_state.pools[i].workers
+        ]
+        evicted, free = pool_state.room(nodes, idle), pool_state.room(nodes, ())
+        fits = [(evicted.place(b) is not None, free.place(b) is not None) for b in missing]
+        if not all(in_place for in_place, _ in fits):
+            short[request.id] = [
+                bundle
+                for bundle, (in_place, is_free) in zip(missing, fits)
+                if is_free or not in_place
+            ]
+            for identity, claim in claims.items():
+                counts[identity] = max(counts.get(identity, 0), claim.workers[0])
+    return short
+
+
+def listed(bundles: Iterable[Bundle]) -> str:
+    """Bundles as text; equal ones are counted."""
+    counts: dict[str, int] = {}
+    for bundle in bundles:
+        text = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+        counts[text] = counts.get(text, 0) + 1
+    return ", ".join(f"{count} x {text}" for text, count in counts.items())
