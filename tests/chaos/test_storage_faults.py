@@ -383,7 +383,7 @@ def test_a_source_file_without_its_footer(harm, tmp_path, source, local, materia
     message = failure(materialize(make(tmp_path), local, raises=False))
     assert "a.parquet'" in message
     assert "cannot be read as Parquet" in message
-    assert "Write it again, or take it out of the source" in message
+    assert "write it again, or take it out of the source" in message
     assert manifests(tmp_path) == before
     source.write_bytes(whole)
     materialize(make(tmp_path), local)

@@ -152,10 +152,12 @@ def test_texts_by_triton_without_a_model_path(
 @pytest.fixture
 def vllm(tiny: Path) -> dict[str, str]:
     """What replaces the large model of the page, and its flags on a CPU."""
+    flag = '"max_model_len": 192}'
     flags = f"""
-    max_model_len=192, dtype="float32", enforce_eager=True, block_size=32, max_num_seqs=4,
-    gpu_memory_utilization=0.1, env_vars={[*ENV, "HF_HUB_OFFLINE"]}"""
-    return {'"Qwen/Qwen2.5-0.5B-Instruct"': repr(str(tiny)), "max_model_len=192": flags}
+    "max_model_len": 192, "dtype": "float32", "enforce_eager": True, "block_size": 32,
+    "max_num_seqs": 4, "gpu_memory_utilization": 0.1}},
+    replicas=vd.Workers(env_vars={[*ENV, "HF_HUB_OFFLINE"]})"""
+    return {'"Qwen/Qwen2.5-0.5B-Instruct"': repr(str(tiny)), flag: flags}
 
 
 @needs_vllm

@@ -76,6 +76,20 @@ plugin(
     "a decorator with arguments registers",
     "import registry\n@registry.named('clean')\ndef other(b):\n    return b + 1\n",
 )
+_PARTIAL = "import functools\nimport registry\ndef clean(b):\n    return b + 1\n"
+_STORES = "functools.partial(registry.REGISTRY.setdefault, 'clean')"
+plugin(
+    "a partial decorates",
+    f"import functools\nimport registry\n@{_STORES}\ndef clean(b):\n    return b + 1\n",
+)
+plugin("a partial is called at once", _PARTIAL + f"found = {_STORES}(clean)\n")
+plugin("a partial is called later", _PARTIAL + f"keep = {_STORES}\nkeep(clean)\n")
+plugin("a partial is given on", _PARTIAL + f"found = list(map({_STORES}, [clean]))\n")
+plugin(
+    "a partial only holds a function",
+    _PARTIAL + "held = functools.partial(clean, registry.REGISTRY)\n",
+    changes=False,
+)
 plugin(
     "the name under which one is registered",
     "import registry\n@registry.named('clean')\ndef other(b):\n    return b\n",

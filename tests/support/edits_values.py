@@ -316,16 +316,8 @@ _VALUES = [
            "np.zeros(2, T)", "np.frombuffer(bytes([0, 7, 7, 7] + [0] * 12), T)", False),
 ]  # fmt: skip
 
-# The statement that makes the value counts too, because it names the function.
-_COARSE = {
-    "value: a set's order",
-    "value: an array's layout",
-    "value: an array's padding",
-    "value: arguments by name",
-    "value: chunks",
-    "value: how a dict is made",
-    "value: what is kept of other values",
-}
+# The statement that makes the value counts too, because it calls a function that gets it.
+_COARSE = {"value: arguments by name", "value: what is kept of other values"}
 EDITS = [
     replace(edit, needless=True) if edit.name in _COARSE else edit
     for edit in (*_IN_FOLDERS, *_IN_DEFAULTS, *_VALUES)

@@ -326,6 +326,8 @@ class Effects:
         return "library" if "library" in found else "own" if "own" in found else "nothing"
 
     def _effect_on(self, module: Module, act: _Act, root: str, stands: frozenset[str]) -> Effect:
+        if act.kind == "call" and paths(act.target) == {"functools.partial"}:
+            return "nothing"  # it calls nothing yet
         direct = {path for path in stands if isinstance(path, Imported)}
         made = self._origins((module.name, root)) if not direct else frozenset()
         tops = {path.partition(".")[0] for path in direct} or made

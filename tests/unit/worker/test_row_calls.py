@@ -146,7 +146,7 @@ def test_a_partial_has_the_parameters_and_the_result_of_its_function():
     def scaled(factor: int, n: int) -> int:
         return factor * n
 
-    assert column(functools.partial(scaled, 3)) == [30, 60, 90]
+    assert column(functools.partial(scaled, factor=3)) == [30, 60, 90]
 
 
 def test_a_builtin_without_a_signature_needs_inputs():
