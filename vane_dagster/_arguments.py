@@ -20,16 +20,7 @@ PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 def fill_placeholders(url: str, key: str | None, escape: Callable[[str], str] = str) -> str:
-    """Replace the placeholders of a URL with a partition key.
-
-    Args:
-        url: The URL, with ``{partition_key}`` or ``{partition_key.<dimension>}``.
-        key: The partition key. A multi-partition key has one key per dimension.
-        escape: Escapes a key for use in the URL.
-
-    Returns:
-        The URL without placeholders.
-    """
+    """Replace the placeholders of a URL with a partition key."""
 
     def value(match: re.Match[str]) -> str:
         dimension = match.group(1).partition(".")[2]
@@ -40,12 +31,7 @@ def fill_placeholders(url: str, key: str | None, escape: Callable[[str], str] = 
 
 
 def filled_filter(condition: str | None, key: str | None) -> str | None:
-    """Return a row filter of one partition, with the key escaped for a quoted text.
-
-    Args:
-        condition: The filter, with placeholders as a URL; None for none.
-        key: The partition key.
-    """
+    """Return a row filter of one partition, with the key escaped for a quoted text."""
     if condition is None:
         return None
     return fill_placeholders(condition, key, lambda text: text.replace("'", "''"))
@@ -54,17 +40,7 @@ def filled_filter(condition: str | None, key: str | None) -> str | None:
 def parse_concurrency(
     where: str, value: Any, name: str = "concurrency", what: str = "workers"
 ) -> tuple[int, int] | None:
-    """Parse a number of workers, or a (min, max) pair, into a pair.
-
-    Args:
-        where: The pipeline or stage, for the message.
-        value: The number or pair. None leaves it to the cluster.
-        name: The argument's name, for the message.
-        what: What it is a number of, for the message.
-
-    Raises:
-        DefinitionError: If the value has another type, or a number is below 1.
-    """
+    """Parse a number of workers, or a (min, max) pair, into a pair."""
     if value is None:
         return None
     pair: Any = (value, value) if isinstance(value, int) else value
@@ -83,17 +59,7 @@ def parse_concurrency(
 
 
 def positive(where: str, name: str, value: Any, default: Any = None) -> Any:
-    """Validate a whole number from 1 up.
-
-    Args:
-        where: The pipeline or stage, for the message.
-        name: The argument's name, for the message.
-        value: The value.
-        default: Returned if `value` is None.
-
-    Raises:
-        DefinitionError: If the value is not a whole number from 1 up.
-    """
+    """Validate a whole number from 1 up."""
     if value is None:
         return default
     if type(value) is not int or value < 1:
@@ -102,31 +68,13 @@ def positive(where: str, name: str, value: Any, default: Any = None) -> Any:
 
 
 def whole(where: str, name: str, value: Any) -> None:
-    """Check that a value is a whole number from 0 up, or None.
-
-    Args:
-        where: The pipeline or stage, for the message.
-        name: The argument's name, for the message.
-        value: The value.
-
-    Raises:
-        DefinitionError: If it is something else.
-    """
+    """Check that a value is a whole number from 0 up, or None."""
     if value is not None and (type(value) is not int or value < 0):
         raise DefinitionError(f"{where}: {name} is {value!r}; expected a whole number from 0 up")
 
 
 def seconds(where: str, name: str, value: Any) -> float | None:
-    """Validate a number of seconds above 0; None is allowed.
-
-    Args:
-        where: The pipeline or stage, for the message.
-        name: The argument's name, for the message.
-        value: The value, in seconds.
-
-    Raises:
-        DefinitionError: If the value is not a number above 0.
-    """
+    """Validate a number of seconds above 0; None is allowed."""
     if value is None:
         return None
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -136,17 +84,7 @@ def seconds(where: str, name: str, value: Any) -> float | None:
 
 
 def one_of(where: str, name: str, value: Any, allowed: Sequence[str]) -> Any:
-    """Validate that a value is one of the allowed values.
-
-    Args:
-        where: The pipeline or stage, for the message.
-        name: The argument's name, for the message.
-        value: The value.
-        allowed: The allowed values.
-
-    Raises:
-        DefinitionError: If the value is not allowed.
-    """
+    """Validate that a value is one of the allowed values."""
     if value not in allowed:
         listed = ", ".join(repr(a) for a in allowed)
         raise DefinitionError(f"{where}: {name} is {value!r}; expected one of {listed}")
@@ -154,16 +92,7 @@ def one_of(where: str, name: str, value: Any, allowed: Sequence[str]) -> Any:
 
 
 def mapping(where: str, name: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Copy a mapping with string keys into a dict; None becomes an empty dict.
-
-    Args:
-        where: The pipeline or stage, for the message.
-        name: The argument's name, for the message.
-        value: The mapping.
-
-    Raises:
-        DefinitionError: If the value is not such a mapping.
-    """
+    """Copy a mapping with string keys into a dict; None becomes an empty dict."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -173,16 +102,7 @@ def mapping(where: str, name: str, value: Mapping[str, Any] | None) -> dict[str,
 
 
 def positional(where: str, name: str, value: Sequence[Any]) -> tuple[Any, ...]:
-    """Convert a list or tuple to a tuple.
-
-    Args:
-        where: The pipeline or stage, for the message.
-        name: The argument's name, for the message.
-        value: The list or tuple.
-
-    Raises:
-        DefinitionError: If the value has another type.
-    """
+    """Convert a list or tuple to a tuple."""
     if not isinstance(value, (list, tuple)):
         raise DefinitionError(
             f"{where}: {name} is a {type(value).__name__}; expected a list of arguments, as [...]"
@@ -191,16 +111,7 @@ def positional(where: str, name: str, value: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Convert a list of strings to a tuple; None stays None.
-
-    Args:
-        where: The pipeline or stage, for the message.
-        name: The argument's name, for the message.
-        value: The list.
-
-    Raises:
-        DefinitionError: If the value is not a list of strings.
-    """
+    """Convert a list of strings to a tuple; None stays None."""
     if value is None:
         return None
     unordered = (str, Mapping, set, frozenset, Iterator)  # or read once
@@ -214,15 +125,7 @@ def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[s
 def selection(
     where: str, value: Sequence[str] | Mapping[str, str] | None
 ) -> tuple[tuple[str, str], ...]:
-    """Convert a list of columns, or a mapping of output column to column, to pairs.
-
-    Args:
-        where: The argument, for the message.
-        value: The list or mapping.
-
-    Raises:
-        DefinitionError: If the value has another type, or a name is repeated.
-    """
+    """Convert a list of columns, or a mapping of output column to column, to pairs."""
     pairs: Any = value
     if isinstance(value, Mapping):
         pairs = list(value.items())
@@ -241,15 +144,7 @@ def selection(
 
 
 def check_url(where: str, url: str) -> None:
-    """Validate that a URL is not empty and has only known placeholders.
-
-    Args:
-        where: The argument, for the message.
-        url: The URL.
-
-    Raises:
-        DefinitionError: If the URL is empty or has an unknown placeholder.
-    """
+    """Validate that a URL is not empty and has only known placeholders."""
     if isinstance(url, os.PathLike):
         raise DefinitionError(
             f"{where}: url is a {type(url).__name__}; expected a path or a URL as text. Write "
@@ -281,15 +176,7 @@ def path_text(value: Any) -> Any:
 
 
 def checked_url(where: str, url: str | os.PathLike[str]) -> str:
-    """Return a URL or path as text, after `check_url`.
-
-    Args:
-        where: The argument, for the message.
-        url: The URL or path.
-
-    Raises:
-        DefinitionError: If it is empty or has an unknown placeholder.
-    """
+    """Return a URL or path as text, after `check_url`."""
     text: str = path_text(url)
     check_url(where, text)
     return text
@@ -298,16 +185,7 @@ def checked_url(where: str, url: str | os.PathLike[str]) -> str:
 def check_placeholders(
     where: str, url: str, partitions_def: dg.PartitionsDefinition[Any] | None
 ) -> None:
-    """Verify that a URL has a placeholder if and only if the pipeline has partitions.
-
-    Args:
-        where: The pipeline or stage, for the message.
-        url: The URL.
-        partitions_def: The pipeline's partitions; None for an unpartitioned pipeline.
-
-    Raises:
-        DefinitionError: If a placeholder is missing or unexpected, or names an unknown dimension.
-    """
+    """Verify that a URL has a placeholder if and only if the pipeline has partitions."""
     fields = PLACEHOLDER.findall(url)
     if partitions_def is None and fields:
         raise DefinitionError(

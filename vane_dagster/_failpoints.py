@@ -72,13 +72,7 @@ def follow(env: Mapping[str, str | None]) -> None:
 async def at_call(
     stage: str, ids: Any, sleep: Callable[[float], Coroutine[Any, Any, None]]
 ) -> None:
-    """Fire the faults of a call of the user's code; may raise, hang or end this process.
-
-    Args:
-        stage: Pipeline and stage.
-        ids: The batch's ids, as an Arrow array.
-        sleep: Waits for some seconds.
-    """
+    """Fire the faults of a call of the user's code; may raise, hang or end this process."""
     if VARIABLE in os.environ:
         for fault in _calls(stage, ids):
             if fault.does == "hang":
@@ -100,12 +94,7 @@ def at_load(model: str) -> None:
 
 
 def at_storage(operation: str, url: str) -> None:
-    """Fire the faults of a storage operation before it runs; may raise or end this process.
-
-    Args:
-        operation: "write", "read", "list" or "delete".
-        url: The file or folder.
-    """
+    """Fire the faults of a storage operation before it runs; may raise or end this process."""
     if VARIABLE in os.environ:
         url = url.removeprefix("file://").rstrip("/")
         for fault in _planned("storage"):
@@ -115,16 +104,7 @@ def at_storage(operation: str, url: str) -> None:
 
 
 def failing(verb: str, url: str, action: Callable[[], _T]) -> Callable[[], _T]:
-    """Wrap a storage operation so that it fails as planned.
-
-    Args:
-        verb: The operation, as a verb of `Location.tried`.
-        url: The file or folder that the operation is on.
-        action: The operation.
-
-    Returns:
-        The wrapped operation.
-    """
+    """Wrap a storage operation so that it fails as planned."""
     if VARIABLE not in os.environ or verb not in _OPERATIONS:
         return action
     operation = _OPERATIONS[verb]
@@ -176,11 +156,7 @@ def _plan(folder: str) -> tuple[PlannedFault, ...]:
 
 
 def _folder() -> str:
-    """Return the plan's folder.
-
-    Raises:
-        FileNotFoundError: The test has ended, so the folder no longer exists.
-    """
+    """Return the plan's folder."""
     folder = os.environ.get(VARIABLE, "")
     os.stat(folder)
     return folder

@@ -16,9 +16,6 @@ def state_home() -> Path:
 
     It is ``$VANE_DAGSTER_HOME``, else ``$XDG_STATE_HOME/vane_dagster``, else
     ``~/.local/state/vane_dagster``.
-
-    Raises:
-        VaneError: The user has no home directory and the variable is not set.
     """
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     home = os.environ.get(HOME) or f"{state}/vane_dagster"

@@ -31,14 +31,6 @@ def known_keywords(
     """Decorate a function so that it describes missing arguments, and those that it does not take.
 
     Without it Python raises a TypeError that names one of them.
-
-    Args:
-        method: The function's name for users.
-        advice: What to write in place of an argument that it does not take, or how to write one
-            that is missing.
-        fields: The same for arguments that are fields of the records that it takes.
-        more: A sentence about further options.
-        where: Returns what messages begin with, from the arguments of the call.
     """
 
     def decorate(function: F) -> F:
@@ -78,16 +70,7 @@ def unknown_arguments(
     fields: Mapping[str, str] = _NONE,
     more: str = "",
 ) -> list[str]:
-    """Describe each of the unknown arguments of a call.
-
-    Args:
-        method: See `known_keywords`.
-        unknown: The arguments.
-        options: The arguments that it takes.
-        advice: See `known_keywords`.
-        fields: See `known_keywords`.
-        more: See `known_keywords`.
-    """
+    """Describe each of the unknown arguments of a call."""
     listed = f"its options are {names(options, 50)}" if options else "it has no options"
 
     def correction(name: str) -> str:
@@ -100,11 +83,7 @@ def unknown_arguments(
 
 
 def checked_record(name: str) -> Callable[[C], C]:
-    """Decorate a dataclass so that it describes the arguments that it does not take.
-
-    Args:
-        name: Its name for users.
-    """
+    """Decorate a dataclass so that it describes the arguments that it does not take."""
 
     def decorate(record: Any) -> Any:
         record.__init__ = known_keywords(name)(record.__init__)
@@ -114,14 +93,7 @@ def checked_record(name: str) -> Callable[[C], C]:
 
 
 def too_many(method: str, by_place: Collection[str], options: Collection[str], given: int) -> str:
-    """Describe arguments that have to be given by name.
-
-    Args:
-        method: The function's name for users.
-        by_place: The parameters that may be given by position, with ``self``.
-        options: The arguments that are given by name.
-        given: The number of arguments that were given by position.
-    """
+    """Describe arguments that have to be given by name."""
     own = [name for name in by_place if name != "self"]
     more = given - len(by_place)
     those = "1 more value was" if more == 1 else f"{more} more values were"
@@ -133,12 +105,7 @@ def too_many(method: str, by_place: Collection[str], options: Collection[str], g
 
 
 def similar(name: str, known: Collection[str]) -> str:
-    """Return a question that names the options with a similar spelling; empty if there is none.
-
-    Args:
-        name: The name that was given.
-        known: The options.
-    """
+    """Return a question that names the options with a similar spelling; empty if there is none."""
     spelled = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), spelled, _NEAREST, _SIMILARITY)
     found = [spelled[each] for each in near]
@@ -157,18 +124,7 @@ def require_columns(
     error: type[VaneError] = SchemaError,
     fix: str = "",
 ) -> None:
-    """Raise an error that lists the columns that exist, unless all that are wanted do.
-
-    Args:
-        owner: The location, the argument that names the columns, and the table, for the message.
-        wanted: The columns that are wanted.
-        columns: The columns that exist.
-        error: The class of the error.
-        fix: A sentence to end the message with.
-
-    Raises:
-        VaneError: If a column does not exist.
-    """
+    """Raise an error that lists the columns that exist, unless all that are wanted do."""
     if missing := [name for name in wanted if name not in columns]:
         listed = columns_listed(columns, missing[0])
         text = f"{owner} has no column {names(missing)}; it has {listed}"

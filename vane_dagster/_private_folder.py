@@ -42,16 +42,6 @@ def private_folder(path: str | Path, setting: str = "") -> Path:
     """Create a private folder, with missing parents, or verify an existing one.
 
     An existing folder that others can read, but not write to, gets mode 0700.
-
-    Args:
-        path: The folder.
-        setting: The environment variable that chooses another location, for the error message.
-
-    Returns:
-        The absolute path.
-
-    Raises:
-        ComputeError: The folder is not private.
     """
     folder = Path(os.path.abspath(path))
     # Before anything is created: missing folders are created inside verified ones.
@@ -64,15 +54,7 @@ def private_folder(path: str | Path, setting: str = "") -> Path:
 
 
 def is_private_folder(path: str | Path, setting: str = "") -> bool:
-    """Return whether a folder exists; an existing one is verified as by `private_folder`.
-
-    Args:
-        path: The folder.
-        setting: The environment variable that chooses another location, for the error message.
-
-    Raises:
-        ComputeError: The folder exists and is not private.
-    """
+    """Return whether a folder exists; an existing one is verified as by `private_folder`."""
     folder = Path(os.path.abspath(path))
     try:
         found = folder.lstat()
@@ -92,13 +74,6 @@ def check_parents(path: str | Path, setting: str = "") -> None:
     """Verify that nobody else can replace a directory or symbolic link on the way to a path.
 
     Directories named in ``VANE_DAGSTER_TRUST_PARENTS`` are not verified; symbolic links are.
-
-    Args:
-        path: A path; its last component is not verified.
-        setting: The environment variable that chooses another location, for the error message.
-
-    Raises:
-        ComputeError: Another user can replace one.
     """
     given = Path(path).absolute()  # ".." after a symbolic link is followed, not shortened
     current = Path("/")
@@ -130,15 +105,7 @@ def is_safe_to_import_from(path: str | Path) -> bool:
 
 
 def check_private_file(path: str | Path, fix: str) -> None:
-    """Verify that only this user can read and write a file.
-
-    Args:
-        path: The file.
-        fix: The fix if others have access, for the error message.
-
-    Raises:
-        ComputeError: It is not a regular file of this user with mode 0600.
-    """
+    """Verify that only this user can read and write a file."""
     file = Path(path)
     found = file.lstat()
     own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
@@ -149,16 +116,7 @@ def check_private_file(path: str | Path, fix: str) -> None:
 
 
 def check_own_record(path: str | Path, found: os.stat_result, fix: str) -> None:
-    """Verify that only this user or root can have written an open file, in any folder.
-
-    Args:
-        path: The file.
-        found: Its status.
-        fix: The fix if others have write access, for the error message.
-
-    Raises:
-        ComputeError: It is not a regular file of this user or root, or others can write to it.
-    """
+    """Verify that only this user or root can have written an open file, in any folder."""
     own = stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid())
     if not own or _others_write(Path(path), found):
         expected = f"a regular file owned by user {os.geteuid()} or root and not writable by others"
@@ -176,39 +134,20 @@ def temporary_folder(prefix: str = "vane-") -> Iterator[Path]:
 
 
 def new_temporary_file(suffix: str) -> Any:
-    """Create a file that only this user can read, open for writing; it is deleted when closed.
-
-    Args:
-        suffix: The suffix of its name.
-
-    Raises:
-        ComputeError: Another user could replace the file.
-    """
+    """Create a file that only this user can read, open for writing; it is deleted when closed."""
     check_parents(temporary_root() / "vane", "TMPDIR")
     return tempfile.NamedTemporaryFile(suffix=suffix)
 
 
 def new_temporary_folder(prefix: str, below: str | Path | None = None) -> Path:
-    """Create a private folder with an unpredictable name; the caller removes it.
-
-    Args:
-        prefix: The prefix of its name.
-        below: The parent folder. Default: ``$TMPDIR``, else ``/tmp``.
-
-    Raises:
-        ComputeError: Another user could replace the folder.
-    """
+    """Create a private folder with an unpredictable name; the caller removes it."""
     parent = temporary_root() if below is None else Path(below)
     check_parents(parent / prefix, "" if below is not None else "TMPDIR")
     return Path(os.path.abspath(tempfile.mkdtemp(prefix=prefix, dir=parent)))
 
 
 def user_folder(kind: str) -> Path:
-    """Return this user's private folder for one kind of temporary files.
-
-    Raises:
-        ComputeError: It is not private.
-    """
+    """Return this user's private folder for one kind of temporary files."""
     return private_folder(temporary_root() / f"vane-{kind}-{os.geteuid()}", "TMPDIR")
 
 
@@ -219,9 +158,6 @@ def worker_folder(kind: str) -> Path:
     Elsewhere, as in workers of `LocalCompute` and on cluster nodes, it is a per-user folder in the
     folder for temporary files. Ray's own session folder is not suitable, because all users can
     write there.
-
-    Raises:
-        ComputeError: It is not private.
     """
     if head := os.environ.get(MARK):
         return private_folder(Path(head, kind))

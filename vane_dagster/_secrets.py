@@ -160,12 +160,7 @@ def holds_secret(url: str) -> bool:
 
 
 def with_options(found: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Merge options from a URL with explicit options, which take precedence.
-
-    Args:
-        found: Options from the URL.
-        given: Explicit options. Nested mappings are merged.
-    """
+    """Merge options from a URL with explicit options, which take precedence."""
     options = {**found, **(given or {})}
     for name in found.keys() & (given or {}).keys():
         if isinstance(found[name], Mapping) and isinstance(options[name], Mapping):

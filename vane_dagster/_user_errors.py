@@ -67,13 +67,7 @@ def contained(error: Any) -> BaseException:
 def hint(
     error: BaseException, columns: Collection[str] = (), others: Collection[str] = ()
 ) -> str | None:
-    """Return what to write instead of a common mistake; None if the error is of no known mistake.
-
-    Args:
-        error: The error, after `contained`.
-        columns: The columns of the batch or row that the code got; empty if it got none.
-        others: The columns of the stage's input.
-    """
+    """Return what to write instead of a common mistake; None for others."""
     if isinstance(error, ModuleNotFoundError):
         return (
             f"Install {error.name!r} where the workers run, or import it so that it is found as "
@@ -155,12 +149,7 @@ def _unset_variable(error: Any) -> str | None:
 
 
 def _stand_in(error: Any, text: str | None = None) -> BaseException:
-    """Return an exception of new classes with the names of the original's classes.
-
-    Args:
-        error: The exception.
-        text: The text. Default: that of the exception.
-    """
+    """Return an exception of new classes with the names of the original's classes."""
     kind: type[BaseException] = RaisedCostly if issubclass(type(error), CostlyError) else Raised
     for name in reversed(_names(error)):
         kind = type(name, (kind,), {"__module__": Raised.__module__})

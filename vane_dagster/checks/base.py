@@ -198,47 +198,21 @@ CheckLike: TypeAlias = Union[Check, Off]
 
 
 def share(location: str, name: str, value: Any) -> float:
-    """Validate a share from 0 to 1.
-
-    Args:
-        location: The check, for messages.
-        name: The argument's name.
-        value: Its value.
-
-    Raises:
-        DefinitionError: If it is anything else.
-    """
+    """Validate a share from 0 to 1."""
     if not _is_number(value) or not 0 <= value <= 1:
         raise DefinitionError(f"{location}: {name} is {value!r}; expected a share from 0 to 1")
     return float(value)
 
 
 def bound(location: str, name: str, value: Any) -> float:
-    """Validate a finite number of at least 0.
-
-    Args:
-        location: The check, for messages.
-        name: The argument's name.
-        value: Its value.
-
-    Raises:
-        DefinitionError: If it is anything else.
-    """
+    """Validate a finite number of at least 0."""
     if not _is_number(value) or not 0 <= value < math.inf:
         raise DefinitionError(f"{location}: {name} is {value!r}; expected a number from 0 up")
     return float(value)
 
 
 def checked_columns(location: str, columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the columns of a check as a tuple; None for all.
-
-    Args:
-        location: The check, for messages.
-        columns: The columns.
-
-    Raises:
-        DefinitionError: If the list is empty.
-    """
+    """Return the columns of a check as a tuple; None for all."""
     found = list_of_names(location, "columns", columns)
     if found == ():
         raise DefinitionError(f"{location}: columns is empty; name one, or leave it out for all")

@@ -349,12 +349,7 @@ def findings_of(checks: Iterable[Check]) -> Iterator[Check]:
 
 
 def has_lost_rows(name: str, metadata: Mapping[str, Any]) -> bool:
-    """Return whether a failed check has found lost or invented rows.
-
-    Args:
-        name: The check's name.
-        metadata: The metadata of its result.
-    """
+    """Return whether a failed check has found lost or invented rows."""
     is_accounting = name in (ROWS, IdsComplete.name)
     return is_accounting and bool(metadata.get("lost") or metadata.get("invented"))
 
@@ -362,18 +357,7 @@ def has_lost_rows(name: str, metadata: Mapping[str, Any]) -> bool:
 def merge(
     defaults: Sequence[Check], given: Sequence[CheckLike], location: str
 ) -> tuple[Check, ...]:
-    """Merge a stage's default checks with the checks that the user declares.
-
-    Args:
-        defaults: The default checks.
-        given: The user's checks. A check replaces the default check or the finding of the same
-            name; `Off` removes it.
-        location: The stage, for messages.
-
-    Raises:
-        DefinitionError: If an item is not a check, two have the same name, or `Off` names no
-            default.
-    """
+    """Merge a stage's default checks with the checks that the user declares."""
     if isinstance(given, (Check, Off)) or not isinstance(given, Sequence):
         raise DefinitionError(
             f"{location}: checks is {given!r}; expected a list, as [vd.checks.NullRate(0.1)]"
@@ -421,15 +405,7 @@ def defaults_for(
     nullable: bool = False,
     max_error_rate: float | None = None,
 ) -> tuple[Findings, ...]:
-    """Return the default checks of a stage: `rows`, which blocks, and `quality`, which warns.
-
-    Args:
-        columns: The columns that the stage computes, without ids; None if they are unknown at
-            declaration.
-        kind: "project", "map_batches", "join" or "write".
-        nullable: Whether the stage adds nulls, as a left join does.
-        max_error_rate: See `ErrorRate`.
-    """
+    """Return the default checks of a stage: `rows`, which blocks, and `quality`, which warns."""
     rows: list[Check] = [IdsComplete(), ErrorRate(max_error_rate)]
     quality: list[Check] = [PackagesUnchanged()] if kind == "map_batches" else []
     if kind != "write" and (kind != "join" or nullable):
@@ -474,11 +450,7 @@ def _columns(
     is_kind: Callable[[pa.DataType], bool] | None = None,
     kind: str = "",
 ) -> list[str]:
-    """Return the columns that a check reads.
-
-    Raises:
-        SchemaError: If a column is missing or of another type, or no column has the type.
-    """
+    """Return the columns that a check reads."""
     schema = context.schema
     require_columns("the stage", given or (), schema.names)
     columns = given or [name for name in schema.names if name not in context.keys]

@@ -115,10 +115,6 @@ def population_stability_index(counts: Array, before: Array) -> float:
     ``sum((p - q) * ln(p / q))`` over the bins, with p and q the shares of the two samples
     (N. Siddiqi, Credit Risk Scorecards, 2006; the divergence of H. Jeffreys, 1946). Half a row is
     added to every bin of both samples, which keeps the logarithm of an empty bin finite.
-
-    Args:
-        counts: Row counts of one sample by bin; shape ``(bins,)``.
-        before: Row counts of the other sample, in the same bins.
     """
     p, q = ((each + 0.5) / (each.sum() + 0.5 * len(each)) for each in (counts, before))
     return float(np.sum((p - q) * np.log(p / q)))
@@ -237,11 +233,7 @@ def _of_vectors(check: Drift, now: CheckContext, before: CheckContext) -> CheckO
 
 
 def _centroid(context: CheckContext, check: Drift) -> tuple[Array, int]:
-    """Return the mean of the finite sampled vectors, and their count.
-
-    Raises:
-        SchemaError: If their dimensions differ.
-    """
+    """Return the mean of the finite sampled vectors, and their count."""
     total, count = np.empty(0), 0
     for batch in _values(context, check):
         if not len(vectors := batch.drop_null()):
@@ -266,10 +258,6 @@ def cosine_distance(a: Array, b: Array) -> float:
     """Return one minus the cosine of the angle between two vectors, from 0 to 2.
 
     A zero vector has no direction: the distance is 1 if one vector is zero, and 0 if both are.
-
-    Args:
-        a: A vector; shape ``(dimension,)``.
-        b: A vector of the same shape.
     """
     scales = [float(np.max(np.abs(each), initial=0)) for each in (a, b)]
     if not all(scales):

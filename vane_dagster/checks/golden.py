@@ -200,11 +200,7 @@ def _described(
 
 
 def _columns(check: Golden, id: str, schema: pa.Schema) -> list[str]:
-    """Return the columns to compare.
-
-    Raises:
-        SchemaError: If a column is missing from the expected rows or from the stage.
-    """
+    """Return the columns to compare."""
     expected = check.rows.column_names
     columns = [name for name in check.columns or expected if name != id]
     require_columns("the expected table", (id, *columns), expected)

@@ -185,15 +185,7 @@ def compare(
     columns: Sequence[str] | None,
     bounds: tuple[float, float],
 ) -> list[Difference]:
-    """Return the differences between stored and recomputed rows.
-
-    Args:
-        stored: The stored output.
-        computed: The recomputed output.
-        ids: The ids of the input rows.
-        columns: The columns to compare; None for all.
-        bounds: The relative and the absolute tolerance of floating-point numbers.
-    """
+    """Return the differences between stored and recomputed rows."""
     wanted = columns or [n for n in stored.columns if n != ERROR_COLUMN]
     extra = [] if columns else [n for n in computed.columns if n not in stored.columns]
     found = []

@@ -20,19 +20,7 @@ ADDRESS = click.option("--address", help="Address of another Ray cluster, or of 
 
 
 def end_pool(pool_manager: Any, pool: dict[str, Any], force: bool) -> bool:
-    """End a pool, unless runs lease it.
-
-    Args:
-        pool_manager: Its pool manager.
-        pool: The pool.
-        force: Whether to end it although runs lease it.
-
-    Returns:
-        Whether it was ended.
-
-    Raises:
-        ComputeError: If the pool manager does not answer.
-    """
+    """End a pool, unless runs lease it."""
     ray: Any = importlib.import_module("ray")
     try:
         return bool(
@@ -46,15 +34,7 @@ def end_pool(pool_manager: Any, pool: dict[str, Any], force: bool) -> bool:
 
 
 def managers_of(name: str | None, address: str | None) -> dict[str, Any]:
-    """Return the pool managers of a running cluster, by name.
-
-    Args:
-        name: The local head; None for the default one.
-        address: Address of a Ray cluster, or of a local head.
-
-    Raises:
-        ComputeError: If the cluster is not running or not reachable.
-    """
+    """Return the pool managers of a running cluster, by name."""
     if name is not None and address is not None:
         raise click.UsageError("give either --name or --address, not both")
     if address is None:

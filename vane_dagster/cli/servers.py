@@ -225,9 +225,6 @@ def _replica(pool: dict[str, Any], worker: str) -> str:
 class _LogReader:
     """Reads the log of one replica.
 
-    Args:
-        worker: Name of its worker.
-
     Attributes:
         has_ended: Whether the worker is gone.
     """

@@ -11,15 +11,7 @@ from vane_dagster.worker.protocol import PoolSpec
 
 
 def check_can_fit(capacity: Capacity, pool: PoolSpec) -> None:
-    """Check that the minimum number of workers of a pool can fit where the pool belongs.
-
-    Args:
-        capacity: Nodes of the cluster.
-        pool: The pool to check.
-
-    Raises:
-        ComputeError: If the workers can never fit.
-    """
+    """Check that the minimum number of workers of a pool can fit where the pool belongs."""
     place = capacity.of(pool.on_driver)
     needs = (pool.label, pool.workers, pool.bundle)
     if message := unsatisfiable(place, *needs, is_server=bool(pool.server)):
@@ -36,13 +28,6 @@ def unsatisfiable(
     """Return why a pool's minimum workers do not fit on an otherwise empty cluster, or None.
 
     If an autoscaler may add nodes, nothing is checked: it does not report which.
-
-    Args:
-        capacity: Nodes of the cluster.
-        label: Name of the pool.
-        workers: Minimum and maximum number of workers.
-        bundle: Resources that one worker reserves.
-        is_server: Whether the workers are replicas of a server.
     """
     option, worker = ("replicas", "replica") if is_server else ("concurrency", "worker")
     least = workers[0]
@@ -77,21 +62,7 @@ def plan_waves(
     pools: Mapping[str, PoolSpec],
     servers: Mapping[str, PoolSpec] | None = None,
 ) -> list[list[str]]:
-    """Assign stages to waves such that all pools of a wave fit together where they belong.
-
-    Args:
-        capacity: Nodes of the cluster.
-        stages: Stages to compute, upstream first.
-        upstream: Upstream stages of each stage; those not in `stages` are read from parts.
-        pools: The pool of each stage that has one.
-        servers: The pools of servers that these pools use, by identity.
-
-    Returns:
-        The stages of each wave. A stage is never in an earlier wave than its upstream stages.
-
-    Raises:
-        ComputeError: If a pool does not fit even alone, or a stage's pool beside its servers.
-    """
+    """Assign stages to waves such that all pools of a wave fit together where they belong."""
     waves: list[list[str]] = []
     claimed: list[dict[str, PoolSpec]] = []
     placed: dict[str, int] = {}

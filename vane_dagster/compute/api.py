@@ -52,11 +52,7 @@ class Capacity:
     driver: Capacity | None = None
 
     def of(self, on_driver: bool) -> Capacity:
-        """Resources for pools of one place.
-
-        Args:
-            on_driver: Whether the pools are subprocesses on the driver's machine.
-        """
+        """Resources for pools of one place."""
         if not on_driver or not self.is_cluster:
             return self
         assert self.driver is not None, "the run has no backend for subprocesses"
@@ -123,12 +119,7 @@ class Lease(Protocol):
         """The workers of all leased pools."""
 
     def load(self, worker: Worker, endpoints: Endpoints) -> int:
-        """Start constructing the model of a worker if it has none; answered by a `LoadReport`.
-
-        Args:
-            worker: The worker.
-            endpoints: The endpoints of the servers that its code calls.
-        """
+        """Start constructing the model of a worker if it has none; answered by a `LoadReport`."""
 
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:
         """Tell a worker the endpoints of servers that its code calls. Nothing answers."""
@@ -140,16 +131,7 @@ class Lease(Protocol):
         """Ask what a worker is doing, while it works; answered by a `WorkerStatus`."""
 
     def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
-        """Start work on a worker; answered by a `WorkReport`.
-
-        Args:
-            worker: The worker.
-            work: The operation, its inputs and the target of the result.
-            tables: References to the input tables.
-
-        Returns:
-            The ticket of the call.
-        """
+        """Start work on a worker; answered by a `WorkReport`."""
 
     def wait(self, timeout: float) -> list[CallResult]:
         """Return the calls completed since the last wait.
@@ -177,9 +159,6 @@ class Backend(Protocol):
         """Versions on each node that may have another environment than this process.
 
         A node that cannot run a worker reports the reason instead.
-
-        Raises:
-            ComputeError: If the cluster does not answer.
         """
 
     def claims(self, run_id: str) -> Claims:
@@ -193,19 +172,7 @@ class Backend(Protocol):
         priority: int = 0,
         waits: Waits | None = None,
     ) -> Lease:
-        """Lease all pools in one call; wait until they fit.
-
-        Args:
-            run_id: The run.
-            pools: The pools.
-            cancelled: Ends the wait when set.
-            priority: Priority of the run; the highest goes first.
-            waits: Reports which runs are ahead.
-
-        Raises:
-            Cancelled: If `cancelled` was set during the wait.
-            ComputeError: If the pools can never fit.
-        """
+        """Lease all pools in one call; wait until they fit."""
 
     def close(self) -> None:
         """Release everything that must not outlive the run."""
@@ -219,19 +186,10 @@ class TableLease(Lease, Protocol):
     """A lease with tables that this process can read and write, from any thread."""
 
     def fetch(self, table: Any) -> pa.Table:
-        """Return a table that a worker has passed on.
-
-        Raises:
-            TableLostError: If it is lost.
-        """
+        """Return a table that a worker has passed on."""
 
     def put(self, rows: pa.Table) -> Any:
-        """Store a table for the workers, and return the reference to it.
-
-        Raises:
-            OSError: If there is no room.
-            TableLostError: If the cluster could not store it.
-        """
+        """Store a table for the workers, and return the reference to it."""
 
 
 class TableBackend(Backend, Protocol):

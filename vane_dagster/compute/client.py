@@ -33,19 +33,7 @@ def pool_managers() -> dict[str, Any]:
 
 
 def ask_worker(worker: str, method: WorkerMethod, *args: Any) -> Any:
-    """Call a method of a worker that runs a server, and wait for the answer.
-
-    Args:
-        worker: Name of the worker.
-        method: Name of the method.
-        *args: Its arguments.
-
-    Returns:
-        The answer; None if the worker is gone.
-
-    Raises:
-        ComputeError: If the worker does not answer.
-    """
+    """Call a method of a worker that runs a server, and wait for the answer."""
     import ray
 
     try:
@@ -85,11 +73,7 @@ PoolManagerMethod = Literal[
 
 
 class PoolManagerClient:
-    """Client of the cluster's pool manager; starts one if there is none.
-
-    Raises:
-        ComputeError: If the cluster cannot run it, for example without vane_dagster installed.
-    """
+    """Client of the cluster's pool manager; starts one if there is none."""
 
     def __init__(self) -> None:
         self.watch: HeadWatch | None = None
@@ -106,15 +90,7 @@ class PoolManagerClient:
         return cls() if found else None
 
     def call(self, method: PoolManagerMethod, *args: Any) -> Any:
-        """Call a method and wait for the answer, across a restart of the pool manager.
-
-        Args:
-            method: Name of the method.
-            *args: Its arguments.
-
-        Raises:
-            ComputeError: If the pool manager does not answer.
-        """
+        """Call a method and wait for the answer, across a restart of the pool manager."""
         import ray
 
         deadline = time.monotonic() + _ANSWER_SECONDS
@@ -146,12 +122,7 @@ class PoolManagerClient:
             watch.check()
 
     def send(self, method: PoolManagerMethod, *args: Any) -> None:
-        """Call a method without waiting for the answer.
-
-        Args:
-            method: Name of the method.
-            *args: Its arguments.
-        """
+        """Call a method without waiting for the answer."""
         getattr(self.actor, method).remote(*args)
 
     def _found(self) -> Any:

@@ -35,12 +35,7 @@ class Variables:
         return cls(salt, {name: _salted(salt, value) for name, value in os.environ.items()})
 
     def equals(self, name: str, value: str | None) -> bool:
-        """Return whether a variable has a value.
-
-        Args:
-            name: The variable.
-            value: The value; None for a variable that is not set.
-        """
+        """Return whether a variable has a value."""
         return self.digests.get(name) == (None if value is None else _salted(self.salt, value))
 
     def holds(self, name: str) -> bool:

@@ -32,11 +32,7 @@ ANSWER_SECONDS = 5.0
 
 
 def connect_environment(head: Head) -> dict[str, str]:
-    """Environment variables that must be set before a driver of this head imports ray.
-
-    Raises:
-        ComputeError: Others can read the head's token.
-    """
+    """Environment variables that must be set before a driver of this head imports ray."""
     check_private_file(
         head.token_path,
         "Others may know the token of the local Ray head: stop it with `vane-dagster cluster "
@@ -46,15 +42,7 @@ def connect_environment(head: Head) -> dict[str, str]:
 
 
 def connect(head: Head, namespace: str | None = None) -> None:
-    """Connect this process to the head; do nothing if it is already connected.
-
-    Args:
-        head: The head.
-        namespace: The Ray namespace of this driver.
-
-    Raises:
-        ComputeError: The head does not answer, or this process uses another cluster.
-    """
+    """Connect this process to the head; do nothing if it is already connected."""
     if _connected(head):
         return
     try:
@@ -94,9 +82,6 @@ def recorded_address(address: str | None) -> str | None:
     """Resolve "auto" to a cluster address, if this user or root has recorded the address.
 
     `ray.init` would read it from a file that any user can create, or from any user's processes.
-
-    Raises:
-        ComputeError: No cluster is recorded, or another user may have recorded it.
     """
     if address not in (None, "auto") or os.environ.get("RAY_ADDRESS"):
         return address
@@ -154,13 +139,6 @@ def check_answers(address: str, seconds: float) -> None:
 
     The kernel accepts connections on behalf of a hanging process, so this waits for a response. Any
     response counts: a server may refuse or not know the health service.
-
-    Args:
-        address: host:port of the GCS server or of a Ray Client server.
-        seconds: Time limit in seconds for the connection, and again for the response.
-
-    Raises:
-        OSError: It does not answer.
     """
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=seconds).close()

@@ -35,9 +35,6 @@ class Growth:
     """Keeps one placement group for each lease request that is short of nodes.
 
     A group only posts demand: it is removed once there is room, and also when Ray reserves it.
-
-    Args:
-        pool_state: State of the pool manager.
     """
 
     def __init__(self, pool_state: PoolState) -> None:
@@ -47,12 +44,7 @@ class Growth:
         self._added_at = 0.0
 
     def step(self, nodes: Mapping[str, Bundle], now: float) -> None:
-        """Match the groups to the waiting requests.
-
-        Args:
-            nodes: Resources of each node, by node id.
-            now: Monotonic time in seconds.
-        """
+        """Match the groups to the waiting requests."""
         from ray.util import placement_group
 
         if not self._pool_state.queue and not self._posted:
@@ -120,17 +112,7 @@ def adds_nodes() -> bool:
 def short_of_nodes(
     pool_state: PoolState, nodes: Mapping[str, Bundle], now: float
 ) -> dict[str, list[Bundle]]:
-    """Waiting requests that do not fit beside the leases even without the idle pools.
-
-    Args:
-        pool_state: Pools, leases and the queue.
-        nodes: Resources of each node, by node id.
-        now: Monotonic time in seconds.
-
-    Returns:
-        By request, bundles that free room and new nodes must hold: those of its missing workers,
-        without those that fit in place of idle pools, and those that an earlier request wants too.
-    """
+    """Waiting requests that do not fit beside the leases even without the idle pools."""
     counts = {identity: len(pool.workers) for identity, pool in pool_state.pools.items()}
     short = {}
     for request in pool_state.queue:

@@ -65,12 +65,6 @@ def reconnect_seconds() -> float:
 class HeadWatch:
     """Tracks whether the GCS answers and this machine's Ray node is alive.
 
-    Args:
-        gcs: Ray's client of the GCS; None if it is not watched, as with Ray Client.
-        node: The id of this machine's Ray node.
-        limit: Seconds for which the GCS may be silent, to allow for a restart.
-        clock: Monotonic clock, in seconds.
-
     Attributes:
         lost: The error message that says what is lost; empty if nothing is.
     """
@@ -106,11 +100,7 @@ class HeadWatch:
         return watch
 
     def check(self) -> None:
-        """Raise an error if the head or this machine's node is gone.
-
-        Raises:
-            ClusterLostError: If it is.
-        """
+        """Raise an error if the head or this machine's node is gone."""
         if not (self.lost or self._over.is_set()):
             self.lost = self._find_loss()
         if self.lost:
@@ -155,11 +145,7 @@ class HeadWatch:
         return True
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Call a function that queries the GCS and would block while the GCS is gone.
-
-        Raises:
-            ClusterLostError: If the GCS is gone for too long.
-        """
+        """Call a function that queries the GCS and would block while the GCS is gone."""
         if self._gcs is None:
             return function()
         answer: concurrent.futures.Future[_T] = concurrent.futures.Future()

@@ -14,11 +14,7 @@ CHECK_SECONDS = 30.0
 
 
 def watch(folder: str) -> None:
-    """Run until the head has been stopped, by this process or another.
-
-    Args:
-        folder: State folder of the head.
-    """
+    """Run until the head has been stopped, by this process or another."""
     place = HeadFolder(Path(folder))
     head, problem = place.read(), ""
     while head is not None and head.alive():
@@ -48,17 +44,7 @@ def stop_if_idle(
     connected: Callable[[str, str], Collection[int]] = drivers,
     now: Callable[[], float] = time.time,
 ) -> bool:
-    """Stop the head if no driver was connected for its `idle_minutes`.
-
-    Args:
-        place: The state folder of the head.
-        head: The watched head.
-        connected: See `drivers`.
-        now: The clock, in Unix seconds.
-
-    Returns:
-        Whether the head was stopped.
-    """
+    """Stop the head if no driver was connected for its `idle_minutes`."""
 
     def is_over() -> bool:
         use = place.use()

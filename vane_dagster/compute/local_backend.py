@@ -179,15 +179,7 @@ def _shut_down_at_end(process: Process, connection: socket.socket) -> None:
 
 
 class LocalBackend:
-    """Pools of subprocesses of this process, warm while it lives.
-
-    Args:
-        num_cpus: CPUs to use. Default: those of the machine.
-        num_gpus: GPUs to use. Default: those of the machine.
-        resources: Custom resources.
-        start: Starts a worker process.
-        taken_gpus: How many of the machine's GPUs, from the first on, belong to others.
-    """
+    """Pools of subprocesses of this process, warm while it lives."""
 
     def __init__(
         self,
@@ -459,13 +451,7 @@ def visible_gpus() -> list[str]:
 
 
 def own_gpus(wanted: int | None, taken: int) -> list[str]:
-    """This machine's GPUs for workers.
-
-    Args:
-        wanted: How many to use, which counts even where no driver of NVIDIA lists GPUs; None for
-            all.
-        taken: How many, from the first on, belong to others.
-    """
+    """This machine's GPUs for workers."""
     found = visible_gpus()[taken:]
     if wanted is None:
         return found

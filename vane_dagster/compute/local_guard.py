@@ -17,11 +17,7 @@ import sys
 
 
 class Guard:
-    """The side of the responsible process.
-
-    Args:
-        folders: Folders to remove when this process is gone.
-    """
+    """The side of the responsible process."""
 
     def __init__(self, *folders: str) -> None:
         self._process = subprocess.Popen(

@@ -199,9 +199,6 @@ class HeadFolder:
     There are three lock files. A process that starts or ends the head holds ``lock``. A driver
     holds ``connecting`` (shared) from before it looks for the head until it is connected; an idle
     head is stopped only by a process that holds both exclusively. The watcher holds ``watcher``.
-
-    Args:
-        folder: Folder of the record.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -228,9 +225,6 @@ class HeadFolder:
 
         The processes are identified by their mark, so they end even if the folder is missing or not
         private. No file in a folder that is not private is used or changed.
-
-        Raises:
-            ComputeError: The folder is not private and no process of the head was running.
         """
         try:
             if not is_private_folder(self.folder, HOME):
@@ -248,9 +242,6 @@ class HeadFolder:
         """End the head if no driver is connecting and the condition holds under the locks.
 
         Unlike `stop`, this keeps Ray's logs.
-
-        Returns:
-            Whether the head was ended.
         """
         with self._lock(wait=False) as locked, self._flock("connecting", wait=False) as alone:
             if not (locked and alone and condition()):
@@ -321,14 +312,7 @@ class HeadFolder:
             return None
 
     def _verify_folder(self, create: bool = False) -> bool:
-        """Whether the state folder exists. An existing folder must be private.
-
-        Args:
-            create: Whether to create a missing folder.
-
-        Raises:
-            ComputeError: It is not private or cannot be created.
-        """
+        """Whether the state folder exists. An existing folder must be private."""
         try:
             if create:
                 private_folder(self.folder, HOME)
@@ -424,19 +408,7 @@ class HeadFolder:
 
 
 class LocalHead(HeadFolder):
-    """Finds, starts and stops the Ray head of this Python environment.
-
-    Args:
-        num_cpus: CPUs that the head offers. Default: Ray counts those of the machine.
-        num_gpus: GPUs that the head offers. Default: Ray counts those of the machine.
-        resources: Custom resources and their quantities.
-        object_store_memory: Size of the object store in bytes. Default: Ray's.
-        home: Parent of the state folders. Default: ``$VANE_DAGSTER_HOME``, else
-            ``$XDG_STATE_HOME/vane_dagster``, else ``~/.local/state/vane_dagster``.
-        name: Distinguishes heads of one environment.
-        idle_minutes: Minutes without a driver after which the head stops; None: it never does. It
-            is no part of the head's settings: the value of the last driver to connect is in force.
-    """
+    """Finds, starts and stops the Ray head of this Python environment."""
 
     def __init__(
         self,
@@ -477,11 +449,7 @@ class LocalHead(HeadFolder):
         return f"`vane-dagster cluster stop --name {shlex.quote(self.name)}`"
 
     def ensure(self) -> Head:
-        """Return the running head; start one if there is none.
-
-        Raises:
-            ComputeError: It cannot be started, or one runs with settings other than requested.
-        """
+        """Return the running head; start one if there is none."""
         head = self.read()
         if head is None or not head.alive():
             self._verify_folder(create=True)
@@ -497,9 +465,6 @@ class LocalHead(HeadFolder):
 
         Ray counts them as at the start of the head. Its memory depends on what is free then, so the
         machine's whole memory stands for it: what does not fit here never fits.
-
-        Returns:
-            The resources; None if a head runs, or if only its start can tell.
         """
         if self.find() is not None or _RAY_OVERRIDES in os.environ:
             return None
@@ -513,18 +478,7 @@ class LocalHead(HeadFolder):
         return {**node, "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
 
     def connect(self, namespace: str | None = None, start: bool = True) -> Head | None:
-        """Connect this process to the head, which is not stopped as idle meanwhile.
-
-        Args:
-            namespace: The Ray namespace of this driver.
-            start: Whether to start the head if there is none, and to put `idle_minutes` in force.
-
-        Returns:
-            The head; None if there is none and `start` is False.
-
-        Raises:
-            ComputeError: It cannot be started or reached, or this process uses another cluster.
-        """
+        """Connect this process to the head, which is not stopped as idle meanwhile."""
         if not self._verify_folder(create=start):
             return None
         with self._flock("connecting", shared=True):

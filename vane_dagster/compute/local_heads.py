@@ -37,11 +37,7 @@ class RunningHead:
 
 
 def running_heads(home: Path | None = None) -> list[RunningHead]:
-    """The running heads of all Python environments on this machine.
-
-    Args:
-        home: The state folder. Default: `state_home`.
-    """
+    """The running heads of all Python environments on this machine."""
     found = []
     for place in _folders(home):
         try:
@@ -58,9 +54,6 @@ def refused_heads(home: Path | None = None) -> list[tuple[HeadFolder, ComputeErr
 
     Nothing in these folders is trusted: the processes are identified by their mark. A refused
     folder without processes may be planted by another user and is not reported.
-
-    Args:
-        home: The state folder. Default: `state_home`.
     """
     refused = []
     for place in _folders(home):
@@ -73,12 +66,7 @@ def refused_heads(home: Path | None = None) -> list[tuple[HeadFolder, ComputeErr
 
 
 def conflicts(own: Head, running: Sequence[RunningHead]) -> list[str]:
-    """Return a warning for each other head that claims CPUs or GPUs of this head.
-
-    Args:
-        own: The head in use.
-        running: All running heads, including `own`.
-    """
+    """Return a warning for each other head that claims CPUs or GPUs of this head."""
     mine = [one for one in running if one.head == own]
     if not mine:
         return []

@@ -27,12 +27,7 @@ class FreeResources:
         self._guests = dict.fromkeys(order, 0)
 
     def place(self, bundle: Bundle, excluded: Collection[str] = ()) -> str | None:
-        """Reserve room for a bundle; return the node, or None if no node has room.
-
-        Args:
-            bundle: Resources of the bundle.
-            excluded: Ids of nodes that are not used.
-        """
+        """Reserve room for a bundle; return the node, or None if no node has room."""
         able = [id for id in self._free if id not in excluded and self._has(id, bundle)]
         if not able:
             return None
@@ -41,12 +36,7 @@ class FreeResources:
         return node
 
     def hold(self, node: str, bundle: Bundle) -> None:
-        """Reserve the room of a bundle already on a node; a lost node is ignored.
-
-        Args:
-            node: The node's id.
-            bundle: Resources of the bundle.
-        """
+        """Reserve the room of a bundle already on a node; a lost node is ignored."""
         if node not in self._free:
             return
         for name, amount in bundle.items():
@@ -74,12 +64,7 @@ class FreeResources:
 
 
 def fits(nodes: Sequence[Bundle], bundles: Iterable[Bundle]) -> bool:
-    """Whether bundles can be placed on nodes: the largest first, each where there is room.
-
-    Args:
-        nodes: Resources of each node.
-        bundles: Resource bundles to place.
-    """
+    """Whether bundles can be placed on nodes: the largest first, each where there is room."""
     room = FreeResources({str(i): node for i, node in enumerate(nodes)})
     ordered = sorted(bundles, key=bundle_size, reverse=True)
     return all(room.place(bundle) is not None for bundle in ordered)

@@ -86,11 +86,7 @@ class PoolManager:
         return adds_nodes()
 
     async def heartbeat(self, beat: LeaseRecord) -> dict[str, tuple[Sharer, ...]] | None:
-        """Keep a lease alive.
-
-        Returns:
-            See `PoolState.sharers`; None if the lease has ended.
-        """
+        """Keep a lease alive."""
         await self._started()
         in_force = self._pool_state.heartbeat(beat, time.monotonic())
         return self._pool_state.sharers(beat.id) if in_force else None
@@ -111,15 +107,7 @@ class PoolManager:
         self._end_lease(id)
 
     async def replace(self, worker: str, claim: PoolRequest) -> str:
-        """End a worker and start another in its place.
-
-        Args:
-            worker: Name of the worker to end.
-            claim: The request for its pool.
-
-        Returns:
-            The name of the new worker.
-        """
+        """End a worker and start another in its place."""
         await self._started()
         self._kill([worker])
         replacement, start = self._pool_state.replace(worker, claim, _nodes())
@@ -128,26 +116,13 @@ class PoolManager:
         return replacement
 
     async def give_up(self, identity: str, id: str) -> None:
-        """End a pool after a run could not construct its model, unless other leases hold it.
-
-        Args:
-            identity: The pool.
-            id: The lease of that run.
-        """
+        """End a pool after a run could not construct its model, unless other leases hold it."""
         await self._started()
         if {lease.id for lease in self._pool_state.holders(identity)} <= {id}:
             self._drop(identity)
 
     async def evict(self, identity: str | None = None, force: bool = False) -> list[str]:
-        """End the named pool, or all pools; leased pools only with `force`.
-
-        Args:
-            identity: The pool; None for all.
-            force: Whether to end leased pools too.
-
-        Returns:
-            Identities of the pools that were ended.
-        """
+        """End the named pool, or all pools; leased pools only with `force`."""
         await self._started()
         asked = [i for i in self._pool_state.pools if identity in (None, i)]
         gone = [i for i in asked if force or not self._pool_state.holders(i)]

@@ -130,13 +130,7 @@ class LeaseGrant:
 
 
 class PoolState:
-    """Pools, leases and the queue for them. Not thread-safe: the pool manager has one thread.
-
-    Args:
-        tag: Suffix of worker names, by which a pool manager recognizes its own workers.
-        settled_at: Nothing is evicted before this time: after a restart of the pool manager,
-            heartbeats restore the leases.
-    """
+    """Pools, leases and the queue for them. Not thread-safe: the pool manager has one thread."""
 
     def __init__(self, tag: str = "", settled_at: float = -1.0) -> None:
         self.pools: dict[str, Pool] = {}
@@ -156,14 +150,6 @@ class PoolState:
         The queue is ordered by priority, then by request time. A request's priority rises by one
         for every ten minutes in the queue, so no request waits forever. A request passes an
         earlier one only if the two want no resource in common.
-
-        Args:
-            request: The requested lease.
-            nodes: Resources of each node, by node id.
-            now: Monotonic time in seconds.
-
-        Returns:
-            The actions that the lease requires; None while it must wait.
         """
         if lease := self.leases.get(request.id):  # requested twice, because an answer was lost
             lease.seen = now
@@ -215,27 +201,14 @@ class PoolState:
         return {worker: sharers for worker, sharers in found.items() if sharers}
 
     def heartbeat(self, beat: LeaseRecord, now: float) -> bool:
-        """Keep a lease alive; a lease unknown after a restart of the pool manager is restored.
-
-        Args:
-            beat: The lease.
-            now: Monotonic time in seconds.
-
-        Returns:
-            Whether the lease is in force: False if it was released or expired before.
-        """
+        """Keep a lease alive; a lease unknown after a restart of the pool manager is restored."""
         if beat.id in self._ended:
             return False
         self.leases.setdefault(beat.id, beat).seen = now
         return True
 
     def release(self, id: str, now: float) -> None:
-        """End a lease, or a request for one.
-
-        Args:
-            id: Id of the lease.
-            now: Monotonic time in seconds.
-        """
+        """End a lease, or a request for one."""
         self._ended = {i: at for i, at in self._ended.items() if now - at < _RELEASED_TTL_SECONDS}
         self._ended[id] = now
         self.queue = [request for request in self.queue if request.id != id]
@@ -365,24 +338,12 @@ class PoolState:
     # Pools
 
     def adopt(self, claim: PoolRequest, worker: str, node: str, now: float) -> None:
-        """Register a worker that outlived a restart of the pool manager.
-
-        Args:
-            claim: The request for its pool.
-            worker: Name of the worker.
-            node: Its node.
-            now: Monotonic time in seconds.
-        """
+        """Register a worker that outlived a restart of the pool manager."""
         pool = self.pools.setdefault(claim.identity, Pool(claim, idle_since=now))
         pool.workers[worker] = node
 
     def record_node(self, worker: str, node: str) -> None:
-        """Record the node on which Ray has placed a worker.
-
-        Args:
-            worker: Name of the worker.
-            node: Its node.
-        """
+        """Record the node on which Ray has placed a worker."""
         for pool in self.pools.values():
             if worker in pool.workers:
                 pool.workers[worker] = node
@@ -390,16 +351,7 @@ class PoolState:
     def replace(
         self, worker: str, claim: PoolRequest, nodes: Mapping[str, Bundle]
     ) -> tuple[str, WorkerStart | None]:
-        """Replace a lost worker.
-
-        Args:
-            worker: Name of the lost worker.
-            claim: The request for its pool.
-            nodes: Resources of each node, by node id.
-
-        Returns:
-            The name of the replacement, and the worker to start; None if another run has done so.
-        """
+        """Replace a lost worker."""
         pool = self.pools.setdefault(claim.identity, Pool(claim))
         if worker in pool.replacements:
             while worker in pool.replacements:
@@ -434,12 +386,7 @@ class PoolState:
         return sorted(free, key=lambda identity: self.pools[identity].idle_since)
 
     def idle_competitors(self, claim: PoolRequest, now: float) -> list[str]:
-        """Idle pools that hold a resource of a claim, in the order of `idle`.
-
-        Args:
-            claim: The claim.
-            now: Monotonic time in seconds.
-        """
+        """Idle pools that hold a resource of a claim, in the order of `idle`."""
         held = (i for i in self.idle() if set(self.pools[i].claim.bundle) & set(claim.bundle))
         return list(held) if now >= self.settled_at else []
 

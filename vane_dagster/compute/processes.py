@@ -66,10 +66,6 @@ def drivers(mark: str, address: str) -> dict[int, str]:
 
     Uses the kernel's table of connections to the head's GCS, so it includes drivers that use plain
     Ray, and excludes killed drivers. The pid is 0 if the owner is not visible.
-
-    Args:
-        mark: Mark of the head's own processes.
-        address: host:port of the head's GCS server.
     """
     psutil = _psutil()
     _, _, port = address.rpartition(":")
@@ -126,9 +122,6 @@ def end(mark: str) -> bool:
     """End every process of a head: first SIGTERM, then SIGKILL. Return whether there was one.
 
     They are killed at once if this process ends meanwhile.
-
-    Raises:
-        ComputeError: Some processes survived.
     """
     if not (found := _births(marked(mark))):
         return False

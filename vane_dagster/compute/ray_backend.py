@@ -50,13 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class RayBackend:
-    """Pools on the Ray cluster that this process is connected to.
-
-    Args:
-        idle_seconds: Seconds for which a pool stays warm without a lease.
-        lease_seconds: Seconds for which a lease outlives a killed run.
-        pool_manager: The cluster's pool manager, if already located.
-    """
+    """Pools on the Ray cluster that this process is connected to."""
 
     def __init__(
         self,
@@ -399,11 +393,6 @@ class RayClaims:
     """A run's claims on fragments, held by the pool manager. See `work_claims.Claims`.
 
     They expire like a lease, some time after their process was killed.
-
-    Args:
-        pool_manager: The cluster's pool manager.
-        run_id: The run.
-        ttl_seconds: Seconds after which the claims of a killed run expire.
     """
 
     def __init__(self, pool_manager: PoolManagerClient, run_id: str, ttl_seconds: float) -> None:

@@ -37,12 +37,7 @@ _COPY_THREADS = 4
 
 
 class RoutedBackend:
-    """A cluster, with subprocesses on the driver's machine for the pools that ask for them.
-
-    Args:
-        cluster: Hosts all other pools, the I/O workers included.
-        driver: Hosts the pools that are `on_driver`.
-    """
+    """A cluster, with subprocesses on the driver's machine for the pools that ask for them."""
 
     def __init__(self, cluster: TableBackend, driver: TableBackend) -> None:
         self._cluster, self._driver = cluster, driver
@@ -89,24 +84,14 @@ class RoutedBackend:
 
 
 class RoutedTable:
-    """A table between two tasks: a reference in its own place, and one in the other when needed.
-
-    Args:
-        home: The lease with the worker that made the table.
-        reference: The reference that `home` returned.
-    """
+    """A table between two tasks: a reference in its own place, and one in the other when needed."""
 
     def __init__(self, home: TableLease, reference: Any) -> None:
         self._home, self._reference = home, reference
         self._copy: Future[Any] | None = None
 
     def within(self, lease: TableLease, threads: Executor) -> Future[Any]:
-        """Return the reference for workers of a lease, once it is there.
-
-        Args:
-            lease: The table's own lease, or the other one.
-            threads: Copies the table if the lease is the other one, the first time.
-        """
+        """Return the reference for workers of a lease, once it is there."""
         if lease is self._home:
             there: Future[Any] = Future()
             there.set_result(self._reference)
@@ -138,11 +123,6 @@ class RoutedLease:
 
     A worker gets its calls in the order in which they were made, whatever their tables wait for:
     the scheduler takes the oldest call of a dead worker for the one that it was executing.
-
-    Args:
-        cluster: The lease on the cluster's pools.
-        driver: The lease on the pools of subprocesses.
-        on_driver: Identities of the pools of subprocesses.
     """
 
     def __init__(self, cluster: TableLease, driver: TableLease, on_driver: Sequence[str]) -> None:

@@ -30,15 +30,7 @@ _asked: dict[tuple[Any, frozenset[str]], Mapping[str, Versions | str]] = {}
 def disagreements(
     there: Mapping[str, Versions | str], here: Versions | None = None
 ) -> Iterator[tuple[str, str, str]]:
-    """Report nodes with other versions than the driver.
-
-    Args:
-        there: Versions on each node, or why it cannot report them.
-        here: Versions of the driver. Default: those of this process.
-
-    Yields:
-        The node, the expected and the actual versions, and the fix.
-    """
+    """Report nodes with other versions than the driver."""
     if not there:
         return
     here = here or installed()
@@ -61,12 +53,7 @@ def disagreements(
 def differing_variables(
     there: Mapping[str, Versions | str], candidates: Iterable[str]
 ) -> list[str]:
-    """Return the environment variables that differ between this process and a node.
-
-    Args:
-        there: Reports of the nodes.
-        candidates: Names to compare, of variables or not.
-    """
+    """Return the environment variables that differ between this process and a node."""
     here = dict(os.environ)
     nodes = [has.variables for has in there.values() if isinstance(has, Versions)]
     return sorted(
@@ -81,9 +68,6 @@ def of_cluster(pool_manager: PoolManagerClient) -> Mapping[str, Versions | str]:
     """Versions on each node of the cluster, by node name.
 
     The pool manager caches the answers of nodes, so a run queries only new nodes.
-
-    Raises:
-        ComputeError: If the pool manager does not answer.
     """
     import ray
 

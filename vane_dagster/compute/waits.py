@@ -23,10 +23,6 @@ class Waits:
     """Emits `Waiting` when a wait begins, when its text changes, and when it ends.
 
     Two texts for one reason are at least ten seconds apart.
-
-    Args:
-        emit: Receives events.
-        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -37,14 +33,7 @@ class Waits:
         self._reported_at: dict[str, float] = {}
 
     def begin(self, reason: str, text: str, runs: Sequence[str] = (), after: float = 0.0) -> None:
-        """Report that the run waits. Call this repeatedly while the wait lasts.
-
-        Args:
-            reason: See `Waiting`.
-            text: See `Waiting`.
-            runs: See `Waiting`.
-            after: Seconds after which the wait is worth reporting.
-        """
+        """Report that the run waits. Call this repeatedly while the wait lasts."""
         now = self._clock()
         wait = self._waits.setdefault(reason, _Wait(now))
         event = Waiting(reason, text, tuple(runs))
@@ -60,12 +49,7 @@ class Waits:
         return wait.event.runs if wait is not None and wait.event is not None else ()
 
     def end(self, reason: str, text: str) -> None:
-        """Report that the run no longer waits; the duration is appended to the text.
-
-        Args:
-            reason: See `Waiting`.
-            text: See `Waiting`.
-        """
+        """Report that the run no longer waits; the duration is appended to the text."""
         wait = self._waits.pop(reason, None)
         if wait is not None and wait.event is not None:
             seconds = self._clock() - wait.since

@@ -69,16 +69,7 @@ class ClaimAnswer:
 
 
 def claim_key(scope: str, stage: str, work: str) -> bytes:
-    """Identify a piece of work of a stage, such as a fragment by its key.
-
-    Args:
-        scope: The partition, in a store and a pipeline.
-        stage: The stage.
-        work: Name of the work within the stage, such as a fragment key.
-
-    Returns:
-        A digest of 16 bytes.
-    """
+    """Identify a piece of work of a stage, such as a fragment by its key."""
     return hashlib.blake2b(f"{scope}|{stage}|{work}".encode(), digest_size=16).digest()
 
 
@@ -91,13 +82,7 @@ class Claims(Protocol):
         release: Sequence[bytes] = (),
         ages: Mapping[str, float] | None = None,
     ) -> ClaimAnswer:
-        """Release keys, then claim each group in which nobody else holds a key. Does not wait.
-
-        Args:
-            groups: Groups to claim.
-            release: Keys to release first.
-            ages: For scopes of `groups`, seconds since the run last listed the parts in the store.
-        """
+        """Release keys, then claim each group in which nobody else holds a key. Does not wait."""
 
     def close(self) -> None:
         """Release everything."""
@@ -139,12 +124,7 @@ class ClaimTable:
         self._released: dict[str, dict[str, float]] = {}
 
     def ask(self, request: ClaimRequest, now: float) -> ClaimAnswer:
-        """Release and claim keys. A repeated request gets the same answer.
-
-        Args:
-            request: The request.
-            now: Monotonic time in seconds.
-        """
+        """Release and claim keys. A repeated request gets the same answer."""
         is_known = request.holder in self._holders
         holder = self._holders.setdefault(
             request.holder, _Holder(request.run_id, request.ttl_seconds, now)
@@ -160,12 +140,7 @@ class ClaimTable:
         return ClaimAnswer(held_by, changed, is_known)
 
     def end(self, holder: str, now: float) -> None:
-        """Release all claims of a holder.
-
-        Args:
-            holder: The holder.
-            now: Monotonic time in seconds.
-        """
+        """Release all claims of a holder."""
         if (found := self._holders.get(holder)) is not None:
             self._release(holder, list(found.keys), now)
             del self._holders[holder]

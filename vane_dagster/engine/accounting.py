@@ -36,24 +36,12 @@ class StageRows:
         self._unknown_source = self._known_source = self._known_rows = self._given_up_rows = 0
 
     def expect(self, partition: int, fragment: int, source_rows: int) -> None:
-        """Add a fragment to compute.
-
-        Args:
-            partition: Index of the partition.
-            fragment: Index of the fragment in the partition.
-            source_rows: Source rows of the fragment.
-        """
+        """Add a fragment to compute."""
         self._source.setdefault(partition, {})[fragment] = source_rows
         self._unknown_source += source_rows
 
     def set_input_rows(self, partition: int, fragment: int, rows: int) -> None:
-        """Record the number of input rows of the stage for a fragment.
-
-        Args:
-            partition: Index of the partition.
-            fragment: Index of the fragment in the partition.
-            rows: Input rows.
-        """
+        """Record the number of input rows of the stage for a fragment."""
         if (source := self._source.get(partition, {}).get(fragment)) is None:
             return
         known = self._known.setdefault(partition, {})
@@ -64,24 +52,14 @@ class StageRows:
         known[fragment] = rows
 
     def add(self, partition: int, rows: int) -> None:
-        """Add computed rows.
-
-        Args:
-            partition: Index of the partition.
-            rows: Computed rows; negative if a fragment starts over.
-        """
+        """Add computed rows."""
         self.done += rows
         self._done[partition] += rows
         if partition not in self._source:
             self._given_up_rows += rows
 
     def drop(self, partition: int, fragment: int) -> None:
-        """Remove a fragment without any computed rows from the total.
-
-        Args:
-            partition: Index of the partition.
-            fragment: Index of the fragment in the partition.
-        """
+        """Remove a fragment without any computed rows from the total."""
         if (source := self._source.get(partition, {}).pop(fragment, None)) is None:
             return
         known = self._known.get(partition, {})
@@ -107,13 +85,7 @@ class StageRows:
 
 
 class WaveProgress:
-    """Counts the work on the stages of a wave.
-
-    Args:
-        state: The run.
-        stages: The stages of the wave.
-        clock: Returns seconds; only differences are used.
-    """
+    """Counts the work on the stages of a wave."""
 
     def __init__(
         self,
@@ -129,23 +101,12 @@ class WaveProgress:
         self._began = self._last_emitted = clock()
 
     def begin(self, run: FragmentState, stage: str) -> None:
-        """Record that a call on a fragment was assigned to a worker.
-
-        Args:
-            run: The fragment.
-            stage: The stage of the call.
-        """
+        """Record that a call on a fragment was assigned to a worker."""
         self._share(stage)
         self._in_flight[stage][run.partition] += 1
 
     def end(self, run: FragmentState, stage: str, report: WorkReport | None) -> None:
-        """Record that a call on a fragment ended.
-
-        Args:
-            run: The fragment.
-            stage: The stage of the call.
-            report: The worker's report; None if the call was lost.
-        """
+        """Record that a call on a fragment ended."""
         self._share(stage)
         in_flight = self._in_flight[stage]
         in_flight[run.partition] -= 1
@@ -171,27 +132,11 @@ class WaveProgress:
             self._state.stats[partition, stage].seconds += (now - before) * own / calls
 
     def set_input_rows(self, run: FragmentState, stage: str, rows: int) -> None:
-        """Record the number of input rows of a stage for a fragment.
-
-        Args:
-            run: The fragment.
-            stage: The stage.
-            rows: Input rows.
-        """
+        """Record the number of input rows of a stage for a fragment."""
         self._rows[stage].set_input_rows(run.partition, run.index, rows)
 
     def add(self, run: FragmentState, stage: str, kind: TaskKind, report: WorkReport) -> bool:
-        """Add the rows of a completed task.
-
-        Args:
-            run: The fragment.
-            stage: The stage.
-            kind: Kind of the task.
-            report: The worker's report.
-
-        Returns:
-            Whether the task measures the throughput of the stage.
-        """
+        """Add the rows of a completed task."""
         if kind == "gather" and not run.task_states[stage].given_rows:
             return True  # nothing had to be computed
         if kind not in ("whole", "slice"):
@@ -209,11 +154,6 @@ class WaveProgress:
         """Record that a fragment's part was written.
 
         Rows that the part takes from other parts were not computed by this run.
-
-        Args:
-            run: The fragment.
-            written: The stage.
-            part: The part.
         """
         stage, rows = written.spec.name, part.rows
         stats = self._state.stats[run.partition, stage]
@@ -236,21 +176,11 @@ class WaveProgress:
                 self._rows[stage].add(run.partition, -task_state.tally.rows_in)
 
     def found(self, partition: int, index: int, stage: str) -> None:
-        """Record that a part to be computed is already in the store: another run wrote it.
-
-        Args:
-            partition: Index of the partition.
-            index: Index of the fragment in the partition.
-            stage: The stage.
-        """
+        """Record that a part to be computed is already in the store: another run wrote it."""
         self._rows[stage].drop(partition, index)
 
     def emit_progress(self, last: bool = False) -> None:
-        """Emit the progress of the stages, if it is due.
-
-        Args:
-            last: Whether the wave is over, and rows not computed yet never will be.
-        """
+        """Emit the progress of the stages, if it is due."""
         now = self._clock()
         if not last and now - self._last_emitted < _PROGRESS_SECONDS:
             return
@@ -295,13 +225,7 @@ class PartVerifier:
         self._pipeline = state.pipeline
 
     def count_error(self, run: FragmentState, spec: StageSpec, part: Part) -> VaneError | None:
-        """Return the error in a part's counts, or None; the caller removes a part with an error.
-
-        Args:
-            run: The fragment.
-            spec: The stage.
-            part: The written part.
-        """
+        """Return the error in a part's counts, or None; the caller removes a part with an error."""
         info = part.info
         base = spec.base_node(self._pipeline)
         above = self._state.parts[run.partition, base][run.index] if base != SOURCE else None
@@ -331,11 +255,6 @@ class PartVerifier:
         """Return the error of a stage with more quarantined rows than it allows; else None.
 
         This early decision counts all rows of the source; the final one is the stage's check.
-
-        Args:
-            run: The fragment.
-            stage: The stage.
-            report: The worker's last report, with recent faults.
         """
         faults = self._state.stats[run.partition, stage].faults
         if faults <= self._state.max_faults(run.partition, stage):

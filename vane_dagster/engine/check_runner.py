@@ -49,15 +49,7 @@ _BATCH = 8192
 
 
 class CheckRunner:
-    """Evaluates the checks of a pipeline's stages.
-
-    Args:
-        pipeline: The pipeline.
-        store: The store that has the rows.
-        order: The order of the partitions, for checks that compare with the previous one. Default:
-            nothing is known of it.
-        run_id: The run; its own parts show the package versions of its workers.
-    """
+    """Evaluates the checks of a pipeline's stages."""
 
     def __init__(
         self,
@@ -86,13 +78,7 @@ class CheckRunner:
     def recomputed(
         self, check: Check, manifest: Manifest, recomputation: Recomputation
     ) -> CheckResult:
-        """Evaluate a check for a partition with recomputed rows.
-
-        Args:
-            check: The check.
-            manifest: Manifest of the partition.
-            recomputation: The recomputed rows.
-        """
+        """Evaluate a check for a partition with recomputed rows."""
         context = replace(self._context(manifest), recomputation=recomputation)
         (result,) = evaluate([check], context, self._definition)
         return result
@@ -159,16 +145,7 @@ def evaluate(
     context: ManifestContext,
     definition: Callable[[Check], str] = _definition,
 ) -> tuple[CheckResult, ...]:
-    """Evaluate checks; one that raises has failed, with the error as its description.
-
-    Args:
-        checks: The checks.
-        context: The partition.
-        definition: Returns a check's definition.
-
-    Returns:
-        The result of each check.
-    """
+    """Evaluate checks; one that raises has failed, with the error as its description."""
     alone = replace(context, find_previous=_refuse_previous)
     return tuple(
         _evaluated(check, context if check.compares else alone, definition) for check in checks
@@ -190,11 +167,6 @@ def results_for(
     """The results in a manifest, by name, of checks with an unchanged definition.
 
     Checks that raised are excluded, and thus evaluated again; so are those that are not lasting.
-
-    Args:
-        checks: The checks.
-        manifest: The partition's manifest.
-        definition: Returns a check's definition.
     """
     stored = {result.name: result for result in manifest.checks}
     found = {}
@@ -231,11 +203,7 @@ def _evaluated(
 
 
 def _validated(outcome: Any) -> CheckOutcome:
-    """Return an outcome in the form in which it is stored.
-
-    Raises:
-        TypeError: If it is no outcome, or has metadata that cannot be stored.
-    """
+    """Return an outcome in the form in which it is stored."""
     if not isinstance(outcome, CheckOutcome):
         kind = type(outcome).__name__
         raise TypeError(f"evaluate returned a {kind}; expected vd.checks.CheckOutcome(passed)")
@@ -405,10 +373,6 @@ def package_versions(parts: Sequence[PartInfo], run_id: str) -> list[PackageVers
 
     Current versions are those of the run's workers, according to its own parts; without such parts,
     those installed here.
-
-    Args:
-        parts: The parts of a partition.
-        run_id: The current run.
     """
     workers = _versions(part for part in parts if part.made and part.made.run_id == run_id)
     found = []
@@ -434,11 +398,6 @@ def sample(dataset: ds.Dataset, columns: Sequence[str], rows: int) -> Iterator[p
     """Rows chosen at random with a fixed seed, batch by batch.
 
     They are spread over the whole dataset; at most 64 of its fragments are opened.
-
-    Args:
-        dataset: The rows.
-        columns: The columns to read.
-        rows: Maximum number of rows.
     """
     fragments = list(dataset.get_fragments())
     if len(fragments) > _FRAGMENTS:

@@ -80,13 +80,7 @@ class BlockedError(VaneError):
 
 
 class Committer:
-    """Commits manifests, in the order of `put`.
-
-    Args:
-        store: The store of the manifests.
-        hash_file: Returns the content hash of a local source file; None if it has changed.
-        publishing: Keeps other runs from publishing a manifest's partition at the same time.
-    """
+    """Commits manifests, in the order of `put`."""
 
     def __init__(
         self,
@@ -244,16 +238,7 @@ def _take_over(commit: Commit) -> None:
 
 
 def check_unique(manifest: Manifest, folder: Location, id: str) -> None:
-    """Check that no id is in two fragments; open parts only if their id ranges overlap.
-
-    Args:
-        manifest: Manifest of the partition.
-        folder: Folder of its parts.
-        id: Name of the id column.
-
-    Raises:
-        SourceError: If an id is in two fragments, naming the files.
-    """
+    """Check that no id is in two fragments; open parts only if their id ranges overlap."""
     ranges = sorted(
         (
             (part.id_min, part.id_max, index)

@@ -59,25 +59,7 @@ def execute(
     replan: Callable[[Sequence[str | None]], RunPlan] | None = None,
     priority: int = 0,
 ) -> None:
-    """Compute and commit the remaining work of a plan.
-
-    Args:
-        plan: The plan.
-        backend: Backend that computes; None only if nothing must be computed.
-        store: The store for parts and manifests.
-        run_id: The run id, for leases and manifests.
-        emit: Called with each event, also from another thread.
-        cancelled: Set to stop at the next opportunity; finished parts are kept.
-        info: Metadata stored in each manifest.
-        check_runner: Evaluates the stages' checks.
-        replan: Plans partitions again after their damaged parts were removed. Default: they fail.
-        priority: Priority of the run; where runs compete for workers, the highest goes first.
-
-    Raises:
-        Cancelled: If the run was cancelled.
-        PreflightError: If preflight validation fails; nothing is computed or committed then.
-        ComputeError: If the cluster cannot do it.
-    """
+    """Compute and commit the remaining work of a plan."""
     emit_new = _NewEvents(emit, store, plan.pipeline.name)
     state: RunState | None = None
     claims: Claims = NoClaims()
@@ -221,10 +203,6 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
     """Return a finding for each stage with code or local files other than those in its keys.
 
     Called when the code is packed, so no row is stored under the key of other code.
-
-    Args:
-        plan: The plan.
-        stages: The stages to compute.
     """
     found = []
     for stage in stages:
@@ -275,13 +253,7 @@ def _ship_files(
 
 
 def stage_pools(plan: RunPlan, checked: Checked, store: Store) -> dict[str, PoolSpec]:
-    """The pool of each stage that runs user code.
-
-    Args:
-        plan: The plan.
-        checked: The result of preflight validation.
-        store: The store with the local files that the models are given.
-    """
+    """The pool of each stage that runs user code."""
     return {
         stage: _pool(plan, stage, bundle, checked, store) for stage, bundle in checked.code.items()
     }

@@ -44,12 +44,7 @@ class WorkerLoss:
     timed_out: bool | None = None
 
     def exceeded(self, spec: StageSpec, seconds: float) -> float | None:
-        """Return the `timeout_s` that a call exceeded; None if it did not.
-
-        Args:
-            spec: Stage of the call.
-            seconds: Seconds for which the call was in flight; decides if nothing else is known.
-        """
+        """Return the `timeout_s` that a call exceeded; None if it did not."""
         limit = spec.failures.timeout_s
         if limit is None or self.fault is not None:
             return None
@@ -82,33 +77,15 @@ class WorkerLosses:
         self._consecutive_deaths: dict[str, int] = {}
 
     def record_loss(self, worker: Worker, tickets: Collection[int], at_once: int) -> None:
-        """Record the calls that a lost worker was executing; only the first lost call counts.
-
-        Args:
-            worker: The worker.
-            tickets: Its unanswered calls; it was executing the oldest.
-            at_once: Number of calls that it executes concurrently.
-        """
+        """Record the calls that a lost worker was executing; only the first lost call counts."""
         self._executing.setdefault(worker, set(sorted(tickets)[:at_once]))
 
     def was_executing(self, worker: Worker, ticket: int) -> bool:
-        """Whether a lost worker was executing a call, as opposed to having it queued.
-
-        Args:
-            worker: The worker.
-            ticket: The call.
-        """
+        """Whether a lost worker was executing a call, as opposed to having it queued."""
         return ticket in self._executing[worker]
 
     def record_death(self, run: FragmentState, spec: StageSpec, start: int, rows: int) -> None:
-        """Count a worker death on rows of a fragment.
-
-        Args:
-            run: The fragment.
-            spec: The stage.
-            start: The first row.
-            rows: Number of rows.
-        """
+        """Count a worker death on rows of a fragment."""
         self._consecutive_deaths[spec.name] = self._consecutive_deaths.get(spec.name, 0) + 1
         if rows == 1:
             key = (spec.name, start)
@@ -132,20 +109,7 @@ class WorkerLosses:
         hung: bool,
         why: str = "",
     ) -> list[Retry]:
-        """Decide what to do with the rows of a lost call, after `record_death` has counted it.
-
-        Args:
-            run: The fragment.
-            spec: The stage.
-            start: The first row.
-            rows: Number of rows.
-            was_executing_rows: Whether the worker was executing the call.
-            hung: Whether the call took longer than `timeout_s`.
-            why: The worker's message, if any.
-
-        Returns:
-            The rows to retry or reject.
-        """
+        """Decide what to do with the rows of a lost call, after `record_death` has counted it."""
         if not was_executing_rows:
             return [Retry(start, rows)]
         if rows > 1:
@@ -173,12 +137,7 @@ class FailureStreak:
         self._replaced_in_vain.discard(worker.pool)
 
     def record_failure(self, worker: Worker, run: FragmentState) -> None:
-        """Record that a call of a worker returned no rows.
-
-        Args:
-            worker: The worker.
-            run: The fragment.
-        """
+        """Record that a call of a worker returned no rows."""
         self._failed.setdefault(worker, set()).add(run.order)
 
     def should_replace(self, worker: Worker) -> bool:
@@ -207,16 +166,7 @@ class PartRepair:
         self._state, self._last = state, last
 
     def remove_damaged(self, run: FragmentState, stage: str, fault: Fault) -> VaneError | None:
-        """Remove the damaged part that a fault names, and suspend the fragment.
-
-        Args:
-            run: The fragment.
-            stage: The stage that read the part.
-            fault: The worker's fault.
-
-        Returns:
-            The error if the part cannot be recomputed in this run.
-        """
+        """Remove the damaged part that a fault names, and suspend the fragment."""
         owner, part = self._owner(run, fault.part)
         if owner is None or part is None:
             return fault.error()
@@ -226,14 +176,6 @@ class PartRepair:
         """Remove a damaged part from which rows would be copied, if it is among the results.
 
         If its row records are damaged, it stays without them.
-
-        Args:
-            partition: Index of the partition.
-            stage: The stage.
-            fault: The worker's fault.
-
-        Returns:
-            The error if the part cannot be recomputed in this run.
         """
         parts = self._state.parts[partition, stage]
         for index, part in parts.items():

@@ -16,11 +16,6 @@ def computation_figures(spec: StageSpec, manifest: Manifest, stats: StageStats) 
     """Return the figures of a run's work on a partition, as JSON.
 
     `docs/metadata.md` defines each entry.
-
-    Args:
-        spec: The stage's spec.
-        manifest: The partition's manifest.
-        stats: The run's statistics of the stage in this partition.
     """
     found: dict[str, Any] = {"seconds": round(stats.seconds, 3)}
     if stats.computed:
@@ -58,13 +53,7 @@ def computation_figures(spec: StageSpec, manifest: Manifest, stats: StageStats) 
 
 
 def partial_usage(kind: str, spec: StageSpec, used: Counter[str]) -> dict[str, Any]:
-    """Return a part of a partition's usage, with its cost.
-
-    Args:
-        kind: Suffix of the entries' names, such as "spent".
-        spec: The stage's spec.
-        used: The usage, by the names of the stage's `sums`.
-    """
+    """Return a part of a partition's usage, with its cost."""
     names = {name for fields in spec.sums.values() for name in fields} | {"cost"}
     found = spec.usage_metadata(used, None)
     return {f"{name}_{kind}": value for name, value in found.items() if name in names}

@@ -77,15 +77,6 @@ class FragmentQueue:
     fragment that waits for another run thus holds neither memory nor claims. The same holds for the
     fragments of a partition that waits for another one of this run; see `RowLookups`.
 
-    Args:
-        state: The run.
-        stages: The wave's stages.
-        claims: The run's claims.
-        look_up: Lists the parts of a partition in the store; called on the queue's thread.
-        counts: Counts the parts found in the store.
-        waits: Reports the runs that are waited for.
-        clock: Monotonic clock, in seconds.
-
     Attributes:
         lookups: Where the rows of fragments are looked up.
     """
@@ -154,12 +145,7 @@ class FragmentQueue:
         return self._ready.popleft()
 
     def release(self, run: FragmentState, stages: Collection[str]) -> None:
-        """Release the claims on written or abandoned stages of a fragment.
-
-        Args:
-            run: The fragment.
-            stages: The stages.
-        """
+        """Release the claims on written or abandoned stages of a fragment."""
         self._releases += [run.claimed.pop(stage) for stage in stages if stage in run.claimed]
 
     def end(self, run: FragmentState) -> None:
@@ -183,11 +169,7 @@ class FragmentQueue:
                 self._take_granted(place, keys, answered.known)
 
     def claim_ahead(self, idle: bool) -> None:
-        """Claim fragments ahead and release finished ones, without waiting for the answer.
-
-        Args:
-            idle: Whether nothing is in flight in the wave.
-        """
+        """Claim fragments ahead and release finished ones, without waiting for the answer."""
         if self._asking is not None:
             return
         now = self._clock()
@@ -206,11 +188,7 @@ class FragmentQueue:
             self._asking = self._thread.submit(self._ask, asked, releases)
 
     def report_waits(self, idle: bool) -> None:
-        """Report the runs that are waited for, if nothing can be done before they end.
-
-        Args:
-            idle: Whether nothing is in flight in the wave.
-        """
+        """Report the runs that are waited for, if nothing can be done before they end."""
         if not (idle and self.is_waiting):
             self._end_wait()
             return

@@ -67,13 +67,7 @@ class StageTaskState:
     dropped: bool = False
 
     def give(self, table: Any, rows: int, shares: Sequence[int] = ()) -> None:
-        """Set a map's input.
-
-        Args:
-            table: Reference to the input rows.
-            rows: Number of rows to compute.
-            shares: End row of each share. Default: one share.
-        """
+        """Set a map's input."""
         self.given, self.given_rows = table, rows
         ends = shares or (rows,)
         self.left = list(zip((0, *ends), ends))
@@ -88,15 +82,7 @@ class StageTaskState:
         return sum(stop - start for start, stop in self.left)
 
     def take(self, share: int, rows: Callable[[int], int]) -> tuple[int, int]:
-        """Take the next rows of a share, or the last ones of the largest if it has none left.
-
-        Args:
-            share: Index of the share, modulo the number of shares.
-            rows: Returns the number of rows to take, given the number left.
-
-        Returns:
-            The row range `[start, stop)`.
-        """
+        """Take the next rows of a share, or the last ones of the largest if it has none left."""
         place = share % len(self.left)
         start, stop = self.left[place]
         if start < stop:
@@ -163,15 +149,7 @@ class FragmentState:
         return known is None or not known.sources()
 
     def forget(self, stage: str, part: str) -> bool:
-        """Stop looking for a stage's rows in a part that cannot be read.
-
-        Args:
-            stage: The stage.
-            part: The file that cannot be read.
-
-        Returns:
-            Whether rows were looked for there.
-        """
+        """Stop looking for a stage's rows in a part that cannot be read."""
         known, looked_up = self.known.get(stage), self.task_states[stage].known
         if known is None or looked_up is None:
             return False
@@ -194,11 +172,7 @@ class FragmentState:
         return all(task_state.done for task_state in self.task_states.values())
 
     def start_over(self, counts: bool = True) -> None:
-        """Discard everything but written parts.
-
-        Args:
-            counts: Whether to count a restart, because the fragment may be the cause.
-        """
+        """Discard everything but written parts."""
         self.epoch += 1
         self.restarts += counts
         unfinished = {
@@ -230,13 +204,7 @@ class FragmentState:
         )
 
     def hold(self, stage: str, kind: TaskKind, table_bytes: int) -> None:
-        """Record the bytes of a returned table, in addition to those of its inputs.
-
-        Args:
-            stage: The stage.
-            kind: Kind of the task.
-            table_bytes: Bytes of the table.
-        """
+        """Record the bytes of a returned table, in addition to those of its inputs."""
         self.peak = max(self.peak, self.held + self.dropped + table_bytes)
         task_state = self.task_states[stage]
         if kind == "load":
@@ -289,12 +257,6 @@ def to_compute(
     """The stages of a wave to compute for a fragment, upstream first.
 
     Excludes stages that have a part and stages that were given up.
-
-    Args:
-        state: The run.
-        stages: The wave's stages.
-        partition: Index of the partition.
-        index: Index of the fragment in the partition.
     """
     if (partition, index) in state.damaged:
         return []
@@ -311,15 +273,7 @@ def to_compute(
 def fragment_state(
     state: RunState, specs: Sequence[StageSpec], order: int, partition: int, index: int
 ) -> FragmentState:
-    """Create the state of a fragment with missing parts.
-
-    Args:
-        state: The run.
-        specs: The stages to compute, upstream first.
-        order: Position in the run.
-        partition: Index of the partition.
-        index: Index of the fragment in the partition.
-    """
+    """Create the state of a fragment with missing parts."""
     planned = state.plan.partitions[partition]
     names = {spec.name for spec in specs}
     # If the input of a stage is computed too, all of its rows are.
@@ -351,14 +305,7 @@ def bytes_read(
     fragment: int,
     specs: Sequence[StageSpec],
 ) -> int:
-    """Bytes of the upstream parts that stages read for a fragment and do not compute themselves.
-
-    Args:
-        parts: Parts by partition index and stage, then by fragment index.
-        partition: Index of the partition.
-        fragment: Index of the fragment in the partition.
-        specs: The stages.
-    """
+    """Bytes of the upstream parts that stages read for a fragment and do not compute themselves."""
     made = {spec.name for spec in specs}
     read = {upstream for spec in specs for upstream in spec.upstream} - made - {SOURCE}
     return sum(parts[partition, stage][fragment].info.bytes for stage in read)

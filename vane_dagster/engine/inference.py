@@ -95,15 +95,6 @@ class SchemaInference:
 
         Pinned schemas of other stages upstream count too, because pins depend on them: a stage has
         the same pin whether its upstream stages are selected with it or not.
-
-        Args:
-            pipeline: The pipeline.
-            selected: The stages.
-            partitions: The partitions with the first rows.
-
-        Raises:
-            VaneError: If the first rows cannot be planned or computed.
-            SchemaError: If they do not determine a schema.
         """
         above = set[str]().union(*(with_upstream(pipeline, stage) for stage in selected))
         for stage in list(pipeline):
@@ -131,22 +122,7 @@ class SchemaInference:
         partitions: Sequence[str | None],
         rows: int,
     ) -> FirstRows | None:
-        """Compute the first rows of a stage.
-
-        Args:
-            pipeline: The pipeline, with the schemas of the stage and those upstream of it.
-            stage: The stage.
-            selected: The upstream stages that may be computed for it.
-            partitions: The partitions, in the order in which they are read.
-            rows: The number of input rows. There are fewer if few fragments and partitions have no
-                more.
-
-        Returns:
-            The rows, which may be none; None if there is no input row.
-
-        Raises:
-            VaneError: If the first rows cannot be planned or computed.
-        """
+        """Compute the first rows of a stage."""
         found: FirstRows | None = None
         made: dict[tuple[str | None, str], Part] = {}
         planned = self._planned(pipeline, stage, selected, partitions)
@@ -253,16 +229,7 @@ def _first_error(part: Part) -> str:
 
 
 def pinned(pipeline: Pipeline, stage: str, store: Store) -> Pipeline:
-    """Return the pipeline with the pinned schemas of a stage and of those upstream of it.
-
-    Args:
-        pipeline: The pipeline.
-        stage: The stage.
-        store: The store.
-
-    Raises:
-        SchemaError: If the stage's schema is to be inferred.
-    """
+    """Return the pipeline with the pinned schemas of a stage and of those upstream of it."""
     above = with_upstream(pipeline, stage)
     for each in list(pipeline):
         if each.name in above and each.spec.is_inferred:

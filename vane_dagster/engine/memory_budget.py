@@ -26,12 +26,7 @@ class MemoryBudget:
     """
 
     def __init__(self, limit: int, fragments: int) -> None:
-        """Admit fragments within the limits, and always at least one.
-
-        Args:
-            limit: Bytes in shared memory.
-            fragments: Number of fragments.
-        """
+        """Admit fragments within the limits, and always at least one."""
         self._limit = limit
         self._most = fragments
         self._expansion = _MIN_EXPANSION
@@ -59,14 +54,7 @@ class MemoryBudget:
     def record_table(
         self, run: FragmentState, stage: str, kind: TaskKind, table_bytes: int
     ) -> None:
-        """Record a returned table, and update the expansion from the bytes that the fragment holds.
-
-        Args:
-            run: The fragment.
-            stage: The stage.
-            kind: Kind of the task.
-            table_bytes: Bytes of the table.
-        """
+        """Record a returned table; update the expansion from the bytes that the fragment holds."""
         run.hold(stage, kind, table_bytes)
         self._recharge([run, *self._credited.values()])
         if (measured := run.peak / _source(run)) > self._expansion:

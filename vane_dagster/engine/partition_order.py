@@ -10,11 +10,7 @@ class PartitionOrder(Protocol):
     """The partitions of a pipeline in order. Called from several threads."""
 
     def before(self, partition: str) -> Iterable[str]:
-        """Return the partitions before one, the nearest first.
-
-        Args:
-            partition: The partition's key.
-        """
+        """Return the partitions before one, the nearest first."""
 
     def all(self) -> Sequence[str]:
         """Return all partitions."""

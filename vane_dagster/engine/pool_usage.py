@@ -24,22 +24,12 @@ class PoolUsage:
         self._replicas: dict[str, Mapping[str, ServerStatus]] = {}
 
     def worker_ready(self, pool: str, report: LoadReport) -> None:
-        """Count a ready worker.
-
-        Args:
-            pool: Identity of the pool.
-            report: The worker's report.
-        """
+        """Count a ready worker."""
         with self._lock:
             self._loads.setdefault(pool, PoolLoads()).add(report)
 
     def server_changed(self, server: PoolSpec, replicas: Mapping[str, ServerStatus]) -> None:
-        """Record the state of a server, and count restarts of replicas that were known before.
-
-        Args:
-            server: The server's pool.
-            replicas: The state of each replica by the name of its worker.
-        """
+        """Record the state of a server, and count restarts of replicas that were known before."""
         with self._lock:
             known = self._replicas.get(server.identity, {})
             restarts = sum(
@@ -53,23 +43,12 @@ class PoolUsage:
             self._replicas[server.identity] = replicas
 
     def take_loads(self, pool: str) -> PoolLoads:
-        """Return the loads of a pool that were not returned before.
-
-        Args:
-            pool: Identity of the pool.
-        """
+        """Return the loads of a pool that were not returned before."""
         with self._lock:
             return self._loads.pop(pool, PoolLoads())
 
     def take_servers(self, servers: Sequence[str]) -> ServerUse:
-        """Return the starts and restarts of servers that were not returned before.
-
-        Args:
-            servers: Identities of the servers' pools.
-
-        Returns:
-            Their sums, and the state of all replicas.
-        """
+        """Return the starts and restarts of servers that were not returned before."""
         with self._lock:
             loads = [self._loads.pop(server, PoolLoads()) for server in servers]
             return ServerUse(

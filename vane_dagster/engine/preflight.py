@@ -86,14 +86,6 @@ def check_all(
     """Collect all problems that prevent computing some stages.
 
     Leases and loads nothing, and leaves no files behind.
-
-    Args:
-        pipeline: The pipeline.
-        stages: The stages to compute.
-        partitions: For each stage that writes, a partition with a target representative of all.
-        store: The store for parts and manifests.
-        backend: Backend that computes; None if it is known to fail, or not started yet.
-        planned: Resources of a cluster that is not started yet, to validate without a backend.
     """
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         there = threads.submit(backend.versions) if backend else None
@@ -149,22 +141,13 @@ def _servers(
 def new_findings(
     findings: Sequence[PreflightFinding], errors: Sequence[VaneError]
 ) -> list[PreflightFinding]:
-    """The findings that earlier errors do not already report.
-
-    Args:
-        findings: The findings.
-        errors: Errors raised before.
-    """
+    """The findings that earlier errors do not already report."""
     messages = [str(error) for error in errors]
     return [f for f in findings if not (f.place and any(f.place in text for text in messages))]
 
 
 def refuse(findings: Sequence[PreflightFinding | VaneError]) -> None:
-    """Raise all findings as one error, if there are any.
-
-    Raises:
-        PreflightError: With a line for each distinct finding.
-    """
+    """Raise all findings as one error, if there are any."""
     messages = tuple(dict.fromkeys(str(finding) for finding in findings))
     if not messages:
         return
@@ -180,15 +163,7 @@ def refuse(findings: Sequence[PreflightFinding | VaneError]) -> None:
 def packed(
     pipeline: Pipeline, stages: Sequence[str]
 ) -> tuple[dict[str, CodeBundle], list[PreflightFinding]]:
-    """Pack the code of each stage that runs user code.
-
-    Args:
-        pipeline: The pipeline.
-        stages: The stages to compute.
-
-    Returns:
-        The packed code by stage, and a finding for each stage that cannot be packed.
-    """
+    """Pack the code of each stage that runs user code."""
     code: dict[str, CodeBundle] = {}
     findings = []
     for stage in stages:
@@ -209,13 +184,7 @@ def packed(
 def misplaced(
     pipeline: Pipeline, stages: Sequence[str], capacity: Capacity
 ) -> list[PreflightFinding]:
-    """Find the stages that need a Ray cluster in a run without one.
-
-    Args:
-        pipeline: The pipeline.
-        stages: The stages to compute.
-        capacity: Where the run computes.
-    """
+    """Find the stages that need a Ray cluster in a run without one."""
     findings = []
     for stage in stages if not capacity.is_cluster else ():
         spec = pipeline[stage].spec
@@ -235,12 +204,7 @@ def misplaced(
 
 
 def models_on_import(pipeline: Pipeline, stages: Sequence[str]) -> Iterator[str]:
-    """Yield a text for each model that a module loads on import and code of a stage uses.
-
-    Args:
-        pipeline: The pipeline.
-        stages: The stages to compute.
-    """
+    """Yield a text for each model that a module loads on import and code of a stage uses."""
     for stage in stages:
         spec = pipeline[stage].spec
         if spec.runs_udf:
@@ -256,11 +220,6 @@ def other_variables(
 
     Workers have the environment of the process that started their cluster. A string of the code
     that equals the name of a variable suffices.
-
-    Args:
-        pipeline: The pipeline.
-        stages: The stages to compute.
-        nodes: Reports of the cluster's nodes; empty if workers inherit this environment.
     """
     for stage in stages if nodes else ():
         spec = pipeline[stage].spec
@@ -289,12 +248,6 @@ def missing_keys(
     """Find the stages whose provider lacks its key in each worker that they may get.
 
     Nothing is known of nodes that an autoscaler may add.
-
-    Args:
-        pipeline: The pipeline.
-        stages: The stages to compute.
-        capacity: Where the run computes.
-        nodes: Reports of the cluster's nodes; empty if workers inherit this environment.
     """
     known = [has.variables for has in nodes.values() if isinstance(has, Versions)]
     findings = []
@@ -330,13 +283,7 @@ def too_large(
     stages: Sequence[str],
     capacity: Capacity,
 ) -> list[PreflightFinding]:
-    """Find the workers that do not fit where they belong even alone, with their stages.
-
-    Args:
-        pipeline: The pipeline.
-        stages: The stages to compute.
-        capacity: Resources of the cluster.
-    """
+    """Find the workers that do not fit where they belong even alone, with their stages."""
     asked: dict[tuple[str, tuple[int, int], tuple[tuple[str, float], ...], bool], list[str]] = {}
     for stage in stages:
         spec = pipeline[stage].spec
@@ -360,11 +307,6 @@ def too_large_to_start(
     """Find the workers that a cluster could not hold that is not started yet.
 
     Subprocesses beside it are validated when it runs: which GPUs are theirs depends on it.
-
-    Args:
-        pipeline: The pipeline.
-        stages: The stages to compute.
-        planned: Resources of the cluster.
     """
     specs = {stage: pipeline[stage].spec for stage in stages}
     there = [stage for stage, spec in specs.items() if not (spec.runs_udf and spec.on_driver)]

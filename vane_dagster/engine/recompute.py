@@ -28,18 +28,7 @@ def read_sample(
     made: Sequence[Part],
     store: Store,
 ) -> list[RecomputedRows]:
-    """Read a sample's rows as stored and as recomputed now.
-
-    Args:
-        plan: The plan of the sample.
-        partition: The partition in the plan.
-        sampled: Origin of the sample.
-        made: The recomputed parts, one per fragment.
-        store: The store of the parts.
-
-    Raises:
-        VaneError: If something cannot be read.
-    """
+    """Read a sample's rows as stored and as recomputed now."""
     (stage,) = plan.selected
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
     given = pipeline._keys_of(stage)[1 if spec.makes_rows else 0].column
@@ -54,17 +43,7 @@ def read_sample(
 
 
 def read_row_outcomes(folder: Location, part: PartInfo, given: str, ids: pa.Array) -> RowOutcomes:
-    """Read the output rows and errors of some input rows from a part.
-
-    Args:
-        folder: Folder of the part.
-        part: The part.
-        given: The part's column with the id of the input row.
-        ids: The ids of the input rows.
-
-    Raises:
-        StoreError: If the part cannot be read.
-    """
+    """Read the output rows and errors of some input rows from a part."""
     table = read_part(folder, part.name)
     owners = table.column(given)
     table = table.filter(pc.is_in(owners, value_set=ids.cast(owners.type)))
@@ -82,15 +61,7 @@ def read_row_outcomes(folder: Location, part: PartInfo, given: str, ids: pa.Arra
 
 
 def delete_parts(plan: RunPlan, store: Store) -> None:
-    """Delete everything that a sample has written, even if it did not complete.
-
-    Args:
-        plan: The plan of the sample.
-        store: The store of the parts.
-
-    Raises:
-        StoreError: If the store fails.
-    """
+    """Delete everything that a sample has written, even if it did not complete."""
     for partition in plan.partitions:
         for stage, stage_plan in partition.stages.items():
             keys = tuple(stage_plan.keys[index] for index in stage_plan.missing)

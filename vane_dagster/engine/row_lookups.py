@@ -50,9 +50,6 @@ class RowLookups:
 
     A partition of this run waits until those before it are computed. If these waits turn out to be
     in vain, because hardly any row was found in another partition, they end.
-
-    Args:
-        state: The run.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -68,10 +65,6 @@ class RowLookups:
         """Return where the rows of a stage are looked up besides the parts of this run.
 
         None if they have no keys. Reads manifests. Called on the fragment queue's thread.
-
-        Args:
-            partition: Index of the partition.
-            stage: The stage.
         """
         spec = self._state.pipeline[stage].spec
         if not self._definition(partition, stage) or not spec.runs_udf:
@@ -86,12 +79,7 @@ class RowLookups:
         return self._lookups[partition, stage]
 
     def must_wait(self, partition: int, stages: Sequence[str]) -> bool:
-        """Whether a partition waits for the rows of another one of this run.
-
-        Args:
-            partition: Index of the partition.
-            stages: The stages to compute.
-        """
+        """Whether a partition waits for the rows of another one of this run."""
         return any(
             self._is_pending(index, stage)
             for stage in stages
@@ -100,13 +88,7 @@ class RowLookups:
         )
 
     def record(self, run: FragmentState, stage: str, report: WorkReport) -> None:
-        """Count the rows of a fragment, and those of them that were found in other partitions.
-
-        Args:
-            run: The fragment.
-            stage: The stage.
-            report: The worker's report.
-        """
+        """Count the rows of a fragment, and those of them that were found in other partitions."""
         known = run.known.get(stage)
         if isinstance(known, RowLookup) and any(not group.is_own for group in known.groups):
             self._counted[stage][run.partition].add(report.rows_out, report.found_elsewhere)
@@ -235,11 +217,6 @@ def written_groups(parts: Sequence[Part], found: int, id: str) -> Iterator[Recor
     Each group has an index on each node. The parts that the run has found are one group. Those that
     it has written, in this order, are in blocks of 1, 8, 64 and so on, each of which starts at a
     multiple of its size. So a fragment looks in few indexes, and a part is in few.
-
-    Args:
-        parts: The parts that were found, followed by those that were written.
-        found: How many of them were found.
-        id: The parts' column with the id of the stage's input.
     """
     if found:
         yield _group(parts[:found], id, True)

@@ -55,19 +55,7 @@ class RunState:
         former: RunState | None = None,
         pools: Mapping[str, PoolSpec] | None = None,
     ) -> None:
-        """Start with a new run, or with another pass of a run.
-
-        Args:
-            plan: The plan.
-            store: The store for parts and manifests.
-            run_id: The run id.
-            emit: Called with each event, also from another thread.
-            info: Metadata stored in each manifest.
-            check_runner: Evaluates the stages' checks.
-            claims: The run's claims. Default: none.
-            former: State of the previous pass, if any.
-            pools: The pool of each stage that runs user code.
-        """
+        """Start with a new run, or with another pass of a run."""
         self.plan = plan
         self.pipeline = plan.pipeline
         self.run_id = run_id
@@ -155,14 +143,7 @@ class RunState:
         return read_floor(self.store, self.pipeline.name, stage)
 
     def add_part(self, index: int, stage: str, fragment: int, part: Part) -> None:
-        """Add a part, and commit the partitions that it completes.
-
-        Args:
-            index: Index of the partition.
-            stage: The stage.
-            fragment: Index of the fragment in the partition.
-            part: The part.
-        """
+        """Add a part, and commit the partitions that it completes."""
         self._take(index, stage, fragment, part)
         self._commit_complete(index)
 
@@ -174,16 +155,7 @@ class RunState:
         self.parts[index, stage][fragment] = part
 
     def fail(self, index: int, stage: str, error: VaneError) -> set[str]:
-        """Give up a stage of a partition and the selected stages downstream.
-
-        Args:
-            index: Index of the partition.
-            stage: The stage.
-            error: The cause.
-
-        Returns:
-            The stages given up.
-        """
+        """Give up a stage of a partition and the selected stages downstream."""
         lost = {stage}
         for name in self.plan.selected:
             if lost & set(self.pipeline[name].spec.upstream):
@@ -219,10 +191,6 @@ class RunState:
 
         This early limit assumes as many rows as the source has. Below a fan-out there may be more,
         so there it has no bound: the check decides when all rows are computed.
-
-        Args:
-            index: Index of the partition.
-            stage: The stage.
         """
         partition = self.plan.partitions[index]
         if partition.is_sample:
@@ -244,12 +212,7 @@ class RunState:
         return False
 
     def faults_allowed(self, index: int, stage: str) -> int:
-        """Rows that may still fail: `max_faults` minus those that have failed.
-
-        Args:
-            index: Index of the partition.
-            stage: The stage.
-        """
+        """Rows that may still fail: `max_faults` minus those that have failed."""
         return max(0, self.max_faults(index, stage) - self.stats[index, stage].faults)
 
     def close(self) -> None:

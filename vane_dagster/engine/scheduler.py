@@ -63,22 +63,7 @@ class WaveScheduler:
         servers: Mapping[str, PoolSpec] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the scheduler, and start loading the leased workers.
-
-        Args:
-            state: The run.
-            stages: The wave's stages.
-            lease: The lease.
-            pools: The pool of each map.
-            work_builder: Builds work for the lease.
-            budget_bytes: Bytes that fragments in progress may hold in shared memory.
-            cancelled: Set to stop the run.
-            part_repair: Removes damaged parts.
-            look_up: Lists the parts of a partition's stages in the store.
-            priority: Priority of the run.
-            servers: The pools of servers that these pools use, by identity.
-            clock: Monotonic clock, in seconds.
-        """
+        """Create the scheduler, and start loading the leased workers."""
         self._state, self._stages, self._lease = state, stages, lease
         self._pools, self._work_builder, self._cancelled = pools, work_builder, cancelled
         self._in_flight: dict[int, InFlightTask] = {}
@@ -111,13 +96,7 @@ class WaveScheduler:
         )
 
     def run(self) -> None:
-        """Stream until every fragment is computed or given up.
-
-        Raises:
-            Cancelled: If the run was cancelled.
-            ClusterLostError: If the cluster is gone.
-            ComputeError: If the lease ended meanwhile.
-        """
+        """Stream until every fragment is computed or given up."""
         try:
             while self._active or not self._fragments.is_empty:
                 if self._cancelled.is_set():

@@ -17,15 +17,7 @@ ServerChanged = Callable[[PoolSpec, Mapping[str, ServerStatus]], None]
 
 
 class ServerGroup:
-    """The state of each replica, as its worker reported it last.
-
-    Args:
-        lease: The lease.
-        servers: The pools of servers, by identity.
-        clients: The pools of models, by identity.
-        emit: Receives events.
-        changed: Called when a replica has reported its state, or is gone.
-    """
+    """The state of each replica, as its worker reported it last."""
 
     def __init__(
         self,
@@ -43,9 +35,6 @@ class ServerGroup:
         """The endpoints of the servers that a worker's code calls, by the servers' keys.
 
         Each worker has another one first, which spreads workers over replicas.
-
-        Args:
-            worker: The worker.
         """
         pool = self._clients.get(worker.pool)
         if pool is None or not pool.uses:
@@ -68,23 +57,14 @@ class ServerGroup:
         ]
 
     def answers(self, identity: str) -> bool:
-        """Whether a replica of a server is up, as its worker reported it last.
-
-        Args:
-            identity: The server's pool.
-        """
+        """Whether a replica of a server is up, as its worker reported it last."""
         return any(
             worker.pool == identity and status.state == "ready"
             for worker, status in self._replicas.items()
         )
 
     def update(self, worker: Worker, status: ServerStatus) -> None:
-        """Take over what a replica's worker reports, and tell the workers that call it.
-
-        Args:
-            worker: The replica's worker.
-            status: Its state.
-        """
+        """Take over what a replica's worker reports, and tell the workers that call it."""
         keep([status.endpoint.api_key] if status.endpoint else [])
         known = self._replicas.get(worker)
         is_restarting = status.state == "restarting"
@@ -104,11 +84,7 @@ class ServerGroup:
             self._announce(worker.pool)
 
     def remove(self, worker: Worker) -> None:
-        """Forget a replica that is gone.
-
-        Args:
-            worker: Its worker.
-        """
+        """Forget a replica that is gone."""
         if self._replicas.pop(worker, None) is not None:
             self._report(worker.pool)
             self._announce(worker.pool)
@@ -118,9 +94,6 @@ class ServerGroup:
 
         A call of another run may have kept it from its start, and those that came with the start
         are then older than those that were announced meanwhile.
-
-        Args:
-            worker: The worker.
         """
         if endpoints := self.endpoints_of(worker):
             self._lease.announce(worker, endpoints)

@@ -20,28 +20,13 @@ _GRACE_SECONDS = 60.0
 
 
 def declared_servers(pipeline: Pipeline, stages: Sequence[str]) -> Sequence[ModelServer]:
-    """The servers that some stages use, each object once.
-
-    Args:
-        pipeline: The pipeline.
-        stages: The stages.
-    """
+    """The servers that some stages use, each object once."""
     specs = [pipeline[stage].spec for stage in stages]
     return list(dict.fromkeys(one for s in specs if s.runs_udf for one in s.udf.servers.values()))
 
 
 def server_pool(server: ModelServer, capacity: Capacity, root: Location) -> PoolSpec:
-    """The pool of a server.
-
-    Args:
-        server: The server.
-        capacity: Resources of the cluster.
-        root: The store with the local files that the server is given.
-
-    Raises:
-        CodeIdentityError: If its definition has no stable identity.
-        DefinitionError: If its function cannot be sent to it.
-    """
+    """The pool of a server."""
     bundle = server.reserved.bundle()
     launch = server.launch()
     target: tuple[Any, ...] = (ServerProcess, (launch,), {})

@@ -19,11 +19,7 @@ _COSTLY_SECONDS = 10e-6
 
 
 class SliceSizer:
-    """Estimates the speed of a wave's maps, and derives the size of their calls.
-
-    Args:
-        pools: The pool of each map.
-    """
+    """Estimates the speed of a wave's maps, and derives the size of their calls."""
 
     def __init__(self, pools: Mapping[str, PoolSpec]) -> None:
         self._pools = pools
@@ -31,25 +27,14 @@ class SliceSizer:
         self._seen: set[str] = set()
 
     def learn(self, stage: str, seconds: float, rows: int) -> None:
-        """Update the estimate with a call; the last call has a weight of one half.
-
-        Args:
-            stage: The stage.
-            seconds: Duration of the call in seconds.
-            rows: Rows of the call.
-        """
+        """Update the estimate with a call; the last call has a weight of one half."""
         self._seen.add(stage)
         if rows:
             measured = seconds / rows
             self._row_seconds[stage] = (self._row_seconds.get(stage, measured) + measured) / 2
 
     def seed_estimate(self, stage: str, row_seconds: float | None) -> None:
-        """Use a warm worker's estimate from former runs, if there is none yet.
-
-        Args:
-            stage: The stage.
-            row_seconds: Seconds per row; None if unknown.
-        """
+        """Use a warm worker's estimate from former runs, if there is none yet."""
         if row_seconds:
             self._row_seconds.setdefault(stage, row_seconds)
 
@@ -82,12 +67,6 @@ class SliceSizer:
 
         This saves two copies through shared memory, but would leave other workers idle if fragments
         are few or slow: those are sliced.
-
-        Args:
-            stage: The stage.
-            rows: Rows of the fragment.
-            fragments_left: Fragments of the wave that are not started.
-            workers: Workers of the pool.
         """
         if stage not in self._row_seconds or not self.may_run_whole(stage):
             return False
@@ -99,12 +78,6 @@ class SliceSizer:
         """Rows of the next slice of a table: whole units worth about 500 ms, fewer towards the end.
 
         A unit is a batch, or as many batches as an async worker has in flight.
-
-        Args:
-            spec: The stage.
-            left: Unassigned rows of the table.
-            workers: Workers of the pool.
-            last: Whether nothing else waits, in which case the workers should finish together.
         """
         batches = spec.max_concurrency if spec.udf.is_async else 1
         unit = (spec.batch_size or DEFAULT_BATCH) * batches

@@ -81,17 +81,7 @@ class WorkBuilder:
         allowed: Callable[[int, str], int],
         floors: Mapping[str, int] | None = None,
     ) -> None:
-        """Build work for a lease.
-
-        Args:
-            plan: The plan.
-            store: The store for parts.
-            parts: Parts by partition index and stage, then by fragment index.
-            lease: Id of the lease.
-            run_id: The run id.
-            allowed: Returns the number of rows that may still fail, by partition index and stage.
-            floors: The floor of the row records of each stage that has any.
-        """
+        """Build work for a lease."""
         self._floors = floors or {}
         self._plan = plan
         self._run_id = run_id
@@ -111,18 +101,7 @@ class WorkBuilder:
         shares: int,
         is_costly: bool = True,
     ) -> tuple[Work, list[Any]]:
-        """Build work that loads a map's input into shared memory, for its slices.
-
-        Args:
-            run: The fragment.
-            task_state: The stage.
-            worker: Name of the worker.
-            shares: Number of workers that share the input.
-            is_costly: Whether a row takes much longer to compute than to look up.
-
-        Returns:
-            The work, and the tables that it needs.
-        """
+        """Build work that loads a map's input into shared memory, for its slices."""
         upstream = task_state.spec.upstream[0]
         rows, tables = self._input(run, task_state, upstream, 0)
         schema = self._upstream_schema(run, task_state.spec, upstream)
@@ -137,17 +116,7 @@ class WorkBuilder:
     def whole(
         self, run: FragmentState, task_state: StageTaskState, worker: str, is_costly: bool = True
     ) -> tuple[Work, list[Any]]:
-        """Build work that computes and writes a fragment's part in one call.
-
-        Args:
-            run: The fragment.
-            task_state: The stage.
-            worker: Name of the worker.
-            is_costly: Whether a row takes much longer to compute than to look up.
-
-        Returns:
-            The work, and the tables that it needs.
-        """
+        """Build work that computes and writes a fragment's part in one call."""
         rows: list[Rows] = []
         tables: list[Any] = []
         for upstream in task_state.spec.upstream:
@@ -184,18 +153,7 @@ class WorkBuilder:
     def slice(
         self, run: FragmentState, task_state: StageTaskState, worker: str, start: int, stop: int
     ) -> tuple[Work, list[Any]]:
-        """Build work that calls the user's code on some rows of a map's input.
-
-        Args:
-            run: The fragment.
-            task_state: The stage.
-            worker: Name of the worker.
-            start: The first row.
-            stop: The row after the last.
-
-        Returns:
-            The work, and the tables that it needs.
-        """
+        """Build work that calls the user's code on some rows of a map's input."""
         rows = self._slice(run, task_state, start, stop)
         return self._work(run, task_state, worker, self.op(run, task_state.spec), (rows,)), [
             task_state.given
@@ -219,19 +177,7 @@ class WorkBuilder:
         error: RowLoss,
         message: str,
     ) -> tuple[Work, list[Any]]:
-        """Build work that rejects a row of a map's input, which ends its workers.
-
-        Args:
-            run: The fragment.
-            task_state: The stage.
-            worker: Name of the worker.
-            row: The row.
-            error: Error of the row.
-            message: Message of the error.
-
-        Returns:
-            The work, and the tables that it needs.
-        """
+        """Build work that rejects a row of a map's input, which ends its workers."""
         call, spec = self.op(run, task_state.spec), task_state.spec
         assert isinstance(call, CallUdf)
         assert spec.runs_udf
@@ -242,16 +188,7 @@ class WorkBuilder:
     def gather(
         self, run: FragmentState, task_state: StageTaskState, worker: str
     ) -> tuple[Work, list[Any]]:
-        """Build work that concatenates a map's slices and writes the part.
-
-        Args:
-            run: The fragment.
-            task_state: The stage.
-            worker: Name of the worker.
-
-        Returns:
-            The work, and the tables that it needs.
-        """
+        """Build work that concatenates a map's slices and writes the part."""
         tables = [table for _, (table, _) in sorted(task_state.pieces.items())]
         rows: _Inputs = tuple(TableRows(i) for i in range(len(tables)))
         spec, tally = task_state.spec, task_state.tally
@@ -267,12 +204,7 @@ class WorkBuilder:
         return self._part(run, task_state, worker, op, rows, tally=tally), tables
 
     def op(self, run: FragmentState, spec: StageSpec) -> Op:
-        """The operation of a stage, with the number of rows that may still fail in the partition.
-
-        Args:
-            run: The fragment.
-            spec: The stage.
-        """
+        """The operation of a stage, with how many rows may still fail in the partition."""
         if spec.name not in self._ops:
             self._ops[spec.name] = self._operation(spec)
         op = self._ops[spec.name]
@@ -310,12 +242,7 @@ class WorkBuilder:
         return found
 
     def location(self, run: FragmentState, stage: str) -> str:
-        """Stage, partition and fragment, for messages.
-
-        Args:
-            run: The fragment.
-            stage: The stage.
-        """
+        """Stage, partition and fragment, for messages."""
         partition, fragment = self._plan.partitions[run.partition], run.fragment
         where = "" if partition.key is None else f", partition {partition.key!r}"
         label = f"stage '{self._pipeline.name}/{stage}'{where}"
@@ -389,12 +316,7 @@ class WorkBuilder:
         return self._plan.partitions[run.partition].schemas[task_state.spec.name]
 
     def folder(self, run: FragmentState, spec: StageSpec) -> Any:
-        """Folder to which a stage's parts of a partition are written.
-
-        Args:
-            run: A fragment of the partition.
-            spec: The stage.
-        """
+        """Folder to which a stage's parts of a partition are written."""
         return self._folder(run, spec)[0]
 
     def _folder(self, run: FragmentState, spec: StageSpec) -> tuple[Any, str | None]:
@@ -493,12 +415,7 @@ def _policy(failures: Failures) -> Policy:
 
 @functools.singledispatch
 def operation(spec: StageSpec, pipeline: Pipeline) -> Op:
-    """Return the worker operation of a kind of stage.
-
-    Args:
-        spec: The stage.
-        pipeline: The pipeline.
-    """
+    """Return the worker operation of a kind of stage."""
     raise TypeError(f"stages of kind {spec.kind!r} have no worker operation; register one here")
 
 
@@ -581,13 +498,7 @@ class InFlightTask:
 
 
 class TaskBuilder:
-    """Builds work from the tasks of worker queues.
-
-    Args:
-        work_builder: Builds work for a worker.
-        slice_sizer: Determines the rows of a slice.
-        workers: Returns the number of workers of a map.
-    """
+    """Builds work from the tasks of worker queues."""
 
     def __init__(
         self, work_builder: WorkBuilder, slice_sizer: SliceSizer, workers: Callable[[str], int]
@@ -597,17 +508,7 @@ class TaskBuilder:
     def take_next(
         self, task: Task, worker_queue: WorkerQueue, worker: Worker, last: bool
     ) -> tuple[Work, list[Any], int, int]:
-        """Take the next rows of a worker queue's first task; dequeue the task with its last rows.
-
-        Args:
-            task: The task.
-            worker_queue: Its worker queue.
-            worker: The worker to run it.
-            last: Whether no more tasks will be queued.
-
-        Returns:
-            The work, the tables that it needs, its first row and its number of rows.
-        """
+        """Take the next rows of a worker queue's first task; dequeue it with its last rows."""
         run, task_state = task.run, task.run.task_states[task.stage]
         if task.retry is not None:
             worker_queue.pop()

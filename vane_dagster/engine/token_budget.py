@@ -10,23 +10,14 @@ from vane_dagster.storage.manifest import PartInfo
 
 
 class TokenBudget:
-    """Sums the consumption of the parts that a run has computed, by stage.
-
-    Args:
-        pipeline: The pipeline.
-    """
+    """Sums the consumption of the parts that a run has computed, by stage."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._used: dict[str, Counter[str]] = {}
 
     def record(self, stage: str, part: PartInfo) -> BudgetError | None:
-        """Add a part; return the error to stop with when a budget is exhausted, once per stage.
-
-        Args:
-            stage: The stage.
-            part: The part.
-        """
+        """Add a part; return the error to stop with when a budget is exhausted, once per stage."""
         spec = self._pipeline[stage].spec
         if not spec.sums:
             return None

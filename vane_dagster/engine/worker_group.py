@@ -55,12 +55,7 @@ class WorkerQueue:
         return sorted(w.name for w in (*self.calls_by_worker, *self.loading)).index(worker.name)
 
     def push(self, priority: Any, task: Any) -> None:
-        """Queue a task.
-
-        Args:
-            priority: Sort key; the smallest goes first.
-            task: The task.
-        """
+        """Queue a task."""
         heapq.heappush(self._heap, (priority, self._order(), task))
 
     def peek(self) -> Any:
@@ -75,11 +70,7 @@ class WorkerQueue:
         return len(self._heap)
 
     def pick_worker(self, exclusive: bool = False) -> Worker | None:
-        """The worker with a free slot and the fewest rows and calls; None if there is none.
-
-        Args:
-            exclusive: Whether it must have no call at all.
-        """
+        """The worker with a free slot and the fewest rows and calls; None if there is none."""
         able = ((w, calls) for w, calls in self.calls_by_worker.items() if w not in self.exclusive)
         free = [
             w
@@ -93,24 +84,13 @@ class WorkerQueue:
         )
 
     def begin(self, worker: Worker, rows: int, exclusive: bool = False) -> None:
-        """Record a call sent to a worker.
-
-        Args:
-            worker: The worker.
-            rows: Rows of the call.
-            exclusive: Whether the call tolerates no other beside it.
-        """
+        """Record a call sent to a worker."""
         self.calls_by_worker[worker].append(rows)
         if exclusive:
             self.exclusive.add(worker)
 
     def end(self, worker: Worker, rows: int) -> None:
-        """Record a completed call.
-
-        Args:
-            worker: The worker.
-            rows: Rows of the call.
-        """
+        """Record a completed call."""
         self.exclusive.discard(worker)
         for calls in (self.calls_by_worker.get(worker), self.draining.get(worker)):
             if calls is not None:
@@ -153,18 +133,7 @@ _SERVER_STATUS_SECONDS = 1.0
 
 
 class WorkerGroup:
-    """The workers of a lease, with a worker queue for each pool.
-
-    Args:
-        lease: The lease.
-        pools: The pool of each stage that has one.
-        emit: Receives events.
-        ready: Called with the pool of a ready worker, its stages, and its report.
-        give_up: Called with the stages of a pool that cannot start, and the error.
-        clock: Monotonic clock, in seconds.
-        servers: The pools of servers that these pools use, by identity.
-        server_changed: Called with the pool of a server and the state of its replicas.
-    """
+    """The workers of a lease, with a worker queue for each pool."""
 
     def __init__(
         self,
@@ -212,12 +181,7 @@ class WorkerGroup:
         return [identity for identity, pool in self._by_identity.items() if not pool.server]
 
     def worker_queue(self, stage: str, calls_model: bool) -> WorkerQueue:
-        """The worker queue for a stage's work.
-
-        Args:
-            stage: The stage.
-            calls_model: Whether the work calls the stage's model; otherwise an I/O worker does it.
-        """
+        """The worker queue for a stage's work."""
         return self.worker_queues[self._pools[stage].identity if calls_model else IO_WORKERS]
 
     def _start(self, worker: Worker) -> None:
@@ -333,13 +297,7 @@ class WorkerGroup:
         self._ready(worker.pool, stages, report)
 
     def finish_call(self, worker: Worker, rows: int, recycle_reason: str) -> None:
-        """Record a completed call; replace a worker due for recycling after its last call.
-
-        Args:
-            worker: The worker.
-            rows: Rows of the call.
-            recycle_reason: Why the worker must be replaced; empty if it need not be.
-        """
+        """Record a completed call; replace a worker due for recycling after its last call."""
         worker_queue = self.worker_queues[worker.pool]
         worker_queue.end(worker, rows)
         if recycle_reason and worker in worker_queue.calls_by_worker:
@@ -355,12 +313,7 @@ class WorkerGroup:
             self._start(self._lease.replace(drained))
 
     def notice_unused_gpu(self, worker: Worker, reason: str) -> None:
-        """Report once for each pool that a worker reserves a GPU that it does not use.
-
-        Args:
-            worker: The worker.
-            reason: Why it uses no GPU.
-        """
+        """Report once for each pool that a worker reserves a GPU that it does not use."""
         pool = self._by_identity.get(worker.pool)
         reserved = pool.bundle.get("GPU", 0) if pool is not None else 0
         if pool is None or not reserved or worker.pool in self._unused_gpus:
@@ -372,13 +325,7 @@ class WorkerGroup:
         )
 
     def replace_lost(self, worker: Worker, reason: str, starting: bool) -> None:
-        """Replace a lost worker, unless too many starts in a row have failed.
-
-        Args:
-            worker: The worker.
-            reason: Why it was lost.
-            starting: Whether it was lost during its start.
-        """
+        """Replace a lost worker, unless too many starts in a row have failed."""
         self._probe_at.pop(worker, None)
         self._status_at.pop(worker, None)
         self._servers.remove(worker)
@@ -489,12 +436,6 @@ class WorkerSharing:
     queued. If a run of higher priority uses the same worker, this run keeps only one. So on a
     worker that both keep busy, the run of higher priority gets two calls for each call of the
     other; none is stopped, and no executing call is interrupted.
-
-    Args:
-        lease: The lease.
-        pools: The pool of each stage that has one.
-        priority: Priority of the run.
-        waits: Reports the runs with which models are shared.
     """
 
     def __init__(

@@ -32,9 +32,6 @@ def parse(source: bytes | str) -> ast.Module:
 
     Our own decorators and the bodies of ``if TYPE_CHECKING`` are dropped. The nodes are annotated
     with names bound by imports, imports by a string, and names that strings read.
-
-    Raises:
-        SyntaxError: The source is not valid for this Python.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -146,12 +143,7 @@ def tree_digest(nodes: Sequence[ast.AST]) -> str:
 
 
 def names_of_function(code: types.CodeType, node: ast.AST) -> set[str]:
-    """Return the module-level names that a function reads, also in hints.
-
-    Args:
-        code: The function's code.
-        node: The function's node.
-    """
+    """Return the module-level names that a function reads, also in hints."""
     texts = list(evaluated([node]))
     named = {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
     hinted = {
@@ -168,10 +160,6 @@ def compile_nodes(nodes: Sequence[ast.stmt], filename: str) -> types.CodeType:
     """Compile module-level statements without running them.
 
     Reads by strings in them, which are evaluated at run time, are compiled at the end.
-
-    Args:
-        nodes: The statements.
-        filename: The file name of the code object.
     """
     read = [ast.fix_missing_locations(item) for item in evaluated(nodes)]
     try:
@@ -299,12 +287,7 @@ def _add_lookups(node: ast.AST, chains: set[tuple[str, ...]], imports: list[Impo
 
 
 def import_refs(node: ast.Import | ast.ImportFrom, guarded: bool) -> Iterator[ImportRef]:
-    """Yield one reference for each name that an import statement binds.
-
-    Args:
-        node: The statement.
-        guarded: Whether the statement may fail.
-    """
+    """Yield one reference for each name that an import statement binds."""
     for alias in node.names:
         if isinstance(node, ast.Import):
             refers = alias.name if alias.asname else alias.name.partition(".")[0]

@@ -15,11 +15,6 @@ def binding_units(finder: Finder, module: Module, name: str) -> list[SymbolSourc
     """Return the statements of a file that may bind a name, including star imports, in order.
 
     Any star import may bind a name that nothing else is known to bind.
-
-    Args:
-        finder: Locates modules.
-        module: The module of the file.
-        name: The name.
     """
     source = finder.source(str(module.path))
     units = list(source.units.get(name, ()))

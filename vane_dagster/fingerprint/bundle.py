@@ -46,17 +46,7 @@ class CodeBundle:
 def pack(
     modules: Iterable[str], obj: Any, files: Mapping[LocalFile, FileContent] | None = None
 ) -> CodeBundle:
-    """Pack an object of the user's with the modules that it may import.
-
-    Args:
-        modules: Dotted names, as listed by `CodeIdentity.modules`. A script (``__main__``) is left
-            out; its definitions are pickled by value.
-        obj: A function, a class, or any picklable object.
-        files: The contents of the local files among its arguments.
-
-    Raises:
-        CodeIdentityError: A module's file is missing, or the object cannot be pickled.
-    """
+    """Pack an object of the user's with the modules that it may import."""
     finder = Finder()
     sources: dict[str, bytes] = {}
     for name in modules:
@@ -81,14 +71,7 @@ def pickled(
     by_value: Collection[str] = MAIN_NAMES,
     visit: Callable[[Any], None] | None = None,
 ) -> bytes:
-    """Pickle an object for workers: a script's definitions by value, local files by digest.
-
-    Args:
-        obj: The object; functions wrapped in `lru_cache` are included.
-        files: The contents of the local files in it.
-        by_value: The modules of functions wrapped in `lru_cache` that are pickled by value.
-        visit: Called with each part that is not a plain value or container.
-    """
+    """Pickle an object for workers: a script's definitions by value, local files by digest."""
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # its base has no types
@@ -117,17 +100,7 @@ def pickled(
 def pickled_by_value(
     modules: Iterable[str], obj: Any, visit: Callable[[Any], None] | None = None
 ) -> bytes:
-    """Pickle an object for workers that have none of the user's modules.
-
-    Args:
-        modules: The user's own modules that it may need, as listed by `CodeIdentity.modules`. Their
-            definitions are pickled by value; modules not imported yet are left out.
-        obj: The object.
-        visit: Called with each part that is not a plain value or container.
-
-    Raises:
-        CodeIdentityError: The object cannot be pickled.
-    """
+    """Pickle an object for workers that have none of the user's modules."""
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
     own = [sys.modules[name] for name in modules if name in sys.modules and name not in MAIN_NAMES]

@@ -65,16 +65,7 @@ def code_identity(
     version: str | None = None,
     files: LocalFiles | None = None,
 ) -> CodeIdentity:
-    """Compute the identity of a function, a class or a partial of one.
-
-    Args:
-        obj: The UDF.
-        version: Replaces the code's content: only the name and the version are hashed.
-        files: Reads the files that paths among the code's values name.
-
-    Raises:
-        CodeIdentityError: A dependency of the UDF has no stable identity, and no version is given.
-    """
+    """Compute the identity of a function, a class or a partial of one."""
     target = unwrapped(obj)
     if not callable(obj) or not hasattr(target, "__qualname__"):
         raise CodeIdentityError(
@@ -119,14 +110,6 @@ def worker_code_digest(
     All methods of a class count, so that stages that call different ones share its workers. With a
     version, which replaces the code's content in keys, the files that workers import count as a
     whole, so that no edit meets a worker with other code.
-
-    Args:
-        obj: The function or class.
-        version: See `code_identity`.
-        files: See `code_identity`.
-
-    Raises:
-        CodeIdentityError: The code has no stable identity, and no version is given.
     """
     found = code_identity(obj, version=version, files=files)
     if version is None:

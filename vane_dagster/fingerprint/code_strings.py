@@ -319,13 +319,6 @@ def syntax_tree(source: bytes | str, mode: str = "exec") -> Any:
     """Parse source, again where CPython's parser fails.
 
     It fails at times beside a thread that parses too: python/cpython#106905.
-
-    Args:
-        source: The source.
-        mode: That of `compile`.
-
-    Returns:
-        The `ast.Module`, or the `ast.Expression` of the mode ``eval``.
     """
     for _ in range(_PARSE_RETRIES):
         with contextlib.suppress(SystemError):

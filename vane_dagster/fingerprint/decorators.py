@@ -26,9 +26,6 @@ def detach_decorators(tree: ast.Module) -> None:
 
     A definition keeps the lines of its removed decorators: its code starts at the first one. A
     class keeps the mark that calling it runs no code of it.
-
-    Args:
-        tree: The tree, after `code_strings.mark_texts`.
     """
     for node in ast.walk(tree):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

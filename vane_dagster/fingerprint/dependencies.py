@@ -74,24 +74,13 @@ class DependencyWalk:
         return _OWN_LABEL if own is not None and module.path == own.path else module.label
 
     def name(self, module: Module, name: str) -> None:
-        """Collect a module-level name of a file, and everything that it reaches.
-
-        Args:
-            module: The module of the file.
-            name: The name.
-        """
+        """Collect a module-level name of a file, and everything that it reaches."""
         self.modules.add(module.name)
         self._waiting.append((module, name, True))
         self._drain()
 
     def unit(self, module: Module, unit: SymbolSource, names: Iterable[str]) -> None:
-        """Collect the reads and imports of code.
-
-        Args:
-            module: The code's module.
-            unit: The code.
-            names: The module-level names that it reads.
-        """
+        """Collect the reads and imports of code."""
         self._walked[id(unit)] = (module, unit)
         if module.is_source:
             self.modules.add(module.name)
@@ -206,10 +195,6 @@ class DependencyWalk:
 
         These are the modules of the file's package, the modules that literals name, and the modules
         below those.
-
-        Raises:
-            CodeIdentityError: A file with a computed import is in no package, and no literal names
-                a module of the user's.
         """
         if not self._computed_imports:
             return

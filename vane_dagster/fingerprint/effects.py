@@ -89,11 +89,6 @@ def executed(finder: Finder, roots: Iterable[str], others: Iterable[str] = ()) -
     """Return the top-level statements of the own modules that imports execute, in their order.
 
     A module whose first import has a condition is there again with the first that has none.
-
-    Args:
-        finder: Locates modules.
-        roots: The names of the modules that are imported first.
-        others: The names of those that are imported later, like those that functions import.
     """
     found: list[Executed] = []
     known: dict[str, When] = {}
@@ -153,10 +148,6 @@ def lists_subclasses(finder: Finder, statements: Iterable[Executed]) -> bool:
 
 class Effects:
     """Tells which statements count.
-
-    Args:
-        finder: Locates modules.
-        is_used: Whether the stage uses a name of a module.
 
     Attributes:
         lists_subclasses: Whether each class that is derived may be found by its base.
@@ -266,13 +257,7 @@ class Effects:
         return True
 
     def _changes(self, module: Module, act: _Act, is_inside: bool = False) -> bool:
-        """Return whether an act may change a library that it names.
-
-        Args:
-            module: The module of the code.
-            act: The act.
-            is_inside: Whether it is in code that a statement calls, where less counts.
-        """
+        """Return whether an act may change a library that it names."""
         changing = any(root in _CHANGING for root, _ in act.roots)
         if not (changing or act.kind in ("bare call", "store", "decorating call")):
             return False
@@ -302,13 +287,7 @@ class Effects:
         return frozenset(found)
 
     def _find_uses(self, name: Name, is_bare: bool) -> bool:
-        """Return whether the code of a name uses a library, which it may change.
-
-        Args:
-            name: The name.
-            is_bare: Whether the result is not used. Otherwise only stores and bare calls count of
-                some libraries.
-        """
+        """Return whether the code of a name uses a library, which it may change."""
         module = self._finder.find(name[0])
         known = _INERT if is_bare else _INERT | _VALUES | _TABLES
         return module is not None and any(
@@ -431,14 +410,7 @@ class Effects:
     def _named(
         self, module: Module, names: Iterable[str], scan: Scan, is_run: bool = False
     ) -> list[Name]:
-        """Return the names of own modules that code names.
-
-        Args:
-            module: The module of the code.
-            names: The names that it reads.
-            scan: The code's imports and dotted names.
-            is_run: Whether the code is a function, whose imports count as uses of modules.
-        """
+        """Return the names of own modules that code names."""
         found = [(module.name, name) for name in names]
         refs = list(scan.imports)
         if module.is_source:
@@ -521,12 +493,7 @@ def _acts_of(unit: SymbolSource, deep: bool = False) -> tuple[_Act, ...]:
 
 
 def _acts(nodes: Iterable[ast.AST], deep: bool) -> Iterator[_Act]:
-    """Yield what statements do when they are executed.
-
-    Args:
-        nodes: The statements.
-        deep: Whether the bodies of functions are executed too.
-    """
+    """Yield what statements do when they are executed."""
     kinds: dict[int, ActKind] = {}
     waiting = list(nodes)
     while waiting:

@@ -83,13 +83,6 @@ class LocalFiles:
 
         A `Path` always names one. A string does if it contains a separator, starts with ``~`` or
         ``file://``, has a suffix, or is a bare word that names a folder with a model or templates.
-
-        Args:
-            text: The string or path.
-            where: How the user refers to it, for messages.
-
-        Raises:
-            CodeIdentityError: It cannot be read, or is too large.
         """
         path = _named(text) if self.read else None
         if path is None:
@@ -115,12 +108,7 @@ class LocalFiles:
             ) from error
 
     def places(self, text: str, beside: str | None) -> list[str]:
-        """Return the paths that a literal in code may name: as given, and beside the code's file.
-
-        Args:
-            text: The literal. A bare word names none.
-            beside: The code's file.
-        """
+        """The paths that a literal in code may name: as given, and beside the code's file."""
         if not self.read or _is_bare(text) or _named(text) is None:
             return []
         joined = os.path.join(os.path.dirname(beside or ""), text)
@@ -163,17 +151,7 @@ class LocalFiles:
 
 
 def file_digests(paths: Sequence[str], text: str | os.PathLike[str], where: str) -> Sequence[str]:
-    """Return the sha256 of each file's content.
-
-    Args:
-        paths: The files.
-        text: The path that the user gave, for messages.
-        where: How the user refers to it, for messages.
-
-    Raises:
-        CodeIdentityError: They are too large.
-        OSError: One cannot be read.
-    """
+    """Return the sha256 of each file's content."""
     states = [os.stat(path) for path in paths]
     found = [_digests.get(path, state) for path, state in zip(paths, states)]
     fresh = [index for index, digest in enumerate(found) if digest is None]

@@ -16,12 +16,7 @@ _BLOCK = 1 << 20
 
 
 def combine(tag: str, *parts: str | bytes) -> str:
-    """Hash a tag and parts, each with its length, so that different lists never collide.
-
-    Args:
-        tag: The kind of digest.
-        *parts: The parts.
-    """
+    """Hash a tag and parts, each with its length, so that different lists never collide."""
     state = hashlib.sha256()
     for part in (tag, *parts):
         data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
@@ -47,11 +42,7 @@ class FileCache(Generic[T]):
         self._held: dict[str, tuple[tuple[int, ...], T]] = {}
 
     def get(self, path: str) -> T:
-        """Return the value for the file's current content.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Return the value for the file's current content."""
         stat = os.stat(path)
         signature = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
         held = self._held.get(path)

@@ -59,13 +59,7 @@ def loaded_models(target: Callable[..., Any]) -> list[LoadedModel]:
 
 
 def advice(target: Callable[..., Any], model: LoadedModel, is_factory: bool = False) -> str:
-    """Say why a loaded model should be constructed in a class, with the class to write.
-
-    Args:
-        target: The function or class that uses it.
-        model: The model.
-        is_factory: Whether the target is a function that a worker calls to load its model.
-    """
+    """Say why a loaded model should be constructed in a class, with the class to write."""
     code = unwrapped(target)
     name, is_class = code.__name__, isinstance(code, type)
     where = f"module {model.module} loads on import" if model.module else f"{name} holds"
@@ -89,12 +83,7 @@ def advice(target: Callable[..., Any], model: LoadedModel, is_factory: bool = Fa
 
 
 def _call(function: Any, model: str) -> str:
-    """Return the first line of the method to write, with the parameters of a function.
-
-    Args:
-        function: The function.
-        model: The name of its model, which is no parameter of the method.
-    """
+    """Return the first line of the method to write, with the parameters of a function."""
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, TypeError, SyntaxError, ValueError):  # it has no source of its own

@@ -49,20 +49,12 @@ class LocalFile:
         return os.path.basename(self.path)
 
     def identity(self) -> str:
-        """Return the digest of its name and present content; a missing file counts by its name.
-
-        Raises:
-            CodeIdentityError: It cannot be read, or is too large.
-        """
+        """Return the digest of its name and present content; a missing file counts by its name."""
         # Workers compute identities too, when they import a pipeline, and use none of them.
         return self.name if is_worker() or not os.path.exists(self.path) else self.content().digest
 
     def content(self) -> FileContent:
-        """Return its present content.
-
-        Raises:
-            CodeIdentityError: It cannot be read, or is too large.
-        """
+        """Return its present content."""
         try:
             return self._content()
         except (OSError, UnicodeError) as error:
@@ -178,16 +170,7 @@ def local_file(path: str | os.PathLike[str]) -> Any:
 
 
 def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) -> None:
-    """Validate that local files can be read when they are declared.
-
-    Args:
-        where: The stage, for messages.
-        files: The files.
-        made_later: Whether they may be missing, because an asset makes them.
-
-    Raises:
-        DefinitionError: One does not exist, or is neither a file nor a folder.
-    """
+    """Validate that local files can be read when they are declared."""
     if is_worker():  # the declaration of a pipeline whose functions it needs
         return
     for file in files:

@@ -7,12 +7,7 @@ from typing import Any
 
 
 def module_attribute(module: Any, name: str) -> Any:
-    """Return an attribute of a module, or None, without loading a lazy module.
-
-    Args:
-        module: The module object.
-        name: The attribute's name.
-    """
+    """Return an attribute of a module, or None, without loading a lazy module."""
     try:
         return object.__getattribute__(module, name)
     except AttributeError:

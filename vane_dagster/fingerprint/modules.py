@@ -129,11 +129,7 @@ class Finder:
     _has_current_listings: bool = False
 
     def source(self, path: str) -> SourceFile:
-        """Return a parsed file.
-
-        Raises:
-            CodeIdentityError: It cannot be read, or is not valid Python.
-        """
+        """Return a parsed file."""
         if path not in self._sources:
             self._sources[path] = load_source(path)
         return self._sources[path]
@@ -228,12 +224,7 @@ class Finder:
             yield prefix, self.find(prefix)
 
     def targets(self, importer: Module, ref: ImportRef) -> Iterator[ImportTarget]:
-        """Yield the modules that one imported name leads to.
-
-        Args:
-            importer: The module with the import.
-            ref: The imported name.
-        """
+        """Yield the modules that one imported name leads to."""
         base = absolute(importer, "." * ref.level + ref.module)
         if base is None:
             yield ImportTarget("missing", "." * ref.level + ref.module, line=ref.line)
@@ -275,13 +266,7 @@ class Finder:
     def attribute_targets(
         self, importer: Module, scan: Scan, refs: Iterable[ImportRef]
     ) -> Iterator[ImportTarget]:
-        """Yield the own modules that dotted names use: ``a.b`` for ``a.b.f()``.
-
-        Args:
-            importer: The module with the code.
-            scan: The dotted names of the code.
-            refs: The imports that bind the first parts of the names.
-        """
+        """Yield the own modules that dotted names use: ``a.b`` for ``a.b.f()``."""
         bound = {ref.bound: ref for ref in refs if ref.bound and ref.name != "*"}
         for chain in sorted(scan.chains):
             ref = bound.get(chain[0])
@@ -341,12 +326,7 @@ def _find_spec(name: str, search: Iterable[str] | None) -> importlib.machinery.M
 
 
 def absolute(importer: Module, path: str) -> str | None:
-    """Return a module's path without leading dots; None if they lead out of the package.
-
-    Args:
-        importer: The module with the import.
-        path: The path, which may begin with dots.
-    """
+    """Return a module's path without leading dots; None if they lead out of the package."""
     name = path.lstrip(".")
     level = len(path) - len(name)
     parts = importer.package.split(".") if importer.package else []
@@ -368,10 +348,6 @@ def closure(finder: Finder, names: Iterable[str]) -> tuple[str, ...]:
     Lazy imports count. If a module imports a name that is known only at run time, its whole package
     is included. Modules that cannot be found or parsed are left out: importing them gives a better
     error.
-
-    Args:
-        finder: Locates the modules.
-        names: The names of the modules.
     """
     found: set[str] = set()
     waiting = deque(sorted(set(names)))
@@ -405,12 +381,7 @@ def _reachable(finder: Finder, module: Module) -> Iterator[str]:
 
 
 def submodules(folder: str, name: str) -> Iterator[str]:
-    """Yield the names of all modules in the folder of a package.
-
-    Args:
-        folder: The folder.
-        name: The package's name.
-    """
+    """Yield the names of all modules in the folder of a package."""
     for entry in sorted(os.scandir(folder), key=lambda item: item.name):
         stem, suffix = os.path.splitext(entry.name)
         if entry.is_file() and suffix == ".py" and stem != "__init__":

@@ -49,12 +49,7 @@ _CLASS_DETAILS = {
 
 
 class ObjectEncoder:
-    """Hashes code objects, and collects everything that they reach in `dependency_walk`.
-
-    Args:
-        dependency_walk: Collects what code reaches.
-        files: Reads the files that values name.
-    """
+    """Hashes code objects, and collects everything that they reach in `dependency_walk`."""
 
     def __init__(
         self,
@@ -67,12 +62,7 @@ class ObjectEncoder:
         self._kept: list[Any] = []
 
     def digest(self, value: Any, path: str) -> str:
-        """Hash any value, including code.
-
-        Args:
-            value: The value.
-            path: How the user refers to it, for messages.
-        """
+        """Hash any value, including code."""
         return self._values.digest(value, path)
 
     def _code(self, obj: Any, path: str) -> str:
@@ -397,12 +387,7 @@ def _may_capture(statements: Iterable[ast.stmt], source: SourceFile) -> bool:
 
 
 def _members(cls: type, text: Collection[str] | None) -> Iterator[tuple[str, Any]]:
-    """Yield the members of a class that are neither generated nor implementation details.
-
-    Args:
-        cls: The class.
-        text: The names that its body binds; None if its source is not known.
-    """
+    """Yield the members of a class that are neither generated nor implementation details."""
     members = dict(vars(cls))
     body = members.keys() if text is None else text
     generated = {name for name, item in _functions(cls) if _is_generated(cls, item)}
@@ -524,19 +509,7 @@ def _cell(filename: str) -> SourceFile | None:
 
 
 def value_digest(value: Any, path: str = "value", files: LocalFiles | None = None) -> str:
-    """Hash a value to a digest that is the same in every process.
-
-    Args:
-        value: A plain value, a container of values, an array or table, a dataclass or pydantic
-            model, or a function or class. For a string or path that names a local file or folder,
-            the content counts too.
-        path: How the user refers to it, for messages: ``fn_constructor_kwargs``.
-        files: Reads the files that paths name. Default: all except folders of the machine as a
-            whole.
-
-    Raises:
-        CodeIdentityError: The value, or a part of it, has no stable identity.
-    """
+    """Hash a value to a digest that is the same in every process."""
     dependency_walk = DependencyWalk(Finder(), None, files)
     token = ObjectEncoder(dependency_walk, files).digest(value, path)
     if dependency_walk.modules:
@@ -554,10 +527,6 @@ def library_name(obj: Any, module: str) -> tuple[str, str]:
     """Return the module and name of a library object; for ours, the public ones.
 
     The identity of our classes therefore does not change when they move to another file.
-
-    Args:
-        obj: The function, class or other object of code.
-        module: The module that it reports.
     """
     own = vane_dagster.__name__
     if module.partition(".")[0] == own:

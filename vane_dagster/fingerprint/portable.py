@@ -29,12 +29,7 @@ _IMPORT = object()
 
 
 def portable_payload(modules: Iterable[str], obj: Any) -> bytes | None:
-    """Pickle functions by value; None if they are not portable.
-
-    Args:
-        modules: The user's own modules that they may need, as listed by `CodeIdentity.modules`.
-        obj: The functions.
-    """
+    """Pickle functions by value; None if they are not portable."""
     codes: list[types.CodeType] = []
 
     def visit(part: Any) -> None:

@@ -313,12 +313,7 @@ def _constant_digest(value: object) -> str:
 
 
 def syntax_problem(path: str, error: Exception) -> CodeIdentityError:
-    """Build the error for a file that is not valid Python.
-
-    Args:
-        path: The file.
-        error: The exception that the parser raised.
-    """
+    """Build the error for a file that is not valid Python."""
     line = getattr(error, "lineno", None) or 1
     reason = getattr(error, "msg", None) or str(error)
     return CodeIdentityError(
@@ -335,11 +330,7 @@ _sources = FileCache(_read)
 
 
 def load_source(path: str) -> SourceFile:
-    """Return the units of a file's current content, cached if it was parsed before.
-
-    Raises:
-        CodeIdentityError: It cannot be read, or is not valid Python.
-    """
+    """Return the units of a file's current content, cached if it was parsed before."""
     try:
         return _sources.get(path)
     except OSError as error:

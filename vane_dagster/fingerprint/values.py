@@ -130,15 +130,7 @@ class ValueEncoder:
         self._open: set[int] = set()
 
     def digest(self, value: Any, path: str) -> str:
-        """Hash a value.
-
-        Args:
-            value: The value.
-            path: How the user refers to it, for messages: ``fn_constructor_kwargs['client']``.
-
-        Raises:
-            CodeIdentityError: The value, or a part of it, has no stable identity.
-        """
+        """Hash a value."""
         if value is None or value is Ellipsis or value is NotImplemented:
             return combine(repr(value))
         kind = type(value)
@@ -374,13 +366,6 @@ class ArrayEncoder:
         """Hash a value of one of the libraries.
 
         A subclass defined by a user or another library is not included, because it may hold more.
-
-        Args:
-            value: The value.
-            path: How the user refers to it, for messages.
-
-        Returns:
-            None for a value of another library.
         """
         root = type(value).__module__.partition(".")[0]
         step = {

@@ -16,10 +16,6 @@ def stage_key(pipeline: Pipeline, name: str) -> dg.AssetKey:
     """Return the asset key of a stage, or of the source.
 
     An asset that writes the source gives the source its key.
-
-    Args:
-        pipeline: The pipeline.
-        name: The stage's name, or `SOURCE`.
     """
     if name == SOURCE and pipeline.source.asset:
         return dg.AssetKey(pipeline.source.asset.split("/"))
@@ -27,12 +23,7 @@ def stage_key(pipeline: Pipeline, name: str) -> dg.AssetKey:
 
 
 def stage_spec(pipeline: Pipeline, spec: StageSpec) -> dg.AssetSpec:
-    """Return a stage's asset spec, with the store as its IO manager.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage's spec.
-    """
+    """Return a stage's asset spec, with the store as its IO manager."""
     return dg.AssetSpec(
         key=stage_key(pipeline, spec.name),
         deps=[*(stage_key(pipeline, name) for name in spec.upstream), *spec.asset.deps],
@@ -42,12 +33,7 @@ def stage_spec(pipeline: Pipeline, spec: StageSpec) -> dg.AssetSpec:
 
 
 def source_spec(pipeline: Pipeline, options: Asset) -> dg.AssetSpec:
-    """Return the asset spec of an observable source.
-
-    Args:
-        pipeline: The pipeline.
-        options: The source's asset options.
-    """
+    """Return the asset spec of an observable source."""
     source = pipeline.source
     return dg.AssetSpec(
         key=stage_key(pipeline, SOURCE),

@@ -56,13 +56,7 @@ class CheckLog:
         self.blocked: list[Blocked] = []
 
     def found(self, stage: str, partition: str | None, results: Iterable[CheckResult]) -> None:
-        """Add the check results of a partition.
-
-        Args:
-            stage: The stage's name.
-            partition: The partition key; None for an unpartitioned pipeline.
-            results: The results of its checks.
-        """
+        """Add the check results of a partition."""
         key = stage_key(self._pipeline, stage)
         for result in results:
             if result.blocking and not result.passed:
@@ -71,12 +65,7 @@ class CheckLog:
                 self._pending.setdefault(stage, []).append((partition, result))
 
     def drop(self, stage: str, partitions: Collection[str | None]) -> None:
-        """Drop pending results of versions that another run has replaced; it reports its own.
-
-        Args:
-            stage: The stage's name.
-            partitions: The partitions with a replaced version.
-        """
+        """Drop pending results of versions that another run has replaced; it reports its own."""
         if stage in self._pending:
             pending = self._pending[stage]
             self._pending[stage] = [each for each in pending if each[0] not in partitions]
@@ -87,13 +76,7 @@ class CheckLog:
         return list(self._pending)
 
     def write(self, stage: str, written: Mapping[str | None, Target]) -> None:
-        """Write a stage's evaluations inside a group.
-
-        Args:
-            stage: The stage's name.
-            written: References to the materializations just written. An evaluation that names no
-                materialization does not count for its partition.
-        """
+        """Write a stage's evaluations inside a group."""
         key = stage_key(self._pipeline, stage)
         pending = self._pending.pop(stage, [])
         others = list(dict.fromkeys(p for p, _ in pending if p not in written))
@@ -164,13 +147,7 @@ def describe_blocked(found: Sequence[Blocked]) -> str:
 def make_check_runner(
     context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store
 ) -> CheckRunner:
-    """Return a check runner that orders partitions as Dagster does.
-
-    Args:
-        context: The context of the step.
-        pipeline: The pipeline.
-        store: The store with the evaluated rows.
-    """
+    """Return a check runner that orders partitions as Dagster does."""
     order = DagsterOrder(pipeline.partitions_def, context.instance)
     return CheckRunner(pipeline, store, order, context.run.run_id)
 
@@ -185,17 +162,6 @@ def evaluate_alone(
     """Evaluate the selected checks of stages that this run does not materialize.
 
     Without a partition, this covers all materialized partitions.
-
-    Args:
-        context: The context of the step.
-        log: Receives the evaluations.
-        pipeline: The pipeline.
-        store: The store with the evaluated rows.
-        check_runner: Evaluates the checks.
-
-    Raises:
-        StoreError: If a partition was never materialized.
-        dg.Failure: If a blocking check failed, as in Dagster. It gates everything selected.
     """
     checks = context.selected_asset_check_keys
     for stage in pipeline:
@@ -223,17 +189,7 @@ def run_partitions(context: dg.AssetExecutionContext) -> list[str] | None:
 def stored_manifests(
     pipeline: Pipeline, store: Store, stage: Stage, partitions: Sequence[str] | None
 ) -> dict[str | None, Manifest]:
-    """Return a stage's manifests in force by partition.
-
-    Args:
-        pipeline: The pipeline.
-        store: The store.
-        stage: The stage.
-        partitions: Partition keys; None for all materialized partitions.
-
-    Raises:
-        StoreError: If a partition was never materialized.
-    """
+    """Return a stage's manifests in force by partition."""
     manifests = find(store, stage.key.path, partitions)
     if missing := [key for key in partitions or [] if key not in manifests] or not manifests:
         which = f", partition {names(missing)}," if isinstance(missing, list) else ""

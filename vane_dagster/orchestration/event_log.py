@@ -32,11 +32,7 @@ _ASKED_BY_NAME = 1000
 
 
 class EventLog:
-    """Reads the latest events of assets; partition None means an unpartitioned asset.
-
-    Args:
-        instance: The Dagster instance.
-    """
+    """Reads the latest events of assets; partition None means an unpartitioned asset."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
@@ -45,13 +41,7 @@ class EventLog:
     def versions(
         self, key: dg.AssetKey, kind: dg.DagsterEventType, partitions: Sequence[str | None]
     ) -> dict[str | None, str]:
-        """Return the data versions of the partitions that have one.
-
-        Args:
-            key: The asset.
-            kind: The type of the events to read.
-            partitions: Partition keys; ``[None]`` for an unpartitioned asset.
-        """
+        """Return the data versions of the partitions that have one."""
         keys = [key for key in partitions if key is not None]
         if not keys:
             found = self._latest(key)
@@ -68,13 +58,7 @@ class EventLog:
     def pointers(
         self, key: dg.AssetKey, kind: dg.DagsterEventType, partitions: Sequence[str | None]
     ) -> dict[str | None, int]:
-        """Return the storage ids of the partitions' latest events.
-
-        Args:
-            key: The asset.
-            kind: The type of the events to read.
-            partitions: Partition keys; ``[None]`` for an unpartitioned asset.
-        """
+        """Return the storage ids of the partitions' latest events."""
         keys = {key for key in partitions if key is not None}
         if not keys:
             found = self._latest(key)
@@ -86,12 +70,7 @@ class EventLog:
     def materialized(
         self, key: dg.AssetKey, partitions: Sequence[str | None]
     ) -> dict[str | None, int]:
-        """Return the storage ids of the partitions' latest materializations.
-
-        Args:
-            key: The asset.
-            partitions: Partition keys; ``[None]`` for an unpartitioned asset.
-        """
+        """Return the storage ids of the partitions' latest materializations."""
         if None not in partitions:
             return self.pointers(key, dg.DagsterEventType.ASSET_MATERIALIZATION, partitions)
         records = self._storage.fetch_materializations(key, limit=1).records
@@ -100,12 +79,7 @@ class EventLog:
     def targets(
         self, key: dg.AssetKey, partitions: Sequence[str | None]
     ) -> dict[str | None, Target]:
-        """Return check evaluation targets for the partitions' latest materializations.
-
-        Args:
-            key: The asset.
-            partitions: Partition keys; ``[None]`` for an unpartitioned asset.
-        """
+        """Return check evaluation targets for the partitions' latest materializations."""
         ids = list(self.materialized(key, partitions).values())
         found = {}
         for start in range(0, len(ids), _ASKED_BY_NAME):
@@ -172,10 +146,6 @@ class Provenance:
     """Provenance tags for the events of a step.
 
     The constructor reads the events of the inputs, so create this object before reading the inputs.
-
-    Args:
-        context: The context of the step.
-        partitions: Partition keys of the run; ``[None]`` for an unpartitioned pipeline.
     """
 
     def __init__(self, context: dg.AssetExecutionContext, partitions: Sequence[str | None]) -> None:
@@ -191,32 +161,17 @@ class Provenance:
         self._written: dict[tuple[dg.AssetKey, str | None], int] = {}
 
     def written(self, key: dg.AssetKey, pointers: Mapping[str | None, int]) -> None:
-        """Record the storage ids of materializations that the step wrote.
-
-        Args:
-            key: The asset.
-            pointers: Storage ids by partition.
-        """
+        """Record the storage ids of materializations that the step wrote."""
         self._written |= {(key, partition): pointer for partition, pointer in pointers.items()}
 
     def look_up(self, key: dg.AssetKey, partitions: Sequence[str | None]) -> None:
-        """Read the materializations that `tags` needs and that the step did not write itself.
-
-        Args:
-            key: The asset whose tags will be requested.
-            partitions: Partition keys.
-        """
+        """Read the materializations that `tags` needs and that the step did not write itself."""
         for dep in self._inside.intersection(self._deps[key]):
             if missing := [p for p in partitions if (dep, p) not in self._written]:
                 self.written(dep, self._log.materialized(dep, missing))
 
     def observed(self, key: dg.AssetKey, partitions: Sequence[str | None]) -> None:
-        """Record that the step logged observations of an input.
-
-        Args:
-            key: The input.
-            partitions: The observed partitions.
-        """
+        """Record that the step logged observations of an input."""
         found = self._log.pointers(key, dg.DagsterEventType.ASSET_OBSERVATION, partitions)
         versions = self._log.versions(key, dg.DagsterEventType.ASSET_OBSERVATION, partitions)
         for partition in partitions:
@@ -226,13 +181,7 @@ class Provenance:
     def tags(
         self, key: dg.AssetKey, partition: str | None, versions: Mapping[dg.AssetKey, str]
     ) -> dict[str, str]:
-        """Return the tags for an event of an asset's partition.
-
-        Args:
-            key: The asset. The events of its inputs inside the step must already be logged.
-            partition: A partition that was passed to `look_up`.
-            versions: Data versions of inputs; they override those of the inputs' events.
-        """
+        """Return the tags for an event of an asset's partition."""
         found = {}
         for dep in self._deps[key]:
             if dep in self._inside:
@@ -294,9 +243,6 @@ def planned_checks_dropped(context: dg.AssetExecutionContext) -> Iterator[None]:
 
     Dagster counts these as failed, and then shows a check that passed in all other partitions as
     failed. Event logs that are not SQL databases keep them.
-
-    Args:
-        context: The context of the step.
     """
     try:
         yield

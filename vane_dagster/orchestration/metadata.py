@@ -28,11 +28,6 @@ def column_schema(
 
     Dagster's open-source UI does not show column lineage, so the column descriptions contain it
     too.
-
-    Args:
-        schema: The Arrow schema.
-        id: The id column; empty if there is none.
-        lineage: The source columns of each column.
     """
     unique = dg.TableColumnConstraints(nullable=False, unique=True)
     sources = lineage.deps_by_column if lineage else {}
@@ -61,12 +56,7 @@ def _derived(sources: Sequence[dg.TableColumnDep]) -> str | None:
 def column_lineage(
     manifest: Manifest, key_of: Callable[[str], dg.AssetKey]
 ) -> dg.TableColumnLineage | None:
-    """Return the lineage of a stage's columns for Dagster; None if the manifest has none.
-
-    Args:
-        manifest: The stage's manifest.
-        key_of: Returns the asset key of a stage or of the source.
-    """
+    """Return the lineage of a stage's columns for Dagster; None if the manifest has none."""
     if not manifest.lineage:
         return None
     return dg.TableColumnLineage(
@@ -101,11 +91,6 @@ def column_metadata(
     """Return the metadata of a stage's columns.
 
     It is the same for most partitions and accounts for most of an event's bytes.
-
-    Args:
-        manifest: The stage's manifest.
-        id: The id column.
-        key_of: Returns the asset key of a stage or of the source.
     """
     lineage = column_lineage(manifest, key_of)
     found: dict[str, Any] = {
@@ -129,16 +114,6 @@ def stage_metadata(
     """Return the metadata of one partition of a stage, as plain numbers and texts.
 
     `docs/metadata.md` defines each entry, and states which ones add up over partitions.
-
-    Args:
-        spec: The stage's spec.
-        partition: The partition key; None for an unpartitioned pipeline.
-        manifest: The partition's manifest.
-        name: The manifest's name.
-        store: The store.
-        figures: What its computation took; see `computation_figures`.
-        computed: The number of fragments that this run computed.
-        inferred: The code that declares its schema, if that was inferred.
     """
     manifests = store.manifests(manifest.pipeline, manifest.stage, partition)
     rows = "dagster/row_count" if partition is None else "dagster/partition_row_count"
@@ -178,11 +153,7 @@ def stage_metadata(
 
 
 def servers_table(replicas: Sequence[Mapping[str, str]]) -> str:
-    """Format replicas of servers as a Markdown table, the first ten if there are more.
-
-    Args:
-        replicas: The fields of each `ServerReplica`.
-    """
+    """Format replicas of servers as a Markdown table, the first ten if there are more."""
     rows = [
         {"server": one["server"], "URL": one["url"], "node": one["node"], "state": one["state"]}
         for one in replicas[:_MAX_REPLICAS]

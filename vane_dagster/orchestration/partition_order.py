@@ -14,10 +14,6 @@ class DagsterOrder:
 
     Before a partition of several dimensions come those that differ from it in one alone: the time
     dimension, else the last one.
-
-    Args:
-        partitions_def: The definition; None for an unpartitioned pipeline.
-        instance: The instance that has dynamic partitions.
     """
 
     def __init__(self, partitions_def: Any, instance: dg.DagsterInstance) -> None:

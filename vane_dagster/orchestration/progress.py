@@ -32,11 +32,6 @@ class ProgressReport:
     """Turns `Progress` events into log lines, and into progress bars on a terminal.
 
     While the run waits for other runs, the reason replaces the rate and the time left.
-
-    Args:
-        log: Logs a line.
-        terminal: Whether to draw bars. Default: if standard error is a terminal.
-        clock: Returns seconds; only differences count.
     """
 
     def __init__(
@@ -111,15 +106,7 @@ class StageThroughput:
         self._waiting = ""
 
     def take(self, seconds: float, done: int, total: int, waiting: str = "") -> None:
-        """Record the progress of a wave.
-
-        Args:
-            seconds: Seconds since the wave began.
-            done: Rows done.
-            total: All rows.
-            waiting: Why the run is idle, if it waits. The time of such a wait counts neither for
-                the rate nor as time without rows.
-        """
+        """Record the progress of a wave."""
         if waiting:
             self._samples.clear()
         if waiting or done > self._done:
@@ -279,11 +266,7 @@ class RunSummary:
             self._committed(self._stage(event.stage), event)
 
     def up_to_date(self, manifest: Manifest) -> None:
-        """Add a partition of a stage that was already up to date.
-
-        Args:
-            manifest: Its manifest.
-        """
+        """Add a partition of a stage that was already up to date."""
         stage = self._stage(manifest.stage)
         stage.up_to_date += 1
         stage.stored_rows += manifest.rows

@@ -103,13 +103,6 @@ def connected(rows: StoredRows, form: str) -> StoredRows:
     """Connect to Ray if the form needs it and the process is not connected.
 
     The cluster is the one that ``$RAY_ADDRESS`` names, else the local one, as for `RayCompute`.
-
-    Args:
-        rows: The rows to load; returned unchanged.
-        form: The form to load them in.
-
-    Raises:
-        ComputeError: If the cluster is not reachable.
     """
     if form != NEEDS_RAY:
         return rows
@@ -128,15 +121,7 @@ def connected(rows: StoredRows, form: str) -> StoredRows:
 
 
 def open_store(store: Any, caller: str) -> Store:
-    """Open a store.
-
-    Args:
-        store: A store, a `FragmentStore`, the URL of a root, or None for the default.
-        caller: Name of the caller, for the error message.
-
-    Raises:
-        StoreError: If `store` is none of these.
-    """
+    """Open a store."""
     if isinstance(store, Store):
         return store
     if store is None or isinstance(store, (str, os.PathLike)):
@@ -152,15 +137,7 @@ def open_store(store: Any, caller: str) -> Store:
 
 
 def asset_path(stage: Any, caller: str) -> Sequence[str]:
-    """Return the path of an asset key.
-
-    Args:
-        stage: A text such as "docs/embedding", a stage, an asset or an asset key.
-        caller: Name of the caller, for the error message.
-
-    Raises:
-        StoreError: If `stage` is none of these.
-    """
+    """Return the path of an asset key."""
     if isinstance(stage, str) and stage.strip("/"):
         return stage.strip("/").split("/")
     path = getattr(getattr(stage, "key", stage), "path", None)

@@ -19,12 +19,7 @@ _Place = tuple[str, Union[str, None], ManifestName]
 
 
 class ReadAhead:
-    """Prefetches the manifests of a plan's finished stages.
-
-    Args:
-        store: The store with the manifests.
-        plan: The plan. Callers request manifests in the order of its partitions and stages.
-    """
+    """Prefetches the manifests of a plan's finished stages."""
 
     def __init__(self, store: Store, plan: RunPlan) -> None:
         self._store = store
@@ -41,15 +36,7 @@ class ReadAhead:
         self._reading: deque[tuple[str, str | None, Future[Manifest]]] = deque()
 
     def next(self, stage: str, partition: str | None) -> Manifest:
-        """Return the next manifest in the plan's order.
-
-        Args:
-            stage: The expected stage.
-            partition: The expected partition.
-
-        Raises:
-            StoreError: If the manifest is not readable.
-        """
+        """Return the next manifest in the plan's order."""
         while len(self._reading) < _AHEAD and (place := next(self._left, None)):
             self._reading.append((*place[:2], self._threads.submit(self._read, *place)))
         *expected, future = self._reading.popleft()

@@ -339,9 +339,6 @@ class RunReport:
         """Yield the step's results.
 
         These are a result for each stage without a failed partition; the events are logged.
-
-        Raises:
-            dg.Failure: If a partition failed; the others are materialized nevertheless.
         """
         failed = {failure.stage for failure in self._failed}
         failed |= {stage for stage, _, _ in self._checks.blocked}

@@ -92,15 +92,7 @@ class ReproducibilityRunner:
     seed: int | None = None
 
     def evaluate(self, log: CheckLog, check_runner: CheckRunner) -> None:
-        """Evaluate the selected checks of stages that this run does not materialize.
-
-        Args:
-            log: Receives the evaluations.
-            check_runner: Evaluates the checks.
-
-        Raises:
-            VaneError: If a partition was never materialized, or the cluster is not usable.
-        """
+        """Evaluate the selected checks of stages that this run does not materialize."""
         context = self.context
         for stage in self.pipeline:
             if stage.key in context.selected_asset_keys:

@@ -253,15 +253,7 @@ class RayCompute(Compute):
 
 
 def connect_address(address: str | None, options: dict[str, Any]) -> None:
-    """Connect this process to a Ray cluster, unless it is already connected to it.
-
-    Args:
-        address: The cluster's address, as for `ray.init`.
-        options: Further arguments of `ray.init`.
-
-    Raises:
-        ComputeError: If the cluster is not reachable, or the process is connected to another one.
-    """
+    """Connect this process to a Ray cluster, unless it is already connected to it."""
     import ray
 
     from vane_dagster.compute.connection import job_config, recorded_address

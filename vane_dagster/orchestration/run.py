@@ -79,14 +79,7 @@ class EventQueue:
             self._changed.notify()
 
     def get(self, timeout: float) -> Union[Event, None]:
-        """Return the next event, or None after the last one.
-
-        Args:
-            timeout: Seconds to wait for an event.
-
-        Raises:
-            queue.Empty: If no event arrives within the timeout.
-        """
+        """Return the next event, or None after the last one."""
         with self._changed:
             if not self._changed.wait_for(self._has_next, timeout):
                 raise queue.Empty
@@ -129,31 +122,7 @@ def run_pipeline(
     flush: Callable[[], None] = lambda: None,
     priority: int = 0,
 ) -> RunPlan:
-    """Bring stages of some partitions up to date.
-
-    Args:
-        pipeline: The pipeline.
-        selected: Names of the stages.
-        partitions: Partition keys; ``[None]`` for an unpartitioned pipeline.
-        compute: The compute resource.
-        store: The store for results.
-        run_id: Identifies the run in leases and manifests.
-        listen: Called with each event, on this thread.
-        log: Logs a line of text.
-        check: Called every few seconds on this thread; an exception stops the run.
-        check_runner: Evaluates the stages' checks.
-        force: Whether to recompute everything.
-        retry_quarantined: Whether to recompute quarantined rows.
-        flush: Called on this thread when no event has arrived for a moment, and after the last one.
-            `listen` may buffer events until then.
-        priority: The run's priority when runs compete for workers; the highest goes first.
-
-    Returns:
-        The executed plan; its results went to `listen`.
-
-    Raises:
-        VaneError: If nothing could be planned, or the cluster cannot run the plan.
-    """
+    """Bring stages of some partitions up to date."""
     look = _Diagnosis(pipeline, selected, partitions, compute, store, log)
     connection = _Connection(look)
     resolved = pipeline
@@ -220,24 +189,7 @@ def execute_preview(
     check_runner: CheckRunner,
     priority: int = 0,
 ) -> Mapping[str, Sequence[Part]]:
-    """Execute the plan of a preview.
-
-    Args:
-        plan: The plan.
-        backend: Backend that computes.
-        store: The store for the parts.
-        run_id: Identifies the run in leases.
-        listen: Called with the events of workers and waits.
-        check: Called every few seconds; an exception stops the preview.
-        check_runner: Evaluates no checks here.
-        priority: The run's priority when runs compete for workers.
-
-    Returns:
-        The parts of each stage. The caller deletes those that were computed.
-
-    Raises:
-        VaneError: If a stage cannot be computed.
-    """
+    """Execute the plan of a preview."""
     made: dict[str, Sequence[Part]] = {}
     failed: list[VaneError] = []
 
@@ -273,22 +225,7 @@ def recompute(
     check_runner: CheckRunner,
     priority: int = 0,
 ) -> None:
-    """Execute the plan of a sample.
-
-    Args:
-        plan: The plan.
-        compute: As for `run_pipeline`, like all further arguments.
-        store: The store for results.
-        run_id: Identifies the run in leases.
-        listen: Called with each event.
-        log: Logs a line of text.
-        check: Called every few seconds; an exception stops the run.
-        check_runner: Evaluates the stages' checks.
-        priority: The run's priority when runs compete for workers.
-
-    Raises:
-        VaneError: If the cluster cannot run the plan.
-    """
+    """Execute the plan of a sample."""
     backend = _connected(compute, plan.pipeline, plan.selected, log)
     given = (plan, backend, store, run_id)
     try:
@@ -331,14 +268,7 @@ class _Diagnosis:
     log: Callable[[str], None]
 
     def backend(self, needed: Sequence[str]) -> Backend:
-        """Connect to the backend, unless it would start a cluster that cannot hold the workers.
-
-        Args:
-            needed: The stages to compute.
-
-        Raises:
-            PreflightError: If it is not reachable, or a cluster that it would start is too small.
-        """
+        """Connect to the backend, unless it would start a cluster that cannot hold the workers."""
         planned = self.compute.planned_capacity()
         if planned is not None and too_large_to_start(self.pipeline, needed, planned):
             refuse(self._findings([], planned=planned, stages=needed))
@@ -391,14 +321,7 @@ class _Connection:
         self._lock = threading.Lock()
 
     def backend(self, needed: Sequence[str]) -> Backend:
-        """Return the backend.
-
-        Args:
-            needed: The stages to compute.
-
-        Raises:
-            PreflightError: If it is not reachable, or a cluster that it would start is too small.
-        """
+        """Return the backend."""
         with self._lock:
             if self._backend is None:
                 self._backend = self._look.backend(needed)
@@ -458,14 +381,7 @@ def _on_a_thread(
 
 
 class _EventPump:
-    """Delivers the events of a run's thread to a listener on another thread.
-
-    Args:
-        events: The queue; None ends it.
-        listen: Called with each event.
-        check: Called every few seconds.
-        flush: Called when no event has arrived for a moment, and after the last one.
-    """
+    """Delivers the events of a run's thread to a listener on another thread."""
 
     def __init__(
         self,
@@ -478,11 +394,7 @@ class _EventPump:
         self._checked = time.monotonic()
 
     def run(self, received: Sequence[Any]) -> bool:
-        """Deliver events up to the last one, or until a signal arrives.
-
-        Returns:
-            True after the last event.
-        """
+        """Deliver events up to the last one, or until a signal arrives."""
         while not received:
             if time.monotonic() - self._checked > _CHECK_SECONDS:
                 self._check()

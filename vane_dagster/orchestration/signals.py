@@ -14,11 +14,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def signals_deferred() -> Iterator[Sequence[Any]]:
-    """Handle the first SIGINT or SIGTERM after the block, and any further one at once.
-
-    Yields:
-        The signals received so far. Always empty in threads, where no signal arrives.
-    """
+    """Handle the first SIGINT or SIGTERM after the block, and any further one at once."""
     received: list[tuple[int, FrameType | None]] = []
     if threading.current_thread() is not threading.main_thread():
         yield received

@@ -18,13 +18,7 @@ _GROUP = 500
 
 
 class SourceLog:
-    """Compares the source's partitions with their latest observations, and logs new observations.
-
-    Args:
-        context: The context of the observing step. Create this object before listing the source.
-        pipeline: The pipeline.
-        partitions: Partition keys; ``[None]`` for an unpartitioned pipeline.
-    """
+    """Compares partitions with their latest observations, and logs new ones."""
 
     def __init__(
         self,
@@ -47,9 +41,6 @@ class SourceLog:
 
         An observation that others logged since this object was created may be newer than `found`,
         so it is kept.
-
-        Returns:
-            The logged partitions.
         """
         known = self._read()
         changed = [
@@ -85,19 +76,7 @@ def _is_new(version: str, known: str | None, files: Sequence[FileRecord]) -> boo
 
 
 def observe(pipeline: Pipeline, partitions: Iterable[str | None], log: SourceLog) -> int:
-    """List the source and log the partitions that changed, skipping those without files.
-
-    Args:
-        pipeline: The pipeline.
-        partitions: Partition keys.
-        log: Logs the observations.
-
-    Returns:
-        The number of changed partitions.
-
-    Raises:
-        SourceError: If a partition cannot be listed; the others are logged first.
-    """
+    """List the source and log the partitions that changed, skipping those without files."""
     listed = pipeline.source.list_files(list(partitions), f"pipeline {pipeline.name!r}")
     errors = [files for files in listed.values() if isinstance(files, SourceError)]
     found = {key: files for key, files in listed.items() if not isinstance(files, SourceError)}

@@ -178,18 +178,6 @@ def row_call(
     default keeps it unless `columns` names it. One annotated as `File` gets the file at the path in
     its column; the column of the parameter ``file`` is ``path``. A callable with the one parameter
     ``row``, or one annotated as a dict, mapping or TypedDict, gets the whole row.
-
-    Args:
-        location: The stage, for messages.
-        call: The function or method.
-        inputs: Columns by parameter.
-        kwargs: The names of the keyword arguments of each call.
-        output: See `RowCall`.
-        result: See `RowCall`.
-        has_self: Whether the first parameter is the instance.
-
-    Raises:
-        DefinitionError: If parameters and columns do not fit.
     """
     given = dict(inputs or {})
     parameters = _parameters(call, has_self)
@@ -232,17 +220,7 @@ def row_call(
 
 
 def columns_call(location: str, call: Callable[..., Any], by_row: RowCall) -> ColumnsCall:
-    """Return the contract of a callable that gets an array in place of each value of a row.
-
-    Args:
-        location: The stage, for messages.
-        call: The function or method.
-        by_row: The contract for values. Arrays are of the library that the first annotated
-            parameter names, as ``np.ndarray`` or ``pd.Series``; else pyarrow's.
-
-    Raises:
-        DefinitionError: If a column cannot be passed by position, or the stage needs rows.
-    """
+    """Return the contract of a callable that gets an array in place of each value of a row."""
     if by_row.inputs is None or by_row.positional < len(by_row.inputs):
         raise DefinitionError(
             f"{location}: {qualname(call)} gets an array for each column, by position; name its "

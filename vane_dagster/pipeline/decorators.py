@@ -240,25 +240,6 @@ class _FunctionDecorator:
         override those of its class, and a stage's own arguments override both.
 
         With `.batch` it takes columns, one array each, and returns a column.
-
-        Args:
-            function: The function, if the decorator has no arguments.
-            return_dtype: The type of the result: SQL ("FLOAT[384]"), a `pyarrow.DataType`, a Python
-                annotation, an object with `to_arrow_dtype` such as a `daft.DataType`, or a mapping
-                of columns to types. Default: the return annotation. With `.batch` it is that of one
-                row, and has no default.
-            unnest: Whether the fields of a struct become columns.
-            batch_size: With `.batch`, rows per call.
-            cpus: See `cls`.
-            gpus: See `cls`.
-            use_process: See `cls`.
-            max_concurrency: See `cls`.
-            max_retries: Retries of a call after a transient error.
-            on_error: See `cls`.
-            name_override: The name shown for it.
-
-        Raises:
-            DefinitionError: If an argument is missing or refused, or has a wrong value.
         """
         if self._is_batch and return_dtype is None:
             raise DefinitionError(f"{_METHOD}: batch lacks its argument 'return_dtype'")

@@ -85,11 +85,7 @@ _ABSENT: Mapping[str, str] = {
 
 
 def advice(written: Mapping[str, str]) -> dict[str, str]:
-    """Return what to write in place of each argument of another system.
-
-    Args:
-        written: The arguments that a call takes, and how they are written.
-    """
+    """Return what to write in place of each argument of another system."""
     found: dict[str, str] = {}
     for ours, others in _NAMES.items():
         if ours in written:

@@ -22,28 +22,12 @@ if TYPE_CHECKING:
 
 
 def component(kind: str, name: str, *values: object) -> Component:
-    """Return a component of a definition.
-
-    Args:
-        kind: See `Component`.
-        name: See `Component`. It counts.
-        *values: Strings and numbers, or digests, that count.
-    """
+    """Return a component of a definition."""
     return Component(kind, name, digest(kind, name, *values))
 
 
 def value_identity(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: Any) -> str:
-    """Return the digest of a stage's argument.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage.
-        name: The argument's name, for messages.
-        value: The argument's value.
-
-    Raises:
-        CodeIdentityError: If the value has no stable identity.
-    """
+    """Return the digest of a stage's argument."""
     try:
         return value_digest(value, name, local_files(pipeline, spec))
     except CodeIdentityError as error:
@@ -54,15 +38,7 @@ def value_identity(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: A
 
 
 def in_any_order(call: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Sort keyword arguments by name, unless the callable can observe their order.
-
-    Args:
-        call: The callable.
-        named: Its keyword arguments.
-
-    Returns:
-        `named` unchanged if the callable takes ``**kwargs`` or has no known signature.
-    """
+    """Sort keyword arguments by name, unless the callable can observe their order."""
     try:
         parameters = inspect.signature(call, follow_wrapped=False).parameters.values()
     except (TypeError, ValueError):  # builtins and extension types may have no signature
@@ -76,10 +52,6 @@ def local_files(pipeline: Pipeline, spec: MapBatchesSpec) -> LocalFiles:
     """Return the reader of the local files that arguments name.
 
     It excludes the pipeline's own data and its code.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage.
     """
     targets = [stage.spec.target.url for stage in pipeline if stage.spec.publishes]
     data = (*pipeline.source.urls, *targets)
@@ -87,15 +59,7 @@ def local_files(pipeline: Pipeline, spec: MapBatchesSpec) -> LocalFiles:
 
 
 def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
-    """Return the keyed environment variables. Their values are stored nowhere.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage.
-
-    Raises:
-        CodeIdentityError: If a value names a file or folder that has no identity.
-    """
+    """Return the keyed environment variables. Their values are stored nowhere."""
     found = []
     for name in sorted(spec.workers.keyed_env_vars):
         try:
@@ -111,30 +75,14 @@ def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
 
 
 def constructor_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
-    """Return the positional and keyword arguments of the constructor.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage.
-
-    Raises:
-        CodeIdentityError: If an argument has no stable identity.
-    """
+    """Return the positional and keyword arguments of the constructor."""
     udf = spec.udf
     given = udf.constructor_args, in_any_order(udf.target, udf.constructor_kwargs)
     return _arguments(pipeline, spec, "fn_constructor", *given)
 
 
 def call_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
-    """Return the arguments that a call takes after its batch.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage.
-
-    Raises:
-        CodeIdentityError: If an argument has no stable identity.
-    """
+    """Return the arguments that a call takes after its batch."""
     udf = spec.udf
     return _arguments(pipeline, spec, "fn", (), in_any_order(udf.call, udf.kwargs))
 

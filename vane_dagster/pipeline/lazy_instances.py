@@ -40,13 +40,7 @@ class ConstructorSignature:
 
 
 def construct(call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Construct a class, or call an instance, with every decorated class constructed at once.
-
-    Args:
-        call: The class, or the function that may construct it.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-    """
+    """Construct a class, or call an instance, with every decorated class constructed at once."""
     return call(*args, **kwargs)
 
 
@@ -66,18 +60,7 @@ def _constructs_now() -> bool:
 
 
 class LazyInstance:
-    """A class and the arguments of its constructor, in place of an instance or a method of it.
-
-    Args:
-        target: The class.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-        method: The method.
-        made: The instance that was constructed in this process, if one was.
-
-    Raises:
-        DefinitionError: If the constructor does not take the arguments.
-    """
+    """A class and the arguments of its constructor, in place of an instance or a method of it."""
 
     __slots__ = ("_lazy_args", "_lazy_kwargs", "_lazy_made", "_lazy_method", "_lazy_target")
 

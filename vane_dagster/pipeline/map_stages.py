@@ -453,22 +453,7 @@ class MapRows:
         cardinality: Literal["one_to_one", "filter"] | Children,
         batch_size: int | Literal["auto"] | None,
     ) -> Stage:
-        """Add a stage that calls a user's code.
-
-        Args:
-            kind: Its kind.
-            name: The stage's name.
-            udf: The code and its arguments.
-            options: What all stages with workers take.
-            contract: How it is called.
-            schema: The columns of the results, without those that pass through; None to infer them.
-            columns: The input columns that it gets; None for all.
-            cardinality: See `map_batches`.
-            batch_size: See `map_batches`.
-
-        Raises:
-            DefinitionError: If an argument is invalid.
-        """
+        """Add a stage that calls a user's code."""
         location, declared = self.pipeline._location(name), udf.options
         udf = replace(udf, version=options.reuse.version)
         check_calls(location, udf, contract)
@@ -550,10 +535,6 @@ def _result_schema(
     """Return the columns that a row-wise function makes, and the one that its result is.
 
     The schema is None if it is inferred; a single value then is in the column of the stage's name.
-
-    Raises:
-        DefinitionError: If the result's type is unknown.
-        SchemaError: If a type is unknown.
     """
     if result == "bool":
         return pa.schema([]), None

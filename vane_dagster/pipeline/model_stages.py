@@ -181,12 +181,7 @@ class ModelStageSpec(MapBatchesSpec):
         return over_budget(used, prices, tokens, cost) if self.sums else None
 
     def usage_metadata(self, used: Mapping[str, int], seconds: float | None) -> dict[str, Any]:
-        """Tokens, throughput and cost.
-
-        Args:
-            used: See `StageKind.usage_metadata`.
-            seconds: See `StageKind.usage_metadata`.
-        """
+        """Tokens, throughput and cost."""
         return usage_metadata(used, self.model.prices or {}, seconds) if self.sums else {}
 
 
@@ -207,21 +202,7 @@ class ModelStageRows:
         options: StageOptions,
         is_inferred: bool = False,
     ) -> Stage:
-        """Add a stage for a model task.
-
-        Args:
-            kind: Its kind.
-            name: The stage's name.
-            model_task: What the model is asked.
-            provider: See `prompt`.
-            model: See `prompt`.
-            batch_size: See `prompt`.
-            options: What all stages with workers take.
-            is_inferred: Whether the first run infers the schema.
-
-        Raises:
-            DefinitionError: If an argument is invalid.
-        """
+        """Add a stage for a model task."""
         location = self.pipeline._location(name)
         default_batch, in_flight = _DEFAULTS.get(kind, (64, 4))
         if options.reuse.version is not None:
@@ -318,16 +299,7 @@ def _parse_model(
 
 
 def name_of(location: str, value: Any, argument: str = "output_column") -> str:
-    """Return `value` if it is a column name.
-
-    Args:
-        location: The stage, for messages.
-        value: The value of the argument.
-        argument: The argument's name, for messages.
-
-    Raises:
-        DefinitionError: If it is not a non-empty string.
-    """
+    """Return `value` if it is a column name."""
     if not isinstance(value, str) or not value:
         raise DefinitionError(f"{location}: {argument} is {value!r}; expected a name")
     return value

@@ -107,15 +107,7 @@ class RowOrder(Protocol):
 
 
 def parse_include(location: str, include: Any) -> IncludeColumns:
-    """Validate the argument ``include_columns``.
-
-    Args:
-        location: The stage, for messages.
-        include: True for all input columns, False or None for none, or a list of names.
-
-    Raises:
-        DefinitionError: If it is none of these.
-    """
+    """Validate the argument ``include_columns``."""
     if isinstance(include, bool):
         return True if include else ()
     return tuple(list_of_names(location, "include_columns", include) or ())

@@ -236,16 +236,7 @@ class Pipeline(Rows):
     def _resolve_schemas(
         self, stages: Collection[str], known: Mapping[str, pa.Schema]
     ) -> dict[str, pa.Schema]:
-        """Return the output schemas of the source and of `stages`, validated from the source down.
-
-        Args:
-            stages: The stages to resolve. The upstream stages of each are in `stages` or in
-                `known`.
-            known: Schemas of the source and of stages that are read from the store.
-
-        Raises:
-            SchemaError: If a column is missing, has an incompatible type, or occurs twice.
-        """
+        """The output schemas of the source and of `stages`, validated from the source down."""
         schemas = dict(known)
         if SOURCE in schemas:
             check_id(f"source of pipeline {self.name!r}", self.id, schemas[SOURCE])
@@ -256,15 +247,7 @@ class Pipeline(Rows):
         return schemas
 
     def _with_spec(self, spec: StageSpec) -> Pipeline:
-        """Return a copy of the pipeline in which a stage is replaced.
-
-        Args:
-            spec: The new stage, of the name of an existing one. Its checks are those of the
-                existing one.
-
-        Raises:
-            DefinitionError: If a check does not fit the stage.
-        """
+        """Return a copy of the pipeline in which a stage is replaced."""
         other = self._snapshot()
         other._keys = {**self._keys, spec.name: spec.row_keys(self)}
         other._stages[spec.name] = Stage(other, spec)
@@ -278,16 +261,7 @@ class Pipeline(Rows):
         return other
 
     def _with_schema(self, stage: str, schema: pa.Schema) -> Pipeline:
-        """Return a copy of the pipeline in which a stage has its inferred schema.
-
-        Args:
-            stage: The stage.
-            schema: The schema.
-
-        Raises:
-            DefinitionError: If an option or a check of the stage does not fit the schema.
-            SchemaError: If the schema cannot be stored.
-        """
+        """Return a copy of the pipeline in which a stage has its inferred schema."""
         spec = self[stage].spec
         assert spec.runs_udf
         spec = spec.with_schema(self, schema)
@@ -295,11 +269,7 @@ class Pipeline(Rows):
         return self._with_spec(spec)
 
     def _schema_code(self, stage: str) -> str:
-        """Return the argument that declares a stage's schema, for a stage with a user's function.
-
-        Args:
-            stage: The stage.
-        """
+        """The argument that declares a stage's schema, for a stage with a user's function."""
         spec = self[stage].spec
         assert spec.runs_udf
         return spec.schema_code
@@ -454,16 +424,7 @@ class Pipeline(Rows):
 
 
 def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[Check, ...]:
-    """Return the checks of a stage: its defaults, merged with the checks that the user declares.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage.
-        location: The stage, for messages.
-
-    Raises:
-        DefinitionError: If a check does not fit the stage.
-    """
+    """Return the checks of a stage: its defaults, merged with the checks that the user declares."""
     known = spec.made_schema(pipeline)
     checks = merge(
         defaults_for(known, spec.kind, spec.fills_nulls, spec.failures.max_error_rate),

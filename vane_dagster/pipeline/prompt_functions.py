@@ -38,15 +38,7 @@ class DeclaredFunction(PromptFunction):
 
 
 def prompt_function(where: str, function: Callable[..., Any]) -> PromptFunction:
-    """Validate the function that makes the prompts of a stage.
-
-    Args:
-        where: The stage, for messages.
-        function: The argument of `prompt`.
-
-    Raises:
-        DefinitionError: If it is no plain function of a row.
-    """
+    """Validate the function that makes the prompts of a stage."""
     plain = unwrapped(function)
     of_class = inspect.ismethod(plain) and inspect.isclass(plain.__self__)
     is_function = inspect.isfunction(plain) or inspect.isbuiltin(plain) or of_class

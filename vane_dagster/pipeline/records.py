@@ -105,15 +105,7 @@ class Workers:
             one_of(where, "execution_backend", self.execution_backend, backends)
 
     def _reserved(self, where: str, gpus: float) -> Resources:
-        """Return what a worker reserves.
-
-        Args:
-            where: The stage, for messages.
-            gpus: The GPUs of a worker.
-
-        Raises:
-            DefinitionError: If an amount is invalid.
-        """
+        """Return what a worker reserves."""
         own = self.resources
         found = Resources(self.num_cpus, gpus, self.memory, self.accelerator_type, own)
         found.validate(where)
@@ -131,17 +123,7 @@ class Workers:
         return tuple(dict.fromkeys((*self.env_vars, *self.keyed_env_vars)))
 
     def _of(self, location: str, gpus: float, stateful: bool, name: str) -> Workers:
-        """Return the workers of a class or of a function.
-
-        Args:
-            location: The stage, for messages.
-            gpus: The GPUs that a worker reserves.
-            stateful: Whether the stage has a class, constructed once in each worker.
-            name: The class or function, for messages.
-
-        Raises:
-            DefinitionError: If they contradict the class or function, or `gpus` is invalid.
-        """
+        """Return the workers of a class or of a function."""
         self._reserved(location, gpus)
         place, _, kind = (self.execution_backend or "").partition("_")
         fits = "actor" if stateful else "task"
@@ -209,12 +191,7 @@ class Failures:
         object.__setattr__(self, "retry_on", tuple(_name(where, kind) for kind in self.retry_on))
 
     def _resolved(self, on_error: OnError | None, max_retries: int) -> Failures:
-        """Return the record with defaults for what it leaves open.
-
-        Args:
-            on_error: How a failed row is handled; None for "raise".
-            max_retries: Retries after a transient error.
-        """
+        """Return the record with defaults for what it leaves open."""
         retries = max_retries if self.max_retries is None else self.max_retries
         return replace(self, on_error=self.on_error or on_error or "raise", max_retries=retries)
 
@@ -267,16 +244,7 @@ class Reuse:
             )
 
     def _resolved(self, location: str, obstacle: str | None) -> Reuse:
-        """Return the record with the mode that it leaves open.
-
-        Args:
-            location: The stage, for messages.
-            obstacle: Why rows of the stage cannot be reused one by one, and the fix; None if they
-                can.
-
-        Raises:
-            DefinitionError: If rows are to be reused one by one, and cannot.
-        """
+        """Return the record with the mode that it leaves open."""
         mode: ReuseMode = self.mode or ("fragments" if obstacle else "rows")
         if mode == "rows" and obstacle:
             raise DefinitionError(f'{location}: reuse="rows": {obstacle}')
@@ -421,16 +389,7 @@ def _name(location: str, kind: Any) -> str:
 
 
 def refuse_for_prompts(location: str, failures: Failures, model: Any = None) -> None:
-    """Refuse what only prompts have.
-
-    Args:
-        location: The stage, for messages.
-        failures: The argument `on_error`, as its record.
-        model: The argument `model`.
-
-    Raises:
-        DefinitionError: If a field of a record is only for prompts.
-    """
+    """Refuse what only prompts have."""
     given = {"explain_errors": failures.explain_errors}
     if isinstance(model, Model):
         given |= {name: getattr(model, name) for name in ("prices", "token_budget", "cost_budget")}
@@ -439,15 +398,7 @@ def refuse_for_prompts(location: str, failures: Failures, model: Any = None) -> 
 
 
 def as_asset(location: str, value: Any) -> Asset:
-    """Return the argument `asset` of a stage, or the record of its default.
-
-    Args:
-        location: The stage, for messages.
-        value: A record or None.
-
-    Raises:
-        DefinitionError: If it is something else.
-    """
+    """Return the argument `asset` of a stage, or the record of its default."""
     if value is None or isinstance(value, Asset):
         return value or Asset()
     raise DefinitionError(f"{location}: asset is a {type(value).__name__}; expected vd.Asset(...)")
@@ -474,20 +425,7 @@ def parse_options(
     reuse: ReuseMode | Reuse | None,
     asset: Asset | None,
 ) -> StageOptions:
-    """Validate the arguments that all stages with workers take.
-
-    Args:
-        location: The stage, for messages.
-        include_columns: See `map_batches`.
-        concurrency: See `map_batches`.
-        gpus: See `map_batches`.
-        on_error: See `map_batches`.
-        reuse: See `map_batches`.
-        asset: See `map_batches`.
-
-    Raises:
-        DefinitionError: If one is invalid.
-    """
+    """Validate the arguments that all stages with workers take."""
     if not isinstance(concurrency, Workers):
         concurrency = Workers(parse_concurrency(location, concurrency))
     if not isinstance(on_error, Failures):

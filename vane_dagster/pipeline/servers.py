@@ -219,11 +219,7 @@ class ModelServer:
 
 
 def servers_by_key(servers: Iterable[ModelServer]) -> dict[str, ModelServer]:
-    """Return servers by their key, those that are equal once.
-
-    Raises:
-        DefinitionError: If two that differ have the same key.
-    """
+    """Return servers by their key, those that are equal once."""
     found: dict[str, ModelServer] = {}
     for server in servers:
         other = found.setdefault(server.key, server)
@@ -554,13 +550,7 @@ def _variables(where: str, given: Any) -> dict[str, str]:
 
 
 def _flags(where: str, flags: Any, is_elsewhere: bool) -> dict[str, Any]:
-    """Validate flags of ``vllm serve``.
-
-    Args:
-        where: The declaration, for messages.
-        flags: The flags.
-        is_elsewhere: Whether another vLLM than the one installed here gets them.
-    """
+    """Validate flags of ``vllm serve``."""
     given = mapping(where, "flags", flags)
     for name in given:
         if name in _OWN_FLAGS:

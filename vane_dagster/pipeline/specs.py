@@ -165,11 +165,7 @@ class StageKind(abc.ABC):
         return self.upstream[0]
 
     def row_keys(self, pipeline: Pipeline) -> Keys:
-        """Return the columns that identify its rows, the id first.
-
-        Raises:
-            DefinitionError: If a join's stages have no rows in common, or a new id's name is taken.
-        """
+        """Return the columns that identify its rows, the id first."""
         return pipeline._keys_of(self.upstream[0])
 
     def publisher(self, partition: str | None) -> Publisher | None:
@@ -196,52 +192,22 @@ class StageKind(abc.ABC):
 
     @abc.abstractmethod
     def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
-        """Return its columns.
-
-        Args:
-            pipeline: The pipeline.
-            inputs: The columns of its upstream nodes.
-
-        Returns:
-            What its columns read is exact for SQL and joins. For user code it is the declared
-            lineage, else all columns read.
-
-        Raises:
-            SchemaError: If they do not fit.
-        """
+        """Return its columns."""
 
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
-        """Return the schema of its rows.
-
-        Args:
-            pipeline: The pipeline.
-            inputs: The schemas of its upstream nodes.
-
-        Raises:
-            SchemaError: If they do not fit, or the first run has to infer the schema.
-        """
+        """Return the schema of its rows."""
         schema = self.outputs(pipeline, _tables(inputs)).schema
         assert schema is not None
         return schema
 
     def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
-        """Map each of its columns to the columns that its values depend on.
-
-        Args:
-            pipeline: The pipeline.
-            schemas: Schemas of the stage and of its upstream nodes.
-        """
+        """Map each of its columns to the columns that its values depend on."""
         inputs = {node: schemas[node] for node in self.upstream}
         reads = self.outputs(pipeline, _tables(inputs)).reads
         return {name: reads[name] for name in schemas[self.name].names}
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
-        """Return the columns with values that the stage computes rather than passes through.
-
-        Args:
-            pipeline: The pipeline.
-            schema: The stage's schema.
-        """
+        """Return the columns with values that the stage computes rather than passes through."""
         return ()
 
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
@@ -251,13 +217,7 @@ class StageKind(abc.ABC):
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]
     ) -> tuple[str, ...] | None:
-        """Return the columns that it needs from an upstream node; None for all.
-
-        Args:
-            upstream: The node.
-            schema: The node's schema.
-            ids: The node's key columns.
-        """
+        """Return the columns that it needs from an upstream node; None for all."""
         return None
 
     # Fragment keys, usage and description.
@@ -267,9 +227,6 @@ class StageKind(abc.ABC):
         """Return everything that changes its results besides kind and id.
 
         See `planning.definition.stage_definition`.
-
-        Raises:
-            CodeIdentityError: If its code or an argument has no stable identity.
         """
 
     def code_digest(self) -> str:
@@ -281,11 +238,7 @@ class StageKind(abc.ABC):
         return ""
 
     def local_files(self) -> Mapping[LocalFile, FileContent]:
-        """Return the local files among its arguments, with their present contents.
-
-        Raises:
-            CodeIdentityError: If one cannot be read.
-        """
+        """Return the local files among its arguments, with their present contents."""
         return {}
 
     @property
@@ -299,31 +252,18 @@ class StageKind(abc.ABC):
         return {}
 
     def used(self, measures: Mapping[str, Mapping[str, float]]) -> Counter[str]:
-        """Return the usage of rows, by the names of `sums`.
-
-        Args:
-            measures: Measures of one part, or of many parts combined, by column.
-        """
+        """Return the usage of rows, by the names of `sums`."""
         total: Counter[str] = Counter()
         for column, fields in self.sums.items():
             total.update({name: int(measures.get(column, {}).get(name, 0)) for name in fields})
         return total
 
     def over_budget(self, used: Mapping[str, int]) -> str | None:
-        """Describe the budget of a run that is exhausted; None if there is none.
-
-        Args:
-            used: Usage of the run, by the names of `sums`.
-        """
+        """Describe the budget of a run that is exhausted; None if there is none."""
         return None
 
     def usage_metadata(self, used: Mapping[str, int], seconds: float | None) -> dict[str, Any]:
-        """Return a partition's usage as metadata of its asset.
-
-        Args:
-            used: Usage of the partition, by the names of `sums`.
-            seconds: Seconds that it took; None if this run did not compute all of it.
-        """
+        """Return a partition's usage as metadata of its asset."""
         return {}
 
 
@@ -416,11 +356,7 @@ class ProjectSpec(StageKind):
         ]
 
     def _pairs(self, columns: Iterable[str]) -> tuple[tuple[str, str], ...]:
-        """Return all columns with their expressions.
-
-        Args:
-            columns: The input's columns.
-        """
+        """Return all columns with their expressions."""
         made = {name.lower() for name, _ in self.columns}
         included = columns if self.include is True else self.include
         passed = [(name, sql.quote(name)) for name in included if name.lower() not in made]
@@ -517,14 +453,7 @@ class MapBatchesSpec(StageKind):
         return isinstance(self.contract, RowCall) and self.contract.inputs is not None
 
     def with_reuse(self, pipeline: Pipeline) -> MapBatchesSpec:
-        """Return the stage with the mode of reuse that the user left open.
-
-        Args:
-            pipeline: The pipeline, without the stage.
-
-        Raises:
-            DefinitionError: If rows are to be reused one by one, and cannot.
-        """
+        """Return the stage with the mode of reuse that the user left open."""
         obstacle = self._obstacle_to_row_reuse(pipeline)
         return replace(self, reuse=self.reuse._resolved(pipeline._location(self.name), obstacle))
 
@@ -606,11 +535,7 @@ class MapBatchesSpec(StageKind):
         return self.made_columns(pipeline, self.schema)
 
     def computation(self, pipeline: Pipeline) -> Sequence[object]:
-        """Return everything that changes what the code makes of a row, besides rows and schema.
-
-        Raises:
-            CodeIdentityError: If its code or an argument has no stable identity.
-        """
+        """Return everything that changes what the code makes of a row, besides rows and schema."""
         return [
             *(each.digest for each in self._called(pipeline)),
             self.pinned,
@@ -700,12 +625,7 @@ class MapBatchesSpec(StageKind):
         return Table(fields, reads, passes_all and bool(self.schema.names or not self.is_inferred))
 
     def carried(self, columns: Iterable[str], ids: Collection[str]) -> list[str]:
-        """Return the input columns that pass through, besides the ids.
-
-        Args:
-            columns: The input's columns.
-            ids: The stage's key columns.
-        """
+        """Return the input columns that pass through, besides the ids."""
         chosen = columns if self.include is True else self.include
         return [name for name in chosen if name not in ids and name not in self.schema.names]
 
@@ -728,12 +648,7 @@ class MapBatchesSpec(StageKind):
         )
 
     def with_schema(self, pipeline: Pipeline, schema: pa.Schema) -> MapBatchesSpec:
-        """Return the stage with its inferred schema.
-
-        Raises:
-            DefinitionError: If the other options do not fit the schema.
-            SchemaError: If it has no columns, or ones that cannot be stored.
-        """
+        """Return the stage with its inferred schema."""
         location = pipeline._location(self.name)
         spec = replace(self, schema=parse_schema(schema, location), is_inferred=False, pinned=True)
         spec.check_schema(location)
@@ -742,17 +657,7 @@ class MapBatchesSpec(StageKind):
     def inferred_schema(
         self, pipeline: Pipeline, found: pa.Schema, given: pa.Schema, rows: int
     ) -> pa.Schema:
-        """Return the schema to pin: the columns returned, without those that pass through.
-
-        Args:
-            pipeline: The pipeline.
-            found: The columns that the calls returned.
-            given: The schema of the input.
-            rows: The number of input rows.
-
-        Raises:
-            SchemaError: If there is no such column, or one without a type.
-        """
+        """Return the schema to pin: the columns returned, without those that pass through."""
         location = pipeline._location(self.name)
         ids = [key.column for key in pipeline._keys_of(self.name)]
         passed = {*(ids[1:] if self.makes_rows else ids)}
@@ -785,11 +690,7 @@ class MapBatchesSpec(StageKind):
         return f"schema={schema_code(fields)}"
 
     def check_schema(self, location: str) -> None:
-        """Verify that the other options fit the schema.
-
-        Raises:
-            DefinitionError: If they do not.
-        """
+        """Verify that the other options fit the schema."""
         takes = self.children is None and ERROR_COLUMN not in self.schema.names
         if self.failures.on_error == "null" and not takes:
             raise DefinitionError(
@@ -846,11 +747,7 @@ class MapBatchesSpec(StageKind):
         ]
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
-        """Return the identity of its function or class.
-
-        Raises:
-            CodeIdentityError: If it has no stable identity.
-        """
+        """Return the identity of its function or class."""
         try:
             udf, files = self.udf, local_files(pipeline, self)
             return code_identity(udf.target, version=udf.version, files=files)
@@ -873,11 +770,7 @@ class MapBatchesSpec(StageKind):
         return {file: file.content() for file in self.udf.local_files}
 
     def worker_code(self, pipeline: Pipeline) -> str:
-        """Return the digest of the code that its workers import.
-
-        Raises:
-            CodeIdentityError: If it has no stable identity.
-        """
+        """Return the digest of the code that its workers import."""
         udf, files = self.udf, local_files(pipeline, self)
         try:
             return worker_code_digest(udf.target, version=udf.version, files=files)
@@ -946,11 +839,7 @@ class JoinSpec(StageKind):
         return pipeline._keys_of(self.base_node(pipeline))
 
     def shape(self, pipeline: Pipeline) -> JoinShape:
-        """Return how its stages are matched.
-
-        Raises:
-            DefinitionError: If their rows have no id in common.
-        """
+        """Return how its stages are matched."""
         location = pipeline._location(self.name)
         keys = {node: pipeline._keys_of(node) for node in self.upstream}
         stages = [node for node in self.upstream if node != SOURCE]
@@ -1157,27 +1046,13 @@ def _check_same_id(
 
 
 def with_upstream(pipeline: Pipeline, node: str) -> set[str]:
-    """Return a node and all nodes upstream of it.
-
-    Args:
-        pipeline: The pipeline.
-        node: The stage, or the source.
-    """
+    """Return a node and all nodes upstream of it."""
     above = () if node == SOURCE else pipeline[node].spec.upstream
     return {node}.union(*(with_upstream(pipeline, upstream) for upstream in above))
 
 
 def check_id(location: str, id: str, schema: pa.Schema) -> None:
-    """Validate the id column of a schema.
-
-    Args:
-        location: The stage, for messages.
-        id: The id column.
-        schema: The schema of the stage's rows.
-
-    Raises:
-        SchemaError: If the column is missing, or is neither whole numbers nor text.
-    """
+    """Validate the id column of a schema."""
     fix = "Name the id column in vd.Pipeline(id=...)"
     require_columns(location, [id], schema.names, fix=fix)
     kind = schema.field(id).type

@@ -69,11 +69,7 @@ class Udf:
 
     @property
     def servers(self) -> Mapping[str, ModelServer]:
-        """The servers among the arguments, by their key.
-
-        Raises:
-            DefinitionError: If two that differ have the same key.
-        """
+        """The servers among the arguments, by their key."""
         return servers_by_key(handle.server for handle in servers_in(self._references))
 
     @property
@@ -99,20 +95,7 @@ def make_udf(
     kwargs: Mapping[str, Any] | None = None,
     is_factory: bool = False,
 ) -> Udf:
-    """Find the class or function, and the method, that `fn` stands for.
-
-    Args:
-        where: The stage, for messages.
-        fn: A function or class; a `functools.partial` of one; or, of a class under `vd.cls`, an
-            instance that is not constructed, or a method of it.
-        constructor_args: The constructor's positional arguments, given beside `fn`.
-        constructor_kwargs: The constructor's keyword arguments, given beside `fn`.
-        kwargs: The keyword arguments of each call.
-        is_factory: Whether `fn` is a function that returns the function to call.
-
-    Raises:
-        DefinitionError: If it is none of these, or does not take its arguments.
-    """
+    """Find the class or function, and the method, that `fn` stands for."""
     method = CALL
     if isinstance(fn, LazyInstance):
         method = fn._lazy_method
@@ -158,16 +141,7 @@ def make_udf(
 
 
 def check_calls(where: str, udf: Udf, contract: DeclaredCall) -> None:
-    """Check that the code takes its arguments, and that workers can have them.
-
-    Args:
-        where: The stage, for messages.
-        udf: The code and its arguments.
-        contract: How it is called.
-
-    Raises:
-        DefinitionError: If it does not, or they cannot.
-    """
+    """Check that the code takes its arguments, and that workers can have them."""
     if udf.stateful:
         arguments = (udf.constructor_args, udf.constructor_kwargs)
         _bind(where, udf.target, *arguments, "(*fn_constructor_args, **fn_constructor_kwargs)")
@@ -232,12 +206,7 @@ def _refusal(target: Any) -> str:
 
 
 def called_function(target: Any, method: str = CALL) -> tuple[Any, bool]:
-    """Return the function that is called with rows, and whether its first parameter is `self`.
-
-    Args:
-        target: The function or class.
-        method: The class's method.
-    """
+    """Return the function that is called with rows, and whether its first parameter is `self`."""
     if not inspect.isclass(target):
         return target, False
     is_static = isinstance(inspect.getattr_static(target, method), (staticmethod, classmethod))

@@ -24,16 +24,7 @@ def causes(
     files: Sequence[FileRecord],
     upstream: Mapping[str, str],
 ) -> Causes:
-    """Return why a stage's partition differs from its manifest in force.
-
-    Args:
-        former: The manifest in force, if there is one.
-        plan: Digest of everything that the partition is computed from now.
-        components: What the stage's definition consists of now.
-        generation: The stage's generation in this run.
-        files: The source's files now.
-        upstream: The plan digest of each upstream node, without the source.
-    """
+    """Return why a stage's partition differs from its manifest in force."""
     if former is None:
         return Counter({"not computed before": 1})
     found = Counter(f"{text} changed" for text in _edits(former.components, components))
@@ -68,12 +59,7 @@ def _changed_files(before: Iterable[FileRecord], now: Iterable[FileRecord]) -> C
 
 
 def describe(found: Causes, partitions: int) -> str:
-    """Describe the causes of some partitions in one line, the most frequent first.
-
-    Args:
-        found: The sum of their causes.
-        partitions: The number of partitions that are not up to date.
-    """
+    """Describe the causes of some partitions in one line, the most frequent first."""
     texts = [_text(cause, count, partitions) for cause, count in found.most_common()]
     further = len(texts) - _MAX_SHOWN
     return ", ".join(texts[:_MAX_SHOWN]) + (f" and {further} more" if further > 0 else "")

@@ -32,13 +32,6 @@ def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
     """Return the digest of everything about a stage that changes its results; 40 hex digits.
 
     Batch size, concurrency and resources are not part of it.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage.
-
-    Raises:
-        CodeIdentityError: If its code or an argument has no stable identity.
     """
     return definition_digest(components(pipeline, spec))
 
@@ -49,15 +42,7 @@ def definition_digest(components: Iterable[Component]) -> str:
 
 
 def components(pipeline: Pipeline, spec: StageSpec) -> tuple[Component, ...]:
-    """Return what a stage's definition consists of, in order.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage.
-
-    Raises:
-        CodeIdentityError: If its code or an argument has no stable identity.
-    """
+    """Return what a stage's definition consists of, in order."""
     kind = component("kind", spec.kind, VERSION)
     return (kind, component("option", "id", pipeline.id), *spec.components(pipeline))
 
@@ -67,18 +52,6 @@ def row_definition(pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema) 
 
     Rows with equal row keys and an equal row definition may have the same results. The names of
     ids, failures, the columns that pass through and other input columns are not part of it.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage.
-        inputs: The schema of its input.
-
-    Returns:
-        40 hex digits; empty if rows are not reused, the schema is not inferred yet, or a key column
-        has a type without row keys.
-
-    Raises:
-        CodeIdentityError: If its code or an argument has no stable identity.
     """
     if spec.reuse.mode != "rows" or spec.is_inferred:
         return ""
@@ -121,13 +94,6 @@ def inference_definition(pipeline: Pipeline, stage: str) -> str:
     """Return the digest under which a stage's inferred schema is pinned; 40 hex digits.
 
     The types of its results follow from its own definition and from those of its upstream stages.
-
-    Args:
-        pipeline: The pipeline, with the inferred schemas of the upstream stages.
-        stage: The stage.
-
-    Raises:
-        CodeIdentityError: If the code or an argument of a stage has no stable identity.
     """
     nodes = with_upstream(pipeline, stage)
     above = [stage_definition(pipeline, each.spec) for each in pipeline if each.name in nodes]
@@ -156,13 +122,6 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
     in keys, what the workers are constructed from counts as it is pickled for them: two stages with
     equal versions may differ in it. Subprocesses beside a cluster have an identity of their own.
     Stages that share workers have as many slots as the async one with the most.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage.
-
-    Raises:
-        CodeIdentityError: If its code or an argument has no stable identity.
     """
     parts = _constructed_parts(pipeline, spec)
     slots = max([spec.slots, *(each.slots for each in _sharing(pipeline, spec, parts))])
@@ -207,11 +166,7 @@ def _sharing(
 
 
 def _pickled(spec: MapBatchesSpec) -> str:
-    """Return the digest of what the workers construct, as they get it.
-
-    Raises:
-        CodeIdentityError: If it cannot be pickled, or a local file cannot be read.
-    """
+    """Return the digest of what the workers construct, as they get it."""
     udf = spec.udf
     given = (udf.target, udf.constructor_args, dict(udf.constructor_kwargs))
     return hashlib.sha256(pack((), given, spec.local_files()).payload).hexdigest()

@@ -43,16 +43,7 @@ def fragment_keys(
     folder: Location,
     retry: bool,
 ) -> FragmentKeys:
-    """Return the keys of a stage's fragments in a generation.
-
-    Args:
-        definition: The stage's definition.
-        generation: The stage's generation in this run.
-        upstream: For each upstream node, the keys of its fragments.
-        former: The manifest in force, with parts of former generations to keep; None to keep none.
-        folder: The folder of its parts.
-        retry: Whether the failed rows of its parts are retried.
-    """
+    """Return the keys of a stage's fragments in a generation."""
     parts = {part.key: part for part in former.parts} if former else {}
     keys: list[str] = []
     row_retries: dict[int, Part] = {}

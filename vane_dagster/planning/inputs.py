@@ -11,12 +11,7 @@ from vane_dagster.storage.manifest import FragmentRecord, Manifest, ManifestName
 
 
 def stages_read(pipeline: Pipeline, spec: StageSpec) -> list[str]:
-    """Return the stages from which a stage reads parts or quarantined rows.
-
-    Args:
-        pipeline: The pipeline.
-        spec: The stage.
-    """
+    """Return the stages from which a stage reads parts or quarantined rows."""
     beside = (stage for stages in spec.quarantining(pipeline).values() for stage in stages)
     return [node for node in dict.fromkeys((*spec.upstream, *beside)) if node != SOURCE]
 
@@ -27,17 +22,7 @@ def require_inputs(
     key: str | None,
     found: Mapping[str, ManifestName | None],
 ) -> None:
-    """Verify that every input was materialized.
-
-    Args:
-        pipeline: The pipeline.
-        selected: Names of the selected stages.
-        key: The partition's key.
-        found: The manifest in force of each input; None if there is none.
-
-    Raises:
-        PlanError: If an input was not materialized. The message names the stages that read it.
-    """
+    """Verify that every input was materialized."""
     missing = [stage for stage, name in found.items() if name is None]
     if missing:
         where = "" if key is None else f" in partition {key!r}"
@@ -54,17 +39,7 @@ def agreed(
     fragments: tuple[FragmentRecord, ...] | None,
     inputs: Mapping[str, Manifest],
 ) -> tuple[FragmentRecord, ...]:
-    """Return the fragments of a partition, on which the source and all inputs must agree.
-
-    Args:
-        pipeline: The pipeline's name.
-        key: The partition's key.
-        fragments: The source's fragments; None if no selected stage reads the source.
-        inputs: The manifests of the inputs.
-
-    Raises:
-        PlanError: If they differ.
-    """
+    """Return the fragments of a partition, on which the source and all inputs must agree."""
     from_source = fragments is not None
     for stage, manifest in inputs.items():
         own = tuple(manifest.fragments)

@@ -170,24 +170,13 @@ class RunPlan:
     _pools: dict[str, PoolIdentity] = field(default_factory=dict, repr=False, compare=False)
 
     def pool(self, spec: MapBatchesSpec) -> PoolIdentity:
-        """Return the identity of a stage's workers, which no edit during the run changes.
-
-        Args:
-            spec: The stage.
-
-        Raises:
-            CodeIdentityError: If its code or an argument has no stable identity.
-        """
+        """Return the identity of a stage's workers, which no edit during the run changes."""
         if spec.name not in self._pools:
             self._pools[spec.name] = pool_identity(self.pipeline, spec)
         return self._pools[spec.name]
 
     def id_rule(self, partition: PartitionPlan) -> IdRule | None:
-        """Return how ids of the source's rows are computed; None if a column has them.
-
-        Args:
-            partition: A partition with a stage that reads the source.
-        """
+        """Return how ids of the source's rows are computed; None if a column has them."""
         rule = self.pipeline.id_rule
         return None if rule is None else rule.of(partition.schemas[SOURCE])
 
@@ -201,12 +190,7 @@ class RunPlan:
         return sum(len(partition.stages[stage].missing) for partition in self.partitions)
 
     def missing_batches(self, stage: str, size: int) -> int:
-        """Return the maximum number of batches in the fragments to compute.
-
-        Args:
-            stage: The stage.
-            size: Rows of a batch.
-        """
+        """Return the maximum number of batches in the fragments to compute."""
         return sum(
             -(-(partition.fragments[i].stop - partition.fragments[i].start) // size)
             for partition in self.partitions

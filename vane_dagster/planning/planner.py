@@ -43,29 +43,7 @@ def plan_run(
     keep: bool = True,
     connect: Connect = lambda room: False,
 ) -> RunPlan:
-    """Plan a run: find completed work by listings alone, and determine the remaining work.
-
-    Args:
-        pipeline: The pipeline.
-        selected: Names of the stages to bring up to date.
-        partitions: Partition keys; ``[None]`` for an unpartitioned pipeline.
-        store: The store of parts and manifests.
-        force: Whether to recompute everything selected.
-        run_id: The run. If this is a second attempt of it, its earlier commits are not forced
-            again.
-        retry_quarantined: Whether to compute quarantined rows again, and the stages downstream.
-        expand: Whether to plan the fragments of partitions that are up to date too.
-        keep: Whether to store how files are cut into fragments, as a pipeline's first run does.
-        connect: Connects to the run's cluster, for sources that need it; see
-            `Source.with_cluster`.
-
-    Returns:
-        The plan. A partition that cannot be planned is in `RunPlan.failed`.
-
-    Raises:
-        DefinitionError: If a stage's code has no identity.
-        StoreError: If the store cannot be listed.
-    """
+    """Plan a run: find completed work by listings alone, and determine the remaining work."""
     listed_at = time.monotonic()
     order = tuple(stage.name for stage in pipeline if stage.name in selected)
     planner = _Planner(
@@ -88,13 +66,7 @@ def plan_run(
 
 
 def fragment_rule(pipeline: Pipeline, store: Store, keep: bool = True) -> FragmentRule:
-    """Return the pipeline's own fragment rule, else the rule determined by its first run.
-
-    Args:
-        pipeline: The pipeline.
-        store: The store, which keeps the rule of the first run.
-        keep: Whether this is a run, whose rule is kept if it is the first.
-    """
+    """Return the pipeline's own fragment rule, else the rule determined by its first run."""
     if pipeline.fragment_rows is not None:
         return FragmentRule(pipeline.fragment_rows)
     maps = [stage.spec for stage in pipeline if stage.spec.runs_udf]

@@ -52,12 +52,6 @@ def previews(
 
     If a filter drops most of many rows, those that have reached the stage are enough. The caller
     sends their number, over all plans and counting a repeated fragment once; None is no row.
-
-    Args:
-        planned: The plan of a run of the stage, and of the upstream stages that may be computed.
-        stage: The stage.
-        rows: The number of rows that should reach the stage.
-        kept: Parts of upstream stages that earlier previews have computed. It may grow.
     """
     size = rows
     whole = 0  # rows of the fragments that were read to their ends
@@ -120,12 +114,7 @@ def _window(
 
 
 def with_rows(planned: RunPlan, stage: str) -> list[PartitionPlan]:
-    """Return the partitions that may have rows for a stage.
-
-    Args:
-        planned: The plan of a run of the stage.
-        stage: The stage.
-    """
+    """Return the partitions that may have rows for a stage."""
     return [each for each in planned.partitions if _fragments(planned, each, stage)]
 
 
@@ -256,12 +245,7 @@ def _first_rows(part: PartInfo, rows: int) -> PartInfo:
 
 
 def first_rows(fragment: FragmentRecord, rows: int) -> FragmentRecord:
-    """Return a fragment of the first rows of a fragment.
-
-    Args:
-        fragment: The fragment.
-        rows: The number of rows.
-    """
+    """Return a fragment of the first rows of a fragment."""
     total = fragment.stop - fragment.start
     if rows >= total:
         return fragment

@@ -71,23 +71,7 @@ def plan_sample(
     rows: int,
     seed: int,
 ) -> SamplePlan:
-    """Plan to recompute some rows of a stage.
-
-    Args:
-        pipeline: The pipeline.
-        stage: The stage.
-        manifests: Its manifests in force, by partition.
-        store: The store of parts and manifests.
-        rows: Rows to sample per partition.
-        seed: Seed of the sample: the same seed and manifest select the same rows.
-
-    Returns:
-        The plan. A partition that cannot be planned is in its `RunPlan.failed`.
-
-    Raises:
-        DefinitionError: If the stage's code has no identity.
-        StoreError: If the source is in the store and cannot be listed.
-    """
+    """Plan to recompute some rows of a stage."""
     source, rule = pipeline.source.bind(store), fragment_rule(pipeline, store)
     listed: Mapping[str | None, Listed] = {}
     if SOURCE in pipeline[stage].spec.upstream:
@@ -116,17 +100,7 @@ def plan_sample(
 
 
 def choose(counts: Mapping[int, int], rows: int, seed: int) -> dict[int, tuple[int, ...]]:
-    """Choose rows at random, from at most `MAX_FRAGMENTS` fragments.
-
-    Args:
-        counts: The number of rows of each fragment, by its index.
-        rows: The maximum number of rows to choose.
-        seed: The same seed selects the same rows.
-
-    Returns:
-        The sorted positions of the rows in each fragment, by its index; fragments without any are
-        omitted.
-    """
+    """Choose rows at random, from at most `MAX_FRAGMENTS` fragments."""
     random = np.random.default_rng(seed)
     indexes = [index for index, count in counts.items() if count]
     if not indexes:
@@ -201,12 +175,7 @@ class _Sampler:
         return plan, Sampled(stored, len(manifest.fragments), changed)
 
     def _inputs(self) -> dict[str, Manifest]:
-        """Return the manifests that the partition was made from, of the stages now read.
-
-        Raises:
-            PlanError: If the stage reads other stages now.
-            StoreError: If a manifest cannot be read.
-        """
+        """Return the manifests that the partition was made from, of the stages now read."""
         wanted = stages_read(self._pipeline, self._spec)
         found: dict[str, Manifest] = {}
         pairs = [(self._spec, self._manifest)]
@@ -247,11 +216,7 @@ class _Sampler:
         return name is not None and name.plan == made_from.plan
 
     def _unchanged(self) -> dict[str, FileRecord] | None:
-        """Return the source files, as listed now, that have not changed; None if none is read.
-
-        Raises:
-            PlanError: If the partition was not made from the source, which the stage reads now.
-        """
+        """Return the source files, as listed now, that have not changed; None if none is read."""
         if SOURCE not in self._spec.upstream:
             return None
         recorded = {file.url: file for file in self._manifest.files}

@@ -19,15 +19,7 @@ from vane_dagster.storage.manifest import FragmentRecord
 
 
 def source_definition(source: Source) -> str:
-    """Return what determines the rows of given files; a new value recomputes the pipeline.
-
-    Returns:
-        Empty for sources of this package. For another class, a digest of its code, or its
-        `version`, and of the attributes that it adds to those of its base in this package.
-
-    Raises:
-        CodeIdentityError: If the code or an attribute has no stable identity.
-    """
+    """Return what determines the rows of given files; a new value recomputes the pipeline."""
     if _is_built_in(type(source)):
         return ""
     bases = [each for each in type(source).__mro__ if _is_built_in(each)]
@@ -39,23 +31,14 @@ def source_definition(source: Source) -> str:
 
 
 def keyed(fragments: Sequence[FragmentRecord], definition: str) -> tuple[FragmentRecord, ...]:
-    """Return fragments with identities that include the source's definition.
-
-    Args:
-        fragments: The fragments as the source split them.
-        definition: The result of `source_definition`.
-    """
+    """Return fragments with identities that include the source's definition."""
     if not definition:
         return tuple(fragments)
     return tuple(replace(f, identity=digest(f.identity, definition)[:32]) for f in fragments)
 
 
 def pack_source(source: Source) -> bytes:
-    """Pickle a source's reader for the workers, by value if its class is in user code.
-
-    Raises:
-        CodeIdentityError: If it cannot be pickled.
-    """
+    """Pickle a source's reader for the workers, by value if its class is in user code."""
     reader = source.for_workers()
     kind = type(reader)
     modules = () if _is_built_in(kind) else code_identity(kind, version="").modules

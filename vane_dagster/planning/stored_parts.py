@@ -30,20 +30,6 @@ def stored_parts(
 
     Parts that the manifest in force names are preferred. Parts marked for deletion that it does
     not name are skipped.
-
-    Args:
-        store: The store.
-        pipeline: The pipeline.
-        stage: The stage.
-        partition: The partition's key.
-        keys: The key of each fragment.
-        manifest: The manifest in force.
-        condemned: Names of the parts marked for deletion, as returned by `Store.condemned`.
-        warn: Called with a message for each damaged part, which is skipped.
-        known: Indexes of `keys` to leave out.
-
-    Returns:
-        The parts by index of `keys`, and the indexes for which a marked part was skipped.
     """
     publisher = pipeline[stage].spec.publisher(partition)
     folder = store.parts(pipeline.name, stage, partition)

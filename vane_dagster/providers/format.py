@@ -57,11 +57,7 @@ class Format:
     model: Any = None
 
     def value(self, answer: Answer) -> Any:
-        """Return the answer as a value of `type`.
-
-        Raises:
-            InvalidAnswer: If it does not fit.
-        """
+        """Return the answer as a value of `type`."""
         try:
             return self._parsed(answer.text)
         except _UNFIT as error:
@@ -113,15 +109,7 @@ def _one_line(error: ValueError) -> str:
 
 
 def parse_format(where: str, return_format: Any) -> Format:
-    """Parse a pydantic model, a JSON schema or a list of choices.
-
-    Args:
-        where: The stage, for messages.
-        return_format: The argument of `prompt`; None for text.
-
-    Raises:
-        DefinitionError: If it is none of these, or has no Arrow type.
-    """
+    """Parse a pydantic model, a JSON schema or a list of choices."""
     if return_format is None:
         return Format()
     if inspect.isclass(return_format) and hasattr(return_format, "model_json_schema"):

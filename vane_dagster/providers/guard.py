@@ -31,9 +31,6 @@ def start(folder: str) -> None:
 
     The guard runs in its own session and is not a child: workers are killed together with their
     session, and Ray's workers end their children.
-
-    Args:
-        folder: A folder to remove at the end.
     """
     if not os.path.isdir("/proc/self/task"):
         return

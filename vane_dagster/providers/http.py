@@ -40,24 +40,7 @@ class MalformedResponse(ConnectionError):
 
 
 class HttpProvider:
-    """An endpoint behind a client library, over one pool of aiohttp's connections.
-
-    Args:
-        model: The model's name at the endpoint.
-        base_url: The endpoint. Default: ``$OPENAI_BASE_URL`` or ``$ANTHROPIC_BASE_URL``, else the
-            library's own.
-        api_key_env: Name of the environment variable that holds the key. It must also be in the
-            stage's `env_vars`. None if the endpoint needs no key. Default: ``OPENAI_API_KEY`` or
-            ``ANTHROPIC_API_KEY``.
-        timeout: Time limit of an answer in seconds.
-        max_connections: Concurrent requests; of a server to each replica.
-        requests_per_minute: The request limit of all workers together, divided evenly; None for no
-            limit.
-        tokens_per_minute: The same limit for tokens, prompts and answers together.
-        extra_body: Additional fields of each request. `sampling_params`, and an ``extra_body`` in
-            them, take precedence.
-        server: A server of the pipeline, whose replicas get the requests, in place of `base_url`.
-    """
+    """An endpoint behind a client library, over one pool of aiohttp's connections."""
 
     OPERATIONAL = frozenset(
         {
@@ -105,15 +88,7 @@ class HttpProvider:
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
-        """See `Provider`.
-
-        Args:
-            options: The provider options.
-            sampling: The sampling parameters, with None for those that are read from each row.
-
-        Raises:
-            ValueError: If one of them is refused.
-        """
+        """See `Provider`."""
         server = options.get("server")
         if server is not None and not isinstance(server, ServerHandle):
             raise ValueError(
@@ -135,11 +110,7 @@ class HttpProvider:
 
     @classmethod
     def key_variable(cls, options: Mapping[str, Any]) -> str | None:
-        """See `Provider`. A server of the pipeline has a key of its own.
-
-        Args:
-            options: The provider options.
-        """
+        """See `Provider`. A server of the pipeline has a key of its own."""
         if options.get("server") is not None:
             return None
         name: str | None = options.get("api_key_env", "")
@@ -173,11 +144,7 @@ class HttpProvider:
         return self._clients[url, key]
 
     def _own_key(self) -> str:
-        """Return the key of the endpoint.
-
-        Raises:
-            StageError: If its environment variable is not set.
-        """
+        """Return the key of the endpoint."""
         key = os.environ.get(self._key_env, "") if self._key_env else "none"
         if not key:
             raise StageError(
@@ -251,18 +218,7 @@ class HttpProvider:
         reason: str,
         refusal: Any,
     ) -> Answer:
-        """Return an answer that has a text, or is empty because the model ended it by itself.
-
-        Args:
-            request: The request.
-            text: The text; None if the response has none, not even an empty one.
-            counts: The tokens of the prompt, of the answer, and of the prompt's cached part.
-            reason: The finish reason.
-            refusal: The model's own reason; None for none.
-
-        Raises:
-            InvalidAnswer: For any other answer, with the reason.
-        """
+        """Return an answer that has a text, or is empty because the model ended it by itself."""
         found = chosen(text) if request.choices and text else text or ""
         answer = Answer(found, *counts, reason)
         ended = reason in ("stop", "") and text is not None and not refusal

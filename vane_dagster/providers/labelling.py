@@ -16,12 +16,7 @@ LABEL_SAMPLING = {"temperature": 0, "max_tokens": 64}
 
 
 def label_prompt(column: str, labels: Collection[str] | Mapping[str, str]) -> str:
-    """Return the template by which a language model chooses a label; it is part of fragment keys.
-
-    Args:
-        column: The column of texts.
-        labels: The labels, or each label with its meaning.
-    """
+    """The template by which a language model chooses a label; it is part of fragment keys."""
     meanings = labels.items() if isinstance(labels, Mapping) else ((label, "") for label in labels)
     lines = [f"- {label}: {meaning}" if meaning else f"- {label}" for label, meaning in meanings]
     listed = "\n".join(lines).replace("{", "{{").replace("}", "}}")

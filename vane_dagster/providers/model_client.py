@@ -41,11 +41,7 @@ class ModelTask(Protocol):
         """Fields of its added struct columns that are summed for each part."""
 
     def keyed(self, include: Any) -> Mapping[str, Any]:
-        """Return the values that change the output, in a frozen order.
-
-        Args:
-            include: The stage's ``include_columns``.
-        """
+        """Return the values that change the output, in a frozen order."""
 
     @property
     def classes(self) -> tuple[type, ...]:
@@ -66,22 +62,11 @@ class ModelTask(Protocol):
         """Describe the request to a model, for users."""
 
     async def run(self, provider: Any, batch: pa.Table) -> Any:
-        """Compute the output columns of a batch, in the order of its rows.
-
-        Args:
-            provider: The provider.
-            batch: The rows.
-        """
+        """Compute the output columns of a batch, in the order of its rows."""
 
 
 class ModelClient:
-    """Holds a provider. Stages that use the same model and options share it.
-
-    Args:
-        provider: The provider's class.
-        model: The model's name.
-        options: Options for the provider.
-    """
+    """Holds a provider. Stages that use the same model and options share it."""
 
     def __init__(self, provider: Any, model: str, options: Mapping[str, Any]) -> None:
         self._provider = provider(model, **options)
@@ -93,13 +78,7 @@ class ModelClient:
             await answer
 
     async def __call__(self, batch: pa.Table, *, model_task: ModelTask, workers: int = 1) -> Any:
-        """Compute the output of a batch.
-
-        Args:
-            batch: The rows.
-            model_task: The request for the rows.
-            workers: The maximum number of workers.
-        """
+        """Compute the output of a batch."""
         if (shared_by := getattr(self._provider, "shared_by", None)) is not None:
             shared_by(workers)
         return await model_task.run(self._provider, batch)

@@ -14,22 +14,7 @@ _APIS = ("chat", "completions")
 
 
 class OpenAIProvider(HttpProvider):
-    """Connects to an endpoint with the `openai` client.
-
-    Args:
-        model: The model's name at the endpoint.
-        api: "chat" for ``/v1/chat/completions``; "completions" for ``/v1/completions``, where the
-            contents of the messages, joined by blank lines, are the prompt. Completions are not
-            constrained to a schema, except by `extra_body`.
-        base_url: See `HttpProvider`.
-        api_key_env: See `HttpProvider`.
-        timeout: See `HttpProvider`.
-        max_connections: See `HttpProvider`.
-        requests_per_minute: See `HttpProvider`.
-        tokens_per_minute: See `HttpProvider`.
-        extra_body: See `HttpProvider`.
-        server: See `HttpProvider`.
-    """
+    """Connects to an endpoint with the `openai` client."""
 
     LIBRARY = "openai"
     CLIENT = "AsyncOpenAI"

@@ -29,17 +29,7 @@ class PromptFunction:
         return True
 
     def prompt(self, row: dict[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-        """Make the prompt of a row.
-
-        Args:
-            row: The row.
-
-        Returns:
-            A prompt or conversation, and sampling parameters of the row's own.
-
-        Raises:
-            ValueError: If the function returned nothing that is a prompt.
-        """
+        """Make the prompt of a row."""
         made = self.call(row)
         if isinstance(made, (str, list)):
             return made, {}
@@ -65,11 +55,7 @@ class PromptFunction:
 
 @functools.lru_cache(maxsize=64)
 def unpacked(payload: bytes) -> PromptFunction:
-    """Load a function that was pickled by value, once a worker, so that its caches last.
-
-    Args:
-        payload: The pickled function.
-    """
+    """Load a function that was pickled by value, once a worker, so that its caches last."""
     import cloudpickle
 
     return PromptFunction(cloudpickle.loads(payload))

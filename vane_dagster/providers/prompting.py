@@ -153,18 +153,7 @@ class PromptTask:
         return f"{model} is asked: {asked}"
 
     async def run(self, provider: Any, batch: pa.Table) -> dict[str, Any]:
-        """Submit all rows of a batch concurrently.
-
-        Args:
-            provider: The provider.
-            batch: The rows.
-
-        Returns:
-            The output columns, in the order of the rows.
-
-        Raises:
-            RowErrors: With one error for each failed row, and the output of the others.
-        """
+        """Submit all rows of a batch concurrently."""
         errors: dict[int, BaseException] = {}
         used: Counter[str] = Counter()
         asked: dict[int, _Asked] = {}
@@ -215,13 +204,7 @@ class PromptTask:
             raise InvalidAnswer(f"The answer has no place in its column: {error}", answer) from None
 
     async def _one(self, provider: Any, asked: _Asked, used: Counter[str]) -> tuple[Any, Answer]:
-        """Return the value and the answer of a row.
-
-        Args:
-            provider: The provider.
-            asked: The row's request.
-            used: Gets the usage of a row whose follow-up request fails.
-        """
+        """Return the value and the answer of a row."""
         request, began = asked.request, time.perf_counter()
         try:
             answer = checked_usage(await provider.submit(request))

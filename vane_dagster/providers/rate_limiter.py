@@ -12,9 +12,6 @@ _FIRST_TOKENS = 500.0
 class RateLimiter:
     """Limits a rate per minute, spread evenly; for one event loop.
 
-    Args:
-        per_minute: The limit of all workers together; None for no limit.
-
     Attributes:
         workers: The number of workers that share the limit evenly.
         typical: Moving average of recent amounts; take it if the amount is not yet known.

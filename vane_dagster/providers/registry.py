@@ -50,14 +50,6 @@ def provider_class(where: str, provider: str | type, method: str = "submit") -> 
     """Return the class of a provider name, or validate a class.
 
     This does not import the library of any provider.
-
-    Args:
-        where: The stage, for messages.
-        provider: The name, or the class.
-        method: The method that the stage calls.
-
-    Raises:
-        DefinitionError: If the name is unknown, or the class is not a provider.
     """
     asked = provider
     provider = _found(where, provider, method)
@@ -74,16 +66,7 @@ def provider_class(where: str, provider: str | type, method: str = "submit") -> 
 
 
 def answers(where: str, provider: str | type, method: str) -> bool:
-    """Return whether a provider has a method; False for anything that is not a provider.
-
-    Args:
-        where: The stage, for messages.
-        provider: The name, or the class.
-        method: The method's name.
-
-    Raises:
-        DefinitionError: If the name is unknown.
-    """
+    """Return whether a provider has a method; False for anything that is not a provider."""
     return _has(_found(where, provider, method), method)
 
 
@@ -113,16 +96,7 @@ def _named(where: str, name: str, method: str) -> Any:
 
 
 def needs(library: str, extra: str, provider: str) -> Any:
-    """Import a provider's library on first use.
-
-    Args:
-        library: The module to import.
-        extra: The extra of vane-dagster that installs it.
-        provider: The provider's name, for messages.
-
-    Raises:
-        ImportError: If it is not installed; the message names the extra.
-    """
+    """Import a provider's library on first use."""
     try:
         return importlib.import_module(library)
     except ModuleNotFoundError as error:

@@ -10,13 +10,7 @@ from vane_dagster.providers.registry import check_folder, needs
 
 
 class SentenceTransformersProvider:
-    """Computes embeddings, on a GPU if one is available.
-
-    Args:
-        model: A name on the Hugging Face hub, or a folder.
-        batch_size: Texts that are computed together.
-        options: Passed to `SentenceTransformer`, such as revision, device, model_kwargs.
-    """
+    """Computes embeddings, on a GPU if one is available."""
 
     PACKAGES = ("sentence_transformers", "torch", "transformers")
     OPERATIONAL = frozenset({"batch_size", "device"})

@@ -41,12 +41,7 @@ class Template:
         return len(next(iter(string.Formatter().parse(self.text)))[0])
 
     def messages(self, row: Mapping[str, Any]) -> Sequence[Message]:
-        """Return the messages of a row.
-
-        Raises:
-            ValueError: If a column that it needs is missing, null or empty, or is not a
-                conversation.
-        """
+        """Return the messages of a row."""
         for name in self.fields:
             if row.get(name) is None:
                 raise ValueError(f"column {name!r} is null; a prompt needs it")
@@ -55,15 +50,7 @@ class Template:
         return self.with_system(self.text.format_map(row), "the template")
 
     def with_system(self, prompt: Any, origin: str) -> Sequence[Message]:
-        """Return the messages of a prompt or a conversation, after the system message.
-
-        Args:
-            prompt: Text, or a list of messages.
-            origin: Where it is from, for messages.
-
-        Raises:
-            ValueError: If it is empty, or neither of these.
-        """
+        """Return the messages of a prompt or a conversation, after the system message."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         if not isinstance(prompt, str):
             return [*first, *_conversation(origin, prompt)]
@@ -114,31 +101,14 @@ def _conversation(origin: str, value: Any) -> list[Message]:
 
 
 def parse_system(where: str, system: Any) -> str | None:
-    """Validate a system message; None for none.
-
-    Args:
-        where: The stage, for messages.
-        system: The argument of `prompt`.
-
-    Raises:
-        DefinitionError: If it is no text, or empty.
-    """
+    """Validate a system message; None for none."""
     if system is not None and (not isinstance(system, str) or not system.strip()):
         raise DefinitionError(f"{where}: system is {system!r}; expected text, or None")
     return system
 
 
 def parse_template(where: str, messages: Any, system: Any) -> Template:
-    """Parse a column name or a template.
-
-    Args:
-        where: The stage, for messages.
-        messages: The argument of `prompt`.
-        system: The system message; None for none.
-
-    Raises:
-        DefinitionError: If an argument is invalid.
-    """
+    """Parse a column name or a template."""
     if not isinstance(messages, str) or not messages.strip():
         raise DefinitionError(
             f"{where}: messages is {messages!r}; expected a column's name, or text with {{column}} "

@@ -41,15 +41,7 @@ class TextTask:
         return self.reads
 
     async def query(self, provider: Any, texts: list[str]) -> Any:
-        """Return a result for each text.
-
-        Args:
-            provider: The provider.
-            texts: The texts.
-
-        Raises:
-            RowErrors: For texts that failed, with the results of the others.
-        """
+        """Return a result for each text."""
         raise NotImplementedError
 
     def made(self, found: Any) -> Mapping[str, Any]:
@@ -57,18 +49,7 @@ class TextTask:
         raise NotImplementedError
 
     async def run(self, provider: Any, batch: pa.Table) -> Mapping[str, Any]:
-        """Process the texts of a batch together.
-
-        Args:
-            provider: The provider.
-            batch: The rows.
-
-        Returns:
-            The output columns, in the order of the rows.
-
-        Raises:
-            RowErrors: For rows that failed, with the output of the others.
-        """
+        """Process the texts of a batch together."""
         texts = batch.column(self.column).to_pylist()
         errors: dict[int, BaseException] = {
             place: ValueError(f"column {self.column!r} is {_shown(text)}; expected a text")

@@ -20,14 +20,6 @@ class TransformersProvider:
     left. The tokenizer's chat template renders the messages; without one, their contents are joined
     by blank lines. Answers are not constrained to a schema: set `explain_errors`, or use an engine
     that supports constraints.
-
-    Args:
-        model: A name on the Hugging Face hub, or a folder.
-        revision: The model's revision on the hub.
-        batch_size: Maximum number of requests that are generated together.
-        dtype: The torch name of the weights' type. Default: the type in which they are stored.
-        device: The torch device. Default: "cuda" if available, else "cpu".
-        chat_template_kwargs: Arguments for the tokenizer's chat template.
     """
 
     PACKAGES = ("torch", "transformers")

@@ -17,18 +17,7 @@ _UNLIMITED = 1_000_000
 
 
 class TransformersClassifier:
-    """Classifies with a model's own head, in batches, on a GPU if one is available.
-
-    Args:
-        model: A name on the Hugging Face hub, or a folder.
-        revision: The model's revision on the hub.
-        batch_size: Maximum number of texts that are computed together.
-        dtype: The torch name of the weights' type. Default: the type in which they are stored.
-        device: The torch device. Default: "cuda" if available, else "cpu".
-
-    Raises:
-        ValueError: If the model has no such head, or one that predicts no single label.
-    """
+    """Classifies with a model's own head, in batches, on a GPU if one is available."""
 
     PACKAGES = ("torch", "transformers")
     OPERATIONAL = frozenset({"batch_size", "device"})

@@ -44,11 +44,7 @@ def finish_reason(value: Any) -> str:
 
 
 def checked_usage(answer: Answer) -> Answer:
-    """Return a provider's answer with whole numbers as counts, 0 for those that are None.
-
-    Raises:
-        TypeError: If its usage does not fit `USAGE`.
-    """
+    """Return a provider's answer with whole numbers as counts, 0 for those that are None."""
     try:
         counts: dict[str, Any] = {name: _whole(getattr(answer, name)) for name in COUNTS}
         answer = replace(answer, **counts)
@@ -79,15 +75,7 @@ def counted(answer: Answer) -> dict[str, int]:
 
 
 def parse_prices(where: str, prices: Any) -> Mapping[str, float]:
-    """Parse the prices of a million tokens by kind; None is an empty mapping.
-
-    Args:
-        where: The stage, for messages.
-        prices: The field of `vd.Model`.
-
-    Raises:
-        DefinitionError: If it is anything else.
-    """
+    """Parse the prices of a million tokens by kind; None is an empty mapping."""
     if prices is None:
         return {}
     fits = isinstance(prices, Mapping) and prices and set(prices) <= set(_PRICED)
@@ -104,16 +92,7 @@ def _is_price(value: Any) -> bool:
 
 
 def parse_budget(where: str, cost_budget: Any, prices: Mapping[str, float]) -> float | None:
-    """Parse the cost budget of a run; None for no limit.
-
-    Args:
-        where: The stage, for messages.
-        cost_budget: The field of `vd.Model`.
-        prices: The prices of a million tokens, by kind.
-
-    Raises:
-        DefinitionError: If it is not a positive amount, or there are no prices.
-    """
+    """Parse the cost budget of a run; None for no limit."""
     if cost_budget is None:
         return None
     if not _is_price(cost_budget) or not cost_budget:
@@ -131,14 +110,7 @@ def over_budget(
     token_budget: int | None,
     cost_budget: float | None,
 ) -> str | None:
-    """Describe the budget of a run that is exhausted; None if there is none.
-
-    Args:
-        used: Usage of the run, by the names of `COUNTS`.
-        prices: Prices of a million tokens, by kind.
-        token_budget: Token budget, prompts and answers together.
-        cost_budget: Cost budget.
-    """
+    """Describe the budget of a run that is exhausted; None if there is none."""
     tokens = used["prompt_tokens"] + used["completion_tokens"]
     if token_budget is not None and tokens >= token_budget:
         return f"this run has used {tokens} tokens, token_budget={token_budget}"
@@ -151,13 +123,7 @@ def over_budget(
 def usage_metadata(
     used: Mapping[str, int], prices: Mapping[str, float], seconds: float | None
 ) -> dict[str, Any]:
-    """Return the usage of a partition's answers as metadata of its asset.
-
-    Args:
-        used: Usage of the partition, by the names of `COUNTS`.
-        prices: Prices of a million tokens, by kind; if empty, there is no cost.
-        seconds: Seconds that the answers took; None if some of them already existed.
-    """
+    """Return the usage of a partition's answers as metadata of its asset."""
     found: dict[str, Any] = dict(used)
     if used["prompt_tokens"]:
         found["cache_hit_rate"] = round(used["cached_tokens"] / used["prompt_tokens"], 4)
@@ -169,12 +135,7 @@ def usage_metadata(
 
 
 def cost(used: Mapping[str, float], prices: Mapping[str, float]) -> float:
-    """Return the cost of tokens. Without a "cached" price, cached tokens cost as much as others.
-
-    Args:
-        used: Usage, by the names of `COUNTS`.
-        prices: Prices of a million tokens, by kind.
-    """
+    """Return the cost of tokens. Without a "cached" price, cached tokens cost as much as others."""
     cached = used["cached_tokens"] if "cached" in prices else 0
     fresh = used["prompt_tokens"] - cached
     return (

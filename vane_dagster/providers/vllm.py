@@ -44,18 +44,6 @@ class VllmProvider(VllmEngine):
     The model's chat template renders the messages; without one, their contents are joined by blank
     lines. Sampling parameters that the stage does not set follow the model's generation config.
     Without ``max_tokens``, an answer may fill the model's length.
-
-    Args:
-        model: A name on the Hugging Face hub, or a folder.
-        revision: The revision of the model and its tokenizer on the hub.
-        tensor_parallel_size: The number of GPUs that the model is split across. Default: the number
-            that the worker reserves (`gpus`), at least 1.
-        lora: Folders of LoRA adapters by name. A stage selects one by ``"adapter"`` in its sampling
-            parameters.
-        chat_template: Replaces the tokenizer's own.
-        chat_template_kwargs: Arguments for the chat template.
-        engine_kwargs: Arguments of vLLM's AsyncEngineArgs: ``max_model_len``, ``quantization``,
-            ``gpu_memory_utilization`` and so on. Prefix caching is on by default.
     """
 
     def __init__(
@@ -146,11 +134,7 @@ class VllmProvider(VllmEngine):
         return self._adapters[name]
 
     def _sampling_params(self, sampling: Mapping[str, Any], request: Request) -> Any:
-        """Return vLLM's parameters for a request.
-
-        Raises:
-            SamplingRefused: If a name is unknown, or a value is rejected.
-        """
+        """Return vLLM's parameters for a request."""
         given = {_SAME.get(name, name): value for name, value in sampling.items()}
         if unknown := sorted(set(given) - self._known):
             raise SamplingRefused(
@@ -181,9 +165,6 @@ class _TokenizerBatch:
     """Tokenizes all texts that arrive in one turn of the event loop in one call.
 
     One call per text takes a tokenizer several times as long.
-
-    Args:
-        tokenizer: A tokenizer of transformers. The texts already contain their special tokens.
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -106,14 +106,6 @@ def misspelled(name: str, own: Collection[str] = (), is_elsewhere: bool = False)
 
     The vLLM that is installed here decides. Without it, only a name that is nearly a known one is
     refused, because other versions of vLLM have other arguments.
-
-    Args:
-        name: The name, with underscores.
-        own: Further names that may be meant.
-        is_elsewhere: Whether another vLLM than the one installed here gets the argument.
-
-    Returns:
-        The correction; None if vLLM has the argument, or may have it.
     """
     installed = None if is_elsewhere else _installed()
     if name in (installed or KNOWN) or is_worker():  # which may have another vLLM than the driver

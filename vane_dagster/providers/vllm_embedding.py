@@ -19,13 +19,6 @@ class VllmEmbedder(VllmEngine):
     including those of Sentence Transformers, or from ``engine_kwargs={"pooler_config": ...}``. For
     a language model it is the hidden state of the last token. An engine that embeds is separate
     from the engine of a prompt with the same model.
-
-    Args:
-        model: A name on the Hugging Face hub, or a folder.
-        revision: The revision of the model and its tokenizer on the hub.
-        tensor_parallel_size: The number of GPUs that the model is split across. Default: the number
-            that the worker reserves (`gpus`), at least 1.
-        engine_kwargs: Arguments of vLLM's AsyncEngineArgs.
     """
 
     def __init__(
@@ -41,12 +34,7 @@ class VllmEmbedder(VllmEngine):
         self._pooling = needs("vllm.pooling_params", "vllm", "vllm").PoolingParams
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> Any:
-        """Embed texts; see `Embedder.embed`.
-
-        Raises:
-            RowErrors: For texts that are too long or rejected, with the vectors of the others.
-            StageError: If the model does not support the dimensions.
-        """
+        """Embed texts; see `Embedder.embed`."""
         params = self._params(dimensions)
         asked = (self._one(text, params) for text in texts)
         found = await asyncio.gather(*asked, return_exceptions=True)

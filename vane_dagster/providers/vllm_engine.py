@@ -57,19 +57,7 @@ class EngineLoadError(RuntimeError):
 
 
 class VllmEngine:
-    """An asynchronous engine that stays loaded in its worker.
-
-    Args:
-        model: A name on the Hugging Face hub, or a folder.
-        revision: The revision of the model and its tokenizer on the hub.
-        tensor_parallel_size: The number of GPUs that the model is split across. Default: the number
-            that the worker reserves, at least 1.
-        engine_kwargs: Arguments of vLLM's AsyncEngineArgs.
-
-    Raises:
-        FileNotFoundError: If the folder does not exist.
-        EngineLoadError: If the engine does not start, with the cause as vLLM logs it.
-    """
+    """An asynchronous engine that stays loaded in its worker."""
 
     PACKAGES = ("torch", "transformers", "vllm")
     OPERATIONAL = frozenset(
@@ -157,9 +145,6 @@ def _error_logging(folder: Path) -> Any:
     """Return a vLLM LoggingConfig that also writes the errors of all processes to a file.
 
     vLLM's own error only refers to what its processes log.
-
-    Args:
-        folder: The folder of the file. It must outlive the engine.
     """
     defaults = needs("vllm.logger", "vllm", "vllm").DEFAULT_LOGGING_CONFIG
     config: dict[str, Any] = copy.deepcopy(defaults)

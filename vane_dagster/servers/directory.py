@@ -42,11 +42,7 @@ class Directory:
         """When each endpoint of a server has ended, moved or come back last, if it has."""
 
     def update(self, announced: Endpoints) -> None:
-        """Replace the endpoints of some servers.
-
-        Args:
-            announced: All endpoints of each of these servers; empty while none is ready.
-        """
+        """Replace the endpoints of some servers."""
         if not announced:
             return
         self._node = own_node_id()
@@ -66,22 +62,11 @@ class Directory:
         keep(one.api_key for endpoints in announced.values() for one in endpoints)
 
     def knows(self, key: str) -> bool:
-        """Whether this process was told of a server.
-
-        Args:
-            key: The server's key.
-        """
+        """Whether this process was told of a server."""
         return key in self._endpoints
 
     def endpoints(self, key: str) -> Sequence[Endpoint]:
-        """Return the endpoints of a server, those on this node first.
-
-        Args:
-            key: The server's key.
-
-        Raises:
-            StageError: If this process was told of no such server.
-        """
+        """Return the endpoints of a server, those on this node first."""
         with self._lock:
             found = self._endpoints.get(key)
         if found is None:
@@ -93,15 +78,7 @@ class Directory:
         return found
 
     def current(self, key: str) -> Endpoint:
-        """Return the endpoint that this process uses: the same one, as long as it answers.
-
-        Args:
-            key: The server's key.
-
-        Raises:
-            ConnectionError: If no replica is ready.
-            StageError: If this process was told of no such server.
-        """
+        """Return the endpoint that this process uses: the same one, as long as it answers."""
         able = self._able(key)
         with self._lock:
             if self._kept.get(key) not in able:
@@ -116,13 +93,6 @@ class Directory:
         """Choose the endpoint of a request: on this node if there is one, the least loaded one.
 
         The load is the number of requests in flight from this process.
-
-        Args:
-            key: The server's key.
-
-        Raises:
-            ConnectionError: If no replica is ready.
-            StageError: If this process was told of no such server.
         """
         able = self._able(key)
         near = [one for one in able if one.node_id == self._node]
@@ -167,16 +137,7 @@ class Directory:
             return any(one not in self._endpoints.get(key, ()) for key, one in self._bound.items())
 
     def probe(self, keys: Sequence[str], since: float) -> bool:
-        """Ask all endpoints of some servers for their health.
-
-        Args:
-            keys: The keys of the servers.
-            since: Monotonic time at which a call began.
-
-        Returns:
-            Whether the call cannot have failed because of a server: all endpoints answer that it
-            may have used, and none was down meanwhile. It has used none that is avoided for longer.
-        """
+        """Ask all endpoints of some servers for their health."""
         found = {key: self.endpoints(key) for key in keys}
         silent = {one for endpoints in found.values() for one in endpoints if not answers(one)}
         now = time.monotonic()
@@ -204,9 +165,6 @@ class Directory:
 
         A server may answer before its supervisor has seen that it is ready. If it crashed then, its
         start would have failed. If the model was constructed with an endpoint, that one counts.
-
-        Args:
-            keys: The keys of the servers.
         """
         with self._lock:
             bound = dict(self._bound)

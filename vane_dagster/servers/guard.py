@@ -53,13 +53,6 @@ _KILL_SECONDS = 10.0
 class GuardedServer:
     """A server process with its guard: the worker's side.
 
-    Args:
-        command: The command line.
-        env: All environment variables of the server.
-        label: Name for people, shown on the guard's command line.
-        log: Receives the server's output.
-        folder: Folder to remove when the worker is gone.
-
     Attributes:
         pid: The server's process id; None before it was started.
         guard_pid: The guard's process id; None before it was started.
@@ -104,14 +97,7 @@ class GuardedServer:
         self._send(str(drain_s))
 
     def wait(self, drain_s: float) -> bool:
-        """Wait after `stop`, and kill a guard that does not answer.
-
-        Args:
-            drain_s: The seconds given to `stop`.
-
-        Returns:
-            Whether all processes have ended.
-        """
+        """Wait after `stop`, and kill a guard that does not answer."""
         if not self.ended.wait(drain_s + _KILL_SECONDS) and self.guard_pid is not None:
             with contextlib.suppress(OSError):
                 os.kill(self.guard_pid, signal.SIGKILL)
@@ -247,14 +233,7 @@ def _prepare(parent: int, mark: int) -> None:
 
 
 def _reap(server: int) -> int | None:
-    """Remove ended child processes, adopted ones too.
-
-    Args:
-        server: Process id of the server.
-
-    Returns:
-        The exit code of the server as of `subprocess`; None if it is not among them.
-    """
+    """Remove ended child processes, adopted ones too."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:

@@ -38,12 +38,7 @@ class ServerHandle:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The replica that this worker uses.
-
-        Raises:
-            ConnectionError: If none is ready.
-            StageError: Outside of workers.
-        """
+        """The replica that this worker uses."""
         return directory.current(self.key)
 
     @property
@@ -76,10 +71,6 @@ class ServerHandle:
 
         Of the replicas on the worker's node, else of all, it is the one with the fewest requests of
         this worker in flight.
-
-        Raises:
-            ConnectionError: If none is ready.
-            StageError: Outside of workers.
         """
         return directory.request(self.key)
 
@@ -89,10 +80,6 @@ class HostUrls(Mapping[str, str]):
 
     A worker finds its own host in it wherever replicas run. See `ServerHandle` for the choice.
     Outside of workers it is empty.
-
-    Args:
-        handle: The server.
-        kind: The URL's protocol.
     """
 
     def __init__(self, handle: ServerHandle, kind: Literal["http", "grpc"]) -> None:

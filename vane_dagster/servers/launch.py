@@ -125,12 +125,7 @@ def own_node_id() -> str:
 
 
 def get(endpoint: Endpoint, path: str, timeout: float) -> tuple[int, bytes]:
-    """Send a GET request to a replica; return the status and the body.
-
-    Raises:
-        OSError: If it does not answer.
-        http.client.HTTPException: If it answers otherwise than by HTTP.
-    """
+    """Send a GET request to a replica; return the status and the body."""
     place = urllib.parse.urlsplit(endpoint.url)
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=timeout)
     headers = {"Connection": "close"}

@@ -51,15 +51,6 @@ class ServerProcess:
     The constructor returns when the server is ready. A thread then supervises it: it is restarted
     on the same ports after it has exited, hung or outgrown its memory limit. See
     `SupervisionLimits` for the times. Its methods may be called from any thread.
-
-    Args:
-        launch: How the server is started.
-        host: The address to bind to. Default: the Ray node's address if this process is
-            connected to Ray, else 127.0.0.1.
-        limits: The times and limits of the supervision.
-
-    Raises:
-        ModelLoadError: The server did not become ready.
     """
 
     starting: ClassVar[ServerProcess | None] = None
@@ -139,26 +130,14 @@ class ServerProcess:
             )
 
     def check_health(self) -> None:
-        """Raise an exception if the server is gone for good.
-
-        Raises:
-            RuntimeError: It has failed too often, or was stopped.
-        """
+        """Raise an exception if the server is gone for good."""
         status = self.status()
         if status.state in ("failed", "stopped"):
             reason = f": {status.reason}" if status.reason else ""
             raise RuntimeError(f"Server {self._launch.label!r} has {_PAST[status.state]}{reason}")
 
     def read_log(self, offset: int, limit: int) -> tuple[bytes, int]:
-        """Read a part of the server's log, with secrets masked.
-
-        Args:
-            offset: Position of its first byte; a negative one counts from the end.
-            limit: The largest number of bytes to read.
-
-        Returns:
-            The bytes, and the position after them, at which the next part starts.
-        """
+        """Read a part of the server's log, with secrets masked."""
         return self._log.read(offset, limit)
 
     def stop(self) -> None:
@@ -166,9 +145,6 @@ class ServerProcess:
 
         Only the command's own process gets SIGTERM. Returns after all of them have ended. Further
         calls wait too.
-
-        Raises:
-            RuntimeError: Processes are left that SIGKILL does not end.
         """
         with self._lock:
             self._stopping.set()
@@ -206,11 +182,7 @@ class ServerProcess:
             self._settled.set()
 
     def _run(self, policy: RestartPolicy) -> str:
-        """Start and restart the server until it is stopped.
-
-        Returns:
-            Why it was given up; empty if it was stopped.
-        """
+        """Start and restart the server until it is stopped."""
         deadline = time.monotonic() + self._launch.startup_timeout_s
         delay: float | None = 0.0
         while delay is not None:
@@ -232,15 +204,7 @@ class ServerProcess:
         return self._with_log(f"{policy.exhausted}; the last time it {reason}")
 
     def _start(self, deadline: float) -> float:
-        """Start the server, and return the time when it is ready.
-
-        Args:
-            deadline: Time by which it must be ready.
-
-        Raises:
-            _StartError: It has exited, or was not ready in time.
-            _HopelessError: The same, and another start would fail too.
-        """
+        """Start the server, and return the time when it is ready."""
         launch, limits = self._launch, self._limits
         is_restart = self._ready_at is not None
         unused = [0] * len(launch.ports)
@@ -304,11 +268,7 @@ class ServerProcess:
         return now
 
     def _watch(self) -> tuple[str, bool]:
-        """Check a server that is ready, and return after it has ended.
-
-        Returns:
-            Why it has ended, and whether that was planned, so that it is no crash.
-        """
+        """Check a server that is ready, and return after it has ended."""
         launch, guard = self._launch, self._guard
         assert guard is not None
         answered_at = time.monotonic()
@@ -353,11 +313,7 @@ class ServerProcess:
         return f"{reason}\nLast lines of its log ({where}):\n{tail}" if tail else reason
 
     def _free(self, ports: Iterable[int]) -> list[int]:
-        """Return ports that no process uses now; each 0 is replaced by one.
-
-        Raises:
-            OSError: If one is taken.
-        """
+        """Return ports that no process uses now; each 0 is replaced by one."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         with contextlib.ExitStack() as stack:
             held = [stack.enter_context(socket.socket(family)) for _ in ports]
@@ -415,12 +371,7 @@ _PAST = {"failed": "failed", "stopped": "been stopped"}
 
 
 def gauge_sum(text: str, names: Sequence[str]) -> float | None:
-    """Return the sum of some metrics in Prometheus' text format; None if it has none of them.
-
-    Args:
-        text: The metrics.
-        names: Names of metrics, which are summed up over all labels.
-    """
+    """Return the sum of some metrics in Prometheus' text format; None if it has none of them."""
     found = None
     for line in text.splitlines():
         name, _, rest = line.replace("{", " ", 1).partition(" ")

@@ -36,11 +36,7 @@ class SupervisionLimits:
 
 
 class RestartPolicy:
-    """The history of one server's failures, and the decision after each of them.
-
-    Args:
-        limits: The limits.
-    """
+    """The history of one server's failures, and the decision after each of them."""
 
     def __init__(self, limits: SupervisionLimits) -> None:
         self._limits = limits
@@ -56,14 +52,7 @@ class RestartPolicy:
         return self._backoff()
 
     def after_crash(self, uptime: float) -> float | None:
-        """Return the seconds to wait before the restart of a server that was ready.
-
-        Args:
-            uptime: Seconds since it was ready.
-
-        Returns:
-            The seconds; None to give up.
-        """
+        """Return the seconds to wait before the restart of a server that was ready."""
         self._crashes = 1 if uptime >= self._limits.stable_s else self._crashes + 1
         return self._backoff()
 

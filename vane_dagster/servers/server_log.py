@@ -14,10 +14,6 @@ _TAIL_BYTES = 2**16
 class ServerLog:
     """Writes and reads the log. A position in it is a number of bytes since the first start.
 
-    Args:
-        prefix: Prefix of the paths of its files.
-        size: Bytes of a file.
-
     Attributes:
         end: The position after the last byte.
     """
@@ -47,16 +43,7 @@ class ServerLog:
                 data = data[count:]
 
     def read(self, offset: int, limit: int) -> tuple[bytes, int]:
-        """Read a part of the log; known secrets in it are masked.
-
-        Args:
-            offset: Position of its first byte; a negative one counts from the end. If the files
-                there were deleted, the part starts with the oldest file.
-            limit: The largest number of bytes to read. A part that reaches it ends with a line.
-
-        Returns:
-            The bytes, and the position after them.
-        """
+        """Read a part of the log; known secrets in it are masked."""
         data = b""
         with self._lock:
             offset = offset + self.end if offset < 0 else offset
@@ -73,12 +60,7 @@ class ServerLog:
         return masked(data.decode(errors="replace")).encode(), offset + len(data)
 
     def tail(self, since: int = 0, lines: int = 50) -> str:
-        """Return the last lines.
-
-        Args:
-            since: Position before which nothing is read.
-            lines: The largest number of lines.
-        """
+        """Return the last lines."""
         data, _ = self.read(max(since, self.end - _TAIL_BYTES), _TAIL_BYTES)
         return "\n".join(data.decode().rstrip().splitlines()[-lines:])
 

@@ -25,23 +25,12 @@ from collections.abc import Callable, Sequence
 
 
 def stamped(pickled: bytes) -> bytes:
-    """Return a payload: a pickled function with the version of Python that pickled it.
-
-    Args:
-        pickled: The function, pickled by cloudpickle.
-    """
+    """Return a payload: a pickled function with the version of Python that pickled it."""
     return f"{_python_version()}\n".encode() + pickled
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Call the function.
-
-    Args:
-        arguments: Those of the command line.
-
-    Raises:
-        SystemExit: If the function cannot run in this environment.
-    """
+    """Call the function."""
     cloudpickle, payload, *ports = arguments[:5]
     # What it prints must be in the log when it crashes.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -121,11 +110,7 @@ def _keep_files_in(folder: str) -> None:
 
 
 def _remove_lost_shared_memory(folder: str) -> None:
-    """Remove the shared memory of PyTriton servers that were killed: 4 MB each.
-
-    Args:
-        folder: The folder of shared memory.
-    """
+    """Remove the shared memory of PyTriton servers that were killed: 4 MB each."""
     for path in glob.glob(os.path.join(folder, "pytrtion*-*")):  # [sic]
         pid = os.path.basename(path)[len("pytrtion") :].partition("-")[0]
         if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):

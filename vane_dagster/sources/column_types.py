@@ -66,23 +66,14 @@ def holds_null(kind: pa.DataType) -> bool:
 
 
 def filled(known: pa.DataType, now: pa.DataType) -> pa.DataType:
-    """Return a type in which nulls are replaced by the types that further values show.
-
-    Args:
-        known: The type so far.
-        now: That of further values.
-    """
+    """Return a type in which nulls are replaced by the types that further values show."""
     if not holds_null(known) or now == MIXED:
         return known
     return now if pa.types.is_null(known) else wider_type(known, now) or known
 
 
 def check_castable(own: pa.DataType, kind: pa.DataType) -> None:
-    """Check that Arrow's cast from one type to another changes no value, also inside of values.
-
-    Raises:
-        pa.ArrowInvalid: If it may.
-    """
+    """Check that Arrow's cast from one type to another changes no value, also inside of values."""
     is_text = pa.types.is_string(kind) or pa.types.is_null(own)
     if pa.types.is_boolean(own) != pa.types.is_boolean(kind) and not is_text:
         raise pa.ArrowInvalid("a number is neither true nor false")

@@ -18,16 +18,6 @@ def call(function: Callable[..., T], *given: Any, on_cluster: bool, per_cpu: int
     """Call a function once there is a free slot, and return its result.
 
     A task reserves no CPU, as I/O workers do: warm workers may hold all of them.
-
-    Args:
-        function: A function of a module that is installed on the cluster.
-        *given: Its arguments.
-        on_cluster: Whether to call it in a task of the cluster that this process is connected to.
-        per_cpu: Slots for each CPU of the cluster, or of this machine.
-
-    Raises:
-        ComputeError: If the task's process died.
-        Exception: What the function raises.
     """
     with _slots(on_cluster, per_cpu):
         if not on_cluster:

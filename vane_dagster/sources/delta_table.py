@@ -56,11 +56,7 @@ class DataFile:
 
 
 class DeltaTable(LakeTable):
-    """A version of a table.
-
-    Raises:
-        SourceError: If it cannot be read.
-    """
+    """A version of a table."""
 
     def __init__(self, source: Any, location: str, table: Any, name: str) -> None:
         super().__init__(source, location, table, name)
@@ -92,15 +88,7 @@ class DeltaTable(LakeTable):
         self._live = _live(table)
 
     def list_units(self, where: str | None) -> Iterator[tuple[FileRecord, DataFile]]:
-        """List the data files that may have rows that pass a filter, sorted by URL.
-
-        Args:
-            where: The filter in SQL; None for all files.
-
-        Raises:
-            SchemaError: If the filter does not fit the table.
-            DefinitionError: If the filter is not valid SQL.
-        """
+        """List the data files that may have rows that pass a filter, sorted by URL."""
         location = f"{self.location}, filter of {self._place.url!r}"
         selected, of_rows = np.ones(len(self._paths), bool), []
         if where is not None:

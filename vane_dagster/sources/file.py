@@ -142,10 +142,6 @@ class File:
 class TaskFiles:
     """The files of the rows of a task.
 
-    Args:
-        source: The source.
-        files: The files, as they were planned.
-
     Attributes:
         used: URLs of the files for which code has made a `File`.
     """
@@ -188,11 +184,7 @@ class TaskFiles:
         return {} if chosen is None else chosen.source.options_for(url)
 
     def records(self, paths: Collection[Any] = ()) -> list[FileRecord]:
-        """Return the files that may have been read.
-
-        Args:
-            paths: Paths of rows. Code can open local ones without a `File`.
-        """
+        """Return the files that may have been read."""
         local = {url for path in paths if path and (url := url_of(path)).startswith(_LOCAL)}
         return [file for url, file in self._files.items() if url in self.used or url in local]
 

@@ -65,12 +65,7 @@ class FileSource(Source):
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def url_for(self, partition_key: str | None, escape: Callable[[str], str] = str) -> str:
-        """Return the URL pattern of one partition.
-
-        Args:
-            partition_key: The key; None for an unpartitioned pipeline.
-            escape: Converts the key's text before it is inserted.
-        """
+        """Return the URL pattern of one partition."""
         return fill_placeholders(self.url, partition_key, escape)
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
@@ -101,10 +96,6 @@ class FileSource(Source):
 
         Up to 64 partitions are listed separately, in parallel. More are listed by one recursive
         listing of their common folder.
-
-        Args:
-            partitions: Keys; ``[None]`` for an unpartitioned pipeline.
-            location: The pipeline, for messages.
         """
         place = Location(self.url, self.storage_options)  # has a file system for each thread
         failed: dict[str | None, Listed] = {}
@@ -164,33 +155,14 @@ def file_arguments(
     storage_options: Mapping[str, Any] | None,
     allow_empty: bool,
 ) -> tuple[str, str | None, bool, Mapping[str, Any]]:
-    """Validate the arguments that all sources of files share, in the order of `FileSource`.
-
-    Args:
-        location: The function, for messages.
-        url: The URL pattern.
-        asset: The asset that writes the files.
-        storage_options: Options of the fsspec file system.
-        allow_empty: Whether a partition without rows is accepted.
-
-    Raises:
-        DefinitionError: If one is invalid.
-    """
+    """Validate the arguments that all sources of files share, in the order of `FileSource`."""
     writer = asset_path(asset, location)
     url, found = url_parts(checked_url(location, url))
     return url, writer, allow_empty, with_options(found, storage_options)
 
 
 def asset_path(asset: Any, location: str) -> str | None:
-    """Return the key of an asset, as "a/b".
-
-    Args:
-        asset: An asset key, "a/b", or a decorated asset; None for none.
-        location: The caller, for messages.
-
-    Raises:
-        DefinitionError: If it is not one asset.
-    """
+    """Return the key of an asset, as "a/b"."""
     if asset is None or isinstance(asset, str):
         return asset
     several = getattr(asset, "keys", ())
@@ -257,11 +229,7 @@ def _escaped(key: str) -> str:
 
 
 def key_in_path(key: str) -> str:
-    """Return a partition's key, to insert it into a path.
-
-    Raises:
-        SourceError: If the path would lead out of the source's folder.
-    """
+    """Return a partition's key, to insert it into a path."""
     if {"", ".", ".."} & set(re.split(r"[/\\]", key)):
         raise SourceError(
             f"partition {key!r} would leave the source's folder; expected a key without '.', '..' "

@@ -29,13 +29,6 @@ def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileR
 
     The version changes when the file does. The version of a part is in its name, no matter which
     run wrote it last.
-
-    Args:
-        fs: The file system.
-        info: The description, as of `fs.info`.
-
-    Raises:
-        SourceError: If the file system has no version of it.
     """
     name = info["name"]
     url = fs.unstrip_protocol(name)
@@ -68,15 +61,7 @@ def _first_of(names: Sequence[str], info: Mapping[str, Any]) -> Any:
 
 
 def listed_file(url: str, source: SourceReader) -> FileRecord:
-    """Return the current record of a source file.
-
-    Args:
-        url: The file.
-        source: The source, with the options of the file system.
-
-    Raises:
-        FileNotFoundError: If it is gone.
-    """
+    """Return the current record of a source file."""
     location = Location(url, source.options_for(url))
     location.fs.invalidate_cache()
     return file_record(location.fs, location.fs.info(location.path))
@@ -104,16 +89,7 @@ def source_version(files: Iterable[FileRecord]) -> str:
 
 
 def content_hash(file: FileRecord, source: SourceReader) -> str | None:
-    """Hash the bytes of a local file.
-
-    Args:
-        file: The file, as it was listed.
-        source: The source, with the options of the file system.
-
-    Returns:
-        The digest; None if the file is no longer in the listed version, or its version is not its
-        time of change, as of a table's files.
-    """
+    """Hash the bytes of a local file."""
     state = hashlib.sha256()
     path = Location(file.url, source.options_for(file.url)).path
 
@@ -139,11 +115,6 @@ def reconcile(
 
     A local file with the recorded size but another time is read once. It keeps the recorded version
     if its content is the same.
-
-    Args:
-        files: The files, as they are listed now.
-        known: The records of an earlier run.
-        source: The source, with the options of the file system.
     """
     recorded = {file.url: file for file in known}
 

@@ -65,13 +65,7 @@ class SizedFile:
 def divide(
     files: Sequence[SizedFile], rule: FragmentRule, share: float = SMALL_SHARE
 ) -> tuple[FragmentRecord, ...]:
-    """Divide files into fragments.
-
-    Args:
-        files: The files.
-        rule: The maximum size of a fragment.
-        share: The maximum share of a fragment's rows and bytes of files to group; 0 for no groups.
-    """
+    """Divide files into fragments."""
     small = [file for file in files if file.is_within(rule, share)]
     fragments = [
         _fragment([(file, 0, file.rows) for file in members], sum(file.bytes for file in members))
@@ -85,15 +79,7 @@ def divide(
 
 
 def group(files: Sequence[SizedFile], rule: FragmentRule) -> Iterator[list[SizedFile]]:
-    """Group small files.
-
-    Args:
-        files: The files, in any order.
-        rule: The maximum size of a group.
-
-    Yields:
-        The files of a group, sorted by URL.
-    """
+    """Group small files."""
     current: list[SizedFile] = []
     held_rows = held_bytes = 0
     for file in sorted(files, key=lambda each: each.record.url):
@@ -115,12 +101,7 @@ def group(files: Sequence[SizedFile], rule: FragmentRule) -> Iterator[list[Sized
 
 
 def is_cut(file: SizedFile, rule: FragmentRule) -> bool:
-    """Return whether a group always ends after a file.
-
-    Args:
-        file: The file.
-        rule: The maximum size of a group.
-    """
+    """Return whether a group always ends after a file."""
     share = max(file.rows / rule.rows, file.bytes / rule.bytes, 1 / MOST_FILES)
     hashed = hashlib.blake2b(file.record.url.encode(), digest_size=8).digest()
     return int.from_bytes(hashed, "big") < share * 2**64
@@ -131,10 +112,6 @@ def cut(file: SizedFile, rule: FragmentRule) -> Iterator[FragmentRecord]:
 
     The file's mean row size determines the number of rows of a fragment. Row groups with much
     larger rows are cut by their own bytes, at twice the rule's.
-
-    Args:
-        file: The file.
-        rule: The maximum size of a fragment.
     """
     if not file.rows:
         return

@@ -65,11 +65,7 @@ class _Loading:
         return f"dataset {self.given!r}{name}{split}"
 
     def load(self, streaming: bool = False) -> Any:
-        """Return the dataset.
-
-        Raises:
-            SourceError: If it cannot be loaded, or has several splits and none is named.
-        """
+        """Return the dataset."""
         datasets: Any = importlib.import_module("datasets")
         found = self.given
         try:
@@ -160,18 +156,7 @@ class HuggingFaceStream(StoredTableSource):
                       state, *unnamed)[:40]  # fmt: skip
 
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
-        """Read the stream into the store.
-
-        Args:
-            partition: None.
-            identity: The identity of the rows.
-            location: The pipeline, for messages.
-
-        Raises:
-            SourceError: If it has no columns.
-            StoreError: If the store refuses.
-            Exception: Of the library, of the hub's client, or of the user's code.
-        """
+        """Read the stream into the store."""
         dataset = self.loading.load(streaming=True)
         known = dataset.features
         schemas = [] if known is None else [_checked(known.arrow_schema)]
@@ -357,12 +342,7 @@ def _in_files(data: Any, schema: pa.Schema) -> Iterator[ArrowRows | None]:
 
 
 def _in_file(block: Any, schema: pa.Schema) -> ArrowRows | None:
-    """Return where the rows of a block lie in its Arrow file.
-
-    Returns:
-        None if it has no file, or was changed in another way than by a choice of its rows and
-        columns.
-    """
+    """Return where the rows of a block lie in its Arrow file."""
     path, replays = getattr(block, "path", None), getattr(block, "replays", None)
     if path is None or replays is None:
         return None

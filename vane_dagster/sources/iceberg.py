@@ -98,11 +98,7 @@ class IcebergSource(LakeSource):
 
 
 class IcebergTable(LakeTable):
-    """A table at one snapshot.
-
-    Raises:
-        SourceError: If there is no such snapshot.
-    """
+    """A table at one snapshot."""
 
     def __init__(self, source: Any, location: str, table: Any, name: str) -> None:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -124,14 +120,7 @@ class IcebergTable(LakeTable):
         self.schema = plain_schema(schema_to_pyarrow(self._read, include_field_ids=False))
 
     def list_units(self, where: str | None) -> Sequence[tuple[FileRecord, Unit]]:
-        """List the scan tasks of the snapshot, sorted by URL.
-
-        Args:
-            where: The row filter; None for all rows.
-
-        Raises:
-            SourceError: If they cannot be listed, or have deletes that pyiceberg cannot apply.
-        """
+        """List the scan tasks of the snapshot, sorted by URL."""
         shown = self._source.place if where is None else f"{self._source.place} where {where}"
         with iceberg_errors(f"{self.location}: {shown} cannot be listed", SourceError):
             units = with_retries(lambda: list(self._planned(where)))

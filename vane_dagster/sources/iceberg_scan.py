@@ -45,16 +45,7 @@ class TaskDetail(SpanDetail):
 
 
 def open_table(catalog: IcebergCatalog, table: str, location: str) -> Any:
-    """Load the current metadata of a table.
-
-    Args:
-        catalog: The catalog.
-        table: Identifier of the table.
-        location: The pipeline, for messages.
-
-    Raises:
-        SourceError: If there is no such table, or the catalog cannot be reached.
-    """
+    """Load the current metadata of a table."""
     what = f"{location}: Iceberg table {table!r} of catalog {catalog.name!r}"
     with iceberg_errors(f"{what} cannot be read", SourceError):
         found = with_retries(functools.partial(catalog.table, table))
@@ -64,15 +55,7 @@ def open_table(catalog: IcebergCatalog, table: str, location: str) -> Any:
 
 
 def with_schema(table: Any, schema_id: int | None) -> Any:
-    """Return the metadata of a table in which one of its schemas is the current one.
-
-    Args:
-        table: The table.
-        schema_id: The schema; None to keep the current one.
-
-    Raises:
-        SourceError: If the table no longer has that schema.
-    """
+    """Return the metadata of a table in which one of its schemas is the current one."""
     if schema_id is None or schema_id == table.metadata.current_schema_id:
         return table.metadata
     if schema_id not in table.schemas():
@@ -84,12 +67,7 @@ def with_schema(table: Any, schema_id: int | None) -> Any:
 
 
 def tested_ids(schema: Any, where: str | None) -> list[int]:
-    """Return the ids of a filter's columns: a name may have been another column's.
-
-    Args:
-        schema: The table's schema.
-        where: The filter; None for none.
-    """
+    """Return the ids of a filter's columns: a name may have been another column's."""
     from pyiceberg.expressions.parser import parse
     from pyiceberg.expressions.visitors import bind, extract_field_ids
 
@@ -99,13 +77,7 @@ def tested_ids(schema: Any, where: str | None) -> list[int]:
 
 
 class ScanTask:
-    """A scan task of pyiceberg, made from its detail.
-
-    Args:
-        table: The table.
-        url: The data file.
-        detail: The detail.
-    """
+    """A scan task of pyiceberg, made from its detail."""
 
     def __init__(self, table: Any, url: str, detail: TaskDetail) -> None:
         from pyiceberg.conversions import from_bytes
@@ -133,13 +105,7 @@ class ScanTask:
         self._task = FileScanTask(file)
 
     def rows(self, start: int, stop: int, schema: pa.Schema) -> pa.Table:
-        """Read rows by their positions in the file, also those that are deleted.
-
-        Args:
-            start: The first row.
-            stop: The row after the last.
-            schema: The columns, with their types.
-        """
+        """Read rows by their positions in the file, also those that are deleted."""
         found = [schema.empty_table()]
         for at, batch in self._batches(schema.names, start, stop):
             first, last = max(0, start - at), min(batch.num_rows, stop - at)
@@ -151,12 +117,7 @@ class ScanTask:
         return pa.concat_tables(found)
 
     def passing(self, where: str, rows: int) -> Mask:
-        """Return which rows pass a filter, by reading its columns.
-
-        Args:
-            where: The filter.
-            rows: The number of rows of the file.
-        """
+        """Return which rows pass a filter, by reading its columns."""
         from pyiceberg.expressions.parser import parse
         from pyiceberg.expressions.visitors import bind
         from pyiceberg.io.pyarrow import expression_to_pyarrow

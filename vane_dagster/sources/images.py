@@ -88,11 +88,7 @@ class ImagesSource(FilesSource):
         return file.size if self.size is None else int(np.prod(self._shape))
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        """Read and decode the fragment's files, in threads.
-
-        Raises:
-            SourceError: If no file can be read, or one cannot and `errors` is "raise".
-        """
+        """Read and decode the fragment's files, in threads."""
         paths = listed_rows(fragment.spans).select([PATH])
         if schema.names == [PATH]:
             return paths

@@ -163,17 +163,7 @@ class IngestedSource(FileSource):
 
     @abstractmethod
     def convert(self, stream: TextStream) -> Iterator[pa.Table]:
-        """Read a file.
-
-        Args:
-            stream: The file.
-
-        Yields:
-            Its rows in order, in tables of bounded size. At least one table, possibly without rows.
-
-        Raises:
-            SourceError: If it cannot be read or parsed.
-        """
+        """Read a file."""
 
     def shown(self, rows: pa.Table) -> pa.Schema:
         """Return what rows show of the types of their columns; see `column_types`."""
@@ -185,17 +175,7 @@ class IngestedSource(FileSource):
         return TextTypes()
 
     def cast(self, values: pa.Array, kind: pa.DataType, is_found: bool) -> pa.Array:
-        """Convert values to a type, of which none is changed.
-
-        Args:
-            values: The values, as `convert` yielded them.
-            kind: The type.
-            is_found: Whether the type was found in files, where such values decide about it.
-
-        Raises:
-            pa.ArrowInvalid: If one does not have the type.
-            ValueError: If one does not have the declared format.
-        """
+        """Convert values to a type, of which none is changed."""
         own = values.type
         is_number = pa.types.is_integer(own) or pa.types.is_floating(own)
         if pa.types.is_string(own) or (is_number and pa.types.is_decimal(kind)):
@@ -225,23 +205,7 @@ class IngestedSource(FileSource):
         storage_options: Mapping[str, Any] | None,
         **own: Any,
     ) -> _Declared:
-        """Validate the arguments that all formats have.
-
-        Args:
-            url: The URL pattern.
-            schema: All columns, with their types.
-            types: The types of some columns.
-            encoding: The encoding of the files.
-            include_paths: Whether there is a column `path`.
-            asset: The asset that writes the files.
-            allow_empty: Whether a partition without rows is accepted.
-            storage_options: Options of the fsspec file system.
-            **own: The other attributes of the source.
-
-        Raises:
-            DefinitionError: If one is wrong.
-            SchemaError: If a type is unknown, or the format cannot have it.
-        """
+        """Validate the arguments that all formats have."""
         where = str(cls.function)
         if schema is not None and types is not None:
             raise DefinitionError(
@@ -389,13 +353,7 @@ class IngestedSource(FileSource):
     def _ingest(
         self, files: Sequence[FileRecord], location: str, listed: Mapping[str, FileRecord]
     ) -> list[IngestedFile | SourceError]:
-        """Convert files: a large one into pieces of its own, small ones into common pieces.
-
-        Args:
-            files: The files. One that was touched has its former version; see `files.reconcile`.
-            location: The pipeline, for messages.
-            listed: The files as they were listed, by URL.
-        """
+        """Convert files: a large one into pieces of its own, small ones into common pieces."""
         keys = [file_identity(file) for file in files]
         found: list[pa.Schema | SourceError] = []
         with PieceWriter(self._root) as writer:
@@ -443,13 +401,7 @@ class IngestedSource(FileSource):
         location: str,
         partition: str | None,
     ) -> pa.Schema:
-        """Return the types of the source's columns, which the first run finds in all its files.
-
-        Args:
-            files: The files of a partition, with what the store has of them.
-            location: The pipeline, for messages.
-            partition: The partition's key.
-        """
+        """Return the types of the source's columns, which the first run finds in all its files."""
         if self.columns is not None:
             return self.columns
         identity = self._digest("types")

@@ -66,13 +66,7 @@ class JsonSource(IngestedSource):
             line += block.count(b"\n")
 
     def _parsed(self, block: bytes, line: int, stream: TextStream) -> pa.Table:
-        """Parse whole lines.
-
-        Args:
-            block: The lines.
-            line: The number of the first one.
-            stream: The file, for messages.
-        """
+        """Parse whole lines."""
         if b"null" in block and _BARE_NULL.search(block):  # Arrow's reader crashes
             return _by_line(block, line, stream, self._texts)
         schema = None
@@ -162,17 +156,7 @@ def _is_inexact(values: pa.ChunkedArray | pa.Array) -> bool:
 
 
 def _by_line(block: bytes, first: int, stream: TextStream, texts: Collection[str]) -> pa.Table:
-    """Parse lines one by one.
-
-    Args:
-        block: The lines.
-        first: The number of the first one.
-        stream: The file, for messages.
-        texts: Columns of text.
-
-    Raises:
-        SourceError: If one is no object.
-    """
+    """Parse lines one by one."""
     rows = []
     for number, line in enumerate(block.split(b"\n"), start=first):
         if not line.strip():

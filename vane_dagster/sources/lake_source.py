@@ -76,11 +76,7 @@ class SpanDetail:
 
     @classmethod
     def of(cls: type[_Detail], span: FileSpan) -> _Detail:
-        """Read what `dumps` wrote.
-
-        Raises:
-            FileNotFoundError: If the span has no detail, as for a file that is gone.
-        """
+        """Read what `dumps` wrote."""
         if not span.detail:
             raise FileNotFoundError(span.url)
         entries = json.loads(span.detail).items()
@@ -102,11 +98,7 @@ class LiveRows:
     mask: Mask
 
     def added_to(self, detail: str) -> str:
-        """Return the detail of their span.
-
-        Args:
-            detail: What else is needed to read them, as JSON; empty for nothing.
-        """
+        """Return the detail of their span."""
         packed = base64.b85encode(zlib.compress(np.packbits(self.mask).tobytes())).decode()
         entry = [self.first, self.start, len(self.mask), packed]
         return json.dumps({**json.loads(detail or "{}"), "live": entry})
@@ -125,12 +117,6 @@ class LiveRows:
 class LakeTable(ABC):
     """A table at one version, as a run plans it.
 
-    Args:
-        source: The source.
-        location: The pipeline, for messages.
-        table: The library's table at this version.
-        name: The table's URL or name.
-
     Attributes:
         schema: The columns to read, with their types.
         version: The version and its table, for messages.
@@ -146,14 +132,7 @@ class LakeTable(ABC):
         self._units: dict[str | None, Units] = {}
 
     def units(self, where: str | None) -> Units:
-        """Return the units that may have rows that pass a filter, listed once.
-
-        Args:
-            where: The filter; None for all rows.
-
-        Raises:
-            SourceError: If they cannot be listed.
-        """
+        """Return the units that may have rows that pass a filter, listed once."""
         if where not in self._units:
             found = self.list_units(where)
             self._units[where] = {(record.url, record.version): (record, u) for record, u in found}
@@ -195,15 +174,7 @@ class LakeSource(Source):
 
     @abstractmethod
     def open_table(self, url: str, location: str) -> LakeTable:
-        """Open the version to read of a table.
-
-        Args:
-            url: The table.
-            location: The pipeline, for messages.
-
-        Raises:
-            SourceError: If there is no such table or version.
-        """
+        """Open the version to read of a table."""
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
         texts = [each for each in (self.place, self.filter or "") if PLACEHOLDER.search(each)]
@@ -243,12 +214,7 @@ class LakeSource(Source):
     def list_files(
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
-        """List the units of the version that may have rows of each partition.
-
-        Args:
-            partitions: Keys; ``[None]`` for an unpartitioned pipeline.
-            location: The pipeline, for messages.
-        """
+        """List the units of the version that may have rows of each partition."""
         bound = self if self.planned is not None else replace(self, planned={})
 
         def listed(key: str | None) -> Listed:
@@ -306,13 +272,7 @@ class LakeSource(Source):
 
     @abstractmethod
     def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        """Read rows by the library, numbered by their positions in a data file.
-
-        Args:
-            span: The rows.
-            schema: The columns to read, with their types.
-            context: Location and DuckDB connection.
-        """
+        """Read rows by the library, numbered by their positions in a data file."""
 
     def exists(self, url: str) -> bool:
         """Return whether a data file exists."""
@@ -332,16 +292,7 @@ class LakeSource(Source):
 
     @contextmanager
     def read_errors(self, url: str, version: str, location: str) -> Iterator[None]:
-        """Convert errors of libraries and file systems, and name the cause for a file that is gone.
-
-        Args:
-            url: The data file.
-            version: The version and its table.
-            location: The pipeline or fragment, for messages.
-
-        Raises:
-            SourceError: If the file cannot be read.
-        """
+        """Convert errors of libraries and file systems; name the cause if a file is gone."""
         try:
             yield
         except Exception as error:  # drivers raise their own exception classes
@@ -398,12 +349,7 @@ class FolderSource(LakeSource):
 
     @abstractmethod
     def load(self, place: Location, version: Version) -> Any:
-        """Load the library's table at a version; None if there is no such table or version.
-
-        Args:
-            place: The table.
-            version: The version; None for the latest version.
-        """
+        """Load the library's table at a version; None if there is no such table or version."""
 
     @abstractmethod
     def versions(self, table: Any) -> str:
@@ -465,19 +411,7 @@ def folder_arguments(
     expected: str,
     storage_options: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Validate the arguments that sources of tables in folders have.
-
-    Args:
-        where: The function, for messages.
-        url: The table.
-        version: The version.
-        kinds: The types that it may have.
-        expected: Their description, for messages.
-        storage_options: Options of the fsspec file system.
-
-    Raises:
-        DefinitionError: If one has another form.
-    """
+    """Validate the arguments that sources of tables in folders have."""
     url, found = url_parts(absolute_url(checked_url(where, url)))
     check_table_url(where, url, where.partition(".")[2].capitalize())
     if isinstance(version, bool) or not isinstance(version, (*kinds, type(None))):
@@ -489,18 +423,7 @@ def folder_arguments(
 def lake_arguments(
     where: str, filter: str | None, columns: Sequence[str] | None, asset: Any, allow_empty: bool
 ) -> dict[str, Any]:
-    """Validate the arguments that all sources of tables have.
-
-    Args:
-        where: The function, for messages.
-        filter: The row filter.
-        columns: The columns to read.
-        asset: The Dagster asset that writes the table.
-        allow_empty: Whether a partition without rows is accepted.
-
-    Raises:
-        DefinitionError: If one has another form.
-    """
+    """Validate the arguments that all sources of tables have."""
     if filter is not None and not (isinstance(filter, str) and filter.strip()):
         raise DefinitionError(
             f'{where}: filter is {filter!r}; expected a row filter as text, as "n > 3"'
@@ -526,15 +449,7 @@ def cut_live(
     rule: FragmentRule,
     detail: str,
 ) -> Iterator[FragmentRecord]:
-    """Cut a data file along its row groups, and number the rows that are left.
-
-    Args:
-        record: The file's record.
-        groups: Rows and bytes of each row group.
-        live: Which positions hold rows.
-        rule: The maximum size of a fragment.
-        detail: The detail of all spans.
-    """
+    """Cut a data file along its row groups, and number the rows that are left."""
     start, is_whole = 0, bool(np.all(live))
     for piece in cut(SizedFile(record, groups), rule):
         rows = LiveRows(piece.start, start, live[piece.start : piece.stop])

@@ -57,11 +57,7 @@ class RowsDetail(SpanDetail):
 
 
 class LanceTable(LakeTable):
-    """A table at one version.
-
-    Raises:
-        SourceError: If it lacks a column.
-    """
+    """A table at one version."""
 
     def __init__(self, source: Any, location: str, table: Any, name: str) -> None:
         super().__init__(source, location, table, name)
@@ -75,14 +71,7 @@ class LanceTable(LakeTable):
         self._columns = {each.name(): each for each in table.lance_schema.fields()}
 
     def list_units(self, where: str | None) -> Iterable[tuple[FileRecord, tuple[int, RowsDetail]]]:
-        """Return the fragments with rows that pass a filter, in the table's order.
-
-        Args:
-            where: The filter; None for all rows. Evaluating it reads the columns that it names.
-
-        Raises:
-            SourceError: If the filter fails.
-        """
+        """Return the fragments with rows that pass a filter, in the table's order."""
         fragments = {each.fragment_id: each.metadata for each in self._table.get_fragments()}
         if where is None:
             counts = {id: metadata.num_rows for id, metadata in fragments.items()}

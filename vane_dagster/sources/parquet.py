@@ -174,16 +174,7 @@ def parquet(
 def read_footer(
     file: FileRecord, source: SourceReader, location: str
 ) -> tuple[pa.Schema, pq.FileMetaData]:
-    """Read the columns and the metadata of a Parquet file.
-
-    Args:
-        file: The file.
-        source: The source, with the options of the file system.
-        location: The pipeline, for messages.
-
-    Raises:
-        SourceError: If it is not Parquet, or cannot be read.
-    """
+    """Read the columns and the metadata of a Parquet file."""
     file_location = Location(file.url, source.options_for(file.url))
 
     def read() -> pq.FileMetaData:

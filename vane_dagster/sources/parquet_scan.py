@@ -43,17 +43,7 @@ ROW_NUMBER = "file_row_number"
 def scan(
     span: FileSpan, schema: pa.Schema, storage_options: Mapping[str, Any], context: ReadContext
 ) -> pa.Table:
-    """Read rows unchanged: by whole row groups if the range allows it, else by DuckDB.
-
-    Args:
-        span: The rows.
-        schema: The columns.
-        storage_options: Options of the file's fsspec file system.
-        context: Location and DuckDB connection.
-
-    Raises:
-        SourceError: If they cannot be read.
-    """
+    """Read rows unchanged: by whole row groups if the range allows it, else by DuckDB."""
     table = _FileRows(span, schema, storage_options, context).row_groups(schema.names, whole=True)
     if table is None:
         columns = [(name, quote(name)) for name in schema.names]
@@ -72,18 +62,6 @@ def scan_projected(
     """Compute SQL columns and a filter, pushed into the scan.
 
     Columns that SQL would change are read separately, and joined to the rows that pass the filter.
-
-    Args:
-        span: The rows.
-        schema: The columns that the expressions use.
-        columns: Output columns and their expressions.
-        where: The filter, if there is one.
-        storage_options: Options of the file's fsspec file system.
-        context: Location and DuckDB connection.
-
-    Raises:
-        SourceError: If they cannot be read.
-        SchemaError: If an expression fails for a row.
     """
     rows = _FileRows(span, schema, storage_options, context)
     passed = passed_through(columns, schema)
@@ -101,15 +79,7 @@ def scan_projected(
 
 
 def check_row_number(names: Sequence[str], owner: str) -> None:
-    """Refuse a column with the name of a row's position.
-
-    Args:
-        names: The columns.
-        owner: The file or table, for the message.
-
-    Raises:
-        SourceError: If there is one.
-    """
+    """Refuse a column with the name of a row's position."""
     if ROW_NUMBER in names:
         raise SourceError(
             f"{owner} has a column {ROW_NUMBER!r}, which is what the reader calls a row's place in "
@@ -134,13 +104,7 @@ def counts(file: pq.ParquetFile) -> list[int]:
 
 
 def groups_between(counts: Iterable[int], start: int, stop: int) -> tuple[list[int], int, int]:
-    """Return the row groups that overlap a range, their first row, and the row after their last.
-
-    Args:
-        counts: The rows of each row group.
-        start: First row of the range.
-        stop: The row after its last.
-    """
+    """Return the row groups that overlap a range, their first row, and the row after their last."""
     edges = np.cumsum([0, *counts])
     groups = np.flatnonzero((edges[:-1] < stop) & (edges[1:] > start)).tolist()
     if not groups:
@@ -149,14 +113,7 @@ def groups_between(counts: Iterable[int], start: int, stop: int) -> tuple[list[i
 
 
 class _FileRows:
-    """Rows of a file.
-
-    Args:
-        span: The rows, with the detail of `FileColumns`.
-        schema: The columns to read.
-        storage_options: Options of the fsspec file system.
-        context: Location and DuckDB connection.
-    """
+    """Rows of a file."""
 
     def __init__(
         self,
@@ -171,12 +128,7 @@ class _FileRows:
         self.place = Location(span.url, storage_options)
 
     def row_groups(self, columns: Sequence[str], whole: bool = False) -> pa.Table | None:
-        """Read columns with Arrow's Parquet reader, which decodes whole row groups.
-
-        Args:
-            columns: The columns.
-            whole: Whether to return None if the rows are not those of whole row groups.
-        """
+        """Read columns with Arrow's Parquet reader, which decodes whole row groups."""
         span, place = self.span, self.place
 
         def read() -> pa.Table | None:
@@ -240,9 +192,6 @@ class _FileRows:
         """Return the file in SQL, with the columns that it lacks, and others cast.
 
         Casts are of columns whose type in SQL is not the one that the file declares.
-
-        Args:
-            computed: The columns that expressions and the filter use.
         """
         if not self.place.is_local:
             _register(self.place.fs, self.context.connect())

@@ -37,10 +37,6 @@ class PieceWriter:
 
     Rows of one schema share a file, also those of several small files. One file is written while
     more rows are read. Used in a ``with`` statement, after which all is written.
-
-    Args:
-        root: The store's root.
-        folder: The folder of the files, as a path below the folder of tables.
     """
 
     def __init__(self, root: Location, folder: str = INGESTED) -> None:

@@ -30,20 +30,7 @@ def read_planned(
     context: ReadContext,
     id_rule: IdRule | None = None,
 ) -> pa.Table:
-    """Read the rows of a fragment unchanged.
-
-    Args:
-        source: The source.
-        fragment: The fragment.
-        schema: The columns to read, with their types.
-        files: The fragment's files as they were planned.
-        context: Location and DuckDB connection.
-        id_rule: How ids are computed; None if a column has them.
-
-    Raises:
-        SourceError: If they cannot be read, or a file was replaced.
-        IntegrityError: If there are more or fewer than planned.
-    """
+    """Read the rows of a fragment unchanged."""
     location, expected = context.location, fragment.stop - fragment.start
     read = functools.partial(id_rule.read, source) if id_rule else source.read
     table = as_planned(lambda: read(fragment, schema, context), source, files, location)
@@ -58,12 +45,7 @@ def read_planned(
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast rows of the source to a schema, and keep the errors of rows that could not be read.
-
-    Args:
-        table: The rows, with a column `ROW_ERROR` if there are errors.
-        schema: The columns to keep.
-    """
+    """Cast rows of the source to a schema, and keep the errors of rows that could not be read."""
     if ROW_ERROR in table.column_names:
         schema = schema.append(pa.field(ROW_ERROR, ROW_ERROR_TYPE))
     return table.select(schema.names).cast(schema)
@@ -75,17 +57,7 @@ def as_planned(
     files: Sequence[FileRecord],
     location: str,
 ) -> pa.Table | None:
-    """Read rows, and check that the files are still those of the fragment's key.
-
-    Args:
-        read: Reads the rows.
-        source: The source.
-        files: The files as they were planned.
-        location: Stage and fragment, for messages.
-
-    Raises:
-        SourceError: If they cannot be read, or a file was replaced.
-    """
+    """Read rows, and check that the files are still those of the fragment's key."""
     try:
         try:
             return read()
@@ -99,16 +71,7 @@ def as_planned(
 
 
 def check_unchanged(source: SourceReader, files: Sequence[FileRecord], location: str) -> None:
-    """Check that files are still those of the fragment's key.
-
-    Args:
-        source: The source.
-        files: The files as they were planned.
-        location: Stage and fragment, for messages.
-
-    Raises:
-        SourceError: If a file was replaced or is gone.
-    """
+    """Check that files are still those of the fragment's key."""
 
     def check(file: FileRecord) -> None:
         now = current_record(source, file, location)
@@ -122,11 +85,7 @@ def check_unchanged(source: SourceReader, files: Sequence[FileRecord], location:
 
 
 def current_record(source: SourceReader, file: FileRecord, location: str) -> FileRecord:
-    """Return the current record of a file; see `SourceReader.current`.
-
-    Raises:
-        SourceError: If it is gone or cannot be looked at.
-    """
+    """Return the current record of a file; see `SourceReader.current`."""
     try:
         return with_retries(functools.partial(source.current, file))
     except Exception as error:  # drivers raise their own exception classes

@@ -146,11 +146,7 @@ def files(
 
 
 def listed_rows(spans: Sequence[FileSpan]) -> pa.Table:
-    """Return the listing of files, one row a file.
-
-    Args:
-        spans: The files, each with the detail that `FilesSource.split` gave it.
-    """
+    """Return the listing of files, one row a file."""
     details = [span.detail.split() for span in spans]
     sizes = [int(detail[0]) if detail else None for detail in details]
     times = [_time(detail[1]) if len(detail) > 1 else None for detail in details]

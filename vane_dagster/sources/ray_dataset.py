@@ -69,18 +69,7 @@ class RayDatasetSource(StoredTableSource):
         return digest(_LABEL, self._code.digest, key, self._given)[:40]
 
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
-        """Execute the dataset on the cluster, which writes its rows into the store.
-
-        Args:
-            partition: The partition's key.
-            identity: The identity of the rows.
-            location: The pipeline, for messages.
-
-        Raises:
-            SourceError: If Ray is not connected, or the function returns something else.
-            StoreError: If the files cannot be read.
-            Exception: Of the user's code, or of Ray.
-        """
+        """Execute the dataset on the cluster, which writes its rows into the store."""
         self.connect(True)  # Ray Data waits for a CPU, and idle warm workers may hold all
         ray: Any = importlib.import_module("ray")
         place = self.url_for(partition)

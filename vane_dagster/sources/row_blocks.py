@@ -24,16 +24,7 @@ _BLOCK_BYTES = 8 << 20
 
 
 def blocks(chunks: Iterable[pa.Table]) -> Iterator[tuple[Piece, pa.Table]]:
-    """Divide rows into blocks.
-
-    Args:
-        chunks: The rows in order, with plain types. Each chunk but the last has a multiple of
-            `BLOCK_ROWS`.
-
-    Yields:
-        The block, identified by its content, and its rows. Of equal blocks, which are different
-        rows, all but the first also have a number in their identity.
-    """
+    """Divide rows into blocks."""
     seen: Counter[str] = Counter()
     for chunk in chunks:
         for first in range(0, len(chunk), BLOCK_ROWS):

@@ -64,23 +64,11 @@ class IdRule(ABC):
         """The rule without its name, as JSON: part of fragment keys and manifests."""
 
     def of(self, source: pa.Schema) -> IdRule:
-        """Return the rule with the types of the columns that ids are computed from.
-
-        Args:
-            source: The schema of the source. It has the columns.
-        """
+        """Return the rule with the types of the columns that ids are computed from."""
         return self
 
     def schema(self, source: pa.Schema, location: str) -> pa.Schema:
-        """Return the schema of a source with the id column.
-
-        Args:
-            source: The schema of the source.
-            location: The pipeline, for messages.
-
-        Raises:
-            SchemaError: If the source has a column of that name, or lacks one of the id.
-        """
+        """Return the schema of a source with the id column."""
         if taken := [name for name in source.names if name.lower() == self.name.lower()]:
             raise SchemaError(
                 f"{location}: the id column {self.name!r} would be computed, but the source has a "
@@ -96,12 +84,7 @@ class IdRule(ABC):
 
     @abstractmethod
     def ids(self, fragment: FragmentRecord, columns: pa.Table) -> pa.ChunkedArray:
-        """Compute the ids of a fragment.
-
-        Args:
-            fragment: The fragment.
-            columns: The columns of `read_columns`, of all of its rows.
-        """
+        """Compute the ids of a fragment."""
 
     def read(
         self,
@@ -110,14 +93,7 @@ class IdRule(ABC):
         schema: pa.Schema,
         context: ReadContext,
     ) -> pa.Table:
-        """Read columns of a fragment and compute its ids; see `SourceReader.read`.
-
-        Args:
-            reader: Reads the rows.
-            fragment: The fragment.
-            schema: The columns to read, with their types.
-            context: Location and DuckDB connection.
-        """
+        """Read columns of a fragment and compute its ids; see `SourceReader.read`."""
         needed = self.read_columns
         own = [field for field in schema if field.name != self.name]
         inner = pa.schema([*own, *(field for field in needed if field.name not in schema.names)])
@@ -140,14 +116,7 @@ class IdRule(ABC):
     def find(
         self, source: SourceReader | None, spans: Sequence[FileSpan], column: pa.Field, id: Any
     ) -> tuple[FileSpan, int] | None:
-        """Find a row by its id; see `SourceReader.find`.
-
-        Args:
-            source: The source; None if it cannot be read.
-            spans: The spans to search.
-            column: The id column.
-            id: The id.
-        """
+        """Find a row by its id; see `SourceReader.find`."""
         assert source is not None, "ids of columns are found in the source"
         return find_row(functools.partial(self.read, source), spans, column, id)
 
@@ -157,15 +126,7 @@ class IdRule(ABC):
 
     @abstractmethod
     def text(self, id: Any, fragments: Sequence[FragmentRecord]) -> str:
-        """Return the id of a row that a user names.
-
-        Args:
-            id: The id: its text, a tuple of the columns' values, or a dict of them.
-            fragments: The fragments of a manifest.
-
-        Raises:
-            ValueError: If it is none of these. The message says what is expected.
-        """
+        """Return the id of a row that a user names."""
 
 
 @dataclass(frozen=True)
@@ -245,15 +206,7 @@ class RowId(IdRule):
         return json.dumps({"row": True})
 
     def check(self, source: Source, location: str) -> None:
-        """Check that no secret becomes part of the ids.
-
-        Args:
-            source: The source.
-            location: The pipeline, for messages.
-
-        Raises:
-            DefinitionError: If the source's URL has one.
-        """
+        """Check that no secret becomes part of the ids."""
         if (shown := masked(source.place)) != source.place:
             raise DefinitionError(
                 f"{location}: vd.row_id() would put the secret in the URL {shown!r} into every "
@@ -302,14 +255,6 @@ def composite_id(location: str, columns: Any, name: Any = COMPOSITE_ID) -> Compo
     The rows get a text column that joins the values by ``|``, as ``a|3``. Different values have
     different texts: ``|`` in a value becomes ``\|``, and ``\`` becomes ``\\``. Times are in ISO
     form, those with a time zone in UTC, and bytes are hexadecimal.
-
-    Args:
-        location: The pipeline, for messages.
-        columns: The columns, in order. A row with a null in one of them has no id.
-        name: The id column that every stage has.
-
-    Raises:
-        DefinitionError: If there is no column, one is repeated, or `name` is one of them.
     """
     is_list = isinstance(columns, (list, tuple)) and bool(columns)
     if not is_list or not all(isinstance(column, str) and column for column in columns):
@@ -351,15 +296,7 @@ IdLike = Union[str, Sequence[str], Mapping[str, Sequence[str]], IdRule]
 
 
 def as_id(location: str, id: Any) -> str | IdRule:
-    """Convert the `id` of a pipeline to a column's name, or to a rule.
-
-    Args:
-        location: The pipeline, for messages.
-        id: A name, a list of names, a name with a list of names, or the result of `row_id`.
-
-    Raises:
-        DefinitionError: If it is none of these, or invalid.
-    """
+    """Convert the `id` of a pipeline to a column's name, or to a rule."""
     if isinstance(id, IdRule) or (isinstance(id, str) and id):
         return id
     if id is row_id:
@@ -377,17 +314,7 @@ def as_id(location: str, id: Any) -> str | IdRule:
 
 
 def with_ids(table: SourceTable, rule: IdRule | None, location: str) -> SourceTable:
-    """Return the rows of a partition with the ids that a pipeline gives them.
-
-    Args:
-        table: The rows as the source has split them.
-        rule: How ids are computed; None if a column has them.
-        location: The pipeline, for messages.
-
-    Raises:
-        SchemaError: If the source has a column of the name, or lacks one of the id.
-        SourceError: If a file lacks one of the columns.
-    """
+    """Return the rows of a partition with the ids that a pipeline gives them."""
     if rule is None:
         return table
     schema = rule.schema(table.schema, location)
@@ -403,12 +330,7 @@ def with_ids(table: SourceTable, rule: IdRule | None, location: str) -> SourceTa
 
 
 def rule_of(record: str, name: str) -> IdRule:
-    """Return the rule of a manifest.
-
-    Args:
-        record: `IdRule.record`.
-        name: The id column.
-    """
+    """Return the rule of a manifest."""
     found = json.loads(record)
     if "columns" not in found:
         return RowId(name)

@@ -31,13 +31,7 @@ Positions = range | npt.NDArray[np.int64]
 
 
 class Rows(ABC):
-    """Rows in an order that does not change, with plain types.
-
-    Args:
-        schema: Their columns.
-        count: Their number.
-        partition_column: The column with the partition's key; None if there are no partitions.
-    """
+    """Rows in an order that does not change, with plain types."""
 
     def __init__(self, schema: pa.Schema, count: int, partition_column: str | None) -> None:
         self.schema, self.count, self._partition_column = schema, count, partition_column
@@ -69,11 +63,7 @@ class Rows(ABC):
 
     @cached_property
     def positions(self) -> Mapping[str | None, Positions]:
-        """The rows of each partition that has some.
-
-        Raises:
-            SourceError: If rows have no partition.
-        """
+        """The rows of each partition that has some."""
         if self._partition_column is None:
             return {None: range(self.count)}
         column = self.column(self._partition_column)
@@ -148,17 +138,7 @@ class RowsSource(StoredTableSource):
         )
 
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
-        """Return where workers can read the rows, or copy them into the store.
-
-        Args:
-            partition: The partition's key.
-            identity: The identity of the rows.
-            location: The pipeline, for messages.
-
-        Raises:
-            SourceError: If they have changed since they were listed.
-            StoreError: If the store refuses.
-        """
+        """Return where workers can read the rows, or copy them into the store."""
         rows, found, start = self.rows, [], 0
         for block in rows.blocks(partition):
             positions = rows.positions[partition][start : start + block.rows]

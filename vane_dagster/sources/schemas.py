@@ -49,12 +49,7 @@ class FileColumns:
 
     @classmethod
     def of(cls, own: pa.Schema, common: pa.Schema) -> FileColumns:
-        """Return how the columns of a file become others.
-
-        Args:
-            own: The file's columns, in the plain encodings of their types.
-            common: The other columns.
-        """
+        """Return how the columns of a file become others."""
         kinds = {each.name: each.type for each in own}
         cast = [each for each in common if kinds.get(each.name, each.type) != each.type]
         absent = [each for each in common if each.name not in kinds]
@@ -72,11 +67,7 @@ class FileColumns:
         return "".join(f"\n{text}" for text in texts)
 
     def detail(self, constants: Mapping[str, str | None] = {}) -> str:
-        """Return the detail of the file's spans, as JSON; empty for a file that is read as it is.
-
-        Args:
-            constants: Values of columns that the file lacks, as text; the others are null.
-        """
+        """The detail of the file's spans, as JSON; empty for a file that is read as it is."""
         lacking = {each.name: constants.get(each.name) for each in self.absent}
         record = {"cast": [each.name for each in self.cast], "constants": lacking}
         record = {name: value for name, value in record.items() if value}
@@ -99,16 +90,7 @@ class CommonColumns:
 
 
 def common_columns(files: Sequence[tuple[str, pa.Schema]], location: str) -> CommonColumns:
-    """Return the common columns of files, by the rules of this module.
-
-    Args:
-        files: The URL and the columns of each file; at least one.
-        location: The pipeline, for messages.
-
-    Raises:
-        SourceError: If columns have no common type, or names that SQL does not distinguish. It
-            names all of them, with their files.
-    """
+    """Return the common columns of files, by the rules of this module."""
     kinds: dict[bytes, tuple[pa.Schema, list[str]]] = {}
     keys = []
     for url, found in files:
@@ -137,17 +119,7 @@ def conform(
     rows: int | None = None,
     constants: Mapping[str, str | None] = {},
 ) -> pa.Table:
-    """Convert rows of a file to common columns: cast types, and add absent columns.
-
-    Args:
-        table: The rows, with the columns of the file that are in `schema`.
-        schema: The common columns, or some of them.
-        rows: The number of rows. Default: the table's; one without columns may have lost it.
-        constants: Values of columns that the file lacks, as text; the others are null.
-
-    Raises:
-        pa.ArrowInvalid: If a value does not fit its common type.
-    """
+    """Convert rows of a file to common columns: cast types, and add absent columns."""
     count = table.num_rows if rows is None else rows
     columns = []
     for column in schema:
@@ -165,12 +137,7 @@ def conform(
 
 
 def wider_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type that two types of a column have in common; None if they have none.
-
-    Args:
-        one: A type, in its plain encoding.
-        other: Another.
-    """
+    """Return the type that two types of a column have in common; None if they have none."""
     schemas = [pa.schema([("x", kind)]) for kind in (one, other)]
     try:
         wide = pa.unify_schemas(schemas, promote_options="permissive").field("x").type

@@ -67,15 +67,7 @@ class StoredSource(ParquetFiles):
     def list_files(
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
-        """List the files of the manifests in force.
-
-        Args:
-            partitions: Keys; ``[None]`` for an unpartitioned pipeline.
-            location: The pipeline, for messages.
-
-        Raises:
-            StoreError: If the manifests cannot be listed or read.
-        """
+        """List the files of the manifests in force."""
         path, store = self.asset.split("/"), self._store
         groups: dict[str | None, list[Manifest]]
         if list(partitions) == [None]:
@@ -142,15 +134,7 @@ def stored(asset: Any, *, allow_empty: bool = False) -> StoredSource:
 
 
 def as_source(location: str, source: Any) -> Source:
-    """Convert a declared source, or an asset, to a `Source`.
-
-    Args:
-        location: The pipeline, for messages.
-        source: The source or asset.
-
-    Raises:
-        DefinitionError: If it is neither.
-    """
+    """Convert a declared source, or an asset, to a `Source`."""
     if isinstance(source, Source):
         return source
     if isinstance(source, str) or not (hasattr(source, "path") or hasattr(type(source), "key")):

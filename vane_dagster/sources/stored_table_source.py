@@ -87,24 +87,11 @@ class StoredTableSource(Source):
         """Return what identifies the rows of a partition, as hex digits; None if it has no rows.
 
         It is that of their content, or of the code that makes them, which is not run.
-
-        Raises:
-            VaneError: If they have no identity.
         """
 
     @abstractmethod
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
-        """Write the rows of a partition into the store, in files with unique names.
-
-        Args:
-            partition: The partition's key.
-            identity: Their identity.
-            location: The pipeline, for messages.
-
-        Raises:
-            VaneError: If the rows cannot be read or made, or the store refuses.
-            Exception: Of code that is not of this package.
-        """
+        """Write the rows of a partition into the store, in files with unique names."""
 
     def bytes_of(self, partition: str | None) -> int:
         """Return the size of a partition's rows in memory; 0 if it is not known."""
@@ -116,12 +103,7 @@ class StoredTableSource(Source):
     def list_files(
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
-        """Return a record for each partition that may have rows, with the identity of its rows.
-
-        Args:
-            partitions: Keys; ``[None]`` for an unpartitioned pipeline.
-            location: The pipeline, for messages.
-        """
+        """Return a record for each partition that may have rows, with the identity of its rows."""
 
         def listed(partition: str | None) -> Listed:
             try:
@@ -141,18 +123,7 @@ class StoredTableSource(Source):
         location: str,
         partition: str | None = None,
     ) -> SourceTable:
-        """Make the rows unless the store has them, and divide them into fragments.
-
-        Args:
-            files: The partition's record.
-            rule: The maximum size of a fragment.
-            location: The pipeline, for messages.
-            partition: The partition's key.
-
-        Raises:
-            SourceError: If they cannot be made, or there are none.
-            StoreError: If the store refuses.
-        """
+        """Make the rows unless the store has them, and divide them into fragments."""
         if not files:
             return SourceTable(self.schema(location), ())
         (file,) = files
@@ -213,19 +184,7 @@ class StoredTableSource(Source):
 
 
 def write_blocks(root: Location, identity: str, chunks: Iterable[pa.Table]) -> tuple[Piece, ...]:
-    """Write rows into a store.
-
-    Args:
-        root: The store's root.
-        identity: The identity of the table.
-        chunks: The rows; see `row_blocks.blocks`.
-
-    Returns:
-        The blocks of the rows.
-
-    Raises:
-        StoreError: If the store refuses.
-    """
+    """Write rows into a store."""
     pieces = []
     with PieceWriter(root, f"{MADE}/{identity}") as writer:
         for piece, rows in blocks(chunks):

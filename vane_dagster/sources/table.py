@@ -103,11 +103,7 @@ class _InMemory(Rows):
 
 
 def _described(data: Any) -> str:
-    """Return what an object is, for messages.
-
-    Raises:
-        DefinitionError: If it is nothing that has rows.
-    """
+    """Return what an object is, for messages."""
     if isinstance(data, Mapping):
         return "a dict of columns in memory"
     form = form_of_value(data)

@@ -83,12 +83,7 @@ def _opened(path: str, size: int, modified: int) -> pa.Table:
 
 
 def in_plain_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows in the plain encoding of their types, without the types of extensions.
-
-    Args:
-        table: The rows.
-        schema: The columns, with plain types.
-    """
+    """Return rows in the plain encoding of their types, without the types of extensions."""
     columns = []
     for field in schema:
         column = table.column(field.name)

@@ -60,15 +60,7 @@ def with_compressed(*suffixes: str) -> tuple[str, ...]:
 
 
 def parse_encoding(where: str, encoding: Any) -> str:
-    """Return the normalized name of an encoding.
-
-    Args:
-        where: The argument, for the message.
-        encoding: A name that Python knows.
-
-    Raises:
-        DefinitionError: If Python does not know it.
-    """
+    """Return the normalized name of an encoding."""
     try:
         return codecs.lookup(encoding).name
     except (LookupError, TypeError):
@@ -100,11 +92,7 @@ class TextStream:
         return next((_COMPRESSIONS[s] for s in _COMPRESSIONS if self.url.endswith(s)), None)
 
     def blocks(self) -> Iterator[bytes]:
-        """Read the text as valid UTF-8, in blocks that hold about `BLOCK` bytes of the file.
-
-        Raises:
-            SourceError: If the file cannot be read, decompressed or decoded.
-        """
+        """Read the text as valid UTF-8, in blocks that hold about `BLOCK` bytes of the file."""
         line = 1
         try:
             with self.opened() as stream:
@@ -140,12 +128,7 @@ class TextStream:
             raise unreadable(self.url, error, self.location) from error
 
     def refused(self, reason: str, line: int | None = None) -> SourceError:
-        """Return an error about the file.
-
-        Args:
-            reason: What is wrong, and the fix; no data.
-            line: The line, counted from 1.
-        """
+        """Return an error about the file."""
         where = f", line {line}" if line is not None else ""
         return SourceError(f"{self.location}: {self.url!r}{where}: {reason}")
 
@@ -172,11 +155,7 @@ class TextStream:
 
 
 def whole_lines(blocks: Iterable[bytes], stream: TextStream) -> Iterator[bytes]:
-    """Join and cut blocks so that each ends after a newline, except for the last.
-
-    Raises:
-        SourceError: If a line has more than `MAX_LINE` bytes.
-    """
+    """Join and cut blocks so that each ends after a newline, except for the last."""
     held: list[bytes] = []
     for block in blocks:
         end = block.rfind(b"\n") + 1
@@ -197,10 +176,6 @@ class BlockReader(io.RawIOBase):
 
     No block ends between CR and LF: the reader takes an LF at the beginning of a block for the rest
     of a line end, also in quotes.
-
-    Args:
-        blocks: The blocks.
-        last: The last line, without an end.
     """
 
     def __init__(self, blocks: Iterable[bytes], last: bytes) -> None:

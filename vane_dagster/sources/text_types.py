@@ -62,18 +62,7 @@ class TextTypes:
         return next((found for found in tried if found is not None), values)
 
     def cast(self, values: pa.Array, kind: pa.DataType, is_found: bool = False) -> pa.Array:
-        """Convert texts to a type; empty ones are null, unless they are to be texts.
-
-        Args:
-            values: The texts.
-            kind: The type.
-            is_found: Whether the type is one that `typed` found: a text by which it would have
-                found another does not have it.
-
-        Raises:
-            pa.ArrowInvalid: If one does not have the type.
-            ValueError: If one does not have the declared format.
-        """
+        """Convert texts to a type; empty ones are null, unless they are to be texts."""
         if pa.types.is_string(kind):
             return values
         values = _trimmed(values)
@@ -132,19 +121,7 @@ class TextTypes:
 def cast_each(
     values: pa.ChunkedArray, kind: pa.DataType, cast: Callable[[pa.Array], pa.Array]
 ) -> tuple[list[pa.Array], Sequence[int]]:
-    """Cast the values of a column; those that do not fit become null.
-
-    Args:
-        values: The values.
-        kind: The type.
-        cast: Casts an array, or raises `pa.ArrowInvalid`.
-
-    Returns:
-        The chunks of the column, and the positions of the values that do not fit.
-
-    Raises:
-        pa.ArrowInvalid: If more than `MOST_MISFITS` do not fit.
-    """
+    """Cast the values of a column; those that do not fit become null."""
     misfits: list[int] = []
     found: list[pa.Array] = []
     first = 0
@@ -167,12 +144,7 @@ def cast_each(
 
 
 def is_readable(kind: pa.DataType, is_text: bool) -> bool:
-    """Return whether values of files can be cast to a type.
-
-    Args:
-        kind: The type.
-        is_text: Whether the values are texts.
-    """
+    """Return whether values of files can be cast to a type."""
     if not is_text and pa.types.is_nested(kind) and not pa.types.is_map(kind):
         fields = [kind.field(index) for index in range(kind.num_fields)]
         return all(is_readable(each.type, is_text) for each in fields)

@@ -42,20 +42,7 @@ class AssetRun:
 def write_asset(
     store: Store, asset: AssetRun, partition: str | None, rows: pa.RecordBatchReader
 ) -> tuple[Manifest, str]:
-    """Write rows as they arrive, and commit a manifest when all are written.
-
-    Args:
-        store: The store.
-        asset: The asset and the run.
-        partition: The partition's key; None for an unpartitioned asset.
-        rows: The rows.
-
-    Returns:
-        The manifest, and its URL.
-
-    Raises:
-        StoreError: If the store refuses, or the rows cannot be stored.
-    """
+    """Write rows as they arrive, and commit a manifest when all are written."""
     stage = asset_folder(asset.path)
     folder = store.parts(ASSETS, stage, partition)
     condemned = store.condemned(ASSETS, stage)

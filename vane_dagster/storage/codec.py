@@ -44,15 +44,7 @@ class Codec(Generic[T]):
         }
 
     def load(self, record: Mapping[str, Any], **known: Any) -> T:
-        """Convert a record to an object; missing fields get their default.
-
-        Args:
-            record: The record. Unknown fields are ignored.
-            **known: Attributes that are known from elsewhere.
-
-        Raises:
-            TypeError: If an attribute without a default is in neither.
-        """
+        """Convert a record to an object; missing fields get their default."""
         given = {
             attribute: self.read.get(name, _same)(record[name])
             for name, attribute in self.names.items()
@@ -66,16 +58,7 @@ def _same(value: Any) -> Any:
 
 
 def require_format(record: Any, newest: int, file: str) -> None:
-    """Reject a record that a newer release has written in another format.
-
-    Args:
-        record: The content of the file.
-        newest: The newest format known to this release.
-        file: The file, for the message.
-
-    Raises:
-        NewerFormatError: If its format is newer.
-    """
+    """Reject a record that a newer release has written in another format."""
     found = record.get(FORMAT, 1) if isinstance(record, Mapping) else 1
     if not isinstance(found, int) or found > newest:
         raise NewerFormatError(

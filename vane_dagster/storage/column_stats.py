@@ -24,21 +24,7 @@ def measure(
     sums: Mapping[str, Sequence[str]] | None = None,
     wasted: Mapping[str, int] | None = None,
 ) -> Measures:
-    """Compute the statistics of columns that checks need, without a loop over rows.
-
-    Args:
-        table: The rows.
-        columns: The columns to measure.
-        sums: Fields of struct columns to add up.
-        wasted: Amounts spent on rows without output, by the names of these fields.
-
-    Returns:
-        For every column ``nulls``. For texts also ``empty``: texts without characters or of white
-        space only. For lists of floating-point numbers also ``not_finite``, the number of vectors
-        with a null, NaN or infinity; ``zero``, the number of other vectors with norm 0; and, if
-        there is any vector, the smallest and largest dimension, ``dim_min`` and ``dim_max``. For
-        structs the sums of the fields to add up, including the wasted amounts.
-    """
+    """Compute the statistics of columns that checks need, without a loop over rows."""
     sums = sums or {}
     found = {name: _measured(table.column(name), sums.get(name, ())) for name in columns}
     if wasted:

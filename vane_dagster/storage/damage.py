@@ -24,15 +24,6 @@ def read_whole(folder: Location, name: str, read: Callable[[Any], _T]) -> _T:
     """Open a part and apply `read` to the file.
 
     A part that looks damaged is read once more, because the transfer may have damaged it.
-
-    Args:
-        folder: The folder of the part.
-        name: The part's file name.
-        read: Converts the open file to the result.
-
-    Raises:
-        DamagedPartError: If it is damaged or gone.
-        StoreError: If the file system refuses.
     """
 
     def attempt() -> _T:
@@ -69,15 +60,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def damage_of(folder: Location, name: str) -> DamagedPartError | None:
-    """Read all of a part, and return its damage; None if it is whole.
-
-    Args:
-        folder: The folder of the part.
-        name: The part's file name.
-
-    Raises:
-        StoreError: If the file system refuses.
-    """
+    """Read all of a part, and return its damage; None if it is whole."""
     try:
         read_whole(folder, name, lambda file: pq.read_table(file, page_checksum_verification=True))
     except DamagedPartError as error:

@@ -59,15 +59,7 @@ def known_forms() -> str:
 
 
 def loaded(rows: StoredRows, form: str) -> Any:
-    """Load rows in a form. Datasets, lazy frames, relations and readers read files on use.
-
-    Args:
-        rows: The rows.
-        form: The name of the form.
-
-    Raises:
-        StoreError: If a library is missing, or Ray is not connected.
-    """
+    """Load rows in a form. Datasets, lazy frames, relations and readers read files on use."""
     try:
         return _LOADERS[form](rows)
     except ImportError as error:
@@ -81,13 +73,6 @@ def batches(value: Any, label: str) -> pa.RecordBatchReader:
     """Read the rows of an object, batch by batch; lazy forms are read on demand.
 
     Each type gets one encoding: large strings become strings, dictionaries their values.
-
-    Args:
-        value: The object.
-        label: The asset, for messages.
-
-    Raises:
-        StoreError: If it has no form, or Parquet cannot hold its rows.
     """
     form = form_of_value(value)
     if form is None:
@@ -263,16 +248,7 @@ _NO_ARROW_TYPE = {
 
 
 def check_dtype(dtype: Any, column: Any, label: str) -> None:
-    """Refuse a column of pandas or NumPy for which Arrow has no type.
-
-    Args:
-        dtype: Its dtype, or the name of its values' class.
-        column: Its name.
-        label: The asset or source, for messages.
-
-    Raises:
-        StoreError: If Arrow has none. It would convert periods into their ordinal numbers.
-    """
+    """Refuse a column of pandas or NumPy for which Arrow has no type."""
     for prefix, fix in _NO_ARROW_TYPE.items():
         if str(dtype).startswith(prefix):
             raise StoreError(

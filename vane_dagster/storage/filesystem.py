@@ -200,15 +200,7 @@ class Location:
         return sorted(name for name in names if name)
 
     def write(self, name: str, data: Any) -> None:
-        """Write a file atomically: readers see it whole or not at all.
-
-        Args:
-            name: The file's name in the folder.
-            data: Its bytes.
-
-        Raises:
-            StoreError: If the file system refuses.
-        """
+        """Write a file atomically: readers see it whole or not at all."""
         if self.is_local:
             self.with_storage_errors("written", lambda: _write_local(self.file(name), data), name)
             return
@@ -220,26 +212,11 @@ class Location:
 
         Of several processes that create a file at once, one writes it. On a file system without a
         means for that, the file of the last one stays: read it again to know.
-
-        Args:
-            name: The file's name in the folder.
-            data: Its bytes.
-
-        Returns:
-            Whether the file was written.
-
-        Raises:
-            StoreError: If the file system refuses.
         """
         return self.with_storage_errors("written", lambda: self._create(name, data), name)
 
     def read(self, name: str) -> bytes:
-        """Read a file's bytes.
-
-        Raises:
-            FileNotFoundError: If there is none.
-            StoreError: If the file system refuses.
-        """
+        """Read a file's bytes."""
         try:
             return bytes(
                 self.with_storage_errors("read", lambda: self.fs.cat_file(self.file(name)), name)
@@ -250,30 +227,13 @@ class Location:
             raise
 
     def put(self, name: str, path: str) -> None:
-        """Copy a file from the local disk into the folder, atomically.
-
-        Args:
-            name: The new file's name in the folder.
-            path: The local file.
-
-        Raises:
-            StoreError: If the file system refuses.
-        """
+        """Copy a file from the local disk into the folder, atomically."""
         self.with_storage_errors(
             "written", lambda: self._place(name, lambda p: self.fs.put_file(path, p)), name
         )
 
     def get(self, name: str, path: str) -> None:
-        """Copy a file of the folder to the local disk.
-
-        Args:
-            name: The file's name in the folder.
-            path: The new local file.
-
-        Raises:
-            FileNotFoundError: If there is none.
-            StoreError: If the file system refuses.
-        """
+        """Copy a file of the folder to the local disk."""
         try:
             self.with_storage_errors("read", lambda: self.fs.get_file(self.file(name), path), name)
         except StoreError as error:
@@ -289,43 +249,17 @@ class Location:
             )
 
     def move(self, name: str, target: Location, new_name: str) -> None:
-        """Move a file to another folder of the same file system, and replace any file there.
-
-        Args:
-            name: The file's name in this folder.
-            target: The other folder.
-            new_name: The file's name in the other folder.
-        """
+        """Move a file to another folder of the same file system, and replace any file there."""
         self.with_storage_errors(
             "moved from", lambda: self._move(self.file(name), target, new_name), name
         )
 
     def copy(self, name: str, target: Location) -> None:
-        """Copy a file to another folder of the same file system, as a hard link if possible.
-
-        Args:
-            name: The file's name in both folders.
-            target: The other folder.
-
-        Raises:
-            StoreError: If the file system refuses.
-        """
+        """Copy a file to another folder of the same file system, as a hard link if possible."""
         self.with_storage_errors("copied from", lambda: self._copy(name, target), name)
 
     def with_storage_errors(self, verb: str, action: Callable[[], _T], name: str = "") -> _T:
-        """Run an operation on the folder, and retry it a few times after transient errors.
-
-        Args:
-            verb: The participle for the message "cannot be ...", such as "read".
-            action: The operation. An earlier attempt may have done part of it.
-            name: The file, for an operation on one.
-
-        Returns:
-            The result of the operation.
-
-        Raises:
-            StoreError: If the file system refuses. The message says what can be done about it.
-        """
+        """Run an operation on the folder, and retry it a few times after transient errors."""
         with self._as_store_error(verb):
             return with_retries(_failpoints.failing(verb, self.file_url(name), action))
 
@@ -485,18 +419,7 @@ def _written_beside(path: str, data: Any) -> Iterator[str]:
 def files_below(
     fs: fsspec.AbstractFileSystem, path: str, prefix: str = ""
 ) -> dict[str, dict[str, Any]]:
-    """List every file below a folder, by path; a path to a file lists that file.
-
-    Args:
-        fs: The file system.
-        path: The folder. If it does not exist, the result is empty.
-        prefix: A prefix of the wanted paths below it. If the file system cannot filter by it, the
-            result has other files too.
-
-    Raises:
-        OSError: If a folder cannot be listed. With ELOOP, if a link leads back to a folder that
-            contains it.
-    """
+    """List every file below a folder, by path; a path to a file lists that file."""
     if "file" in protocols(fs):
         return _local_files(path)
     options = {"prefix": prefix} if prefix and set(protocols(fs)) & _OBJECT_STORES else {}
@@ -561,10 +484,5 @@ def protocols(fs: fsspec.AbstractFileSystem) -> tuple[str, ...]:
 
 
 def duckdb_path(fs: fsspec.AbstractFileSystem, path: str) -> str:
-    """Return a file's path or URL for DuckDB, escaped because DuckDB expands patterns.
-
-    Args:
-        fs: The file system.
-        path: The file's path on it.
-    """
+    """Return a file's path or URL for DuckDB, escaped because DuckDB expands patterns."""
     return glob.escape(path if "file" in protocols(fs) else fs.unstrip_protocol(path))

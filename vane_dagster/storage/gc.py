@@ -90,17 +90,6 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
 
     All pipelines are surveyed first. If a newer release has written into one of them, nothing is
     deleted in any, because its manifests may need parts of the others.
-
-    Args:
-        store: The store.
-        policy: When files may be removed.
-
-    Yields:
-        The report of each stage, and those of local files and of tables if there are any.
-
-    Raises:
-        NewerFormatError: If a newer release has written a manifest to keep.
-        StoreError: If the store cannot be listed or changed, or a manifest cannot be read.
     """
     others = (FILES, TABLES)
     surveyed = [_survey(store, name, policy) for name in store.root.folders() if name not in others]
@@ -131,19 +120,7 @@ def _collect_files(
     files_of: Callable[[bytes, str], set[str]],
     is_kept: Callable[[str], bool] = lambda path: False,
 ) -> GcReport | None:
-    """Delete the files of a folder that no recent run has needed.
-
-    Args:
-        name: The folder's name.
-        folder: The folder.
-        policy: When files may be removed.
-        is_record: Whether a path is that of a record.
-        files_of: Returns the paths of the files that a record names, by its content and URL.
-        is_kept: Whether a path is that of a record that is kept, however old it is.
-
-    Returns:
-        None if it has no files.
-    """
+    """Delete the files of a folder that no recent run has needed."""
     oldest = policy.now - policy.keep - policy.grace
 
     def find_unused(listed: Mapping[str, FileInfo]) -> set[str]:
@@ -176,11 +153,7 @@ class _ChangedError(Exception):
 
 
 def _survey(store: Store, pipeline: str, policy: GcPolicy) -> list[tuple[_StageFolders, _Needed]]:
-    """List the stages of a pipeline, each with the manifests to keep, at one moment.
-
-    Raises:
-        StoreError: If they keep changing during the survey.
-    """
+    """List the stages of a pipeline, each with the manifests to keep, at one moment."""
     for _ in range(_LOOKS):
         folders = store.root.child(pipeline).folders()
         stages = [
@@ -281,12 +254,7 @@ class _StageFolders:
             yield found[-1][1]
 
     def collect(self, needed: _Needed, policy: GcPolicy) -> GcReport:
-        """Mark and delete parts; marked parts that are needed again are released.
-
-        Args:
-            needed: The manifests to keep, with the names of their parts.
-            policy: When files may be removed.
-        """
+        """Mark and delete parts; marked parts that are needed again are released."""
         found = GcReport(self._label)
         kept = {
             f"{path.rpartition('/')[0]}/{name}" for path, names in needed.items() for name in names

@@ -49,11 +49,7 @@ class IcebergCatalog:
         return load_catalog(self.name, **{name: str(v) for name, v in properties.items()})
 
     def table(self, identifier: str) -> Any:
-        """Load the current metadata of a table; None if there is no such table.
-
-        Args:
-            identifier: Namespace and name of the table, as "db.events".
-        """
+        """Load the current metadata of a table; None if there is no such table."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         try:
@@ -62,11 +58,7 @@ class IcebergCatalog:
             return None
 
     def storage_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options of fsspec for the catalog's files.
-
-        Args:
-            given: Options that take precedence.
-        """
+        """Return options of fsspec for the catalog's files."""
         from pyiceberg.utils.config import Config
 
         configured = {**(Config().get_catalog_config(self.name) or {}), **self.properties}
@@ -77,16 +69,7 @@ class IcebergCatalog:
 
 
 def parse_catalog(where: str, catalog: Any) -> IcebergCatalog:
-    """Validate a declared catalog.
-
-    Args:
-        where: The caller, for messages.
-        catalog: The name of a catalog in pyiceberg's configuration, its properties with an
-            optional "name", or a `pyiceberg.catalog.Catalog`.
-
-    Raises:
-        DefinitionError: If it is none of these, or pyiceberg is not installed.
-    """
+    """Validate a declared catalog."""
     if find_spec("pyiceberg") is None:
         raise DefinitionError(
             f"{where}: Iceberg tables need the package pyiceberg. Install vane-dagster[iceberg]"
@@ -110,15 +93,7 @@ def parse_catalog(where: str, catalog: Any) -> IcebergCatalog:
 
 
 def parse_identifier(where: str, table: Any) -> str:
-    """Validate the identifier of a table.
-
-    Args:
-        where: The caller, for messages.
-        table: Namespace and name, as "db.events".
-
-    Raises:
-        DefinitionError: If it has another form.
-    """
+    """Validate the identifier of a table."""
     if not isinstance(table, str) or not _IDENTIFIER.fullmatch(table):
         raise DefinitionError(
             f"{where}: table is {table!r}; expected the namespace and name of an Iceberg table, "
@@ -129,12 +104,7 @@ def parse_identifier(where: str, table: Any) -> str:
 
 @contextmanager
 def iceberg_errors(what: str, kind: type[VaneError] = StoreError) -> Iterator[None]:
-    """Convert errors of pyiceberg and its drivers.
-
-    Args:
-        what: What cannot be done, as "Iceberg table 'db.events' cannot be read".
-        kind: The class of the error to raise.
-    """
+    """Convert errors of pyiceberg and its drivers."""
     try:
         yield
     except VaneError:

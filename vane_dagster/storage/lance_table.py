@@ -19,11 +19,7 @@ _GONE = re.compile(r"was not found|not found:|does not exist", re.IGNORECASE)
 
 
 def require_lance(location: str) -> None:
-    """Check that the library is installed.
-
-    Raises:
-        DefinitionError: If it is not.
-    """
+    """Check that the library is installed."""
     if find_spec("lance") is None:
         raise DefinitionError(f"{location} needs the package pylance. Install vane-dagster[lance]")
 
@@ -41,15 +37,7 @@ def driver_options(location: Location) -> dict[str, str] | None:
 
 
 def open_table(location: Location, version: int | str | None = None) -> Any:
-    """Open a table.
-
-    Args:
-        location: The table.
-        version: A version, or a tag; None for the latest version.
-
-    Returns:
-        The `lance.LanceDataset`; None if there is no such table or version.
-    """
+    """Open a table."""
     import lance
 
     options = driver_options(location)
@@ -63,15 +51,7 @@ def open_table(location: Location, version: int | str | None = None) -> Any:
 
 @contextmanager
 def table_errors(url: str, verb: str) -> Iterator[None]:
-    """Convert the errors of Lance's driver.
-
-    Args:
-        url: The table's URL.
-        verb: What was done with it, as "read".
-
-    Raises:
-        StoreError: If the driver raises.
-    """
+    """Convert the errors of Lance's driver."""
     try:
         yield
     except VaneError:

@@ -121,12 +121,7 @@ class PartInfo:
 
 
 def part_name(key: str, digest: str) -> str:
-    """Return the file name of a part.
-
-    Args:
-        key: The fragment key.
-        digest: Digest of the rows.
-    """
+    """Return the file name of a part."""
     return f"{key}-{digest}.parquet"
 
 
@@ -142,19 +137,7 @@ def part_footer(part: PartInfo) -> str:
 
 
 def read_part_footer(text: bytes, file: str, **known: Any) -> PartInfo:
-    """Read a text that `part_footer` wrote.
-
-    Args:
-        text: The footer's text.
-        file: The part, for messages.
-        **known: Attributes that are known from elsewhere.
-
-    Raises:
-        NewerFormatError: If a newer release has written it.
-        ValueError: If it is not JSON.
-        KeyError: If a field is missing.
-        TypeError: If a field is missing.
-    """
+    """Read a text that `part_footer` wrote."""
     record = json.loads(text)
     require_format(record, PART_FORMAT, file)
     return _PART_CODEC.load(record["part"], sample=record["sample"], **known)
@@ -427,18 +410,7 @@ class Manifest:
 
     @classmethod
     def loads(cls, data: bytes, file: str = "manifest") -> Manifest:
-        """Read a manifest that `dumps` wrote.
-
-        Args:
-            data: The manifest as JSON.
-            file: The manifest's file, for messages.
-
-        Raises:
-            NewerFormatError: If a newer release has written it.
-            ValueError: If it is not JSON.
-            KeyError: If a field is missing.
-            TypeError: If a field is missing.
-        """
+        """Read a manifest that `dumps` wrote."""
         record = json.loads(data)
         require_format(record, MANIFEST_FORMAT, file)
         return _MANIFEST_CODEC.load(record)

@@ -52,20 +52,7 @@ def write_part(
     wasted: Mapping[str, int] | None = None,
     **facts: Any,
 ) -> PartInfo:
-    """Write a table as a part, once and atomically, under its key and the digest of its rows.
-
-    Args:
-        table: The rows.
-        target: The location of the part.
-        wasted: Amounts spent on rows without output; see `measure`.
-        **facts: Attributes of `PartInfo` that the rows do not show.
-
-    Returns:
-        The part, with a sample of its rows.
-
-    Raises:
-        StoreError: If the store refuses.
-    """
+    """Write a table as a part, once and atomically, under its key and the digest of its rows."""
     low, high = id_range(table.column(target.id)) if target.id else (None, None)
     counted = measure(table, target.measured, target.sums, wasted)
     info = PartInfo(
@@ -91,10 +78,6 @@ def rows_digest(data: memoryview, salt: str | None = None) -> str:
 
     The rest of the footer, which names the run, is left out: the same rows written by two runs have
     the same digest.
-
-    Args:
-        data: The file.
-        salt: A text that changes the digest.
     """
     footer = int.from_bytes(data[-8:-4], "little") + 8
     state = hashlib.sha256(data[: data.nbytes - footer])
@@ -104,17 +87,7 @@ def rows_digest(data: memoryview, salt: str | None = None) -> str:
 
 
 def read_part(folder: Location, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a part, or some of its columns.
-
-    Args:
-        folder: The folder of the part.
-        name: The part's file name.
-        columns: The columns; None for all.
-
-    Raises:
-        DamagedPartError: If it is damaged or gone.
-        StoreError: If the file system refuses.
-    """
+    """Read a part, or some of its columns."""
     wanted = None if columns is None else list(columns)
 
     def read(file: Any) -> pa.Table:

@@ -21,12 +21,7 @@ _METADATA = b"vane_faults"
 
 
 def fault_schema(id_type: pa.DataType, parents: Sequence[pa.Field] = ()) -> pa.Schema:
-    """Return the schema of the records of failed rows.
-
-    Args:
-        id_type: The type of the id in the stage's input.
-        parents: The ids of the rows that a row was made from, if it was made from any.
-    """
+    """Return the schema of the records of failed rows."""
     return pa.schema(
         [
             ("id", id_type),
@@ -47,12 +42,7 @@ def fault_schema(id_type: pa.DataType, parents: Sequence[pa.Field] = ()) -> pa.S
 
 
 def attach(table: pa.Table, faults: pa.Table | None) -> pa.Table:
-    """Attach error records to a table, to pass them on with the rows.
-
-    Args:
-        table: The rows.
-        faults: The records; None for none.
-    """
+    """Attach error records to a table, to pass them on with the rows."""
     if faults is None or not faults.num_rows:
         return table
     sink = pa.BufferOutputStream()
@@ -74,19 +64,7 @@ def concat_faults(found: Sequence[pa.Table]) -> pa.Table:
 
 
 def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
-    """Write the error records of a fragment beside its part, before the part is written.
-
-    Args:
-        folder: The folder of the part.
-        key: The fragment key.
-        faults: The records.
-
-    Returns:
-        The file's name.
-
-    Raises:
-        StoreError: If the store refuses.
-    """
+    """Write the error records of a fragment beside its part, before the part is written."""
     sink = pa.BufferOutputStream()
     pq.write_table(faults, sink, compression="zstd")
     data = sink.getvalue()
@@ -97,15 +75,7 @@ def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
 
 
 def read_faults(folder: Location, manifest: Manifest) -> pa.Table:
-    """Read the records of the quarantined rows of a stage in a partition; possibly empty.
-
-    Args:
-        folder: The folder of the stage's parts of the partition.
-        manifest: The manifest of the stage in the partition.
-
-    Raises:
-        StoreError: If a file cannot be read.
-    """
+    """Read the records of the quarantined rows of a stage in a partition; possibly empty."""
     id = manifest.keys[1 if manifest.info.get("children") else 0]
     found: list[Any] = [fault_schema(manifest.schema.field(id).type).empty_table()]
     for part in manifest.parts:
@@ -115,16 +85,7 @@ def read_faults(folder: Location, manifest: Manifest) -> pa.Table:
 
 
 def first_faults(folder: Location, manifest: Manifest, limit: int) -> Sequence[str]:
-    """Describe the first quarantined rows of a stage in a partition, each in one line.
-
-    Args:
-        folder: The folder of the stage's parts of the partition.
-        manifest: The manifest of the stage in the partition.
-        limit: The maximum number of rows.
-
-    Raises:
-        StoreError: If a file cannot be read.
-    """
+    """Describe the first quarantined rows of a stage in a partition, each in one line."""
     found: list[str] = []
     for name in filter(None, (part.faults for part in manifest.parts)):
         rows = pq.read_table(pa.BufferReader(folder.read(name)), columns=["id", "error", "message"])

@@ -46,14 +46,7 @@ class StoredRows:
     partitions: tuple[str | None, ...]
 
     def select(self, columns: Sequence[str] | None) -> StoredRows:
-        """Select columns.
-
-        Args:
-            columns: Their names; None for all.
-
-        Raises:
-            StoreError: If a column does not exist.
-        """
+        """Select columns."""
         if columns is None:
             return self
         if isinstance(columns, str):
@@ -71,17 +64,7 @@ def asset_folder(path: Sequence[str]) -> str:
 def find(
     store: Store, path: Sequence[str], partitions: Iterable[str | None] | None
 ) -> dict[str | None, Manifest]:
-    """Return the manifests in force of an asset, by partition; partitions without one are left out.
-
-    Args:
-        store: The store.
-        path: The asset's key.
-        partitions: Keys. None means the unpartitioned one or, if there is none, all that were
-            materialized, sorted by key.
-
-    Raises:
-        StoreError: If one cannot be read.
-    """
+    """The manifests in force of an asset, by partition; partitions without one are left out."""
     wanted = None if partitions is None else list(dict.fromkeys(partitions))
     places = [(ASSETS, asset_folder(path))]
     if len(path) == 2 and all(map(NAME.fullmatch, path)):
@@ -97,18 +80,7 @@ def read(
     partitions: Iterable[str | None] | None,
     allow_missing: bool = False,
 ) -> StoredRows:
-    """Return the rows of an asset, each partition as in one manifest.
-
-    Args:
-        store: The store.
-        path: The asset's key.
-        partitions: As for `find`.
-        allow_missing: Whether to ignore partitions that were never materialized.
-
-    Raises:
-        StoreError: If a partition was never materialized, its files are gone, or partitions have
-            different columns.
-    """
+    """Return the rows of an asset, each partition as in one manifest."""
     label = "/".join(path)
     wanted = None if partitions is None else list(dict.fromkeys(partitions))
     for look in range(_LOOKS):
@@ -142,14 +114,6 @@ def places(store: Store, manifest: Manifest) -> tuple[Location, list[str]]:
 
     The published files of a `write` stage are read with the store's options, if they fit. If they
     are not Parquet, the same rows are read from the upstream stage.
-
-    Args:
-        store: The store.
-        manifest: The manifest.
-
-    Raises:
-        StoreError: If they were published in a format other than Parquet, and the manifest of the
-            upstream stage is gone.
     """
     empty = {part.name for part in manifest.parts if not part.rows}
     if manifest.published is None:

@@ -19,31 +19,12 @@ _FORMAT = 1
 
 
 def read_floor(store: Store, pipeline: str, stage: str) -> int:
-    """Return the floor of a stage; 0 if no run was forced.
-
-    Args:
-        store: The store.
-        pipeline: The pipeline's name.
-        stage: The stage's name.
-
-    Raises:
-        StoreError: If it cannot be read.
-    """
+    """Return the floor of a stage; 0 if no run was forced."""
     return _read(store, pipeline, stage).floor
 
 
 def raise_floor(store: Store, pipeline: str, stage: str, run_id: str) -> int:
-    """Raise the floor of a stage, once for each run, and return it.
-
-    Args:
-        store: The store.
-        pipeline: The pipeline's name.
-        stage: The stage's name.
-        run_id: The forced run.
-
-    Raises:
-        StoreError: If it cannot be read or written.
-    """
+    """Raise the floor of a stage, once for each run, and return it."""
     found = _read(store, pipeline, stage)
     if found.run_id == run_id:
         return found.floor
@@ -59,15 +40,6 @@ def inherit_floor(store: Store, pipeline: str, stage: str, former: str) -> None:
     """Give a renamed stage the floor of its former name, if that is higher.
 
     Runs that force it raise the floor of its former names too, since it may get one of them back.
-
-    Args:
-        store: The store.
-        pipeline: The pipeline's name.
-        stage: The stage's name.
-        former: Its former name.
-
-    Raises:
-        StoreError: If one cannot be read or written.
     """
     found, before = (_read(store, pipeline, name) for name in (stage, former))
     names = tuple(sorted({*found.former, *before.former, former} - {stage}))

@@ -29,17 +29,7 @@ _Ends = npt.NDArray[np.int64]
 
 
 def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.FixedSizeBinaryArray:
-    """Compute the keys of rows.
-
-    Args:
-        columns: The columns, of one length, in the order in which they count.
-
-    Returns:
-        An array of 16 bytes a row.
-
-    Raises:
-        TypeError: If a column has a type whose values have no encoding.
-    """
+    """Compute the keys of rows."""
     encoded = encoded_rows(columns)
     offsets = _offsets(encoded).tolist()
     data = memoryview(encoded.buffers()[2] or b"")
@@ -72,12 +62,7 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _encoded(array: pa.Array, ends: _Ends) -> Iterator[pa.LargeBinaryArray]:
-    """Yield the encodings of values, whose concatenation is that of all values of a row.
-
-    Args:
-        array: The values.
-        ends: The position at which the values of each row end, after a 0.
-    """
+    """Yield the encodings of values, whose concatenation is that of all values of a row."""
     array = _plain(array)
     kind = array.type
     yield from _flags(array, ends)

@@ -67,11 +67,7 @@ class RecordedPart:
 
 
 def records_schema(id_type: pa.DataType) -> pa.Schema:
-    """Return the schema of row records.
-
-    Args:
-        id_type: The type of the id in the stage's input.
-    """
+    """Return the schema of row records."""
     return pa.schema(
         [
             (KEY_HIGH, pa.uint64()),
@@ -88,19 +84,7 @@ def records_schema(id_type: pa.DataType) -> pa.Schema:
 
 
 def write_records(folder: Location, key: str, records: pa.Table) -> str:
-    """Write the row records of a fragment beside its part, before the part is written.
-
-    Args:
-        folder: The folder of the part.
-        key: The fragment key.
-        records: The records.
-
-    Returns:
-        The file's name.
-
-    Raises:
-        StoreError: If the store refuses.
-    """
+    """Write the row records of a fragment beside its part, before the part is written."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         records,

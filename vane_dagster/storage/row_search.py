@@ -68,17 +68,6 @@ def find(
 
     Only row groups with matching statistics are read, and of these only the key column. The other
     keys are read only from row groups with a match.
-
-    Args:
-        file: The file.
-        keys: The columns of the rows' keys.
-        position: The key column to search, as an index into `keys`.
-        wanted: The values to search for.
-        unique: Whether each value is in at most one row, so the search may end early.
-
-    Raises:
-        FileNotFoundError: If the file is gone.
-        StoreError: If it cannot be read.
     """
     found: list[Found] = []
     if not wanted:
@@ -104,20 +93,7 @@ def find(
 def find_any(
     files: Sequence[RowFile], keys: Sequence[str], wanted: Any
 ) -> tuple[int, Found] | None:
-    """Return the row with an id that is in at most one of several files.
-
-    Args:
-        files: The files.
-        keys: The columns of the rows' keys, the id first.
-        wanted: The id.
-
-    Returns:
-        The index of the file, and the row; None if no file has the row.
-
-    Raises:
-        FileNotFoundError: If a file is gone and the row is in none of the others.
-        StoreError: If one cannot be read and the row is in none of the others.
-    """
+    """Return the row with an id that is in at most one of several files."""
     failed: Exception | None = None
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         futures = [threads.submit(find, file, keys, 0, [wanted], True) for file in files]
@@ -135,17 +111,7 @@ def find_any(
 
 
 def row_at(file: RowFile, keys: Sequence[str], row: int) -> Found:
-    """Return the row with a number.
-
-    Args:
-        file: The file.
-        keys: The columns of the rows' keys.
-        row: The row's number, counted from 0.
-
-    Raises:
-        FileNotFoundError: If the file is gone.
-        StoreError: If it cannot be read, or has fewer rows.
-    """
+    """Return the row with a number."""
     with _opened(file) as parquet:
         first = 0
         for group in range(parquet.metadata.num_row_groups):

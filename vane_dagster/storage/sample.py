@@ -18,12 +18,7 @@ Sample = tuple[Mapping[str, str], ...]
 
 
 def sample_rows(table: pa.Table, rows: int = 5) -> Sample:
-    """Return the first rows, each value as a short text.
-
-    Args:
-        table: The rows.
-        rows: Maximum number of rows.
-    """
+    """Return the first rows, each value as a short text."""
     first = table.slice(0, rows).select(table.column_names[:_MAX_COLUMNS])
     columns = {name: _texts(first.column(name)) for name in first.column_names}
     return tuple({n: texts[i] for n, texts in columns.items()} for i in range(first.num_rows))

@@ -49,18 +49,7 @@ _CODEC = Codec(
 
 
 def read_pin(store: Store, pipeline: str, stage: str, definition: str) -> SchemaPin | None:
-    """Return the pinned schema of a stage; None if there is none.
-
-    Args:
-        store: The store.
-        pipeline: The pipeline's name.
-        stage: The stage's name.
-        definition: The definition that it was inferred for.
-
-    Raises:
-        NewerFormatError: If a newer release has written it.
-        StoreError: If it cannot be read.
-    """
+    """Return the pinned schema of a stage; None if there is none."""
     folder, name = _folder(store, pipeline, stage), f"{definition}.json"
     try:
         record = json.loads(folder.read(name))
@@ -76,22 +65,7 @@ def read_pin(store: Store, pipeline: str, stage: str, definition: str) -> Schema
 
 
 def keep_pin(store: Store, pipeline: str, stage: str, definition: str, pin: SchemaPin) -> SchemaPin:
-    """Pin a schema, unless another run has pinned one meanwhile.
-
-    Args:
-        store: The store.
-        pipeline: The pipeline's name.
-        stage: The stage's name.
-        definition: The definition that it was inferred for.
-        pin: The schema.
-
-    Returns:
-        The pinned schema.
-
-    Raises:
-        NewerFormatError: If a newer release has written the other run's pin.
-        StoreError: If the pin cannot be written, or is gone again.
-    """
+    """Pin a schema, unless another run has pinned one meanwhile."""
     folder, name = _folder(store, pipeline, stage), f"{definition}.json"
     folder.create(name, json.dumps(_CODEC.record(pin)).encode())
     kept = read_pin(store, pipeline, stage, definition)

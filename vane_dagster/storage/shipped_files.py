@@ -50,16 +50,7 @@ def shipped_files(root: Location) -> Location:
 
 
 def parse_record(data: bytes, url: str) -> StoredFile:
-    """Parse a record.
-
-    Args:
-        data: Its content.
-        url: Where it is stored, for messages.
-
-    Raises:
-        NewerFormatError: If a newer release has written it.
-        StoreError: If it is no record, or names a place outside of its folder.
-    """
+    """Parse a record."""
     try:
         record = json.loads(data)
         require_format(record, _FORMAT, url)
@@ -81,47 +72,23 @@ def contents_of(data: bytes, url: str) -> set[str]:
 
 
 def mark_needed(root: Location, digest: str, data: bytes) -> None:
-    """Write a record, which keeps its contents from garbage collection for some time.
-
-    Args:
-        root: The store's root.
-        digest: The sha256 of the record.
-        data: The record.
-    """
+    """Write a record, which keeps its contents from garbage collection for some time."""
     shipped_files(root).write(digest + RECORD, data)
 
 
 def missing_contents(root: Location, contents: Mapping[str, int]) -> list[str]:
-    """Return the digests of contents that the store does not have with the expected size.
-
-    Args:
-        root: The store's root.
-        contents: Their sizes in bytes, by digest.
-    """
+    """Return the digests of contents that the store does not have with the expected size."""
     present = shipped_files(root).names()
     return [digest for digest, size in contents.items() if present.get(digest) != size]
 
 
 def upload(root: Location, paths: Mapping[str, str]) -> None:
-    """Copy files into a store.
-
-    Args:
-        root: The store's root.
-        paths: The files, by the sha256 of their contents.
-
-    Raises:
-        StoreError: If the store or a file fails.
-    """
+    """Copy files into a store."""
     folder = shipped_files(root)
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         list(threads.map(lambda item: folder.put(*item), paths.items()))
 
 
 def discard(root: Location, digests: Sequence[str]) -> None:
-    """Delete contents that do not have the digest of their names.
-
-    Args:
-        root: The store's root.
-        digests: Their names.
-    """
+    """Delete contents that do not have the digest of their names."""
     shipped_files(root).delete(list(digests))

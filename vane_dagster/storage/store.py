@@ -43,35 +43,17 @@ class Store:
         self.root = root
 
     def parts(self, pipeline: str, stage: str, partition: str | None) -> Location:
-        """Return the folder of a stage's parts in a partition.
-
-        Args:
-            pipeline: The pipeline's name.
-            stage: The stage's name.
-            partition: The partition's key; None for an unpartitioned pipeline.
-        """
+        """Return the folder of a stage's parts in a partition."""
         return self.root.child(pipeline, stage, "parts", partition_folder(partition))
 
     def manifests(self, pipeline: str, stage: str, partition: str | None) -> Location:
-        """Return the folder of a stage's manifests in a partition.
-
-        Args:
-            pipeline: The pipeline's name.
-            stage: The stage's name.
-            partition: The partition's key; None for an unpartitioned pipeline.
-        """
+        """Return the folder of a stage's manifests in a partition."""
         return self.root.child(pipeline, stage, "manifests", partition_folder(partition))
 
     def latest(
         self, pipeline: str, stage: str, partitions: Iterable[str | None]
     ) -> dict[str | None, ManifestName]:
-        """Return the names of the manifests in force of a stage, by partition, from listings alone.
-
-        Args:
-            pipeline: The pipeline's name.
-            stage: The stage's name.
-            partitions: The keys of the partitions.
-        """
+        """The names of the manifests in force of a stage, by partition, from listings alone."""
         wanted = {partition_folder(key): key for key in partitions}
         if len(wanted) > _LISTED_ONE_BY_ONE:
             listed = self.latest_of_all(pipeline, stage)
@@ -84,12 +66,7 @@ class Store:
         return found
 
     def latest_of_all(self, pipeline: str, stage: str) -> dict[str, ManifestName]:
-        """Return the manifests in force of a stage, by partition folder, from one listing.
-
-        Args:
-            pipeline: The pipeline's name.
-            stage: The stage's name.
-        """
+        """Return the manifests in force of a stage, by partition folder, from one listing."""
         listed: dict[str, list[str]] = {}
         for path in self.root.child(pipeline, stage, "manifests").walk():
             folder, _, name = path.rpartition("/")
@@ -100,30 +77,11 @@ class Store:
     def read(
         self, pipeline: str, stage: str, partition: str | None, name: ManifestName
     ) -> Manifest:
-        """Open a manifest.
-
-        Args:
-            pipeline: The pipeline's name.
-            stage: The stage's name.
-            partition: The partition's key; None for an unpartitioned pipeline.
-            name: The manifest's name.
-
-        Raises:
-            StoreError: If it cannot be read as one.
-        """
+        """Open a manifest."""
         return self.opened(self.manifests(pipeline, stage, partition), str(name))
 
     def opened(self, location: Location, name: str) -> Manifest:
-        """Open a manifest by its folder and file name.
-
-        Args:
-            location: The folder.
-            name: The file name.
-
-        Raises:
-            NewerFormatError: If a newer release has written it.
-            StoreError: If it cannot be read as one.
-        """
+        """Open a manifest by its folder and file name."""
         try:
             return Manifest.loads(location.read(name), location.file_url(name))
         except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
@@ -133,36 +91,18 @@ class Store:
             ) from error
 
     def in_force(self, pipeline: str, stage: str, partition: str | None) -> Manifest | None:
-        """Open the manifest in force of a partition; None if it was never materialized.
-
-        Args:
-            pipeline: The pipeline's name.
-            stage: The stage's name.
-            partition: The partition's key; None for an unpartitioned pipeline.
-        """
+        """Open the manifest in force of a partition; None if it was never materialized."""
         name = self.latest(pipeline, stage, [partition]).get(partition)
         return None if name is None else self.read(pipeline, stage, partition, name)
 
     def commit(self, manifest: Manifest) -> ManifestName:
-        """Put a manifest in force, as the last step of a partition.
-
-        Returns:
-            Its name, with the next sequence number.
-        """
+        """Put a manifest in force, as the last step of a partition."""
         return self._commit(manifest, self._manifest_names(manifest))
 
     def commit_once(
         self, manifest: Manifest, former: ManifestName | None
     ) -> tuple[Manifest, ManifestName]:
-        """Put a manifest in force, unless another run has since committed the same content.
-
-        Args:
-            manifest: The manifest.
-            former: The manifest that was in force when the run was planned.
-
-        Returns:
-            The manifest in force and its name.
-        """
+        """Put a manifest in force, unless another run has since committed the same content."""
         names = self._manifest_names(manifest)
         if (other := _same(manifest, former, names)) is not None:
             place = (manifest.pipeline, manifest.stage, manifest.partition)
@@ -172,12 +112,7 @@ class Store:
     def committed_since(
         self, manifest: Manifest, former: ManifestName | None
     ) -> tuple[Manifest, ManifestName] | None:
-        """Return the manifest in force if it has the same content and is not `former`.
-
-        Args:
-            manifest: The manifest to compare with.
-            former: The manifest that was in force when the run was planned.
-        """
+        """Return the manifest in force if it has the same content and is not `former`."""
         if (other := _same(manifest, former, self._manifest_names(manifest))) is None:
             return None
         return self.read(manifest.pipeline, manifest.stage, manifest.partition, other), other
@@ -202,13 +137,7 @@ class Store:
     def published_before(
         self, pipeline: str, stage: str, partition: str | None
     ) -> Iterator[Sequence[str]]:
-        """Yield the published files of each earlier or announced manifest, the newest first.
-
-        Args:
-            pipeline: The pipeline's name.
-            stage: The stage's name.
-            partition: The partition's key; None for an unpartitioned pipeline.
-        """
+        """Yield the published files of each earlier or announced manifest, the newest first."""
         location = self.manifests(pipeline, stage, partition)
         for name in sorted(location.names(), reverse=True):
             if (manifest := self._opened_if_there(location, name)) is not None:
@@ -224,12 +153,7 @@ class Store:
             raise
 
     def other_run(self, manifest: Manifest, before: Collection[str]) -> str | None:
-        """Return the id of another run that has announced or committed the same partition.
-
-        Args:
-            manifest: The manifest of this run.
-            before: The names of the partition's manifests when this run began to publish.
-        """
+        """Return the id of another run that has announced or committed the same partition."""
         location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
         for name in sorted({*location.names()} - {*before}):
             other = self._opened_if_there(location, name)
@@ -238,29 +162,14 @@ class Store:
         return None
 
     def require_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
-        """Check that announced publications can be read, before another one replaces them.
-
-        Args:
-            pipeline: The pipeline's name.
-            stage: The stage's name.
-            partition: The partition's key; None for an unpartitioned pipeline.
-
-        Raises:
-            StoreError: If one cannot be read.
-        """
+        """Check that announced publications can be read, before another one replaces them."""
         location = self.manifests(pipeline, stage, partition)
         for name in location.names():
             if name.startswith(ANNOUNCED):
                 self._opened_if_there(location, name)
 
     def forget_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
-        """Remove the records that `announce` wrote.
-
-        Args:
-            pipeline: The pipeline's name.
-            stage: The stage's name.
-            partition: The partition's key; None for an unpartitioned pipeline.
-        """
+        """Remove the records that `announce` wrote."""
         location = self.manifests(pipeline, stage, partition)
         location.delete([name for name in location.names() if name.startswith(ANNOUNCED)])
 
@@ -277,15 +186,7 @@ class Store:
         return found
 
     def condemned(self, pipeline: str, stage: str) -> dict[str, float]:
-        """Return the parts of a stage that are marked for deletion.
-
-        Args:
-            pipeline: The pipeline's name.
-            stage: The stage's name.
-
-        Returns:
-            The Unix time at which each part was marked, by its path below the stage's parts.
-        """
+        """Return the parts of a stage that are marked for deletion."""
         folder = self.root.child(pipeline, stage)
         try:
             record = json.loads(folder.read(CONDEMNED))
@@ -299,12 +200,7 @@ class Store:
             ) from error
 
     def target(self, pipeline: str, stage: str) -> tuple[str, str] | None:
-        """Return the URL pattern and format of a `write` stage's target, as the last run kept it.
-
-        Args:
-            pipeline: The pipeline's name.
-            stage: The stage's name.
-        """
+        """The URL pattern and format of a `write` stage's target, as the last run kept it."""
         folder = self.root.child(pipeline, stage)
         try:
             record = json.loads(folder.read(TARGET))
@@ -318,14 +214,7 @@ class Store:
             ) from error
 
     def keep_target(self, pipeline: str, stage: str, url: str, format: str = "parquet") -> None:
-        """Store the URL pattern of a `write` stage's target, for garbage collection in it.
-
-        Args:
-            pipeline: The pipeline's name.
-            stage: The stage's name.
-            url: The target's URL.
-            format: The name of its format.
-        """
+        """Store the URL pattern of a `write` stage's target, for garbage collection in it."""
         if self.target(pipeline, stage) != (url, format):
             record = {"url": url} if format == "parquet" else {"url": url, "publisher": format}
             self.root.child(pipeline, stage).write(TARGET, json.dumps(record).encode())
@@ -333,14 +222,7 @@ class Store:
     def setting(
         self, pipeline: str, name: str, default: Mapping[str, Any], keep: bool = True
     ) -> dict[str, Any]:
-        """Return a pipeline's stored setting; on first use, store `default` and return it.
-
-        Args:
-            pipeline: The pipeline's name.
-            name: The setting's name.
-            default: Its value on first use.
-            keep: Whether to store it.
-        """
+        """Return a pipeline's stored setting; on first use, store `default` and return it."""
         folder = self.root.child(pipeline)
         try:
             record = dict(json.loads(folder.read(f"{name}.json")))
@@ -376,17 +258,7 @@ def latest_name(names: Collection[str]) -> ManifestName | None:
 
 
 def read_part_info(folder: Location, name: str) -> PartInfo:
-    """Read the description of a part in its footer.
-
-    Args:
-        folder: The folder of the part.
-        name: The part's file name.
-
-    Raises:
-        DamagedPartError: If it is damaged, gone, or not a part.
-        NewerFormatError: If a newer release has written it.
-        StoreError: If the file system refuses.
-    """
+    """Read the description of a part in its footer."""
     import pyarrow.parquet as pq
 
     key, digest = parse_part_name(name) or ("", "")

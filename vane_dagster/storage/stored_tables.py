@@ -126,13 +126,7 @@ class StoredTable:
 
 
 def clipped(places: Iterable[Place], start: int, stop: int) -> Iterator[Place]:
-    """Yield the part of some places that is a range of all of their rows.
-
-    Args:
-        places: The places.
-        start: First row.
-        stop: The row after the last.
-    """
+    """Yield the part of some places that is a range of all of their rows."""
     first = 0
     for place in places:
         last = first + place.stop - place.start
@@ -170,53 +164,21 @@ def identity_of(url: str) -> str | None:
 
 
 def write_record(root: Location, identity: str, name: str, table: StoredTable) -> None:
-    """Write a record, which keeps its files from garbage collection for some time.
-
-    Args:
-        root: The store's root.
-        identity: The table's identity.
-        name: The record's name.
-        table: The table, with all files written.
-
-    Raises:
-        StoreError: If the store refuses.
-    """
+    """Write a record, which keeps its files from garbage collection for some time."""
     _records(root, identity).write(name + _SUFFIX, _dumped(table))
 
 
 def create_record(
     root: Location, identity: str, table: StoredTable, name: str = COMPLETE
 ) -> StoredTable:
-    """Write a record once: of several runs that write it, the first one's is that of all.
-
-    Args:
-        root: The store's root.
-        identity: The table's identity.
-        table: The table, with all files written.
-        name: The record's name.
-
-    Returns:
-        The recorded table: this one, or that of another run.
-
-    Raises:
-        StoreError: If the store refuses.
-    """
+    """Write a record once: of several runs that write it, the first one's is that of all."""
     folder = _records(root, identity)
     folder.create(name + _SUFFIX, _dumped(table))
     return _parsed(folder.read(name + _SUFFIX), folder.file_url(name + _SUFFIX))
 
 
 def read_record(root: Location, identity: str, name: str = COMPLETE) -> StoredTable | None:
-    """Return a table by one of its records; None if there is no such record.
-
-    Args:
-        root: The store's root.
-        identity: The table's identity.
-        name: The record's name.
-
-    Raises:
-        StoreError: If it cannot be read.
-    """
+    """Return a table by one of its records; None if there is no such record."""
     folder = _records(root, identity)
     try:
         data = folder.read(name + _SUFFIX)
@@ -226,12 +188,7 @@ def read_record(root: Location, identity: str, name: str = COMPLETE) -> StoredTa
 
 
 def has_all_rows(root: Location, table: StoredTable) -> bool:
-    """Return whether a table's rows are in files of the store, all of which are there.
-
-    Args:
-        root: The store's root.
-        table: The table.
-    """
+    """Return whether a table's rows are in files of the store, all of which are there."""
     if any(isinstance(place, ArrowRows) for piece in table.pieces for place in piece.places):
         return False
     folders = {name.rpartition("/")[0] for name in table.files}
@@ -240,35 +197,19 @@ def has_all_rows(root: Location, table: StoredTable) -> bool:
 
 
 def record_of(path: str) -> str | None:
-    """Return the identity of the table that a file describes; None for another file.
-
-    Args:
-        path: The file's path below the folder of tables.
-    """
+    """Return the identity of the table that a file describes; None for another file."""
     parts = path.split("/")
     is_record = len(parts) == 3 and parts[0] == RECORDS and parts[2].endswith(_SUFFIX)
     return parts[1] if is_record else None
 
 
 def is_kept(path: str) -> bool:
-    """Return whether a file is kept for ever.
-
-    Args:
-        path: The file's path below the folder of tables.
-    """
+    """Return whether a file is kept for ever."""
     return record_of(path) is not None and path.endswith(f"/{KEPT_TYPES}{_SUFFIX}")
 
 
 def files_of(data: bytes, url: str) -> set[str]:
-    """Return the files that a record names, as paths below the folder of tables.
-
-    Args:
-        data: The record.
-        url: Where it is stored, for messages.
-
-    Raises:
-        StoreError: If it cannot be read.
-    """
+    """Return the files that a record names, as paths below the folder of tables."""
     return _parsed(data, url).files
 
 

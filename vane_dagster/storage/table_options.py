@@ -14,16 +14,7 @@ _MISREAD = re.compile(r"[%\\?#]")
 
 
 def check_table_url(where: str, url: str, format: str) -> None:
-    """Check that the driver of a format can open a URL.
-
-    Args:
-        where: The stage or function, for the message.
-        url: The table's URL.
-        format: The format's name, such as "Delta".
-
-    Raises:
-        DefinitionError: If it cannot.
-    """
+    """Check that the driver of a format can open a URL."""
     if not _PROTOCOL.match(url):
         raise DefinitionError(
             f"{where}: {url!r} cannot be a {format} table; expected a local path or s3://"

@@ -65,12 +65,7 @@ _TRANSIENT_CODES = frozenset(
 
 
 def is_transient(error: BaseException, names: tuple[str, ...] = ()) -> bool:
-    """Return whether an error is transient: of a connection, a time-out, or a busy server.
-
-    Args:
-        error: The error.
-        names: Names of further error classes that are transient.
-    """
+    """Return whether an error is transient: of a connection, a time-out, or a busy server."""
     if _code_of(error) in _TRANSIENT_CODES:
         return True
     status = http_status(error)
@@ -101,13 +96,7 @@ def _code_of(error: BaseException) -> str | None:
 
 
 def backoff_seconds(error: BaseException, attempt: int, first: float = _INITIAL_BACKOFF) -> float:
-    """Return the seconds to wait: as the server asks, else exponential backoff with jitter.
-
-    Args:
-        error: The error.
-        attempt: Number of the attempt that failed, counted from 1.
-        first: Maximum seconds after the first attempt.
-    """
+    """Return the seconds to wait: as the server asks, else exponential backoff with jitter."""
     headers: Any = getattr(getattr(error, "response", error), "headers", None) or {}
     try:
         asked = headers.get("retry-after") or headers.get("Retry-After")
@@ -130,12 +119,7 @@ def is_transient_storage_error(error: BaseException) -> bool:
 
 
 def has_status(error: BaseException, status: int) -> bool:
-    """Return whether an error of a file system, or one of its causes, has an HTTP status.
-
-    Args:
-        error: The error.
-        status: The status.
-    """
+    """Return whether an error of a file system, or one of its causes, has an HTTP status."""
     return any(http_status(found) == status for found in _causes(error))
 
 

@@ -57,17 +57,7 @@ _READ_AS_RECORDED: Mapping[str, Callable[..., Source]] = {
 
 
 class ManifestIndex:
-    """Reads a pipeline's manifests in a partition; each manifest is opened once.
-
-    Args:
-        store: The store.
-        pipeline: The pipeline's name.
-        partition: The partition's key.
-        source: The pipeline's source. Default: Parquet files, read with the store's options.
-
-    Raises:
-        TraceError: If the store contains no such pipeline.
-    """
+    """Reads a pipeline's manifests in a partition; each manifest is opened once."""
 
     def __init__(
         self, store: Store, pipeline: str, partition: str | None, source: Source | None = None
@@ -89,13 +79,7 @@ class ManifestIndex:
         return self.store.root.child(self.pipeline).folders()
 
     def origin(self, manifest: Manifest, index: int, id: Any) -> RowOrigin | None:
-        """Return where the outcome of a row was computed, if the part copied it; None if unknown.
-
-        Args:
-            manifest: The manifest.
-            index: Index of the part.
-            id: The row's id in the stage's input.
-        """
+        """Where the outcome of a row was computed, if the part copied it; None if unknown."""
         part = manifest.parts[index]
         if not part.row_records or part.made is None:
             return None
@@ -123,11 +107,7 @@ class ManifestIndex:
         return f"{self.pipeline}/{stage}"
 
     def require(self, stage: str) -> tuple[str, Manifest]:
-        """Return the name and the content of a stage's manifest in force.
-
-        Raises:
-            TraceError: If the stage is unknown, or was never materialized in the partition.
-        """
+        """Return the name and the content of a stage's manifest in force."""
         if stage not in self.stages:
             known = [self.label(known) for known in self.stages]
             raise TraceError(
@@ -154,12 +134,7 @@ class ManifestIndex:
         return None if manifest is None else (name_text, manifest)
 
     def open(self, stage: str, name: str) -> Manifest | None:
-        """Return a manifest by name; None if it was garbage-collected.
-
-        Args:
-            stage: The stage's name.
-            name: The manifest's name.
-        """
+        """Return a manifest by name; None if it was garbage-collected."""
         if (stage, name) not in self._opened:
             folder = self.store.manifests(self.pipeline, stage, self.partition)
             try:
@@ -171,12 +146,7 @@ class ManifestIndex:
         return self._opened[stage, name]
 
     def above(self, manifest: Manifest, stage: str) -> Manifest | None:
-        """Return the manifest of an upstream stage that another manifest was made from.
-
-        Args:
-            manifest: The manifest of the downstream stage.
-            stage: The name of the upstream stage.
-        """
+        """Return the manifest of an upstream stage that another manifest was made from."""
         name = manifest.upstream.get(stage)
         return None if name is None else self.open(stage, name)
 
@@ -193,10 +163,6 @@ class ManifestIndex:
 
         The rows of a `write` stage are read from its upstream stage, because its own files may be
         merged.
-
-        Args:
-            manifest: The stage's manifest.
-            index: Index of the part.
         """
         if manifest.kind == "write":
             upstream = self.above(manifest, manifest.reads[0])
@@ -209,16 +175,7 @@ class ManifestIndex:
     def published(
         self, manifest: Manifest, index: int, found: Found
     ) -> tuple[RowFile, int] | list[str] | None:
-        """Return the file to which a `write` stage published a row.
-
-        Args:
-            manifest: The stage's manifest.
-            index: Index of the part.
-            found: The row in its original file.
-
-        Returns:
-            The file and the row's number in it, else all candidate files; None for other stages.
-        """
+        """Return the file to which a `write` stage published a row."""
         if manifest.kind != "write" or manifest.published is None:
             return None
         made = manifest.published
@@ -236,19 +193,7 @@ class ManifestIndex:
         return (hit[1].file, hit[1].row) if hit else [file.url for file in candidates]
 
     def locate(self, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
-        """Find the row of a stage by id.
-
-        Args:
-            manifest: The stage's manifest.
-            id: The row's id.
-
-        Returns:
-            The index of its part, and the row; None if there is none.
-
-        Raises:
-            FileNotFoundError: If a part that may contain it is missing.
-            StoreError: If a part cannot be read.
-        """
+        """Find the row of a stage by id."""
         indexes = [i for i in range(len(manifest.parts)) if self._may_hold(manifest, i, id)]
         files = [(i, file) for i in indexes for file in self.rows_of(manifest, i)]
         if len({file.url for _, file in files}) < len(files):
@@ -272,16 +217,7 @@ class ManifestIndex:
     def position_in_source(
         self, manifest: Manifest, index: int, id: Any
     ) -> tuple[FileSpan, int] | None:
-        """Find a row of the source by the order of the rows that a stage has read of a fragment.
-
-        Args:
-            manifest: The stage's manifest.
-            index: Index of the fragment.
-            id: The row's id.
-
-        Returns:
-            The row's span, and its number in the file; None if the store does not have that order.
-        """
+        """Find a row of the source by the order of the rows that a stage has read of a fragment."""
         fragment, part = manifest.fragments[index], manifest.parts[index]
         rows = fragment.stop - fragment.start
         if tuple(manifest.reads) != (SOURCE,):
@@ -308,20 +244,7 @@ class ManifestIndex:
     def find_in_source(
         self, manifest: Manifest, spans: Sequence[FileSpan], id: Any
     ) -> tuple[FileSpan, int] | None:
-        """Find a row of the source by id.
-
-        Args:
-            manifest: The manifest of a stage that was made from the source.
-            spans: The file ranges to search.
-            id: The row's id.
-
-        Returns:
-            The row's span, and its number in the file; None if there is none.
-
-        Raises:
-            FileNotFoundError: If a file is missing and no other file has the row.
-            StoreError: If a file cannot be read and no other file has the row.
-        """
+        """Find a row of the source by id."""
         name, kind = self.source_id(manifest), manifest.schema.field(manifest.keys[-1]).type
         column = pa.field(name, kind)
         rule = rule_of(manifest.id_rule, name) if manifest.id_rule else None
@@ -351,17 +274,7 @@ class ManifestIndex:
         return None if known is None else known(url="", storage_options=options)
 
     def converted(self, manifest: Manifest, position: int, stage: str, id: Any) -> Any:
-        """Convert the id that a user names to a value of a key column.
-
-        Args:
-            manifest: The manifest.
-            position: The position of the key column.
-            stage: The stage, or `SOURCE`, for messages.
-            id: The id: a value, or for a computed id the values that it was computed from.
-
-        Raises:
-            TraceError: If it is not a valid id.
-        """
+        """Convert the id that a user names to a value of a key column."""
         label, column = self.label(stage), manifest.keys[position]
         is_source_id = position in (-1, len(manifest.keys) - 1)
         if manifest.id_rule and is_source_id:
@@ -389,15 +302,7 @@ class ManifestIndex:
         return column
 
     def changed(self, manifest: Manifest, recorded: FileRecord) -> str | None:
-        """Describe how a source file has changed since it was recorded.
-
-        Args:
-            manifest: The manifest with the record.
-            recorded: The record.
-
-        Returns:
-            The change; None if there is none, or if only the source's declaration can say it.
-        """
+        """Describe how a source file has changed since it was recorded."""
         source = self._source_of(manifest)
         if identity_of(recorded.url) or source is None:
             return None  # another content of a stored table is another table
@@ -440,17 +345,7 @@ def _row_with(ids: pa.ChunkedArray, id: Any) -> int:
 
 
 def as_id(text: Any, kind: pa.DataType, label: str, column: str) -> Any:
-    """Convert an id to the type of the id column.
-
-    Args:
-        text: The id.
-        kind: The type of the id column.
-        label: The stage's label, for the error message.
-        column: The name of the id column.
-
-    Raises:
-        TraceError: If the id is not a valid value of that type.
-    """
+    """Convert an id to the type of the id column."""
     if not pa.types.is_integer(kind):
         return str(text)
     try:
@@ -471,15 +366,6 @@ def aligned(
 
     Keys are compared from the end, because the source's id is the last one. A neighbor with more
     keys has many rows for each row; a neighbor with fewer keys has one row for many.
-
-    Args:
-        rows: Keys of the rows.
-        depth: Number of keys per row.
-        other: Number of keys per row of the neighbor.
-
-    Returns:
-        The position of the neighbor's key to search for, and its values, each with the full keys
-        of the neighbor's row where they are known.
     """
     if other > depth:
         return other - depth, {row[0]: None for row in rows}
@@ -487,23 +373,12 @@ def aligned(
 
 
 def file_of(manifest: Manifest, url: str) -> FileRecord | None:
-    """Return a source file as a manifest recorded it.
-
-    Args:
-        manifest: The manifest.
-        url: The file's URL.
-    """
+    """Return a source file as a manifest recorded it."""
     return next((file for file in manifest.files if file.url == url), None)
 
 
 def fragment_index(manifest: Manifest, fragment: FragmentRecord, guess: int) -> int | None:
-    """Return the index of a fragment in a manifest; None if the manifest does not contain it.
-
-    Args:
-        manifest: The manifest.
-        fragment: The fragment.
-        guess: The index to try first.
-    """
+    """Return the index of a fragment in a manifest; None if the manifest does not contain it."""
     own = manifest.fragments
     if guess < len(own) and own[guess].identity == fragment.identity:
         return guess

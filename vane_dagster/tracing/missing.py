@@ -23,11 +23,6 @@ def not_found(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> Tra
     """Return the error for a row that a stage lacks, with the stage that dropped it.
 
     The error also gives the range of ids that the stage has.
-
-    Args:
-        manifest_index: The manifests of the pipeline.
-        manifest: The manifest of the stage.
-        id: The row's id.
     """
     label = manifest_index.label(manifest.stage)
     where = "" if manifest_index.partition is None else f", partition {manifest_index.partition!r}"
@@ -48,13 +43,7 @@ def not_found(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> Tra
 
 
 def left_out(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str | None:
-    """Describe the last upstream stage with a row that a stage lacks; None if there is none.
-
-    Args:
-        manifest_index: The manifests of the pipeline.
-        manifest: The manifest of the stage that lacks the row.
-        id: The row's id.
-    """
+    """Describe the last upstream stage with a row that a stage lacks; None if there is none."""
     has: tuple[str, int] | None = None
     lacking = []
     for upstream in manifest.reads:
@@ -87,14 +76,7 @@ def left_out(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str 
 def leaving(
     manifest_index: ManifestIndex, manifest: Manifest, index: int, ids: Collection[Any]
 ) -> str:
-    """Describe what happened to rows that a part lacks.
-
-    Args:
-        manifest_index: The manifests of the pipeline.
-        manifest: The manifest of the stage that dropped the rows.
-        index: Index of the part.
-        ids: The ids of the rows in the upstream stage.
-    """
+    """Describe what happened to rows that a part lacks."""
     part, label = manifest.parts[index], manifest_index.label(manifest.stage)
     verbs = [v for v, n in (("filtered", part.filtered), ("quarantined", part.quarantined)) if n]
     if not part.faults:
@@ -131,17 +113,7 @@ def _in_source(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> So
 
 
 def search_source(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> SourceRow | None:
-    """Find a row in the source files of a manifest, including rows that its stage dropped.
-
-    Args:
-        manifest_index: The manifests of the pipeline.
-        manifest: The manifest.
-        id: The row's id.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        StoreError: If a file cannot be read.
-    """
+    """Find a row in the source files of a manifest, including rows that its stage dropped."""
     pieces = _pieces(
         manifest, [i for i, _ in enumerate(manifest.parts) if _may_hold(manifest, i, id)]
     )
@@ -184,13 +156,7 @@ def _pieces(
 def search_changed(
     manifest_index: ManifestIndex, manifest: Manifest, id: Any
 ) -> tuple[FileSpan, int] | None:
-    """Find a row in the source files that have changed since a manifest recorded them.
-
-    Args:
-        manifest_index: The manifests of the pipeline.
-        manifest: The manifest.
-        id: The row's id.
-    """
+    """Find a row in the source files that have changed since a manifest recorded them."""
     recorded = [file for url in _urls(manifest) if (file := file_of(manifest, url))]
     changed = [
         FileSpan(file.url, 0, WHOLE_FILE)

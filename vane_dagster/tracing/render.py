@@ -16,13 +16,6 @@ def sample_trace(store: Store, manifest: Manifest) -> str | None:
     """Return the origin of a partition's rows as a Markdown table, and a trace command.
 
     This reads nothing: it does not repeat the content of upstream manifests.
-
-    Args:
-        store: The store with the manifest.
-        manifest: The manifest.
-
-    Returns:
-        The table; None if the manifest is not of a pipeline's stage.
     """
     if not manifest.reads or not manifest.keys:
         return None
@@ -40,12 +33,7 @@ def sample_trace(store: Store, manifest: Manifest) -> str | None:
 
 
 def trace_command(store: Store, manifest: Manifest) -> str | None:
-    """Return the command that traces the first sample row of a manifest; None if there is none.
-
-    Args:
-        store: The store with the manifest.
-        manifest: The manifest.
-    """
+    """Return the command that traces the first sample row of a manifest; None if there is none."""
     label = f"{manifest.pipeline}/{manifest.stage}"
     id = manifest.sample[0].get(manifest.keys[0]) if manifest.sample else None
     if id is None or id.endswith("…") or "`" in id or "\n" in id:

@@ -156,12 +156,7 @@ class Trace:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format texts as a Markdown table, each text in one cell.
-
-    Args:
-        head: The column names.
-        rows: The rows of texts.
-    """
+    """Format texts as a Markdown table, each text in one cell."""
     body = ([markdown_text(cell) for cell in row] for row in rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body))
 

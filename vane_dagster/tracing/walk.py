@@ -43,17 +43,7 @@ class _WantedRows:
 
 
 def trace_back(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
-    """Trace a row back, across pipelines that read the rows of other pipelines.
-
-    Args:
-        manifest_index: The manifests of the pipeline.
-        stage: The stage's name.
-        id: The row's id.
-
-    Raises:
-        TraceError: If there is no such stage, partition or row.
-        StoreError: If the row's own part is missing or cannot be read.
-    """
+    """Trace a row back, across pipelines that read the rows of other pipelines."""
     if stage == SOURCE:
         raise TraceError(
             f"{manifest_index.label(stage)!r} is where every trace ends; ask for a stage's row, or "
@@ -89,13 +79,7 @@ class _BackwardWalk:
         self._source: dict[tuple[str, int, Any], tuple[Manifest, int, Any]] = {}
 
     def visit(self, node: _Node, index: int, found: Sequence[Found]) -> None:
-        """Start at known rows.
-
-        Args:
-            node: Their stage and the name of its manifest.
-            index: Index of their part.
-            found: The rows.
-        """
+        """Start at known rows."""
         for number, current in enumerate(self._order(node)):
             manifest = self._manifest_index.open(*current)
             if number == 0:
@@ -221,17 +205,7 @@ def stage_step(
     keys: Sequence[Any] = (),
     notes: Sequence[str] = (),
 ) -> Step:
-    """Return the step of a row in a part.
-
-    Args:
-        manifest_index: The manifests of the pipeline.
-        manifest: The manifest.
-        name: Its name.
-        index: Index of the part.
-        found: The row; None if it could not be read.
-        keys: The row's known keys, if it could not be read.
-        notes: Further remarks.
-    """
+    """Return the step of a row in a part."""
     made = manifest.parts[index].made
     keys = found.keys if found else keys
     published = manifest_index.published(manifest, index, found) if found else None
@@ -272,12 +246,6 @@ def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, i
     """Return the step of a row in its source file, as a manifest recorded the file.
 
     A note describes later changes of the file.
-
-    Args:
-        manifest_index: The manifests of the pipeline.
-        manifest: The manifest.
-        index: Index of the fragment.
-        id: The row's id.
     """
     fragment = manifest.fragments[index]
     column = manifest_index.source_id(manifest)
@@ -343,15 +311,7 @@ class UpstreamPipelineRow:
 
 
 def upstream_pipeline_row(manifest_index: ManifestIndex, step: Step) -> UpstreamPipelineRow | None:
-    """Return the row of another pipeline's stage that a row of the source is; None if it is none.
-
-    Args:
-        manifest_index: The manifests of the pipeline with the source.
-        step: The step of the row of the source.
-
-    Raises:
-        StoreError: If a manifest cannot be read.
-    """
+    """The row of another pipeline's stage that a row of the source is; None if it is none."""
     place = _stage_of(manifest_index, step.url)
     if place is None or step.row is None:
         return None
@@ -401,17 +361,7 @@ class _StageRows:
 
 
 def trace_forward(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
-    """Trace a row of a stage, or of the source, forward.
-
-    Args:
-        manifest_index: The manifests of the pipeline.
-        stage: The stage's name, or `SOURCE`.
-        id: The row's id.
-
-    Raises:
-        TraceError: If there is no such stage, partition or row.
-        StoreError: If the row's own part is missing or cannot be read.
-    """
+    """Trace a row of a stage, or of the source, forward."""
     if stage == SOURCE:
         return _from_source(manifest_index, id)
     name, manifest = manifest_index.require(stage)
@@ -514,12 +464,7 @@ class _ForwardWalk:
         self.reached: dict[str, _StageRows] = {}
 
     def trace(self, stage: str, id: Any) -> Trace:
-        """Visit all downstream stages and return the trace.
-
-        Args:
-            stage: The stage of the first row, or `SOURCE`.
-            id: The row's id.
-        """
+        """Visit all downstream stages and return the trace."""
         for below in self._below(stage):
             self._look(below)
         return Trace(

@@ -38,15 +38,7 @@ _STREAMS = (abc.Iterator, abc.Generator, abc.Iterable, abc.AsyncIterator, abc.As
 
 
 def hints(function: Any) -> dict[str, Any]:
-    """Return the annotations of a function's parameters and of its result, as far as they resolve.
-
-    Args:
-        function: The function; one without a readable signature has no annotations.
-
-    Returns:
-        The annotations by parameter, "return" for the result. One with a name that is not defined
-        is text.
-    """
+    """The annotations of a function's parameters and of its result, as far as they resolve."""
     try:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):  # a name only type checkers import, or a builtin
@@ -79,11 +71,7 @@ def _resolved(annotation: Any, scope: dict[str, Any]) -> Any:
 
 
 def element_of(annotation: Any) -> Any:
-    """Return the annotation of what an iterator, generator or list yields; None for another.
-
-    Args:
-        annotation: The annotation; text stays text, see `hints`.
-    """
+    """Return the annotation of what an iterator, generator or list yields; None for another."""
     annotation = plain(annotation)
     if isinstance(annotation, str):
         return annotation
@@ -99,39 +87,18 @@ def is_stream(annotation: Any) -> bool:
 
 
 def arrow_type(annotation: Any) -> pa.DataType:
-    """Return the Arrow type of a Python annotation.
-
-    Args:
-        annotation: A scalar, list, dict, dataclass, TypedDict, NamedTuple, pydantic model, enum or
-            ``Literal``; one of them or None; a numpy scalar type; an Arrow type, or
-            ``Annotated[..., Arrow type]``; an object with ``to_arrow_dtype()``, such as Daft's
-            types.
-
-    Raises:
-        SchemaError: If the annotation does not determine a type.
-    """
+    """Return the Arrow type of a Python annotation."""
     return _arrow(annotation, ())
 
 
 def field_types(annotation: Any) -> dict[str, pa.DataType] | None:
-    """Return the fields of a dataclass, TypedDict, NamedTuple or pydantic model; None for others.
-
-    Args:
-        annotation: The annotation.
-
-    Raises:
-        SchemaError: If the type of a field is not determined.
-    """
+    """The fields of a dataclass, TypedDict, NamedTuple or pydantic model; None for others."""
     fields = _fields(plain(annotation))
     return None if fields is None else {name: arrow_type(kind) for name, kind in fields.items()}
 
 
 def optional_fields(annotation: Any) -> tuple[str, ...]:
-    """Return the keys that a dict of a TypedDict may lack; none for other annotations.
-
-    Args:
-        annotation: The annotation.
-    """
+    """Return the keys that a dict of a TypedDict may lack; none for other annotations."""
     annotation = plain(annotation)
     if not _is_typed_dict(annotation):
         return ()
@@ -145,11 +112,7 @@ def optional_fields(annotation: Any) -> tuple[str, ...]:
 
 
 def is_mapping(annotation: Any) -> bool:
-    """Return whether an annotation is a dict, another mapping or a TypedDict.
-
-    Args:
-        annotation: The annotation.
-    """
+    """Return whether an annotation is a dict, another mapping or a TypedDict."""
     kind = get_origin(annotation) or annotation
     return isinstance(kind, type) and issubclass(kind, abc.Mapping)
 
@@ -215,9 +178,6 @@ def plain(annotation: Any) -> Any:
     """Return an annotation without ``| None``, aliases and qualifiers such as ``NotRequired``.
 
     ``Annotated`` becomes the Arrow type in it, if there is one.
-
-    Args:
-        annotation: The annotation.
     """
     while True:
         origin, arguments = get_origin(annotation), get_args(annotation)

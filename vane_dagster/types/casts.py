@@ -33,16 +33,7 @@ class Mismatch(TypeError):
 
 
 def cast(values: Any, kind: pa.DataType) -> Any:
-    """Cast an array to a type of the same kind: number to number, text to text, list to list.
-
-    Args:
-        values: The array or chunked array.
-        kind: The type.
-
-    Raises:
-        Mismatch: If the types are of different kinds, or a value would change, other than by the
-            precision of floating-point numbers.
-    """
+    """Cast an array to a type of the same kind: number to number, text to text, list to list."""
     if not _are_alike(values.type, kind):
         raise Mismatch(values.type, kind)
     try:
@@ -58,15 +49,7 @@ def cast(values: Any, kind: pa.DataType) -> Any:
 
 
 def checked_cast(values: Any, kind: pa.DataType) -> Any:
-    """Cast an array as Arrow does, but raise an error where Arrow changes a value silently.
-
-    Args:
-        values: The array or chunked array.
-        kind: The type.
-
-    Raises:
-        pyarrow.ArrowException: If a value does not fit.
-    """
+    """Cast an array as Arrow does, but raise an error where Arrow changes a value silently."""
     if pa.types.is_integer(values.type) and pa.types.is_decimal(kind):
         values = values.cast(pa.decimal128(_UINT64_DIGITS, 0))  # as wide as the type, else refused
     result = values.cast(kind)

@@ -25,12 +25,7 @@ def connect() -> duckdb.DuckDBPyConnection:
 
 
 def spill_below(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
-    """Let a DuckDB spill into its own folder, which it creates on demand and removes.
-
-    Args:
-        connection: The connection.
-        folder: The parent folder.
-    """
+    """Let a DuckDB spill into its own folder, which it creates on demand and removes."""
     own = folder / f"{os.getpid()}-{secrets.token_hex(8)}"
     connection.execute("SET temp_directory=?", [str(own)])
 

@@ -42,11 +42,7 @@ def to_pandas(table: pa.Table) -> Any:
 
 
 def to_polars(table: pa.Table) -> Any:
-    """Convert a table to a `polars.DataFrame`; a column of tensors gets polars' type Array.
-
-    Raises:
-        SchemaError: If polars has no type for a column.
-    """
+    """Convert a table to a `polars.DataFrame`; a column of tensors gets polars' type Array."""
     polars: Any = importlib.import_module("polars")
     columns = {}
     for name, column in zip(table.column_names, table.columns):

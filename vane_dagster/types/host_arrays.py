@@ -31,9 +31,6 @@ def host_array(value: Any) -> Any:
     """Convert a tensor or image to an array in host memory; return other values unchanged.
 
     An array without dimensions, such as a loss, becomes a scalar, and a masked one None.
-
-    Raises:
-        TypeError: If numpy has no such numbers.
     """
     value = without_tensor(value)
     if isinstance(value, np.ndarray):

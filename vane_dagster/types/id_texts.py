@@ -65,25 +65,12 @@ def parse_kind(name: str) -> pa.DataType:
 
 
 def joined(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Return the id of each row; null where a value is.
-
-    Args:
-        columns: The columns of the id, in order, of types that are identifying.
-    """
+    """Return the id of each row; null where a value is."""
     return pc.binary_join_element_wise(*map(texts, columns), SEPARATOR, null_handling="emit_null")
 
 
 def joined_values(values: Sequence[Any], kinds: Sequence[pa.DataType | None]) -> str:
-    """Return the id of one row.
-
-    Args:
-        values: The values of its columns; a text is converted if its column is none.
-        kinds: The types of the columns; None for the type that Arrow infers.
-
-    Raises:
-        ValueError: If a value does not fit its type, is null, or has no exact text.
-        TypeError: If a value is of a class that Arrow does not know.
-    """
+    """Return the id of one row."""
     columns = [_column(value, kind) for value, kind in zip(values, kinds)]
     for column, value in zip(columns, values):
         if column.null_count or not is_identifying(column.type):

@@ -8,11 +8,7 @@ from typing import Any
 
 
 def fields_of(value: Any) -> Mapping[str, Any]:
-    """Return a mapping, dataclass, pydantic model or named tuple as a mapping.
-
-    Raises:
-        TypeError: If the value has no named fields.
-    """
+    """Return a mapping, dataclass, pydantic model or named tuple as a mapping."""
     fields = _fields(value)
     if fields is None:
         raise TypeError(

@@ -18,9 +18,6 @@ def row_values(column: pa.ChunkedArray) -> Sequence[Any]:
     Tensors and nested fixed-size lists of numbers are arrays of their shape, copied; scalars are
     Python values, lists are lists, structs are dicts; null is None. Times of day are cut to the
     microseconds that Python's class holds.
-
-    Args:
-        column: The column.
     """
     kind = column.type
     if is_multidimensional(kind):

@@ -26,15 +26,7 @@ SchemaLike = Union[pa.Schema, Mapping[str, Union[str, pa.DataType]]]
 
 
 def parse_schema(schema: SchemaLike, where: str) -> pa.Schema:
-    """Convert a mapping of column name to SQL type, or a `pyarrow.Schema`, to a `pyarrow.Schema`.
-
-    Args:
-        schema: For example ``{"id": "BIGINT", "embedding": "FLOAT[384]"}``.
-        where: The stage that declares it, for messages.
-
-    Raises:
-        SchemaError: If it is empty, or a type is unknown.
-    """
+    """Convert a mapping of column name to SQL type, or a `pyarrow.Schema`, to the latter."""
     if isinstance(schema, pa.Schema):
         fields = list(schema)
     elif isinstance(schema, Mapping):
@@ -58,15 +50,7 @@ def empty_table(schema: pa.Schema) -> pa.Table:
 
 
 def check_distinct(names: Sequence[str], where: str) -> None:
-    """Validate that names are distinct in SQL, which does not distinguish "a" from "A".
-
-    Args:
-        names: The column names.
-        where: The stage, for messages.
-
-    Raises:
-        SchemaError: If two names are equal in SQL.
-    """
+    """Validate that names are distinct in SQL, which does not distinguish "a" from "A"."""
     first: dict[str, str] = {}
     for name in names:
         if (known := first.setdefault(name.lower(), name)) != name or names.count(name) > 1:
@@ -77,15 +61,7 @@ def check_distinct(names: Sequence[str], where: str) -> None:
 
 
 def check_storable(schema: pa.Schema, where: str) -> None:
-    """Validate that Parquet can store every type of a schema.
-
-    Args:
-        schema: The schema.
-        where: The stage, for messages.
-
-    Raises:
-        SchemaError: If Parquet cannot store a type.
-    """
+    """Validate that Parquet can store every type of a schema."""
     for field in schema:
         try:
             pq.write_table(pa.Table.from_batches([], pa.schema([field])), pa.BufferOutputStream())
@@ -126,12 +102,7 @@ def _column_type(column: object, kind: object, where: str) -> pa.DataType:
 
 @functools.lru_cache(maxsize=512)
 def sql_type(kind: str) -> pa.DataType:
-    """Return the Arrow type of a SQL type string, as DuckDB maps it.
-
-    Raises:
-        duckdb.Error: If the string is not one type.
-        SchemaError: If Arrow has no type for its values.
-    """
+    """Return the Arrow type of a SQL type string, as DuckDB maps it."""
     with connect() as connection:
         relation = connection.sql(f"SELECT CAST(NULL AS {kind}) AS x")
         if relation.columns != ["x"]:
@@ -210,11 +181,7 @@ def type_name(kind: pa.DataType) -> str:
 
 
 def type_code(kind: pa.DataType) -> str:
-    """Return the Python code of an Arrow type in a schema: an SQL type string if there is one.
-
-    Args:
-        kind: The type.
-    """
+    """Return the Python code of an Arrow type in a schema: an SQL type string if there is one."""
     name = sql_name(kind)
     if name is not None and _declares(name, kind):
         return json.dumps(name, ensure_ascii=False)
@@ -266,11 +233,7 @@ def _arrow_code(kind: pa.DataType) -> str:
 
 
 def schema_code(fields: Iterable[pa.Field]) -> str:
-    """Return columns as Python code, for example ``{"label": "VARCHAR", "score": "DOUBLE"}``.
-
-    Args:
-        fields: The columns. An untyped one is shown without a type, as ``...``.
-    """
+    """Return columns as Python code, for example ``{"label": "VARCHAR", "score": "DOUBLE"}``."""
     pairs = (
         f"{json.dumps(field.name, ensure_ascii=False)}: "
         f"{'...' if is_untyped(field.type) else type_code(field.type)}"
@@ -280,11 +243,7 @@ def schema_code(fields: Iterable[pa.Field]) -> str:
 
 
 def is_untyped(kind: pa.DataType) -> bool:
-    """Return whether a type is null or of no values, or a list, struct or map of such a one.
-
-    Args:
-        kind: The type.
-    """
+    """Return whether a type is null or of no values, or a list, struct or map of such a one."""
     if pa.types.is_null(kind) or (pa.types.is_struct(kind) and not kind.num_fields):
         return True
     if pa.types.is_fixed_size_list(kind) and not kind.list_size:
@@ -293,15 +252,7 @@ def is_untyped(kind: pa.DataType) -> bool:
 
 
 def merged_types(found: Iterable[pa.Schema], location: str) -> pa.Schema:
-    """Combine the columns of several results. Numbers of different types get the wider type.
-
-    Args:
-        found: The columns of each result.
-        location: Stage and fragment, for messages.
-
-    Raises:
-        UdfError: If a column has types that have nothing in common.
-    """
+    """Combine the columns of several results. Numbers of different types get the wider type."""
     merged: dict[str, pa.DataType] = {}
     for schema in found:
         for field in schema:
@@ -326,10 +277,6 @@ def seen_by_sql(kind: pa.DataType) -> pa.DataType | None:
     """Return the Arrow type with which SQL computes a column; it can hold each of its values.
 
     If it differs from `kind`, a column that only passes through is kept out of SQL.
-
-    Returns:
-        None if SQL has no such type: durations, decimals of more than 38 digits, list views. A
-        tensor is the flat list of its elements.
     """
     if is_tensor(kind):
         return seen_by_sql(storage_type(kind))

@@ -73,21 +73,7 @@ _TOKEN = re.compile(
 
 
 def parse_return_type(return_type: object, where: str) -> pa.DataType:
-    """Convert the `return_type` of a Spark UDF to an Arrow type, as Spark converts it.
-
-    Args:
-        return_type: A DDL string, as ``"array<float>"`` or ``"label string, score double"``, or a
-            `pyspark.sql.types.DataType`; pyspark is not imported. Names of types ignore case. An
-            Arrow type is returned as it is.
-        where: The stage that declares it, for messages.
-
-    Returns:
-        The type. It is a struct for a list of columns too. As in Spark, `timestamp` has a time zone
-        and `timestamp_ntz` has none; lengths of `char` and `varchar` and `NOT NULL` are not kept.
-
-    Raises:
-        SchemaError: If it is no type of Spark's, or Arrow has no such type.
-    """
+    """Convert the `return_type` of a Spark UDF to an Arrow type, as Spark converts it."""
     if isinstance(return_type, str):
         return _Parser(return_type, where).parse()
     if isinstance(return_type, pa.DataType):

@@ -41,10 +41,6 @@ def unpruned(name: str, kind: pa.DataType) -> str:
 
     Writers leave NaN out of them, and DuckDB 2.0 takes them for bounds of all values: it finds no
     row with ``isnan(x)``, and takes NaN for less than 0.5.
-
-    Args:
-        name: The column.
-        kind: Its type.
     """
     quoted = quote(name)
     return f"list_transform([{quoted}], lambda x: x)[1]" if _holds_floats(kind) else quoted
@@ -122,23 +118,12 @@ def select_list(columns: Sequence[tuple[str, str]]) -> str:
 
 
 def select(columns: Sequence[tuple[str, str]], where: str | None, table: str) -> str:
-    """Build the SELECT statement of a projection.
-
-    Args:
-        columns: (name, expression) pairs.
-        where: The filter; None for none.
-        table: The table to select from.
-    """
+    """Build the SELECT statement of a projection."""
     return f"SELECT {select_list(columns)} FROM {table}" + (f" WHERE ({where})" if where else "")
 
 
 def unused(name: str, taken: Iterable[str]) -> str:
-    """Append underscores to a name until it is not taken.
-
-    Args:
-        name: The name.
-        taken: The names in use, compared case-insensitively.
-    """
+    """Append underscores to a name until it is not taken."""
     known = {other.lower() for other in taken}
     while name in known:
         name += "_"
@@ -147,15 +132,7 @@ def unused(name: str, taken: Iterable[str]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def referenced_columns(expression: str, where: str) -> frozenset[str]:
-    """Return the names that an expression may read from its input, maybe with lambda parameters.
-
-    Args:
-        expression: One scalar SQL expression.
-        where: The stage and column that hold it, for messages.
-
-    Raises:
-        DefinitionError: If it does not parse, or depends on more than its row.
-    """
+    """Return the names that an expression may read from its input, maybe with lambda parameters."""
     columns = set()
     for node in _expressions(_parsed(expression, where)):
         if what := _beyond_its_row(node):
@@ -185,16 +162,7 @@ def referenced_columns(expression: str, where: str) -> frozenset[str]:
 def computed_from(
     columns: Sequence[tuple[str, str]], where: str | None, schema: pa.Schema
 ) -> list[str]:
-    """Return the input columns that the expressions of a projection name.
-
-    Args:
-        columns: (name, expression) pairs.
-        where: The filter; None for none.
-        schema: The input schema.
-
-    Returns:
-        Column names, in the order of the schema.
-    """
+    """Return the input columns that the expressions of a projection name."""
     texts = [text for _, text in columns] + ([where] if where else [])
     wanted = {name.lower() for text in texts for name in referenced_columns(text, "project")}
     return [name for name in schema.names if name.lower() in wanted]
@@ -222,15 +190,7 @@ def _not_row_dependent(expression: str, what: str, where: str) -> DefinitionErro
 
 
 def passed_through(columns: Sequence[tuple[str, str]], schema: pa.Schema) -> dict[str, str]:
-    """Return the columns of a projection that are input columns.
-
-    Args:
-        columns: (name, expression) pairs.
-        schema: The input schema.
-
-    Returns:
-        A mapping of the new name to the input's name.
-    """
+    """Return the columns of a projection that are input columns."""
     known = {name.lower(): name for name in schema.names}
     paths = {name: plain_column(expression, name) for name, expression in columns}
     return {
@@ -239,28 +199,14 @@ def passed_through(columns: Sequence[tuple[str, str]], schema: pa.Schema) -> dic
 
 
 def is_column(expression: str, name: str, where: str) -> bool:
-    """Return whether an expression is just a column.
-
-    Args:
-        expression: The SQL expression.
-        name: The column.
-        where: The stage, for messages.
-    """
+    """Return whether an expression is just a column."""
     column = plain_column(expression, where)
     return column is not None and column.lower() == name.lower()
 
 
 @functools.lru_cache(maxsize=4096)
 def conjuncts(expression: str, where: str) -> tuple[str, ...]:
-    """Split a filter at its outer ANDs: a row passes it if it passes each of the results.
-
-    Args:
-        expression: The filter.
-        where: The filter's place, for messages.
-
-    Raises:
-        DefinitionError: If it does not parse.
-    """
+    """Split a filter at its outer ANDs: a row passes it if it passes each of the results."""
     return tuple(_text(node) for node in _conjuncts(_parsed(expression, where)))
 
 
@@ -282,15 +228,7 @@ def _text(node: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def plain_column(expression: str, where: str) -> str | None:
-    """Return the column that an expression names; None if it computes something.
-
-    Args:
-        expression: The SQL expression.
-        where: The stage, for messages.
-
-    Returns:
-        The name as written in the expression.
-    """
+    """Return the column that an expression names; None if it computes something."""
     tree = _parsed(expression, where)
     path = list(tree.get("column_names", ()))
     if len(path) == 2 and path[0].lower() == "source":
@@ -400,17 +338,7 @@ def _expressions(node: Any) -> Iterator[dict[str, Any]]:
 def bind(
     columns: tuple[tuple[str, str], ...], where: str | None, schema: pa.Schema, location: str
 ) -> pa.Schema:
-    """Derive the output schema of a projection without any rows.
-
-    Args:
-        columns: (name, expression) pairs.
-        where: The filter; None for none.
-        schema: The input schema.
-        location: The stage, for messages.
-
-    Raises:
-        SchemaError: If a column is missing or an expression does not fit the types.
-    """
+    """Derive the output schema of a projection without any rows."""
     filters = [("where", f"({where})::BOOLEAN")] if where else []
     passed = passed_through(columns, schema)
     computed = [(name, expression) for name, expression in columns if name not in passed]
@@ -432,13 +360,7 @@ def bind(
 
 
 def _computed_from(expression: str, schema: pa.Schema, label: str) -> set[str]:
-    """Return the columns that an expression computes with.
-
-    Raises:
-        SchemaError: If SQL cannot hold the values of a column.
-        DefinitionError: If a name is not a column, and SQL reads it as a function such as the
-            current date.
-    """
+    """Return the columns that an expression computes with."""
     names = {name.lower() for name in referenced_columns(expression, label)}
     found = {field.name for field in schema if field.name.lower() in names}
     for name in found:
@@ -488,15 +410,7 @@ def _bound_type(
 def as_columns(
     columns: Mapping[str, str] | Sequence[str], where: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return the columns of a project as (name, expression) pairs.
-
-    Args:
-        columns: A mapping of name to expression, or a list of column names.
-        where: The stage, for messages.
-
-    Raises:
-        DefinitionError: If there are none, or one is not a string or does not parse.
-    """
+    """Return the columns of a project as (name, expression) pairs."""
     if isinstance(columns, str) or not columns:
         raise DefinitionError(
             f"{where}: columns is {columns!r}; expected a list of column names, or a mapping of "
@@ -522,15 +436,7 @@ def expression_error(
     error: Exception,
     location: str,
 ) -> SchemaError:
-    """Build the error of a projection, naming the expression that fails.
-
-    Args:
-        columns: Names and expressions.
-        where: The filter.
-        run: Runs some of the columns with a filter, to locate the one that fails.
-        error: The exception that DuckDB raised.
-        location: Stage and fragment, for the message.
-    """
+    """Build the error of a projection, naming the expression that fails."""
     alone = [(f"column {name!r} = {text!r}", [(name, text)]) for name, text in columns]
     filters = [(f"where = {where!r}", [("x", "1")])] if where else []
     label = "a column of the project"

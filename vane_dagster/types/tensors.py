@@ -145,11 +145,7 @@ class RowShape:
 
 
 def row_shape(kind: pa.DataType) -> RowShape | None:
-    """Return the shape of the rows of a tensor or of fixed-size lists, nested or not.
-
-    Returns:
-        None for a column of another type, or of lists of text or of structs.
-    """
+    """Return the shape of the rows of a tensor or of fixed-size lists, nested or not."""
     if is_tensor(kind):
         return RowShape(kind.value_type, tuple(kind.shape))
     sizes = []
@@ -170,12 +166,6 @@ def to_ndarray(array: pa.Array) -> npt.NDArray[Any] | None:
 
     Numbers without nulls are not copied, and the array can be written if Arrow's memory can. Null
     elements are as in a column of scalars: NaN.
-
-    Args:
-        array: Rows of a type that `row_shape` knows.
-
-    Returns:
-        None if a row or a list in it is null.
     """
     shape = row_shape(array.type)
     assert shape is not None, "asked for a type with a shape only"
@@ -204,15 +194,6 @@ def from_ndarray(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
 
     Elements of another number type are cast, if they lose nothing but floating-point precision.
     Masked elements become null.
-
-    Args:
-        values: The array; its memory is shared if it is contiguous and of the same type.
-        kind: The type of the column.
-
-    Raises:
-        ValueError: If it has another shape.
-        TypeError: If its elements are of another kind.
-        pyarrow.ArrowException: If elements do not fit the type.
     """
     wanted = row_shape(kind)
     found = values.shape[1:]
@@ -289,14 +270,7 @@ def _other_shape(found: Sequence[int], wanted: Sequence[int]) -> str:
 
 
 def stacked(rows: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
-    """Stack the arrays of rows, without the rows that are None; masks are kept.
-
-    Args:
-        rows: An array a row, or None.
-
-    Returns:
-        None if their shapes differ, or there is none.
-    """
+    """Stack the arrays of rows, without the rows that are None; masks are kept."""
     given = [row for row in rows if row is not None]
     if len({row.shape for row in given}) != 1:
         return None
@@ -322,9 +296,6 @@ def array_rows(column: pa.ChunkedArray) -> list[Any]:
     """Return the array of each row, or None for a null row, in memory that nothing else shares.
 
     Rows with a null list inside, which no array can have, are nested Python lists.
-
-    Args:
-        column: Tensors or fixed-size lists of numbers.
     """
     array = to_ndarray(pa.concat_arrays(column.chunks).drop_null()) if len(column) else None
     if array is None:
@@ -334,12 +305,7 @@ def array_rows(column: pa.ChunkedArray) -> list[Any]:
 
 
 def with_null_rows(valid: pa.Array, is_null: Sequence[bool]) -> pa.Array:
-    """Insert null rows.
-
-    Args:
-        valid: The other rows.
-        is_null: For each row of the result, whether it is null.
-    """
+    """Insert null rows."""
     if not any(is_null):
         return valid
     nulls = np.asarray(is_null, bool)
@@ -353,9 +319,6 @@ def unsliced(table: pa.Table) -> pa.Table:
     Arrow's `take` and `filter` apply the offset of such a slice twice, and so return other rows
     (seen in pyarrow 26.0.1), even if the slice is inside of a struct or list. Flat fixed-size lists
     and tensors are not affected.
-
-    Args:
-        table: The rows, which are about to be selected from.
     """
     columns = list(table.columns)
     for place, column in enumerate(columns):
@@ -395,17 +358,7 @@ def nested(array: pa.Array) -> pa.Array:
 
 
 def from_lists(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert flat or nested lists, or tensors of another type, to tensors.
-
-    Args:
-        array: The lists.
-        kind: The tensor type.
-
-    Raises:
-        ValueError: If their shape is another, or an inner list is null.
-        TypeError: If their elements are of another kind.
-        pyarrow.ArrowException: If their elements do not fit the type.
-    """
+    """Convert flat or nested lists, or tensors of another type, to tensors."""
     wanted = row_shape(kind)
     assert wanted is not None, "asked for a tensor type only"
     if is_tensor(array.type):

@@ -56,22 +56,6 @@ def to_arrow(values: Any, kind: pa.DataType, closed: bool = False) -> Any:
     stays a number, except in pandas, where it stands for a missing value. An array of shape (n, 1)
     is a column of scalars. Dataclasses, pydantic models and named tuples are structs, members of an
     enum their values.
-
-    Args:
-        values: A sequence, array, tensor or Series with a value for each row, or an Arrow array.
-        kind: The type.
-        closed: Whether fields of dicts that the type lacks are refused; they are ignored otherwise.
-
-    Returns:
-        An array or chunked array, which may share the memory of `values`.
-
-    Raises:
-        UnknownField: If `closed`, and there is one.
-        Mismatch: If the values have another type, or do not fit.
-        TypeError: If they are no column, or Arrow has no type for them.
-        ValueError: If arrays have another shape, or values have several types; also as
-            `pyarrow.ArrowInvalid`.
-        OverflowError: If an integer has more than 64 bits.
     """
     column = as_column(values)
     if isinstance(column, list):
@@ -94,14 +78,7 @@ def to_arrow(values: Any, kind: pa.DataType, closed: bool = False) -> Any:
 
 
 def as_column(values: Any) -> Any:
-    """Return a column as an Arrow array, an array or Series with a type, or a list of rows.
-
-    Args:
-        values: A sequence, array, tensor or Series with a value for each row, or an Arrow array.
-
-    Raises:
-        TypeError: If it is no column.
-    """
+    """Return a column as an Arrow array, an array or Series with a type, or a list of rows."""
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
     if isinstance(values, (str, bytes, Mapping)):
@@ -205,11 +182,7 @@ def _holds_records(kind: pa.DataType) -> bool:
 
 
 def _inferred(rows: list[Any], kind: pa.DataType) -> pa.Array:
-    """Convert scalars, or lists of them, to the type that they have themselves.
-
-    Raises:
-        ValueError: If they have several types. Arrow converts some of these silently.
-    """
+    """Convert scalars, or lists of them, to the type that they have themselves."""
     classes = _classes(rows)
     if any(map(_needs_plain, classes)):
         rows = [_plain(row) for row in rows]
@@ -294,13 +267,6 @@ def _exact(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
     """Return the type to which Arrow converts Python values without a change that it conceals.
 
     It cuts fractions off for integers, drops time zones, and reads numbers as times, for example.
-
-    Args:
-        kind: The declared type.
-        found: The type that is inferred from the values.
-
-    Returns:
-        The declared type where the conversion is exact, or else the inferred one.
     """
     if is_list(kind) and is_list(found):
         value = kind.value_field.with_type(_exact(kind.value_type, found.value_type))
@@ -319,11 +285,7 @@ _MAX_DIGITS = 38
 
 
 def _checked_times(rows: Iterable[Any], found: pa.DataType) -> pa.DataType:
-    """Return the type of times, after checks that Arrow does not make.
-
-    Raises:
-        ValueError: If a part of the values has a time zone, or one that no type has.
-    """
+    """Return the type of times, after checks that Arrow does not make."""
     if is_list(found):
         inner = chain.from_iterable(row for row in rows if row is not None)
         return pa.list_(_checked_times(list(inner), found.value_type))

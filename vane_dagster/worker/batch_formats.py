@@ -44,31 +44,13 @@ def given_batch(batch: pa.Table, form: BatchFormat) -> Any:
     The code may write into the batch, for example by ``batch["x"] *= 2``, or through
     `torch.from_numpy`, which ignores read-only memory. Retries, halves of the batch and other
     stages must not see such writes.
-
-    Args:
-        batch: The rows.
-        form: The format that the user asked for.
     """
     own = [copied(column) for column in batch.columns]
     return to_format(pa.Table.from_arrays(own, schema=batch.schema), form)
 
 
 def to_format(batch: pa.Table, form: BatchFormat) -> Any:
-    """Convert a batch to the format that the user asked for.
-
-    Args:
-        batch: The rows.
-        form: The format.
-
-    Returns:
-        A `pyarrow.Table`, a dict of column to array or tensor, a `pandas.DataFrame` or a
-        `polars.DataFrame`. A column of tensors or of fixed-size lists of numbers is an array of
-        shape ``(rows, *shape)``, or a data frame's column of arrays. Lists of variable size are an
-        object array of arrays, or a list of tensors.
-
-    Raises:
-        StageError: If the worker lacks the format's package, or polars has no type for a column.
-    """
+    """Convert a batch to the format that the user asked for."""
     if form == "pyarrow":
         return batch
     if form == "pandas":
@@ -86,11 +68,7 @@ def to_format(batch: pa.Table, form: BatchFormat) -> Any:
 
 
 def _package(name: str, form: str) -> Any:
-    """Import the package of a format.
-
-    Raises:
-        StageError: If the worker cannot import it.
-    """
+    """Import the package of a format."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

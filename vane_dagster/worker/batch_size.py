@@ -40,22 +40,12 @@ class BatchSizer:
         self._found = False
 
     def of(self, asked: int | Literal["auto"] | None, rows: int) -> int:
-        """Return the size of the next batch, in rows.
-
-        Args:
-            asked: The size that the stage declares, "auto", or None for no limit.
-            rows: Rows that are left.
-        """
+        """Return the size of the next batch, in rows."""
         size = self._size if asked == AUTO else asked or rows
         return max(1, min(size, self.fits or size, rows))
 
     def cut(self, table: pa.Table, asked: int | Literal["auto"] | None) -> Iterator[pa.Table]:
-        """Cut a table into batches, each of the best size known at that time.
-
-        Args:
-            table: The rows.
-            asked: The size that the stage declares, "auto", or None for one batch.
-        """
+        """Cut a table into batches, each of the best size known at that time."""
         if self.fits is not None and time.monotonic() - self._limited_at > _EASED_SECONDS:
             self.fits, self._limited_at = 2 * self.fits, time.monotonic()
         start = 0
@@ -65,12 +55,7 @@ class BatchSizer:
             start += size
 
     def learn(self, rows: int, seconds: float) -> None:
-        """Record how long a batch took.
-
-        Args:
-            rows: Rows of the batch.
-            seconds: Seconds that the call took.
-        """
+        """Record how long a batch took."""
         if self._found or rows != self._size or seconds <= 0:
             return
         self._rates.append(rows / seconds)

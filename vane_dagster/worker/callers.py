@@ -90,12 +90,7 @@ class BatchCaller:
         self._contract, self._code = contract, code
 
     def results(self, batch: pa.Table, room: Room) -> AsyncIterator[Any]:
-        """Call the code with a batch, and yield its results.
-
-        Args:
-            batch: The rows, with ids and columns that the code does not get.
-            room: Bounds the calls in flight; the caller's task holds it.
-        """
+        """Call the code with a batch, and yield its results."""
         code, contract = self._code, self._contract
         if code.op.is_async:
             begin_user_code()
@@ -140,16 +135,7 @@ class RowCaller:
         self._limit = code.op.policy.timeout_s
 
     async def results(self, batch: pa.Table, room: Room) -> AsyncIterator[pa.Table]:
-        """Call the code for each row of a batch, and yield one table.
-
-        Args:
-            batch: The rows, with ids and columns that the code does not get.
-            room: Bounds the calls in flight. Each row takes room of its own.
-
-        Raises:
-            RowErrors: With the results of the other rows.
-            Revoked: If the lease ended.
-        """
+        """Call the code for each row of a batch, and yield one table."""
         limit, code = self._limit, self._code
         rows = row_arguments(self._contract, code.given(batch))
         if self._types is not None:
@@ -224,11 +210,7 @@ class RowCaller:
 
 
 def caller(code: UserCode) -> BatchCaller | RowCaller:
-    """Return the caller for a contract.
-
-    Args:
-        code: What is called, and how.
-    """
+    """Return the caller for a contract."""
     contract = code.op.contract
     if isinstance(contract, TypesCall):
         if isinstance(contract.of, RowCall):
@@ -250,13 +232,7 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def within(seconds: float | None, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of async user code's coroutine, or the exception that it raised.
-
-    Args:
-        seconds: The time limit of the call; None for no limit. A coroutine that exceeds it is
-            cancelled, and its process ended if that takes longer than a second.
-        coroutine: The coroutine.
-    """
+    """Return the result of async user code's coroutine, or the exception that it raised."""
     # The deadline ends the process if a call blocks the loop, or ignores its cancellation.
     with deadline(None if seconds is None else seconds + _GRACE_SECONDS):
         call = asyncio.ensure_future(coroutine)

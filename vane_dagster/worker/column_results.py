@@ -21,18 +21,7 @@ from vane_dagster.worker.results import from_result
 def column_arguments(
     contract: ColumnsCall, batch: pa.Table, call: Callable[..., Any], location: str
 ) -> list[Any]:
-    """Return the positional arguments of a call: a copy of each input column as an array.
-
-    Args:
-        contract: The contract.
-        batch: The rows.
-        call: What is called.
-        location: Stage and fragment, for messages.
-
-    Raises:
-        UdfError: If a column does not have its declared shape, or the number of shapes is not that
-            of the arrays.
-    """
+    """Return the positional arguments of a call: a copy of each input column as an array."""
     given = given_batch(batch.select(list(dict.fromkeys(contract.columns))), contract.format)
     columns, shapes = [given[name] for name in contract.columns], contract.shapes
     if contract.stacks and len(columns) > 1 and _takes_one(call):
@@ -82,17 +71,7 @@ def _shaped(column: Any, shapes: Sequence[tuple[int, ...] | None], name: str, lo
 
 
 def as_columns(contract: ColumnsCall, result: Any, op: CallUdf, work: Work) -> Any:
-    """Return the result of a call as a table or a dict of column to array.
-
-    Args:
-        contract: The contract.
-        result: One column, a dict of arrays, or a list with a dict or object for each row.
-        op: The call: the columns that it returns.
-        work: The task: its schema and location.
-
-    Raises:
-        UdfError: If the result has another form, or a row lacks a declared column.
-    """
+    """Return the result of a call as a table or a dict of column to array."""
     field = None if contract.output is None else work.schema.field(contract.output)
     if field is not None and not pa.types.is_struct(field.type):
         return {field.name: _text(result, field.type)}

@@ -17,21 +17,7 @@ from vane_dagster.worker.conversion_advice import explained, misfit, mismatch
 
 
 def fitted(values: Any, field: pa.Field, location: str, pinned: bool = False) -> pa.ChunkedArray:
-    """Convert one column of results to the type of its field, by the rules of `to_arrow`.
-
-    Args:
-        values: The values of the rows: a sequence, an array, a tensor, a Series or an Arrow array.
-        field: The declared column.
-        location: Stage and fragment, for messages.
-        pinned: Whether the type is inferred, so that fields which it lacks are refused.
-
-    Returns:
-        The column, in memory that nothing else shares.
-
-    Raises:
-        UdfError: If they do not fit; it names the column, the expected and the found type, and the
-            conversion that would help.
-    """
+    """Convert one column of results to the type of its field, by the rules of `to_arrow`."""
     kind = field.type
     wanted = type_name(kind) if is_tensor(kind) else str(kind)
     expected = f"{location}: column {field.name!r}: expected {wanted}, found"
@@ -57,14 +43,6 @@ def check_pinned(given: Iterable[Any], schema: pa.Schema, location: str) -> None
 
     The first rows may lack a column that later ones have, and nobody has declared that it may be
     dropped.
-
-    Args:
-        given: The columns of the results.
-        schema: The inferred schema, with all columns that are passed on.
-        location: Stage and fragment, for messages.
-
-    Raises:
-        UdfError: If there is one.
     """
     known = frozenset(schema.names)
     if beyond := [name for name in given if name not in known]:

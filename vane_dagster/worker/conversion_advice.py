@@ -28,14 +28,7 @@ _NARROW_FLOATS = ("bfloat16", "float8")
 
 
 def explained(error: BaseException, values: Any, kind: pa.DataType) -> str:
-    """Explain why a column cannot be converted, with what to return instead.
-
-    Args:
-        error: The error of the conversion. Its text is used, without values, where no better
-            explanation is known.
-        values: The column that the function returned.
-        kind: The declared type.
-    """
+    """Explain why a column cannot be converted, with what to return instead."""
     if type(error) is ValueError:  # ours; Arrow's are of subclasses
         return str(error)
     if advice := _about_column(values) or _about_rows(values, kind):
@@ -45,13 +38,7 @@ def explained(error: BaseException, values: Any, kind: pa.DataType) -> str:
 
 
 def mismatch(found: pa.DataType, kind: pa.DataType, column: str) -> str:
-    """Say what to do about values of another type.
-
-    Args:
-        found: The type that the function returned.
-        kind: The declared type.
-        column: The column's name; empty if they are inside of a struct or map.
-    """
+    """Say what to do about values of another type."""
     convert = "Convert it in the function"
     if is_element(kind) and (is_element(found) or is_text(found)):
         convert = f"Return {astype(kind)}"
@@ -61,14 +48,7 @@ def mismatch(found: pa.DataType, kind: pa.DataType, column: str) -> str:
 
 
 def misfit(found: pa.DataType, kind: pa.DataType, column: str, reason: str) -> str:
-    """Say what to do about values of a type that may be cast, but not all of these.
-
-    Args:
-        found: The type that the function returned.
-        kind: The declared type.
-        column: The column's name; empty if they are inside of a struct or map.
-        reason: What does not fit.
-    """
+    """Say what to do about values of a type that may be cast, but not all of these."""
     convert = "Return values that fit"
     if pa.types.is_floating(found) and pa.types.is_integer(kind):
         is_nan = " nan " in reason

@@ -43,13 +43,7 @@ def check_alive(error: BaseException) -> None:
 
 
 class Health:
-    """The health check of a model, if the model has a method for it.
-
-    Args:
-        target: The model.
-        events: The event loop that runs its coroutines.
-        thread: The thread that runs its synchronous code.
-    """
+    """The health check of a model, if the model has a method for it."""
 
     def __init__(self, target: Any, events: EventLoop, thread: ModelThread) -> None:
         found = getattr(target, PROBE, None)
@@ -58,15 +52,7 @@ class Health:
         self._asked = time.monotonic()
 
     def check(self, now_and_then: bool = False, rows: bool = False) -> None:
-        """Check the model before it gets rows, or after a call has raised.
-
-        Args:
-            now_and_then: Whether to skip a check within ten seconds of the last one.
-            rows: Whether rows were being computed, and may be the reason.
-
-        Raises:
-            UnhealthyModelError: If the model is dead.
-        """
+        """Check the model before it gets rows, or after a call has raised."""
         if self._probe is None or (
             now_and_then and time.monotonic() - self._asked < _EVERY_SECONDS
         ):

@@ -75,9 +75,6 @@ from vane_dagster.worker.source_rows import known_files
 class Host:
     """The model of a worker process, and the tasks that run on it. One instance per process.
 
-    Args:
-        slots: Tasks that run at the same time.
-
     Attributes:
         model: The model.
         startup: The state of the model's construction.
@@ -196,15 +193,7 @@ class Host:
         self._revoked.add(lease)
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
-        """Run a task. A failure is reported, not raised.
-
-        Args:
-            work: The task.
-            *tables: The tables that its inputs refer to.
-
-        Returns:
-            The rows, if the task keeps them, and the report.
-        """
+        """Run a task. A failure is reported, not raised."""
         if work.lease in self._revoked:
             return None, WorkReport(cancelled=True)
         started = time.perf_counter()
@@ -346,12 +335,7 @@ def _check_size(model: ModelSpec | None, lifecycle: WorkerLifecycle) -> None:
 
 
 def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
-    """Convert the error of a failed construction to a `Fault`.
-
-    Args:
-        model: The model; None for a worker without one.
-        error: The error.
-    """
+    """Convert the error of a failed construction to a `Fault`."""
     if isinstance(error, ModelLoadError):
         return Fault("ModelLoadError", str(error))
     label = model.label if model else "worker"
@@ -363,12 +347,7 @@ def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
 
 
 def work_fault(work: Work, error: BaseException) -> Fault:
-    """Convert the error of a failed task to a `Fault`.
-
-    Args:
-        work: The task.
-        error: The error.
-    """
+    """Convert the error of a failed task to a `Fault`."""
     where = work.location
     if isinstance(error, BatchError):
         where, error = f"{where}: {error}", error.cause

@@ -45,12 +45,7 @@ def is_distinct(ids: pa.ChunkedArray) -> bool:
 
 
 def are_distinct_and_among(some: pa.ChunkedArray, ids: pa.ChunkedArray) -> bool:
-    """Return whether ids are unique and all among other ids.
-
-    Args:
-        some: The ids to check.
-        ids: The other ids, which are unique.
-    """
+    """Return whether ids are unique and all among other ids."""
     if some.null_count or some.type != ids.type:
         return False
     if not pa.types.is_integer(ids.type):

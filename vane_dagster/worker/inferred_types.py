@@ -23,32 +23,13 @@ _MAX_DIGITS = 38
 
 
 def result_types(result: Any, op: CallUdf, work: Work) -> pa.Schema:
-    """Return the columns of the result of a call with a batch.
-
-    Args:
-        result: A table, data frame, or dict of column to array.
-        op: The call.
-        work: The task.
-
-    Raises:
-        UdfError: If the result has another form, or a column has no one type.
-    """
+    """Return the columns of the result of a call with a batch."""
     columns = result_columns(result, pa.schema([]), op.ids[0], work.location)[0]
     return _schema(columns, work.location)
 
 
 def types_table(found: Iterable[pa.Schema], ids: pa.ChunkedArray, op: CallUdf, work: Work) -> Any:
-    """Return a row for each input row, with the types that the calls for them returned.
-
-    Args:
-        found: The columns of each result.
-        ids: The ids of the input rows.
-        op: The call.
-        work: The task.
-
-    Raises:
-        UdfError: If a column has several types.
-    """
+    """Return a row for each input row, with the types that the calls for them returned."""
     schema = merged_types(found, work.location)
     records = pa.array([schema_record(schema)] * len(ids), pa.string())
     return pa.table({op.ids[0]: ids, TYPES: records})
@@ -110,13 +91,6 @@ def column_type(values: Any) -> pa.DataType:
 
     An array of two dimensions is a column of lists of one size; one of more dimensions is a column
     of tensors.
-
-    Args:
-        values: An array, a tensor, an Arrow column, or a list with a value for each row.
-
-    Raises:
-        TypeError: If it is no column, or its values have no type in Arrow.
-        pyarrow.ArrowException: If its values have no type in common.
     """
     column = as_column(values)
     if isinstance(column, (pa.Array, pa.ChunkedArray)):

@@ -30,9 +30,6 @@ def kept(value: Any) -> Any:
 
     Lists, sets and dicts of any class become plain lists and dicts, and objects with fields become
     dicts of them, and members of an enum their values, which convert to the same columns.
-
-    Args:
-        value: The result: a value, or containers, objects, arrays and tensors of values.
     """
     kind = type(value)
     if kind in PLAIN:

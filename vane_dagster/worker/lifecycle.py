@@ -33,9 +33,6 @@ class Startup:
         After `limit` seconds the driver asks for its state and ends the worker. If native code
         never lets another thread answer, the process is ended a minute later, and its stack is
         printed to its standard error.
-
-        Args:
-            limit: Seconds that the construction may take.
         """
         self._began, self._thread = time.monotonic(), threading.get_ident()
         try:
@@ -80,12 +77,7 @@ def _own(process: Any) -> int:
 
 
 def recycle_reason(lifecycle: WorkerLifecycle, batches: int) -> str:
-    """Return why a worker should be replaced by a fresh one; empty if it should not.
-
-    Args:
-        lifecycle: The limits that its stage declares.
-        batches: Calls that it has answered.
-    """
+    """Return why a worker should be replaced by a fresh one; empty if it should not."""
     if lifecycle.max_batches is not None and batches >= lifecycle.max_batches:
         return f"has answered {batches} calls, max_batches={lifecycle.max_batches}"
     if lifecycle.max_rss is not None and (held := own_memory()) > lifecycle.max_rss:

@@ -22,9 +22,6 @@ from vane_dagster.worker.udf_caller import UdfCaller
 class LoadedModel:
     """The constructed model of a worker, or its function.
 
-    Args:
-        thread: The thread that constructs the model.
-
     Attributes:
         instance: The constructed model; None before.
         content: What it was constructed from; see `ModelSpec.content`.
@@ -38,13 +35,7 @@ class LoadedModel:
         self.content = ""
 
     def construct(self, model: ModelSpec, archive: bytes, root: Path) -> None:
-        """Construct the model from the run's own code, as the first action of a worker.
-
-        Args:
-            model: The model.
-            archive: The user's modules, as a zip.
-            root: The folder to unpack them below.
-        """
+        """Construct the model from the run's own code, as the first action of a worker."""
         user_code.activate(user_code.unpack(archive, model.code, root))
         target, args, kwargs = user_code.load(model.payload, model.files)
         keep_arguments(args, kwargs)
@@ -54,22 +45,13 @@ class LoadedModel:
         self.hold(model, made)
 
     def hold(self, model: ModelSpec, made: Any) -> None:
-        """Store a constructed model, or a function. Its modules are already imported.
-
-        Args:
-            model: The model.
-            made: The constructed instance, or the function.
-        """
+        """Store a constructed model, or a function. Its modules are already imported."""
         self.instance, self.content = made, model.content
         self._caller = UdfCaller(model, made, self._thread)
 
     @contextlib.contextmanager
     def turn(self, is_async: bool = False) -> Iterator[UdfCaller]:
-        """Wait for this call's turn, and yield the caller of the model.
-
-        Args:
-            is_async: Whether the call is async; such calls run at the same time.
-        """
+        """Wait for this call's turn, and yield the caller of the model."""
         assert self._caller is not None, "a worker without a model was given a call"
         with self._turns.turn(is_async):
             yield self._caller
@@ -89,11 +71,7 @@ class CallTurns:
 
     @contextlib.contextmanager
     def turn(self, is_async: bool = False) -> Iterator[None]:
-        """Wait until no call of the other kind is running, or waits ahead of this one.
-
-        Args:
-            is_async: Whether the call is async.
-        """
+        """Wait until no call of the other kind is running, or waits ahead of this one."""
         ticket = object()
         with self._changed:
             self._waiting.append(ticket)

@@ -40,16 +40,7 @@ _CLOCK_SECONDS = 0.1
 
 
 def local_copy(digest: str, root: Location, folder: Path | None = None) -> str:
-    """Return the path of a node's copy of a file or folder, and copy it first if it has none.
-
-    Args:
-        digest: The sha256 of its record.
-        root: The root of the store that has it.
-        folder: The folder of all copies. Default: the worker's private folder.
-
-    Raises:
-        StoreError: If the store does not have it, or the node has no room for it.
-    """
+    """Return the path of a node's copy of a file or folder, and copy it first if it has none."""
     copies = folder or worker_folder(KIND)
     copy = copies / digest
     stored = shared_entry(

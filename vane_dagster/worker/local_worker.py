@@ -86,13 +86,7 @@ class _Channel:
 
 
 def serve(connection: Connection, folder: str, slots: int) -> None:
-    """Answer requests until the connection closes.
-
-    Args:
-        connection: The connection to the driver.
-        folder: The folder of the Arrow files that results are written to.
-        slots: Calls that run at the same time.
-    """
+    """Answer requests until the connection closes."""
     host = Host(slots)
     channel = _Channel(connection, folder)
 
@@ -129,15 +123,7 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
 
 
 def write_table(table: pa.Table, folder: str) -> str:
-    """Write a table as an Arrow file that other processes map into memory.
-
-    Args:
-        table: The rows.
-        folder: The folder of the file.
-
-    Returns:
-        The path of the file.
-    """
+    """Write a table as an Arrow file that other processes map into memory."""
     path = os.path.join(folder, f"{uuid.uuid4().hex}.arrow")
     with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
         file.write_table(table)

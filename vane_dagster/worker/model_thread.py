@@ -20,9 +20,6 @@ class ModelThread:
 
     Examples are the gradient mode of torch, and connections of sqlite3. A worker with one slot has
     one thread for everything, which is used as it is.
-
-    Args:
-        slots: Tasks that the worker has at the same time, each in a thread of its own.
     """
 
     def __init__(self, slots: int) -> None:

@@ -48,16 +48,7 @@ def shared_entry(
     hold: bool,
     unused_seconds: float = UNUSED_SECONDS,
 ) -> T:
-    """Return an entry, and make it first if there is none. Others who want it wait meanwhile.
-
-    Args:
-        folder: The folder of all entries of a kind.
-        name: The entry's name.
-        find: Returns the entry; None without one.
-        make: Makes it.
-        hold: Whether the entry must stay until this process ends.
-        unused_seconds: Seconds that entries of the kind are kept unused.
-    """
+    """Return an entry, and make it first if there is none. Others who want it wait meanwhile."""
     with _locked(_lock(folder, name)) as is_locked:
         entry = find()
         if entry is None:
@@ -86,26 +77,14 @@ def new_entry(folder: Path, name: str) -> Iterator[Path]:
 
 
 class DerivedFiles(Generic[T]):
-    """Mapped files that are made of others once on a node. They are deleted an hour after a use.
-
-    Args:
-        kind: The kind of the worker's private folder.
-        read: Opens an entry; it raises FileNotFoundError or ValueError for an incomplete one.
-        most: Entries that this process keeps open.
-    """
+    """Mapped files that are made of others once on a node. They are deleted an hour after a use."""
 
     def __init__(self, kind: str, read: Callable[[Path], T], most: int) -> None:
         self._kind, self._read, self._most = kind, read, most
         self.opened: OrderedDict[Path, T] = OrderedDict()
 
     def open(self, identity: object, build: Callable[[Path], None], folder: Path | None) -> T:
-        """Open an entry, and make it first if the node has none.
-
-        Args:
-            identity: What determines its content, as JSON.
-            build: Writes its files to the folder ``new`` of a temporary one.
-            folder: The folder of all entries. Default: the worker's private folder.
-        """
+        """Open an entry, and make it first if the node has none."""
         entries = folder or worker_folder(self._kind)
         place = entries / hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
@@ -131,13 +110,7 @@ class DerivedFiles(Generic[T]):
 
 
 def check_room(folder: Path, needed: int, what: str) -> None:
-    """Raise a StoreError if a folder's disk has less free space than needed.
-
-    Args:
-        folder: The folder.
-        needed: Bytes.
-        what: What needs them, for the message.
-    """
+    """Raise a StoreError if a folder's disk has less free space than needed."""
     if (free := shutil.disk_usage(folder).free) < needed:
         raise StoreError(
             f"{what} needs {needed:,} bytes in {str(folder)!r} of this node, where "

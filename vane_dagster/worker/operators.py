@@ -44,13 +44,7 @@ from vane_dagster.worker.unread_rows import split_unread
 
 
 def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
-    """Read the rows of an input as a table.
-
-    Args:
-        rows: The input.
-        tables: The tables that inputs refer to by index.
-        work: The task, for messages.
-    """
+    """Read the rows of an input as a table."""
     if isinstance(rows, TableRows):
         table = tables[rows.index]
         count = None if rows.stop is None else rows.stop - rows.start
@@ -67,17 +61,7 @@ def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
 def project(
     op: Project, rows: Rows, tables: Sequence[pa.Table], work: Work
 ) -> tuple[pa.Table, int, list[RowFault]]:
-    """Compute SQL columns and a filter, pushed into the source if it can compute them.
-
-    Args:
-        op: The columns and the filter.
-        rows: The input.
-        tables: The tables that inputs refer to by index.
-        work: The task, for messages.
-
-    Returns:
-        The rows, the number of rows before the filter, and the rows that could not be read.
-    """
+    """Compute SQL columns and a filter, pushed into the source if it can compute them."""
     if op.includes:
         made = {name for name, _ in op.columns}
         passed = [(name, quote(name)) for name in work.schema.names if name not in made]
@@ -131,15 +115,6 @@ def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, in
     """Join inputs by id, in the order of the base.
 
     An inner join keeps the base's rows that every input has, a left join keeps all of them.
-
-    Args:
-        op: The join.
-        inputs: The tables, in the order of `op.nodes`.
-        work: The task, with the output schema.
-
-    Returns:
-        The rows, the number of rows of the base that could be read, and those of the base that
-        could not be read or match a row that could not be read.
     """
     readable = {node: split_unread(table) for node, table in zip(op.nodes, inputs)}
     by_node = {node: table for node, (table, _) in readable.items()}
@@ -167,13 +142,7 @@ def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, in
 def _without_unread(
     base: pa.Table, unread: Sequence[RowFault], side: JoinSide
 ) -> tuple[pa.Table, list[RowFault]]:
-    """Separate the base's rows that match a row of an input that could not be read.
-
-    Args:
-        base: The rows of the base.
-        unread: The rows of the input that could not be read.
-        side: How its rows match.
-    """
+    """Separate the base's rows that match a row of an input that could not be read."""
     if not unread or side.label is not None:
         return base, []
     faults = {fault.batch.column(side.id)[0].as_py(): fault for fault in unread}
@@ -251,10 +220,5 @@ def _are_quarantined(rows: Quarantined, base: pa.Table) -> npt.NDArray[np.bool_]
 
 
 def gather(inputs: Sequence[pa.Table], work: Work) -> pa.Table:
-    """Concatenate inputs; without any, return an empty table of the task's schema.
-
-    Args:
-        inputs: The tables.
-        work: The task.
-    """
+    """Concatenate inputs; without any, return an empty table of the task's schema."""
     return pa.concat_tables(inputs) if inputs else empty_table(work.schema)

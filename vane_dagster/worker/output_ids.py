@@ -14,20 +14,7 @@ from vane_dagster.worker.protocol import CallUdf, Work
 
 
 def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.Table:
-    """Check the ids of a call's output against the batch, or copy them if they are left out.
-
-    Args:
-        output: The result of `from_result`.
-        batch: The input rows, with the ids of the rows that they were made from.
-        work: The task: its schema, id and location.
-        op: The call: its cardinality, and the names of the batch's ids.
-
-    Returns:
-        The output with all ids, as a table of the task's schema.
-
-    Raises:
-        UdfError: If a row is missing, duplicated, or has an id that is not in the batch.
-    """
+    """Check the ids of a call's output against the batch, or copy them if they are left out."""
     ids = batch.column(op.ids[0])
     origin = op.parent or op.ids[0]
     if origin not in output.column_names:
@@ -88,11 +75,7 @@ def _check_returned(
 
 
 def numbered(parents: pa.ChunkedArray) -> pa.Array:
-    """Make an id for each row: its parent's id, and its number among the rows of that parent.
-
-    Args:
-        parents: The ids of the rows' parents.
-    """
+    """Make an id for each row: its parent's id, and its number among the rows of that parent."""
     codes = parents.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     order = np.argsort(codes, kind="stable")
     counts = np.bincount(codes)
@@ -133,12 +116,7 @@ def _without_nan(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def changed_input(column: str, location: str) -> UdfError:
-    """Return the error of a column that is passed on and was returned with other values.
-
-    Args:
-        column: The column.
-        location: Stage and fragment.
-    """
+    """Return the error of a column that is passed on and was returned with other values."""
     return UdfError(
         f"{location}: column {column!r} is passed on from the input by include_columns, and other "
         "values were returned for it. Declare it in the schema, or return it unchanged"
@@ -146,12 +124,7 @@ def changed_input(column: str, location: str) -> UdfError:
 
 
 def changed_id(column: str, location: str) -> UdfError:
-    """Return the error of a row that was returned with the id of another.
-
-    Args:
-        column: The column of the id.
-        location: Stage and fragment.
-    """
+    """Return the error of a row that was returned with the id of another."""
     return UdfError(
         f"{location}: column {column!r} is the id of the row that the call was for, and another "
         "value was returned for it. Return it unchanged, or leave it out"

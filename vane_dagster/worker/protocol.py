@@ -231,11 +231,7 @@ class CallUdf:
         return self.style in ("async", "async_generator")
 
     def carried(self, work: Work) -> tuple[str, ...]:
-        """Return the input columns that are passed on, besides the ids.
-
-        Args:
-            work: The task, with the output schema.
-        """
+        """Return the input columns that are passed on, besides the ids."""
         own = {work.id, self.parent, *self.ids, *self.made}
         if self.policy.on_error == "null":
             own.add(ERROR_COLUMN)
@@ -678,11 +674,7 @@ class PoolSpec:
     idle_seconds: float | None = None
 
     def request(self, idle_seconds: float = IDLE_SECONDS) -> PoolRequest:
-        """Return what the pool manager needs.
-
-        Args:
-            idle_seconds: The backend's seconds that a pool stays warm without a lease.
-        """
+        """Return what the pool manager needs."""
         shared = {each.name: getattr(self, each.name) for each in fields(PoolRequest)}
         if self.idle_seconds is None:
             shared["idle_seconds"] = idle_seconds

@@ -28,12 +28,7 @@ from vane_dagster.worker.protocol import (
 
 
 class HostActor:
-    """A host that the pool manager created, with control calls that never wait for tasks.
-
-    Args:
-        claim: The pool that the worker belongs to.
-        threads: Its share of the machine's CPUs.
-    """
+    """A host that the pool manager created, with control calls that never wait for tasks."""
 
     def __init__(self, claim: PoolRequest, threads: int) -> None:
         mark_worker()

@@ -42,20 +42,6 @@ def from_result(
     """Convert a user's result to a table of `schema`, without the ids that it leaves out.
 
     The table is a copy, because a function may keep its arrays and refill them for the next batch.
-
-    Args:
-        result: A table in any form that exports Arrow streams (`__arrow_c_stream__`): pyarrow,
-            polars, DuckDB, nanoarrow; a pandas data frame; or a dict of column to array.
-        schema: The declared columns with the ids.
-        ids: The ids, which may be left out.
-        id: The id among them that matches output rows to input rows.
-        location: Stage and fragment, for messages.
-        passed_on: Columns that are taken from the input. They may be left out, or be in a form that
-            does not hold all values of their type.
-        pinned: Whether the schema is inferred, so that columns which it lacks are refused.
-
-    Raises:
-        UdfError: If the result has another form, a column is missing, or a type does not fit.
     """
     columns, rows, index = result_columns(result, schema, id, location)
     if pinned:
@@ -89,17 +75,7 @@ def from_result(
 def result_columns(
     result: Any, schema: pa.Schema, id: str, location: str
 ) -> tuple[Mapping[str, Any], int, npt.NDArray[np.int64] | None]:
-    """Return the columns of a result, its number of rows if it is a table, and its index.
-
-    Args:
-        result: See `from_result`.
-        schema: The columns whose index counts.
-        id: The id that matches output rows to input rows.
-        location: Stage and fragment, for messages.
-
-    Raises:
-        UdfError: If the result has another form.
-    """
+    """Return the columns of a result, its number of rows if it is a table, and its index."""
     if isinstance(result, (pa.Table, pa.RecordBatch)):
         return dict(zip(result.schema.names, result.columns)), result.num_rows, None
     pandas = sys.modules.get("pandas")
@@ -191,15 +167,6 @@ def put_together(
 
     Data frames without the id are sorted by their index if they have as many rows as the input. A
     default index means input order only if all positions are expected.
-
-    Args:
-        results: The results that the call returned or yielded.
-        places: The positions in the batch of the rows that are expected.
-        schema: The schema of the empty table, if there are no results.
-        location: Stage and fragment, for messages.
-
-    Raises:
-        UdfError: If an index does not hold each of these positions once.
     """
     if not results:
         return empty_table(schema)

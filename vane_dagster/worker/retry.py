@@ -151,19 +151,6 @@ def attempt(
 
     If a server ended, the errors are not those of the rows that it had. They are called again
     together, since a row is rarely the reason, and then one by one.
-
-    Args:
-        batch: The rows.
-        policy: How the stage handles errors.
-        id: Name of its id column.
-        max_faults: Rows that may fail; one more raises the error.
-        calls_servers: Whether the code calls servers.
-
-    Returns:
-        A generator of actions, which returns the outcome.
-
-    Raises:
-        BatchError: With the error of the user's code, if rows may not fail, or too many did.
     """
     outcome = BatchOutcome()
     waiting = [(batch, 1, 0)]
@@ -241,10 +228,6 @@ def _spread(crashes: int, longest: float) -> float:
 
     Other workers have rows at the same server, one of which may be the reason, and all of them call
     theirs again when it is back. Waits of different lengths part the reason from the others.
-
-    Args:
-        crashes: Times that the server ended while it had the row alone.
-        longest: The longest call so far, in seconds.
     """
     return random.uniform(0.0, min(_MAX_SPREAD_SECONDS, _SPREAD * crashes * max(0.5, longest)))
 

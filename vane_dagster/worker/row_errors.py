@@ -27,14 +27,7 @@ _UNPACKED = re.compile(r'File "[^"]*/[0-9a-f]{64}/')
 
 
 def fault_table(faults: Sequence[RowFault], work: Work, ids: Sequence[str], model: str) -> pa.Table:
-    """Convert failed rows to error records; see `fault_schema`.
-
-    Args:
-        faults: The rows, at least one.
-        work: The task.
-        ids: The rows' key columns, the id first.
-        model: The class or function that was called, or `unread_rows.SOURCE_LABEL`.
-    """
+    """Convert failed rows to error records; see `fault_schema`."""
     now = datetime.now(timezone.utc)
     parents = [faults[0].batch.schema.field(name) for name in ids[1:]]
     records = [
@@ -60,13 +53,7 @@ def fault_table(faults: Sequence[RowFault], work: Work, ids: Sequence[str], mode
 
 
 def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
-    """Return the output row of a failed row: its ids and passed-on columns, nulls, and the error.
-
-    Args:
-        fault: The row.
-        work: The task, with the output schema.
-        op: The call.
-    """
+    """The output row of a failed row: its ids and passed-on columns, nulls, and the error."""
     columns = {}
     passed_on = {*op.ids, *op.carried(work)}
     for field in work.schema:
@@ -81,13 +68,7 @@ def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
 
 
 def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
-    """Return the result for a row that is given up without another call.
-
-    Args:
-        op: The rejection.
-        row: The row.
-        work: The task.
-    """
+    """Return the result for a row that is given up without another call."""
     call = op.call
     timed_out = op.error == TIMED_OUT  # on another machine it may not
     fault = RowFault(row, Exception(op.message), op.attempts, op.error, timed_out)
@@ -99,12 +80,7 @@ def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
 
 
 def describe_faults(faults: Sequence[RowFault], id: str) -> tuple[str, ...]:
-    """Describe the first failed rows, each in one line of text.
-
-    Args:
-        faults: The rows.
-        id: Name of their id column.
-    """
+    """Describe the first failed rows, each in one line of text."""
     return tuple(_described(fault, id) for fault in faults[:_FAULTS_REPORTED])
 
 

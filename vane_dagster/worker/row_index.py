@@ -47,31 +47,13 @@ _Entries = tuple[Numbers, Numbers, Numbers]
 
 
 def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = None) -> RowIndex:
-    """Open the index of a group of parts, and build it first if the node has none.
-
-    Args:
-        parts: The parts, in the order of the partition's fragments.
-        floor: Records with a smaller epoch are left out.
-        folder: The folder of all indexes. Default: the worker's private folder.
-
-    Raises:
-        DamagedPartError: If a file of row records is damaged or gone.
-        StoreError: If it cannot be read, or the node has no room for the index.
-    """
+    """Open the index of a group of parts, and build it first if the node has none."""
     urls = [part.folder.file_url(part.records) for part in parts]
     return _indexes.open([_FORMAT, floor, urls], functools.partial(_build, parts, floor), folder)
 
 
 class RowIndex:
-    """An opened row index.
-
-    Args:
-        folder: Its folder.
-
-    Raises:
-        FileNotFoundError: If one of its files is gone.
-        ValueError: If one of its files is incomplete, as after a power failure.
-    """
+    """An opened row index."""
 
     def __init__(self, folder: Path) -> None:
         self._starts = np.array(json.loads((folder / _STARTS).read_bytes()), np.int64)
@@ -85,17 +67,7 @@ class RowIndex:
     def find(
         self, high: Numbers, low: Numbers, *, failed: bool
     ) -> tuple[npt.NDArray[np.int32], Positions]:
-        """Find stored records of rows.
-
-        Args:
-            high: The high halves of the rows' keys, sorted.
-            low: The low halves.
-            failed: Whether records with `Outcome.FAILED` may be found.
-
-        Returns:
-            For each row, the position of the part in the group, and that of the record in the
-            part's row records; -1 if nothing was found.
-        """
+        """Find stored records of rows."""
         entries = self._entries(high, low)
         rows = np.flatnonzero(entries >= 0)
         if not failed:

@@ -29,12 +29,7 @@ _Converted = TypeVar("_Converted")
 
 
 def row_arguments(contract: RowCall, batch: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Yield for each row the values that its call gets.
-
-    Args:
-        contract: The contract.
-        batch: The rows.
-    """
+    """Yield for each row the values that its call gets."""
     if contract.inputs is None:
         rows = zip(*map(row_values, batch.columns))
         return zip(map(dict, map(zip, itertools.repeat(batch.column_names), rows)))
@@ -51,13 +46,7 @@ def row_arguments(contract: RowCall, batch: pa.Table) -> Iterator[tuple[Any, ...
 def row_function(
     contract: RowCall, call: Callable[..., Any], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Return a function that is called with the values of a row alone.
-
-    Args:
-        contract: The contract.
-        call: The user's function or method.
-        kwargs: Keyword arguments.
-    """
+    """Return a function that is called with the values of a row alone."""
     placed = 1 if contract.inputs is None else contract.positional
     named = [parameter for parameter, _ in (contract.inputs or ())[contract.positional :]]
     if not named and not kwargs:
@@ -83,12 +72,6 @@ def _column(contract: RowCall, batch: pa.Table, column: str) -> Sequence[Any]:
 class RowResults:
     """The results of the calls for the rows of a batch, and the errors of rows that failed.
 
-    Args:
-        contract: The contract.
-        batch: The rows.
-        op: The call.
-        work: The task, with the output schema.
-
     Attributes:
         plain: The types of results that are added to the lists that follow as they are.
         places: The positions in the batch of the rows that results belong to.
@@ -104,15 +87,7 @@ class RowResults:
         self._errors: dict[int, BaseException] = {}
 
     def add(self, place: int, returned: Any) -> None:
-        """Add what the call for a row has returned.
-
-        Args:
-            place: The row's position in the batch.
-            returned: The result; a generator is run to its end.
-
-        Raises:
-            UdfError: If it is not what the contract says.
-        """
+        """Add what the call for a row has returned."""
         if type(returned) is types.CoroutineType:
             returned.close()
             raise self._refused(
@@ -136,11 +111,7 @@ class RowResults:
             self.values.append(None)
 
     def _several(self, returned: Any) -> Iterable[Any]:
-        """Return the iterable of values that a call has returned.
-
-        Raises:
-            UdfError: If the call returned a single value.
-        """
+        """Return the iterable of values that a call has returned."""
         if returned is None:
             return ()
         if not isinstance(returned, Iterable) or isinstance(returned, (str, bytes, Mapping)):
@@ -150,15 +121,7 @@ class RowResults:
         return returned
 
     def add_yielded(self, place: int, yielded: Sequence[Any]) -> None:
-        """Add what the call for a row has yielded.
-
-        Args:
-            place: The row's position in the batch.
-            yielded: The values, as `kept` returned them.
-
-        Raises:
-            UdfError: If the contract expects one value.
-        """
+        """Add what the call for a row has yielded."""
         if self._contract.result == "values":
             self.places.extend([place] * len(yielded))
             self.values.extend(yielded)
@@ -171,15 +134,7 @@ class RowResults:
             )
 
     def fail(self, place: int, raised: BaseException) -> None:
-        """Record the error of a row.
-
-        Args:
-            place: The row's position in the batch.
-            raised: The exception.
-
-        Raises:
-            BaseException: If it ends the worker, or is no fault of a row.
-        """
+        """Record the error of a row."""
         if is_shutdown(raised):
             raise raised
         error = contained(raised)
@@ -188,11 +143,7 @@ class RowResults:
         self._errors[place] = error
 
     def table(self) -> pa.Table:
-        """Return the results as a table, with the ids of their rows.
-
-        Raises:
-            RowErrors: If rows failed; with the results of the others.
-        """
+        """Return the results as a table, with the ids of their rows."""
         table = self._table()
         if self._errors:
             raise RowErrors(self._errors, table)
@@ -229,14 +180,6 @@ class RowResults:
 
         So results of several types are converted if each fits by itself, and a result that does not
         is the error of its row alone.
-
-        Args:
-            values: The results.
-            places: The positions of their rows.
-            convert: Converts results of rows.
-
-        Returns:
-            The converted parts and their places, without the results that do not fit.
         """
         try:
             return [(places, convert(values, places))] if values else []

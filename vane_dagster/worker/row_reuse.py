@@ -76,15 +76,6 @@ def arrange(rows: pa.Table, op: Arrange, files: SourceFiles | None = None) -> Co
 
     The rows of a group of the order are in the same share, in every fragment as long as the number
     of shares is the same.
-
-    Args:
-        rows: The rows of a fragment.
-        op: The order, and where outcomes may be found.
-        files: The files of the source that the rows may name.
-
-    Returns:
-        The rows with an additional last column under an unused name, see above; the row at which
-        each share ends; and the number of rows that were found in other partitions.
     """
     known = _KnownPlaces(rows.num_rows)
     fields: dict[str, _Numbers] = {}
@@ -146,14 +137,7 @@ def _keys(
 def _with_identities(
     paths: pa.ChunkedArray, identities: Mapping[str, str], unknown: bool
 ) -> pa.ChunkedArray:
-    """Return paths with the identities of their files.
-
-    Args:
-        paths: The paths.
-        identities: The identities of files by URL.
-        unknown: Whether a path without an identity names a file. Nothing is known of it, so its row
-            equals no other.
-    """
+    """Return paths with the identities of their files."""
 
     def identity(path: str) -> str | None:
         return identities.get(url_of(path)) or (secrets.token_hex(16) if unknown else None)
@@ -209,18 +193,7 @@ class _KnownPlaces:
 def restore(
     pieces: Sequence[pa.Table], given: pa.Table, op: Restore, work: Work, faults: pa.Table | None
 ) -> Computed:
-    """Combine computed rows, copies and duplicates, in the order of the input.
-
-    Args:
-        pieces: What was computed.
-        given: The rows as `arrange` returned them.
-        op: Where known rows are copied from.
-        work: The task, with the counts of what was computed.
-        faults: The records of the rows that failed now.
-
-    Raises:
-        DamagedPartError: If a part or its records are damaged or gone.
-    """
+    """Combine computed rows, copies and duplicates, in the order of the input."""
     return _Restored(given, op, work).computed(pieces, faults)
 
 
@@ -239,16 +212,7 @@ class _Pieces:
     def expanded(
         self, equals: Places, order: Places, concat: Callable[[list[pa.Table]], pa.Table]
     ) -> tuple[pa.Table, Places]:
-        """Give each arranged row the pieces of the row that it equals.
-
-        Args:
-            equals: For each arranged row, the position of the row that it equals, or its own.
-            order: The positions of the arranged rows, in the order of the result.
-            concat: Concatenates the tables.
-
-        Returns:
-            The rows, and the positions of their owners.
-        """
+        """Give each arranged row the pieces of the row that it equals."""
         owner = np.concatenate(self.owners)
         by_owner = np.argsort(owner, kind="stable")
         sorted_owner, wanted = owner[by_owner], equals[order]

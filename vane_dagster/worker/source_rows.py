@@ -23,30 +23,12 @@ from vane_dagster.worker.user_code import load
 
 
 def scan(rows: SourceRows, work: Work) -> pa.Table:
-    """Read the rows unchanged.
-
-    Args:
-        rows: The rows.
-        work: The task, for messages.
-
-    Raises:
-        SourceError: If they cannot be read, or their ids are not unique.
-        IntegrityError: If there are more or fewer than planned.
-    """
+    """Read the rows unchanged."""
     return checked_ids(scan_unchecked(rows, work), rows, work)
 
 
 def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
-    """Read the rows unchanged, without a check of their ids.
-
-    Args:
-        rows: The rows.
-        work: The task, for messages.
-
-    Raises:
-        SourceError: If they cannot be read.
-        IntegrityError: If there are more or fewer than planned.
-    """
+    """Read the rows unchanged, without a check of their ids."""
     source, context = unpack_source(rows.source), ReadContext(work.location, connection)
     planned = (rows.fragment, rows.schema, rows.files)
     table = unsliced(read_planned(source, *planned, context, rows.id_rule))
@@ -70,20 +52,7 @@ def _identified(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:
 
 
 def scan_projected(op: Project, rows: SourceRows, work: Work) -> pa.Table | None:
-    """Compute SQL columns and a filter in the source, if it can compute them.
-
-    Args:
-        op: The columns and the filter.
-        rows: The rows.
-        work: The task, for messages.
-
-    Returns:
-        The rows that pass the filter; None if the source cannot compute, or ids are computed.
-
-    Raises:
-        SourceError: If the rows cannot be read, or their ids are not unique.
-        SchemaError: If an expression fails for a row.
-    """
+    """Compute SQL columns and a filter in the source, if it can compute them."""
     if rows.id_rule is not None:
         return None
     source, context = unpack_source(rows.source), ReadContext(work.location, connection)
@@ -97,16 +66,7 @@ def scan_projected(op: Project, rows: SourceRows, work: Work) -> pa.Table | None
 
 
 def checked_ids(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:
-    """Return a table unchanged after a check of its ids.
-
-    Args:
-        table: The rows.
-        rows: Where they come from, with the name of the id column.
-        work: The task, for messages.
-
-    Raises:
-        SourceError: If its ids are not unique, or some are null.
-    """
+    """Return a table unchanged after a check of its ids."""
     if wrong := repeated_or_null(table.column(rows.id)):
         raise SourceError(
             f"{work.location}: the source has {wrong} in {rows.id!r}; an id must be unique and not "
@@ -117,15 +77,7 @@ def checked_ids(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:
 
 @contextmanager
 def known_files(table: pa.Table, work: Work) -> Iterator[None]:
-    """Let the user's code open the files of the source, and verify afterwards those it may have.
-
-    Args:
-        table: The rows that the code gets.
-        work: The task.
-
-    Raises:
-        SourceError: If a file was replaced or removed.
-    """
+    """Let the user's code open the files of the source, and verify afterwards those it may have."""
     if work.source_files is None:
         yield
         return

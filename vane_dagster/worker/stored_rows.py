@@ -44,11 +44,7 @@ class StoredRows:
     values: pa.Table
 
     def take(self, places: Places) -> tuple[pa.Table, pa.Table, Places]:
-        """Return the records at some positions, their output rows, and how many each has.
-
-        Args:
-            places: The positions.
-        """
+        """Return the records at some positions, their output rows, and how many each has."""
         records = self.records.take(pa.array(places))
         first, count = (records.column(name).to_numpy() for name in (_FIRST, _COUNT))
         within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
@@ -58,19 +54,7 @@ class StoredRows:
 def stored_rows(
     part: RecordedPart, id: str, own: Sequence[str], wanted: int, folder: Path | None = None
 ) -> StoredRows:
-    """Return the outcomes of a part's input rows.
-
-    Args:
-        part: The part.
-        id: The part's column with the id of the stage's input.
-        own: The columns that the code makes.
-        wanted: The number of rows that are taken.
-        folder: The folder of all parts on this node. Default: the worker's private folder.
-
-    Raises:
-        DamagedPartError: If the part or its records are damaged or gone, or do not match.
-        StoreError: If the file system refuses.
-    """
+    """Return the outcomes of a part's input rows."""
     if wanted * _FEW >= part.rows:
         return _read(part, id, own)
 

@@ -54,11 +54,6 @@ _SERVER_POLL_SECONDS = 0.5
 class UdfCaller:
     """A constructed model, or a function, and what its calls share.
 
-    Args:
-        model: The model.
-        target: The constructed instance, or the function.
-        thread: The thread that runs synchronous code. Default: the caller's.
-
     Attributes:
         sizes: The batch sizes that the worker has learned.
         health: The health check of the model.
@@ -80,21 +75,7 @@ class UdfCaller:
     def call(
         self, op: CallUdf, table: pa.Table, work: Work, revoked: Callable[[], bool]
     ) -> Computed:
-        """Call the user's code with each batch of a table.
-
-        Args:
-            op: How batches are cut and passed.
-            table: The rows.
-            work: The task: its schema, id and location.
-            revoked: Returns whether to stop; called between batches.
-
-        Returns:
-            The output, in the order of the batches.
-
-        Raises:
-            UdfError: If a result does not fit, or a factory made something that cannot be called.
-            UnhealthyModelError: If the model is dead.
-        """
+        """Call the user's code with each batch of a table."""
         self.health.check(now_and_then=True)
         kwargs = load(op.arguments, op.files)
         keep_arguments((), kwargs)
@@ -253,17 +234,7 @@ class _TableCalls:
             await self._sleep(min(left, _REVOKED_SECONDS))
 
     def _await_servers(self, began: float) -> bool:
-        """Wait until the servers can be used, or the lease has ended.
-
-        Args:
-            began: Monotonic time at which the call began that failed.
-
-        Returns:
-            Whether a server may be the reason.
-
-        Raises:
-            UnhealthyModelError: If the model was constructed with a URL that exists no longer.
-        """
+        """Wait until the servers can be used, or the lease has ended."""
         was_ready = directory.probe(self.op.servers, began)
         is_ready = was_ready
         while not (is_ready or directory.is_outdated or self.revoked()):
@@ -325,11 +296,7 @@ class _TableCalls:
             return self._failed(raised, batch)
 
     def _failed(self, raised: BaseException, batch: pa.Table) -> Answer:
-        """Return the answer of a call that raised.
-
-        Raises:
-            UnhealthyModelError: If the model is dead.
-        """
+        """Return the answer of a call that raised."""
         error = hinted(contained(raised), self.code.names(batch), batch.column_names)
         check_alive(error)
         return self._partial(error, batch) if isinstance(error, RowErrors) else error

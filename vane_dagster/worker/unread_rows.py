@@ -23,14 +23,7 @@ SOURCE_LABEL = "source"
 
 
 def split_unread(table: pa.Table) -> tuple[pa.Table, list[RowFault]]:
-    """Separate the rows that were read from those that could not be.
-
-    Args:
-        table: Rows, possibly of the source.
-
-    Returns:
-        The rows that were read, without the column of errors, and the others.
-    """
+    """Separate the rows that were read from those that could not be."""
     if ROW_ERROR not in table.column_names:
         return table, []
     errors = table.column(ROW_ERROR)
@@ -45,14 +38,7 @@ def split_unread(table: pa.Table) -> tuple[pa.Table, list[RowFault]]:
 
 
 def computed(rows: pa.Table, given: int, unread: Sequence[RowFault], work: Work) -> Computed:
-    """Return the result of an operation without user code.
-
-    Args:
-        rows: The rows.
-        given: The number of rows that it was computed from.
-        unread: Further rows, which could not be read.
-        work: The task.
-    """
+    """Return the result of an operation without user code."""
     tally = Tally(given + len(unread), given - rows.num_rows, len(unread), unread=len(unread))
     return Computed(
         rows.cast(work.schema),

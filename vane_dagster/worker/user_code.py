@@ -29,18 +29,6 @@ def unpack(archive: bytes, digest: str, root: Path) -> Path:
 
     If the folder exists, it is compared with the archive, file by file. A folder that differs is
     replaced: some of its files were deleted as old temporary files, or it was tampered with.
-
-    Args:
-        archive: The zip that `pack` made.
-        digest: Its sha256, as 64 hex digits.
-        root: A folder, made private.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ComputeError: If the archive does not match the digest, an entry would leave the folder, or
-            the root is not private.
     """
     actual = hashlib.sha256(archive).hexdigest()
     if not _DIGEST.fullmatch(digest) or actual != digest:
@@ -102,11 +90,7 @@ def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def activate(folder: Path) -> None:
-    """Make a folder that `unpack` returned the first place to import from.
-
-    Args:
-        folder: The folder.
-    """
+    """Make a folder that `unpack` returned the first place to import from."""
     root = os.path.join(os.path.realpath(folder.parent), "")
     places = [place for place in sys.path if not os.path.realpath(place).startswith(root)]
     sys.path[:] = [str(folder.resolve()), *places]
@@ -114,15 +98,7 @@ def activate(folder: Path) -> None:
 
 
 def load(payload: bytes, files: Location | None = None) -> Any:
-    """Unpickle what `pickled` pickled; the folder of its modules must be active.
-
-    Args:
-        payload: The pickled object.
-        files: The store with the local files in it, which become paths of copies on this node.
-
-    Raises:
-        StoreError: If a file cannot be copied.
-    """
+    """Unpickle what `pickled` pickled; the folder of its modules must be active."""
     return _Unpickler(payload, files).load()
 
 

@@ -60,11 +60,7 @@ class Target:
 
 
 class LostFilesError(StoreError):
-    """Error of a publication whose files are neither staged nor published.
-
-    Args:
-        lost: The folder and the files.
-    """
+    """Error of a publication whose files are neither staged nor published."""
 
     def __init__(self, lost: str) -> None:
         super().__init__(
@@ -77,21 +73,7 @@ class LostFilesError(StoreError):
 def publish(
     store: Store, publisher: Publisher, manifest: Manifest
 ) -> tuple[Manifest, ManifestName]:
-    """Publish a partition with all parts staged or published, and commit it.
-
-    Args:
-        store: The store.
-        publisher: The publisher of the partition.
-        manifest: The manifest to commit.
-
-    Returns:
-        The manifest, with its published files, and its name.
-
-    Raises:
-        NewerFormatError: If a newer release has announced a publication of the partition.
-        StoreError: If the target refuses, or parts are neither staged nor published.
-        SchemaError: If the target has another schema.
-    """
+    """Publish a partition with all parts staged or published, and commit it."""
     place = (manifest.pipeline, manifest.stage, manifest.partition)
     before = store.manifests(*place).names()
     try:
@@ -166,49 +148,17 @@ class Publisher(abc.ABC):
     def validate(
         cls, declared: Target, where: str, partitioned: bool, columns: Sequence[str]
     ) -> Target:
-        """Validate a target when `write` declares it, without any I/O.
-
-        Args:
-            declared: The target as the user wrote it. With `has_folder_per_partition`, the
-                placeholders of its URL are valid.
-            where: The stage, for messages.
-            partitioned: Whether the pipeline has partitions.
-            columns: The rows' columns, as far as the declaration knows them.
-
-        Returns:
-            The target to keep, with arguments that do not apply set to None.
-
-        Raises:
-            DefinitionError: If an argument does not fit the format, or its library is missing.
-        """
+        """Validate a target when `write` declares it, without any I/O."""
 
     @classmethod  # noqa: B027 (a format without options for columns accepts any)
     def validate_types(
         cls, declared: Target, where: str, types: Mapping[str, pa.DataType | None], complete: bool
     ) -> None:
-        """Validate a target against the rows' columns when `write` declares it.
-
-        Args:
-            declared: The target, as `validate` returned it.
-            where: The stage, for messages.
-            types: The rows' columns, with the types that the declaration knows.
-            complete: Whether these are all columns.
-
-        Raises:
-            DefinitionError: If an option does not fit the columns.
-        """
+        """Validate a target against the rows' columns when `write` declares it."""
 
     @classmethod
     def staged_parts(cls, url: str, storage_options: Mapping[str, Any]) -> dict[str, FileInfo]:
-        """List all files staged in a stage's targets, by URL, for garbage collection.
-
-        Args:
-            url: The target's URL, as passed to `write`.
-            storage_options: Options of the fsspec file system.
-
-        Raises:
-            StoreError: If it cannot be listed.
-        """
+        """List all files staged in a stage's targets, by URL, for garbage collection."""
         return staged_parts(url, storage_options)
 
     @classmethod
@@ -227,47 +177,20 @@ class Publisher(abc.ABC):
         return [self.staging]
 
     def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
-        """Return the schema in which rows are published.
-
-        Args:
-            schema: The rows' schema.
-            location: The stage, for messages.
-
-        Raises:
-            SchemaError: If the format cannot hold a column.
-        """
+        """Return the schema in which rows are published."""
         return schema
 
     @abc.abstractmethod
     def check(self, schema: pa.Schema, location: str) -> None:
-        """Check, before anything is computed, that the target accepts rows of a stored schema.
-
-        Args:
-            schema: The schema, as returned by `stored`.
-            location: The stage, for messages.
-
-        Raises:
-            SchemaError: If the target has another schema.
-            StoreError: If it is not a target of this format.
-        """
+        """Check, before anything is computed, that the target accepts rows of a stored schema."""
 
     @abc.abstractmethod
     def planned(self, manifest: Manifest, sequence: int, former: Published | None) -> Published:
-        """Return the planned publication, to announce it.
-
-        Args:
-            manifest: The manifest to commit.
-            sequence: Sequence number of the manifest in force.
-            former: The publication of that manifest, if it has the same parts.
-        """
+        """Return the planned publication, to announce it."""
 
     @abc.abstractmethod
     def publish(self, manifest: Manifest) -> Published:
-        """Publish the announced files of a manifest into the target.
-
-        Raises:
-            StoreError: If the target refuses, or parts are neither staged nor published.
-        """
+        """Publish the announced files of a manifest into the target."""
 
     @abc.abstractmethod
     def holds(self, files: Sequence[str]) -> bool:
@@ -275,19 +198,10 @@ class Publisher(abc.ABC):
 
     @abc.abstractmethod
     def retire(self, former: Iterable[Sequence[str]], files: Sequence[str]) -> None:
-        """Remove published files of earlier manifests that are not in the one in force.
-
-        Args:
-            former: Files of earlier manifests, which are opened one after the other.
-            files: The files of the manifest in force.
-        """
+        """Remove published files of earlier manifests that are not in the one in force."""
 
     def require(self, files: Sequence[str]) -> None:
-        """Check that all files are published.
-
-        Raises:
-            StoreError: If one is not.
-        """
+        """Check that all files are published."""
         if not self.holds(files):
             raise LostFilesError(f"{self.target.url!r} does not have the files published there")
 
@@ -297,11 +211,6 @@ class Publisher(abc.ABC):
         """Return the parts that are published, by fragment key: name and folder of each.
 
         If the files are not parts, either all parts are published or none.
-
-        Args:
-            manifest: The manifest in force.
-            keys: The fragment keys wanted.
-            store: The store.
         """
         if manifest is None or manifest.published is None:
             return {}
@@ -312,15 +221,7 @@ class Publisher(abc.ABC):
         return {part.key: {part.name: self.target} for part in manifest.parts}
 
     def unpublished(self, parts: Sequence[tuple[Location, str]]) -> Published | None:
-        """Return the location of rows before they are published.
-
-        Args:
-            parts: Folder and name of each part.
-
-        Returns:
-            The staged files; None if the rows are in files other than parts, which the manifest in
-            force names.
-        """
+        """Return the location of rows before they are published."""
         if any(folder != self.staging for folder, _ in parts):
             return None
         below = self.staging.url[len(self.target.url) :].lstrip("/")
@@ -353,12 +254,7 @@ class Publisher(abc.ABC):
 
 
 def column_clash(column: str | None, columns: Iterable[str]) -> str | None:
-    """Describe the row column that has the name of the partition column, if any.
-
-    Args:
-        column: The partition column; None without one.
-        columns: The rows' columns.
-    """
+    """Describe the row column that has the name of the partition column, if any."""
     for name in columns:
         if column and name.lower() == column.lower():
             return (
@@ -373,13 +269,6 @@ def staged_parts(pattern: str, options: Mapping[str, Any]) -> dict[str, FileInfo
     """List all files that workers have staged below a target, by URL.
 
     If the pattern has placeholders, everything below its literal prefix is listed.
-
-    Args:
-        pattern: The target's URL, as passed to `write`.
-        options: Options of the fsspec file system.
-
-    Raises:
-        StoreError: If it cannot be listed.
     """
     pattern = pattern.rstrip("/")
     field = PLACEHOLDER.search(pattern)

@@ -15,10 +15,6 @@ def held_type(
     """Return the type in which a table holds a column without loss; None if there is none.
 
     A tensor is the flat list of its elements, in row-major order. Lists lose their fixed size.
-
-    Args:
-        kind: The column's type.
-        flat: Returns the type for one that is not nested, or None.
     """
     if is_tensor(kind):
         return held_type(storage_type(kind), flat)

@@ -62,12 +62,7 @@ class CompactedFile:
 
 
 def plan_compaction(parts: Iterable[PartInfo], target_bytes: int) -> list[CompactionGroup]:
-    """Group parts, in their order, for files of about `target_bytes`.
-
-    Args:
-        parts: The parts.
-        target_bytes: The target size of a file.
-    """
+    """Group parts, in their order, for files of about `target_bytes`."""
     found: list[CompactionGroup] = []
     current: list[PartInfo] = []
     size = 0
@@ -94,19 +89,7 @@ def write_compacted(
     id: str,
     compression: str,
 ) -> dict[str, CompactedFile]:
-    """Write the files of groups atomically, a few groups in parallel.
-
-    Args:
-        wanted: The groups, each with the names of its files.
-        staging: The folder of the parts.
-        target: The folder of the files.
-        schema: Their schema.
-        id: Name of the id column.
-        compression: Their codec.
-
-    Returns:
-        The files, by name.
-    """
+    """Write the files of groups atomically, a few groups in parallel."""
 
     def write(item: tuple[CompactionGroup, Sequence[str]]) -> list[CompactedFile]:
         bundle, names = item
@@ -148,13 +131,7 @@ class _Rows:
 def staged_rows(
     bundle: CompactionGroup, staging: Location, schema: pa.Schema
 ) -> Generator[pa.Table, None, None]:
-    """Yield the rows of the parts of a group, in tables of about 8 MiB.
-
-    Args:
-        bundle: The group.
-        staging: The folder of the parts.
-        schema: Their schema.
-    """
+    """Yield the rows of the parts of a group, in tables of about 8 MiB."""
     for part in bundle.parts:
         with staging.fs.open(staging.file(part.name), "rb") as opened:
             file = pq.ParquetFile(

@@ -246,11 +246,7 @@ class LancePublisher(Publisher):
         return {group.stems[0]: group for group in groups}
 
     def _write_files(self, table: Any, manifest: Manifest, files: Sequence[str]) -> dict[str, Any]:
-        """Write files in the table's folder, where readers do not see them before the commit.
-
-        Returns:
-            The metadata of each file's fragment.
-        """
+        """Write files in the table's folder, where readers do not see them before the commit."""
         groups = self._groups(manifest.parts)
         wanted = {file: groups[_published_stem(file)] for file in files}
         self._require_staged(part for group in wanted.values() for part in group.parts)
@@ -345,11 +341,7 @@ class LancePublisher(Publisher):
     def _replace(
         self, table: Any, removed: Sequence[_Held], added: Sequence[Any], manifest: Manifest
     ) -> Any:
-        """Replace the partition's fragments in one commit.
-
-        Returns:
-            The new version of the table; None on a conflict.
-        """
+        """Replace the partition's fragments in one commit."""
         from lance import LanceDataset, LanceOperation, Transaction
         from lance.commit import CommitConflictError
 

@@ -46,15 +46,7 @@ class VectorIndex:
 
     @classmethod
     def parse(cls, given: Any, where: str) -> VectorIndex:
-        """Validate the argument ``index`` of `write`.
-
-        Args:
-            given: The argument.
-            where: The stage, for messages.
-
-        Raises:
-            DefinitionError: If it does not declare an index.
-        """
+        """Validate the argument ``index`` of `write`."""
         known = tuple(cls.__dataclass_fields__)
         if not isinstance(given, Mapping) or not isinstance(given.get("column"), str):
             raise DefinitionError(
@@ -83,11 +75,7 @@ class VectorIndex:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def misfit(self, kind: pa.DataType | None) -> str | None:
-        """Describe why a column cannot be indexed; None if it can.
-
-        Args:
-            kind: The column's type in the table; None if there is no such column.
-        """
+        """Describe why a column cannot be indexed; None if it can."""
         if kind is None:
             return f"index: there is no column {self.column!r}"
         if not pa.types.is_fixed_size_list(kind) or not pa.types.is_floating(kind.value_type):
@@ -104,15 +92,7 @@ class VectorIndex:
         return None
 
     def require(self, schema: pa.Schema, location: str) -> None:
-        """Check the indexed column of a table's schema.
-
-        Args:
-            schema: The schema.
-            location: The stage, for the message.
-
-        Raises:
-            SchemaError: If there is no such column, or none of vectors.
-        """
+        """Check the indexed column of a table's schema."""
         place = schema.get_field_index(self.column)
         if found := self.misfit(schema.field(place).type if place >= 0 else None):
             raise SchemaError(f"{location}: {found}. The table has {names(schema.names, 20)}")
@@ -123,9 +103,6 @@ class VectorIndex:
         Few new rows become a segment beside the others; many, or the ninth segment, are merged with
         them. The index is trained again when the table has four times the rows of the last
         training, or if it was declared otherwise; it is then dropped if it cannot be trained.
-
-        Args:
-            table: The latest version of the `lance.LanceDataset`.
         """
         rows = table.count_rows()
         segments = [
@@ -187,10 +164,6 @@ def update_index(table: Any, declared: VectorIndex | None) -> None:
 
     Indexes made by this package that are no longer declared are dropped; others are left as they
     are. Rows without an index are searched exactly, so an interrupted update loses nothing.
-
-    Args:
-        table: The latest version of the `lance.LanceDataset`.
-        declared: The index; None for none.
     """
     for attempt in range(_ATTEMPTS):
         try:

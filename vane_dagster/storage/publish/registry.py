@@ -17,11 +17,7 @@ PUBLISHERS = {
 
 
 def publisher_class(format: str) -> type[Publisher]:
-    """Return the class that publishes a format.
-
-    Raises:
-        StoreError: If no such format is registered.
-    """
+    """Return the class that publishes a format."""
     if format not in PUBLISHERS:
         raise StoreError(
             f"no publisher is registered for format {format!r}; expected one of "
@@ -33,10 +29,5 @@ def publisher_class(format: str) -> type[Publisher]:
 
 
 def open_publisher(declared: Target, partition: str | None) -> Publisher:
-    """Return the publisher of one partition of a declared target.
-
-    Args:
-        declared: The target.
-        partition: The partition's key; None for an unpartitioned pipeline.
-    """
+    """Return the publisher of one partition of a declared target."""
     return publisher_class(declared.format)(declared, partition)

@@ -157,11 +157,7 @@ class TablePublisher(Publisher):
 
     @abc.abstractmethod
     def _folder(self) -> str:
-        """Return the folder of the partition's files, relative to the table's; may be empty.
-
-        Raises:
-            StoreError: If the partition's key cannot be in such a table.
-        """
+        """Return the folder of the partition's files, relative to the table's; may be empty."""
 
     @abc.abstractmethod
     def _opened(self) -> Any:
