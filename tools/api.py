@@ -9,6 +9,7 @@ without ``self``, and each key of a TypedDict; the fields of a record or a Dagst
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
 import sys
@@ -77,4 +78,6 @@ def main(check: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main("--check" in sys.argv[1:]))
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--check", action="store_true", help="fail beyond the limits")
+    sys.exit(main(arguments.parse_args().check))

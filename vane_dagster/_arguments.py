@@ -67,6 +67,13 @@ def positive(where: str, name: str, value: Any, default: Any = None) -> Any:
     return value
 
 
+def flag(where: str, name: str, value: Any) -> bool:
+    """Validate a bool."""
+    if not isinstance(value, bool):
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected True or False")
+    return value
+
+
 def whole(where: str, name: str, value: Any) -> None:
     """Check that a value is a whole number from 0 up, or None."""
     if value is not None and (type(value) is not int or value < 0):

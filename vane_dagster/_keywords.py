@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, fields
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -17,6 +18,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NEAREST = 3
 _SIMILARITY = 0.6
 _NONE: Mapping[str, str] = MappingProxyType({})
+_RECORD_OF: dict[str, str] = {}
+"""The record that has an option."""
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -86,7 +89,10 @@ def checked_record(name: str) -> Callable[[C], C]:
     """Decorate a dataclass so that it describes the arguments that it does not take."""
 
     def decorate(record: Any) -> Any:
-        record.__init__ = known_keywords(name)(record.__init__)
+        defaults = {each.name: (each.default, each.default_factory) for each in fields(record)}
+        options = [option for option, kinds in defaults.items() if kinds != (MISSING, MISSING)]
+        _RECORD_OF.update(dict.fromkeys(options, f"write it in {name}"))
+        record.__init__ = known_keywords(name, _RECORD_OF)(record.__init__)
         return record
 
     return decorate

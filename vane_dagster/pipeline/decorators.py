@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-from vane_dagster._arguments import positive, whole
+from vane_dagster._arguments import flag, positive, whole
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.decorators import OPTIONS
 from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.lazy_instances import Construction, ConstructorSignature
+from vane_dagster.pipeline.options import Resources
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.options import OnError
@@ -80,6 +81,8 @@ class CallOptions:
                 f"{where}: on_error is {self.on_error!r}; expected 'raise', 'log' or 'ignore'. To "
                 'store failed rows beside the output, give the stage on_error="quarantine"'
             )
+        Resources(self.num_cpus or 0, self.gpus or 0).validate(where)
+        flag(where, "unnest", self.unnest)
         positive(where, "batch_size", self.batch_size)
         positive(where, "max_concurrency", self.max_concurrency)
         whole(where, "max_retries", self.max_retries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vane_dagster._arguments import positive
+from vane_dagster._arguments import flag, positive
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.model_stages import ModelStageRows, name_of
 from vane_dagster.pipeline.options import OnError, ReuseMode
@@ -75,7 +75,7 @@ class EmbedRows(ModelStageRows):
             name_of(location, column, "column"),
             name_of(location, name if output_column is None else output_column),
             positive(location, "dimensions", dimensions),
-            bool(normalize),
+            flag(location, "normalize", normalize),
         )
         served = isinstance(model.name if isinstance(model, Model) else model, ModelServer)
         if provider is None and not served:

@@ -512,11 +512,10 @@ def _workers(location: str, udf: Udf, gpus: float, workers: Workers) -> Workers:
                 "workers, which concurrency says too; leave one of them out"
             )
         workers = replace(workers, count=in_flight)
-    return replace(
-        workers._of(location, gpus, udf.stateful, udf.name),
-        num_cpus=workers.num_cpus or udf.options.num_cpus or 0,
-        max_concurrency=in_flight or _IN_FLIGHT,
-    )
+    if workers.num_cpus is None:
+        workers = replace(workers, num_cpus=udf.options.num_cpus)
+    found = workers._of(location, gpus, udf.stateful, udf.name)
+    return replace(found, max_concurrency=in_flight or _IN_FLIGHT)
 
 
 def _declared_type(kind: Any) -> pa.DataType:

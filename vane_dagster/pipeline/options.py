@@ -44,6 +44,8 @@ IncludeColumns = Union[Literal[True], tuple[str, ...]]
 
 AUTO: Final = "auto"
 """The batch size of a stage that lets its workers determine it."""
+_LEAST = 0.0001
+"""The least amount of a resource that Ray reserves."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Resources:
             number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
             if not number or not math.isfinite(amount) or amount < 0:
                 raise DefinitionError(f"{where}: {name} is {amount!r}; expected a number from 0 up")
+            if 0 < amount < _LEAST:
+                raise DefinitionError(f"{where}: {name} is {amount!r}; the least is {_LEAST}")
         if self.gpus > 1 and self.gpus != int(self.gpus):
             raise DefinitionError(
                 f"{where}: gpus is {self.gpus}; above one GPU only whole numbers can be reserved"

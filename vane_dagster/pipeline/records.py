@@ -43,7 +43,7 @@ class Workers:
     Attributes:
         count: The number of workers, or (min, max) depending on the cluster's free resources.
             Default: 1 for a class, up to the cluster's CPUs for a function.
-        num_cpus: CPUs that a worker reserves. Default: none.
+        num_cpus: CPUs that a worker reserves. Default: what the decorator of its code says, or 0.
         memory: Bytes of memory that a worker reserves.
         accelerator_type: The GPU type, as Ray names it, such as "A100".
         resources: Custom cluster resources that a worker reserves.
@@ -72,10 +72,10 @@ class Workers:
     """
 
     count: int | tuple[int, int] | None = None
-    num_cpus: float = 0
+    num_cpus: float | None = None
     memory: int = 0
     accelerator_type: str | None = None
-    resources: Mapping[str, float] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict, hash=False)
     max_concurrency: int | None = None
     startup_timeout_s: float | None = None
     max_batches: int | None = None
@@ -107,7 +107,7 @@ class Workers:
     def _reserved(self, where: str, gpus: float) -> Resources:
         """Return what a worker reserves."""
         own = self.resources
-        found = Resources(self.num_cpus, gpus, self.memory, self.accelerator_type, own)
+        found = Resources(self.num_cpus or 0, gpus, self.memory, self.accelerator_type, own)
         found.validate(where)
         return found
 
@@ -181,8 +181,9 @@ class Failures:
             raise DefinitionError(
                 f"{where}: max_error_rate is {rate!r}; expected a share from 0 to 1"
             )
-        for name in ("max_retries", "explain_errors"):
-            whole(where, name, getattr(self, name))
+        whole(where, "max_retries", self.max_retries)
+        whole(where, "explain_errors", self.explain_errors)
+        object.__setattr__(self, "explain_errors", self.explain_errors or 0)
         seconds(where, "timeout_s", self.timeout_s)
         if not isinstance(self.retry_on, (list, tuple)):
             raise DefinitionError(
@@ -311,8 +312,8 @@ class Model:
     """
 
     name: str | ModelServer
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    prices: Mapping[str, float] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    prices: Mapping[str, float] | None = field(default=None, hash=False)
     token_budget: int | None = None
     cost_budget: float | None = None
 
@@ -347,14 +348,14 @@ class Asset:
     description: str | None = None
     group_name: str | None = None
     owners: Sequence[str] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict, hash=False)
     kinds: Collection[str] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
     deps: Sequence[Any] = ()
     automation_condition: Any = None
     freshness_policy: Any = None
     checks: Sequence[Any] = ()
-    column_lineage: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    column_lineage: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         given = mapping("vd.Asset", "column_lineage", self.column_lineage)
@@ -381,8 +382,8 @@ class Asset:
 def _name(location: str, kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, BaseException):
         return kind.__qualname__
-    if isinstance(kind, str) and kind:
-        return kind.rpartition(".")[2]
+    if isinstance(kind, str) and (name := kind.rpartition(".")[2]):
+        return name
     raise DefinitionError(
         f"{location}: retry_on holds {kind!r}; expected exception classes or their names"
     )

@@ -421,6 +421,8 @@ def as_columns(
         if isinstance(columns, Mapping)
         else [(c, quote(c) if isinstance(c, str) else c) for c in columns]
     )
+    if any(str(expression).strip(' "') == "*" for _, expression in pairs):
+        raise DefinitionError(f"{where}: columns has '*'; write include_columns=True for all")
     for name, expression in pairs:
         if not isinstance(name, str) or not isinstance(expression, str) or not expression.strip():
             raise DefinitionError(f"{where}: column {name!r} = {expression!r} is not SQL text")

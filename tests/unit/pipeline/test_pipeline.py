@@ -183,7 +183,7 @@ REFUSED = {
         lambda: projected(["x"], where="n > avg(n)"),
         ["'docs/p', where", "holds the aggregate avg()"],
     ),
-    "star": (lambda: projected({"x": "*"}), ["holds a star"]),
+    "star": (lambda: projected({"x": "*"}), ["write include_columns=True"]),
     "unnest": (lambda: projected({"x": "unnest(words)"}), ["unnest()", "many rows of one"]),
     "parameter": (lambda: projected({"x": "n + ?"}), ["holds a parameter"]),
     "computed id": (

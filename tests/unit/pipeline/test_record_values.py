@@ -15,6 +15,8 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (vd.Workers, {"env_vars": ["KEY=sk-1"]}, "env_vars has 'KEY' with a value, or an empty name"),
     (vd.Workers, {"keyed_env_vars": [""]}, "keyed_env_vars has '' with a value, or an empty name"),
     (vd.Workers, {"accelerator_type": ["A100"]}, "accelerator_type is ['A100']; expected a name"),
+    (vd.Workers, {"num_cpus": 1e-7}, "num_cpus is 1e-07; the least is 0.0001"),
+    (vd.Failures, {"retry_on": ["x."]}, "retry_on holds 'x.'; expected exception classes"),
     (vd.Reuse, {"partitions": None}, "partitions is None; expected a whole number from 0 up"),
     (vd.Reuse, {"version": ""}, "version is ''; expected a non-empty text"),
     (vd.Reuse, {"version": True}, "version is True; expected a non-empty text"),
@@ -56,3 +58,27 @@ def test_no_batch_size_is_refused():
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     with pytest.raises(vd.DefinitionError, match="batch_size is 0; expected a whole number"):
         docs.map_batches("out", len, schema={"x": "BIGINT"}, batch_size=0)
+
+
+def test_an_option_of_another_record_names_that_record():
+    message = "unknown argument 'max_retries' of vd.Workers: write it in vd.Failures"
+    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
+        vd.Workers(max_retries=3)  # type: ignore[call-arg]
+
+
+def test_equal_records_have_one_hash():
+    made = [vd.Workers(resources={"a": 1}) for _ in range(2)], [vd.Asset(tags={"a": "b"})] * 2
+    assert [len(set(pair)) for pair in made] == [1, 1]
+    assert len({vd.Model("m", options={"a": [1]}, prices={"prompt": 1.0})}) == 1
+
+
+def test_a_stage_that_reserves_no_cpu_overrides_the_decorator():
+    @vd.cls(cpus=2)
+    class Model:
+        def __call__(self, batch):
+            return batch
+
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    for name, given, cpus in (("kept", vd.Workers(), 2), ("none", vd.Workers(num_cpus=0), 0)):
+        stage = docs.map_batches(name, Model, schema={"x": "BIGINT"}, concurrency=given)
+        assert stage.spec.workers.num_cpus == cpus
