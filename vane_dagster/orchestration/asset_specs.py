@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import dagster as dg
@@ -61,3 +62,20 @@ def _common(
         "freshness_policy": options.freshness_policy,
         "partitions_def": pipeline.partitions_def,
     }
+
+
+def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
+    """Return the check specs of all stages."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)  # for partitions_def
+        return [
+            dg.AssetCheckSpec(
+                check.name,
+                asset=stage_key(pipeline, stage.name),
+                blocking=check.blocking,
+                description=check.description,
+                partitions_def=pipeline.partitions_def,
+            )
+            for stage in pipeline
+            for check in (*pipeline._checks_of(stage.name), *pipeline._reproducible(stage.name))
+        ]

@@ -1,35 +1,24 @@
 """A pipeline as one Dagster `multi_asset`, and its source as an observable asset.
 
+Declaring imports little: what a step executes is in `steps`, and imported by the step.
+
 Dagster inspects the annotations of the steps at runtime, so this module does not postpone their
 evaluation.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
-from vane_dagster._secrets import errors_masked, without_secrets
-from vane_dagster.errors import DefinitionError, VaneError
-from vane_dagster.orchestration.asset_specs import source_spec, stage_key, stage_spec
-from vane_dagster.orchestration.check_events import (
-    CheckLog,
-    check_specs,
-    evaluate_alone,
-    make_check_runner,
-)
-from vane_dagster.orchestration.event_log import planned_checks_dropped
+from vane_dagster.errors import DefinitionError
+from vane_dagster.orchestration.asset_specs import check_specs, source_spec, stage_spec
 from vane_dagster.orchestration.io_manager import FragmentStore
-from vane_dagster.orchestration.reporting import LOGGED_ALREADY, RunReport
-from vane_dagster.orchestration.reproducible import ReproducibilityRunner
 from vane_dagster.orchestration.resources import Compute
-from vane_dagster.orchestration.run import run_pipeline
-from vane_dagster.orchestration.source_asset import SourceLog, observe
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.records import Asset
-from vane_dagster.pipeline.specs import SOURCE
 
 
 class RunOptions(dg.Config):
@@ -87,85 +76,20 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         compute: dg.ResourceParam[Compute],
         store: dg.ResourceParam[FragmentStore],
     ) -> Iterator[Any]:
-        with errors_masked(), planned_checks_dropped(context):
-            yield from materialized(context, config, compute, store)
+        from vane_dagster.orchestration.steps import materialize_step  # what only a step needs
 
-    def materialized(
-        context: dg.AssetExecutionContext,
-        config: RunOptions,
-        compute: Compute,
-        store: FragmentStore,
-    ) -> Iterator[Any]:
-        opened = store.open()
-        check_runner = make_check_runner(context, pipeline, opened)
-        checks = CheckLog(context, pipeline)
-        try:
-            evaluate_alone(context, checks, pipeline, opened, check_runner)
-            ReproducibilityRunner(
-                context,
-                pipeline,
-                opened,
-                compute,
-                check=lambda: _check_is_wanted(context),
-                priority=_priority(context.run),
-                partitions=config.reproduce_partitions,
-                rows=config.reproduce_rows,
-                seed=config.reproduce_seed,
-            ).evaluate(checks, check_runner)
-        except VaneError as error:
-            raise dg.Failure(description=str(error)) from error.__cause__
-        selected = {key.path[-1] for key in context.selected_asset_keys}
-        if not selected:
-            yield from checks.outputs()
-            return
-        partitions = _partitions(context, pipeline)
-        report = RunReport(context, checks, pipeline, opened, partitions, check_runner)
-        try:
-            with report:
-                run_pipeline(
-                    pipeline,
-                    selected,
-                    partitions,
-                    compute,
-                    opened,
-                    context.run.run_id,
-                    listen=report.listen,
-                    flush=report.flush,
-                    log=context.log.info,
-                    check=lambda: _check_is_wanted(context),
-                    check_runner=check_runner,
-                    force=config.force,
-                    retry_quarantined=config.retry_quarantined,
-                    priority=_priority(context.run),
-                )
-        except VaneError as error:
-            raise dg.Failure(description=str(error)) from error.__cause__
-        yield from report.results()
+        yield from materialize_step(context, pipeline, config, compute, store)
 
     return materialize
 
 
 def build_source(pipeline: Pipeline, options: Asset) -> dg.AssetsDefinition:
     """Implement `Pipeline.build_source`."""
-    key = stage_key(pipeline, SOURCE)
 
     def observe_source(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        partitions: Sequence[str | None]
-        if pipeline.partitions_def is None:
-            partitions = [None]
-        elif context.has_partition_key or context.has_partition_key_range:
-            partitions = list(context.partition_keys)
-        else:
-            partitions = pipeline.partitions_def.get_partition_keys(
-                dynamic_partitions_store=context.instance
-            )
-        log = SourceLog(context, pipeline, partitions)
-        try:
-            changed = observe(pipeline, partitions, log)
-        except VaneError as error:
-            raise dg.Failure(description=str(error)) from without_secrets(error).__cause__
-        context.log.info(f"{changed} of {len(partitions)} partitions have changed")
-        yield dg.ObserveResult(asset_key=key, metadata=LOGGED_ALREADY)
+        from vane_dagster.orchestration.steps import observe_step
+
+        yield from observe_step(context, pipeline)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
@@ -177,41 +101,3 @@ def build_source(pipeline: Pipeline, options: Asset) -> dg.AssetsDefinition:
     made = decorate(observe_source)
     assert isinstance(made, dg.AssetsDefinition)
     return made
-
-
-def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequence[str | None]:
-    """Return the run's partitions; a run over a range has no `partition_key`."""
-    if pipeline.partitions_def is None:
-        return [None]
-    if not (context.has_partition_key or context.has_partition_key_range):
-        raise dg.Failure(
-            f"pipeline {pipeline.name!r} is partitioned, and the run names no partition; choose "
-            "one or a range in Dagster's UI, or give materialize(partition_key=...)"
-        )
-    return list(context.partition_keys)
-
-
-def _priority(run: dg.DagsterRun) -> int:
-    """Return the run's `dagster/priority` tag, which also orders Dagster's run queue; default 0."""
-    try:
-        return int(run.tags.get("dagster/priority", 0))
-    except ValueError:
-        return 0
-
-
-def _check_is_wanted(context: dg.AssetExecutionContext) -> None:
-    """Stop a step after its run has finished, because the run was killed or force-terminated.
-
-    The step is a separate process. Without this check it would keep computing alongside the run
-    that replaces it.
-    """
-    try:
-        run = context.instance.get_run_by_id(context.run.run_id)
-    except Exception:  # the database is temporarily unavailable
-        return
-    if run is not None and run.is_finished:
-        raise dg.Failure(
-            f"run {run.run_id} is over, {run.status.value}, so its step stops. Finished parts are "
-            "kept; start it again to continue from there",
-            allow_retries=False,
-        )

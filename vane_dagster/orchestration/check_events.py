@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,24 +16,6 @@ from vane_dagster.pipeline.pipeline import Pipeline, Stage
 from vane_dagster.storage.manifest import CheckResult, Manifest
 from vane_dagster.storage.reader import find
 from vane_dagster.storage.store import Store
-
-
-def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
-    """Return the check specs of all stages."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.PreviewWarning)  # for partitions_def
-        return [
-            dg.AssetCheckSpec(
-                check.name,
-                asset=stage_key(pipeline, stage.name),
-                blocking=check.blocking,
-                description=check.description,
-                partitions_def=pipeline.partitions_def,
-            )
-            for stage in pipeline
-            for check in (*pipeline._checks_of(stage.name), *pipeline._reproducible(stage.name))
-        ]
-
 
 Blocked = tuple[str, str | None, CheckResult]
 """The stage, the partition, and the blocking check that failed there."""
