@@ -38,7 +38,7 @@ DRIVER = (
     "dagster",
     "dagster._core.storage.runs",
     "ray",
-    "vane_dagster.orchestration.assets",
+    "vane_dagster.orchestration.steps",
     "vane_dagster.compute.ray_backend",
     "vane_dagster.compute.local_backend",
     "vane_dagster.testing",

@@ -25,8 +25,8 @@ def adds_stage(function: F) -> F:
     written = {name: f"{name}=..." for name in taken} | fields
     provider = "; those of its provider go into model=vd.Model(..., options={...})"
 
-    def where(rows: Any, name: Any = "?", *args: Any, **kwargs: Any) -> str:
-        return f"{rows.pipeline._location(name)}: "
+    def where(rows: Any, *args: Any, **kwargs: Any) -> str:
+        return f"{rows.pipeline._location(kwargs.get('name', next(iter(args), '?')))}: "
 
     return known_keywords(
         function.__name__,
