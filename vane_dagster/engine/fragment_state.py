@@ -204,7 +204,7 @@ class FragmentState:
         )
 
     def hold(self, stage: str, kind: TaskKind, table_bytes: int) -> None:
-        """Record the bytes of a returned table, in addition to those of its inputs."""
+        """Add the bytes of a returned table to those of the inputs."""
         self.peak = max(self.peak, self.held + self.dropped + table_bytes)
         task_state = self.task_states[stage]
         if kind == "load":

@@ -88,7 +88,7 @@ class RowLookups:
         )
 
     def record(self, run: FragmentState, stage: str, report: WorkReport) -> None:
-        """Count the rows of a fragment, and those of them that were found in other partitions."""
+        """Count a fragment's rows, and how many of them were found in other partitions."""
         known = run.known.get(stage)
         if isinstance(known, RowLookup) and any(not group.is_own for group in known.groups):
             self._counted[stage][run.partition].add(report.rows_out, report.found_elsewhere)

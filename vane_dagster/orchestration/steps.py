@@ -34,61 +34,51 @@ def materialize_step(
 ) -> Iterator[Any]:
     """Materialize the selected stages of a pipeline."""
     with errors_masked(), planned_checks_dropped(context):
-        yield from _materialized(context, pipeline, config, compute, store)
-
-
-def _materialized(
-    context: dg.AssetExecutionContext,
-    pipeline: Pipeline,
-    config: RunOptions,
-    compute: Compute,
-    store: FragmentStore,
-) -> Iterator[Any]:
-    opened = store.open()
-    check_runner = make_check_runner(context, pipeline, opened)
-    checks = CheckLog(context, pipeline)
-    try:
-        evaluate_alone(context, checks, pipeline, opened, check_runner)
-        ReproducibilityRunner(
-            context,
-            pipeline,
-            opened,
-            compute,
-            check=lambda: _check_is_wanted(context),
-            priority=_priority(context.run),
-            partitions=config.reproduce_partitions,
-            rows=config.reproduce_rows,
-            seed=config.reproduce_seed,
-        ).evaluate(checks, check_runner)
-    except VaneError as error:
-        raise dg.Failure(description=str(error)) from error.__cause__
-    selected = {key.path[-1] for key in context.selected_asset_keys}
-    if not selected:
-        yield from checks.outputs()
-        return
-    partitions = _partitions(context, pipeline)
-    report = RunReport(context, checks, pipeline, opened, partitions, check_runner)
-    try:
-        with report:
-            run_pipeline(
+        opened = store.open()
+        check_runner = make_check_runner(context, pipeline, opened)
+        checks = CheckLog(context, pipeline)
+        try:
+            evaluate_alone(context, checks, pipeline, opened, check_runner)
+            ReproducibilityRunner(
+                context,
                 pipeline,
-                selected,
-                partitions,
-                compute,
                 opened,
-                context.run.run_id,
-                listen=report.listen,
-                flush=report.flush,
-                log=context.log.info,
+                compute,
                 check=lambda: _check_is_wanted(context),
-                check_runner=check_runner,
-                force=config.force,
-                retry_quarantined=config.retry_quarantined,
                 priority=_priority(context.run),
-            )
-    except VaneError as error:
-        raise dg.Failure(description=str(error)) from error.__cause__
-    yield from report.results()
+                partitions=config.reproduce_partitions,
+                rows=config.reproduce_rows,
+                seed=config.reproduce_seed,
+            ).evaluate(checks, check_runner)
+        except VaneError as error:
+            raise dg.Failure(description=str(error)) from error.__cause__
+        selected = {key.path[-1] for key in context.selected_asset_keys}
+        if not selected:
+            yield from checks.outputs()
+            return
+        partitions = _partitions(context, pipeline)
+        report = RunReport(context, checks, pipeline, opened, partitions, check_runner)
+        try:
+            with report:
+                run_pipeline(
+                    pipeline,
+                    selected,
+                    partitions,
+                    compute,
+                    opened,
+                    context.run.run_id,
+                    listen=report.listen,
+                    flush=report.flush,
+                    log=context.log.info,
+                    check=lambda: _check_is_wanted(context),
+                    check_runner=check_runner,
+                    force=config.force,
+                    retry_quarantined=config.retry_quarantined,
+                    priority=_priority(context.run),
+                )
+        except VaneError as error:
+            raise dg.Failure(description=str(error)) from error.__cause__
+        yield from report.results()
 
 
 def observe_step(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Iterator[Any]:

@@ -625,7 +625,7 @@ class MapBatchesSpec(StageKind):
         return Table(fields, reads, passes_all and bool(self.schema.names or not self.is_inferred))
 
     def carried(self, columns: Iterable[str], ids: Collection[str]) -> list[str]:
-        """Return the input columns that pass through, besides the ids."""
+        """Return the input columns that are passed on, without the ids."""
         chosen = columns if self.include is True else self.include
         return [name for name in chosen if name not in ids and name not in self.schema.names]
 

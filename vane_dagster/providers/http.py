@@ -110,7 +110,7 @@ class HttpProvider:
 
     @classmethod
     def key_variable(cls, options: Mapping[str, Any]) -> str | None:
-        """See `Provider`. A server of the pipeline has a key of its own."""
+        """See `Provider`. A server that the pipeline starts has its own API key."""
         if options.get("server") is not None:
             return None
         name: str | None = options.get("api_key_env", "")

@@ -62,7 +62,7 @@ class Directory:
         keep(one.api_key for endpoints in announced.values() for one in endpoints)
 
     def knows(self, key: str) -> bool:
-        """Whether this process was told of a server."""
+        """Return whether this process knows the address of a server."""
         return key in self._endpoints
 
     def endpoints(self, key: str) -> Sequence[Endpoint]:

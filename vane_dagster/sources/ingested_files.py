@@ -175,7 +175,7 @@ class IngestedSource(FileSource):
         return TextTypes()
 
     def cast(self, values: pa.Array, kind: pa.DataType, is_found: bool) -> pa.Array:
-        """Convert values to a type, of which none is changed."""
+        """Convert values to a type without changing any of them."""
         own = values.type
         is_number = pa.types.is_integer(own) or pa.types.is_floating(own)
         if pa.types.is_string(own) or (is_number and pa.types.is_decimal(kind)):
@@ -353,7 +353,7 @@ class IngestedSource(FileSource):
     def _ingest(
         self, files: Sequence[FileRecord], location: str, listed: Mapping[str, FileRecord]
     ) -> list[IngestedFile | SourceError]:
-        """Convert files: a large one into pieces of its own, small ones into common pieces."""
+        """Convert files: a large file into several pieces, small files into shared pieces."""
         keys = [file_identity(file) for file in files]
         found: list[pa.Schema | SourceError] = []
         with PieceWriter(self._root) as writer:

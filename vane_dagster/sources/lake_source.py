@@ -349,7 +349,7 @@ class FolderSource(LakeSource):
 
     @abstractmethod
     def load(self, place: Location, version: Version) -> Any:
-        """Load the library's table at a version; None if there is no such table or version."""
+        """Load a version of a table by its library; None if table or version does not exist."""
 
     @abstractmethod
     def versions(self, table: Any) -> str:

@@ -57,7 +57,7 @@ def as_planned(
     files: Sequence[FileRecord],
     location: str,
 ) -> pa.Table | None:
-    """Read rows, and check that the files are still those of the fragment's key."""
+    """Read rows, and check that the files have not changed since the fragment was planned."""
     try:
         try:
             return read()
@@ -71,7 +71,7 @@ def as_planned(
 
 
 def check_unchanged(source: SourceReader, files: Sequence[FileRecord], location: str) -> None:
-    """Check that files are still those of the fragment's key."""
+    """Check that files have not changed since the fragment was planned."""
 
     def check(file: FileRecord) -> None:
         now = current_record(source, file, location)

@@ -49,7 +49,7 @@ class IcebergCatalog:
         return load_catalog(self.name, **{name: str(v) for name, v in properties.items()})
 
     def table(self, identifier: str) -> Any:
-        """Load the current metadata of a table; None if there is no such table."""
+        """Load the current metadata of a table; None if the table does not exist."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         try:

@@ -62,7 +62,7 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _encoded(array: pa.Array, ends: _Ends) -> Iterator[pa.LargeBinaryArray]:
-    """Yield the encodings of values, whose concatenation is that of all values of a row."""
+    """Yield encodings of values; concatenated, they encode all values of a row."""
     array = _plain(array)
     kind = array.type
     yield from _flags(array, ends)

@@ -416,13 +416,13 @@ def as_columns(
             f"{where}: columns is {columns!r}; expected a list of column names, or a mapping of "
             'output column to SQL expression, as {"id": "id", "text": "trim(text)"}'
         )
+    if "*" in (columns.values() if isinstance(columns, Mapping) else columns):
+        raise DefinitionError(f"{where}: columns has '*'; write include_columns=True for all")
     pairs = (
         list(columns.items())
         if isinstance(columns, Mapping)
         else [(c, quote(c) if isinstance(c, str) else c) for c in columns]
     )
-    if any(str(expression).strip(' "') == "*" for _, expression in pairs):
-        raise DefinitionError(f"{where}: columns has '*'; write include_columns=True for all")
     for name, expression in pairs:
         if not isinstance(name, str) or not isinstance(expression, str) or not expression.strip():
             raise DefinitionError(f"{where}: column {name!r} = {expression!r} is not SQL text")

@@ -184,6 +184,8 @@ REFUSED = {
         ["'docs/p', where", "holds the aggregate avg()"],
     ),
     "star": (lambda: projected({"x": "*"}), ["write include_columns=True"]),
+    "star in a list": (lambda: projected(["*"]), ["write include_columns=True"]),
+    "star in an expression": (lambda: projected({"x": "[*]"}), ["'x'"]),
     "unnest": (lambda: projected({"x": "unnest(words)"}), ["unnest()", "many rows of one"]),
     "parameter": (lambda: projected({"x": "n + ?"}), ["holds a parameter"]),
     "computed id": (

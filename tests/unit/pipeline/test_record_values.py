@@ -67,9 +67,11 @@ def test_an_option_of_another_record_names_that_record():
 
 
 def test_equal_records_have_one_hash():
-    made = [vd.Workers(resources={"a": 1}) for _ in range(2)], [vd.Asset(tags={"a": "b"})] * 2
-    assert [len(set(pair)) for pair in made] == [1, 1]
-    assert len({vd.Model("m", options={"a": [1]}, prices={"prompt": 1.0})}) == 1
+    model = {"options": {"a": [1]}, "prices": {"prompt": 1.0}}
+    assert len({vd.Workers(resources={"a": 1}), vd.Workers(resources={"a": 1})}) == 1
+    assert len({vd.Asset(tags={"a": "b"}), vd.Asset(tags={"a": "b"})}) == 1
+    assert len({vd.Model("m", **model), vd.Model("m", **model)}) == 1
+    assert len({vd.Workers(resources={"a": 1}), vd.Workers(resources={"a": 2})}) == 2
 
 
 def test_a_stage_that_reserves_no_cpu_overrides_the_decorator():
@@ -82,3 +84,9 @@ def test_a_stage_that_reserves_no_cpu_overrides_the_decorator():
     for name, given, cpus in (("kept", vd.Workers(), 2), ("none", vd.Workers(num_cpus=0), 0)):
         stage = docs.map_batches(name, Model, schema={"x": "BIGINT"}, concurrency=given)
         assert stage.spec.workers.num_cpus == cpus
+
+
+def test_a_name_that_is_given_twice_is_described():
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    with pytest.raises(vd.DefinitionError, match=r"stage 'docs/out': map_batches lacks .* 'fn'"):
+        docs.map_batches(len, name="out", schema={"x": "BIGINT"})  # type: ignore[call-arg]
