@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, Union
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Union
 
 from vane_dagster._arguments import list_of_names
 from vane_dagster.errors import DefinitionError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 STARTUP_SECONDS = 1800.0
 """Default time limit in seconds for the construction of a model."""
