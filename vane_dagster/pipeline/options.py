@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from vane_dagster._arguments import list_of_names
 from vane_dagster.errors import DefinitionError
+from vane_dagster.retries import OnError as OnError
 
 STARTUP_SECONDS = 1800.0
 """Default time limit in seconds for the construction of a model."""
@@ -35,7 +36,6 @@ BatchFormat = Literal["pyarrow", "numpy", "pandas", "torch", "polars"]
 Cardinality = Literal["one_to_one", "filter", "zero_to_many"]
 JoinHow = Literal["inner", "left"]
 JoinChildren = Literal["rows", "list"]
-OnError = Literal["raise", "quarantine", "null"]
 ReuseMode = Literal["rows", "fragments", "none"]
 
 ExecutionBackend = Literal["ray_actor", "ray_task", "subprocess_actor", "subprocess_task"]
