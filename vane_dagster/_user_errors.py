@@ -20,7 +20,7 @@ import pyarrow as pa
 from vane_dagster._keywords import columns_listed
 from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import CostlyError, RowErrors
-from vane_dagster.storage.transient_errors import backoff_seconds, http_status, is_transient
+from vane_dagster.retries import CALLS, http_status, is_transient
 
 _MAX_CHARACTERS = 20_000
 _MAX_INNER = 5
@@ -133,7 +133,7 @@ def _behaves(error: Any) -> bool:
         return False
     if [kind.__name__, kind.__qualname__.rpartition(".")[2]] != 2 * _names(error)[:1]:
         return False
-    is_transient(error), backoff_seconds(error, 1)  # both read the exception's own attributes
+    is_transient(error), CALLS.after(error, 1)  # both read the exception's own attributes
     texts = [str(error), repr(error), *getattr(error, "__notes__", ())]
     return sum(map(len, texts)) <= _MAX_CHARACTERS and all(t == clean(t) for t in texts)
 

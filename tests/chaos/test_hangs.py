@@ -236,7 +236,7 @@ import cloudpickle, pyarrow as pa
 import vane_dagster as vd
 from vane_dagster.pipeline.contracts import BatchCall, RowCall
 from vane_dagster.pipeline.udf import make_udf
-from vane_dagster.worker.retry import Policy
+from vane_dagster.retries import Policy
 from vane_dagster.worker.udf_caller import UdfCaller
 from vane_dagster.worker.protocol import CallUdf
 from vane_dagster.worker.protocol import ModelSpec, Work

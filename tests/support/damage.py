@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from vane_dagster.storage import transient_errors
+from vane_dagster import retries
 from vane_dagster.storage.manifest import parse_part_name
 
 
@@ -42,4 +42,4 @@ def blank(file: Path) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transient_errors, "_INITIAL_STORAGE_BACKOFF", 0.01)
+    monkeypatch.setattr(retries, "STORAGE", retries.Backoff(0.01, 0.01))

@@ -90,7 +90,7 @@ class InProcess:
     def run(self, worker: Worker, work: Work, tables: Sequence[pa.Table]) -> int:
         def answer(ticket: int) -> CallResult:
             if worker not in self._hosts:
-                return CallResult(ticket, None, lost="replaced", worker_lost=True)
+                return CallResult(ticket, None, lost="replaced")
             table, report = self._hosts[worker].run(work, *tables)
             return CallResult(ticket, report, table)
 

@@ -25,15 +25,14 @@ from typing import Any
 
 import psutil
 
+from vane_dagster.retries import Backoff, Restarts
 from vane_dagster.servers import guard
 from vane_dagster.servers.launch import Endpoint, Launch, ServerStatus
-from vane_dagster.servers.process import ServerProcess
-from vane_dagster.servers.restart_policy import SupervisionLimits
+from vane_dagster.servers.process import ServerProcess, SupervisionLimits
 
 SERVER = str(Path(__file__).with_name("misbehaving_server.py"))
 FAST = SupervisionLimits(
-    first_backoff_s=0.05,
-    max_backoff_s=0.2,
+    restarts=Restarts(Backoff(0.05, 0.2)),
     first_poll_s=0.02,
     max_poll_s=0.1,
     check_interval_s=0.1,

@@ -13,7 +13,7 @@ import secrets
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, ClassVar
 
@@ -32,6 +32,7 @@ from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute
 from vane_dagster.events import Event, Failed
 from vane_dagster.planning.planner import plan_run
+from vane_dagster.retries import Cause
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
@@ -182,10 +183,10 @@ class Workers(InProcess):
 
         def answer(ticket: int) -> CallResult:
             if worker not in self._hosts:
-                return CallResult(ticket, None, lost="replaced", worker_lost=True)
+                return CallResult(ticket, None, lost="replaced")
             loss, shared = self._losses.get(self._answers, ""), world()
             if loss in ("worker", "node"):
-                return replace(self._lost(ticket, worker), node_lost=loss == "node")
+                return self._lost(ticket, worker, "node" if loss == "node" else "unclear")
             shared.calls.clear()
             table, report = self._hosts[worker].run(work, *tables)
             if shared.worker_died or loss == "result":
@@ -193,7 +194,7 @@ class Workers(InProcess):
                 return self._lost(ticket, worker)
             if loss == "table" and not report.part:
                 self.lost_something = True
-                return CallResult(ticket, None, lost="its table")
+                return CallResult(ticket, None, lost="its table", cause="table")
             self.calls.update(shared.calls)
             made = {value for _, value in shared.calls}
             found = self._found.get(work.location, frozenset())
@@ -211,10 +212,10 @@ class Workers(InProcess):
 
         return self._call(answer)
 
-    def _lost(self, ticket: int, worker: Worker) -> CallResult:
+    def _lost(self, ticket: int, worker: Worker, cause: Cause = "unclear") -> CallResult:
         self.lost_something = True
         self._hosts.pop(worker, None)
-        return CallResult(ticket, None, lost="it is gone", worker_lost=True)
+        return CallResult(ticket, None, lost="it is gone", cause=cause)
 
     def replace(self, worker: Worker) -> Worker:
         self.lost_something = True

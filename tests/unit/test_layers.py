@@ -13,9 +13,9 @@ from vane_dagster.fingerprint.code_strings import syntax_tree
 
 ROOT = Path(vane_dagster.__file__).parent
 ORDER = [
-    "_failpoints", "_secrets", "errors", "_home", "_arguments", "_keywords", "_private_folder",
-    "_worker_process", "types", "servers", "providers", "fingerprint", "storage", "_user_errors",
-    "sources",
+    "_failpoints", "_secrets", "errors", "retries", "_home", "_arguments", "_keywords",
+    "_private_folder", "_worker_process", "types", "servers", "providers", "fingerprint", "storage",
+    "_user_errors", "sources",
     "checks", "pipeline", "planning", "worker", "events", "compute", "engine", "tracing",
     "orchestration", "cli", "testing",
 ]  # fmt: skip
@@ -104,7 +104,7 @@ def test_imports_go_one_way():
 
 def test_the_driver_imports_only_records_of_the_worker_package(graph):
     """`compute` also starts workers, and knows their classes."""
-    records = {"worker.protocol", "worker.retry"}
+    records = {"worker.protocol"}
     driver = ("planning", "events", "engine", "tracing", "orchestration", "cli")
     imported = {
         f"{name} imports {module}"

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from support.simulation import PARTITIONS, Disturbance, Node, World
+from vane_dagster import retries
 from vane_dagster.engine import slicing
-from vane_dagster.storage import transient_errors
 from vane_dagster.worker import node_files, stored_rows
 
 KINDS = ("project", "map", "map", "map", "flat_map", "filter", "join", "write")
@@ -161,7 +161,7 @@ class Simulation(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def _no_time_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Functions here stand for costly ones, however fast this machine calls them."""
-    monkeypatch.setattr(transient_errors, "_INITIAL_STORAGE_BACKOFF", 0.0)
+    monkeypatch.setattr(retries, "STORAGE", retries.Backoff(0.0, 0.0))
     monkeypatch.setattr(slicing.SliceSizer, "is_costly", lambda _self, _stage: True)
     for kind in ("row_indexes", "stored_rows"):
         (tmp_path / kind).mkdir()

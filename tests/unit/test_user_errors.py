@@ -19,7 +19,7 @@ from support.poison import (
 )
 from vane_dagster._user_errors import contained, hinted, is_shutdown
 from vane_dagster.errors import CostlyError, RowErrors
-from vane_dagster.storage.transient_errors import is_transient
+from vane_dagster.retries import is_transient
 from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.row_errors import user_frames, user_traceback
 

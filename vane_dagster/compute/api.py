@@ -17,6 +17,7 @@ from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.errors import ComputeError
+from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.protocol import LoadReport, PoolSpec, Work, WorkerStatus, WorkReport
 
@@ -85,18 +86,14 @@ class CallResult:
         report: The worker's report; None if the worker or its data was lost.
         table: Reference to the rows, if the work kept them.
         lost: Description of the loss if there is no report.
-        worker_lost: Whether the worker itself must be replaced.
-        timed_out: Whether a deadline ended the worker; None if unknown.
-        node_lost: Whether the worker's node did not report its death: it was lost too.
+        cause: Its cause. The worker must be replaced unless a table was lost.
     """
 
     ticket: int
     report: Union[WorkReport, LoadReport, WorkerStatus, None]
     table: Any = None
     lost: str = ""
-    worker_lost: bool = False
-    timed_out: bool | None = None
-    node_lost: bool = False
+    cause: Cause = "unclear"
 
 
 class Cancelled(Exception):

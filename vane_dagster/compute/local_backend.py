@@ -30,6 +30,7 @@ from vane_dagster.compute.pool_state import LeaseRecord, PoolState, Sharer, Work
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.errors import ComputeError, names
+from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.isolation import NO_DESCRIPTORS_STATUS
 from vane_dagster.worker.local_worker import CLOSED_STATUS, read_table, serve, write_table
@@ -116,6 +117,7 @@ class _Process:
         self._guard = guard
         self.connection = Connection(ours.dup().detach())
         threading.Thread(target=_shut_down_at_end, args=(self.process, ours), daemon=True).start()
+        self._memory_kills = _memory_kills()
         self.claim = claim
         self.threads = threads
         self.gpus = tuple(gpus)
@@ -126,24 +128,31 @@ class _Process:
         """Whether it constructs its model, or runs a task."""
         return any(not isinstance(call, StatusCall) for call in self.tickets.values())
 
-    def ending(self) -> tuple[str, bool | None]:
-        """How the process of a closed connection ended, and whether by a deadline, if known."""
+    def ending(self) -> tuple[str, Cause]:
+        """How the process of a closed connection ended, and why."""
         pid = self.process.pid
         try:
             code = self.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             self.end()
-            return f"worker process {pid} closed its connection, and was killed", False
+            return f"worker process {pid} closed its connection, and was killed", "crash"
         if ended_by_deadline(code):
-            return f"worker process {pid} was ended by a deadline", True
+            return f"worker process {pid} was ended by a deadline", "timeout"
         if code == CLOSED_STATUS:
-            return f"the code in worker process {pid} closed file descriptors of the worker", False
+            return (
+                f"the code in worker process {pid} closed file descriptors of the worker",
+                "crash",
+            )
         named = {number.value: number.name for number in signal.Signals}  # some lack a name
         how = f"signal {named.get(-code, -code)}" if code < 0 else f"exit code {code}"
         if code == NO_DESCRIPTORS_STATUS:
-            return f"the code in worker process {pid} used up the file descriptors", False
-        # A deadline may also end with SIGKILL, if the process was stopped.
-        return f"worker process {pid} ended with {how}", None if code == -signal.SIGKILL else False
+            return f"the code in worker process {pid} used up the file descriptors", "crash"
+        lost = f"worker process {pid} ended with {how}"
+        if code != -signal.SIGKILL:
+            return lost, "crash"
+        if _memory_kills() > self._memory_kills:
+            return f"{lost}, when the kernel killed a process to free memory", "memory"
+        return lost, "unclear"  # a deadline ends a process that was stopped with SIGKILL, too
 
     def stop_server(self) -> None:
         """Let the server that it runs finish its requests, and the process end after it."""
@@ -161,6 +170,13 @@ class _Process:
         self._guard.remove(self.process.pid)
         self.process.wait()
         self.connection.close()  # a live worker would take it for the end of the run
+
+
+def _memory_kills() -> int:
+    """Processes that the kernel has killed to free memory; 0 where it does not count them."""
+    with contextlib.suppress(OSError), open("/proc/vmstat") as counts:
+        return sum(int(line.split()[1]) for line in counts if line.startswith("oom_kill "))
+    return 0
 
 
 def _shut_down_at_end(process: Process, connection: socket.socket) -> None:
@@ -379,7 +395,7 @@ class LocalLease:
             process.tickets[ticket] = call
             self._held[ticket] = tables
         except OSError as error:
-            self._failed.append(CallResult(ticket, None, lost=str(error), worker_lost=True))
+            self._failed.append(CallResult(ticket, None, lost=str(error)))
         return ticket
 
     def wait(self, timeout: float) -> list[CallResult]:
@@ -403,10 +419,10 @@ class LocalLease:
                 table = LocalTable(reply.table) if reply.table else None
                 done.append(CallResult(reply.ticket, reply.report, table))
         except (EOFError, OSError):
-            lost, hung = process.ending()
+            lost, cause = process.ending()
             for ticket in sorted(process.tickets):
                 self._held.pop(ticket, None)
-                done.append(CallResult(ticket, None, lost=lost, worker_lost=True, timed_out=hung))
+                done.append(CallResult(ticket, None, lost=lost, cause=cause))
             process.tickets.clear()
         return done
 
@@ -426,7 +442,7 @@ class LocalLease:
         lost = f"worker {worker.name} was replaced"
         for ticket in sorted(self._backend.processes[worker.name].tickets):
             self._held.pop(ticket, None)
-            self._failed.append(CallResult(ticket, None, lost=lost, worker_lost=True))
+            self._failed.append(CallResult(ticket, None, lost=lost))
         fresh = self._backend.replaced(worker)
         self._workers = [fresh if w == worker else w for w in self._workers]
         return fresh

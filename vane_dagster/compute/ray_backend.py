@@ -32,6 +32,7 @@ from vane_dagster.compute.waits import Waits, short
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Group
 from vane_dagster.errors import ClusterLostError, ComputeError, names
 from vane_dagster.events import Event, Waiting
+from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.protocol import (
     IDLE_SECONDS,
@@ -268,9 +269,7 @@ class RayLease:
             report, table = call(self._actors[worker.name])
             self._pending[report] = (self._tickets, table, worker)
         except (ValueError, ray.exceptions.RayActorError) as error:
-            self._failed.append(
-                CallResult(self._tickets, None, lost=brief(error), worker_lost=True)
-            )
+            self._failed.append(CallResult(self._tickets, None, lost=brief(error)))
         return self._tickets
 
     def wait(self, timeout: float) -> list[CallResult]:
@@ -309,30 +308,30 @@ class RayLease:
             return CallResult(ticket, report, table)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ray.exceptions.RayError):  # its input was lost
-                return CallResult(ticket, None, lost=brief(error.cause), worker_lost=starting)
+                return CallResult(ticket, None, lost=brief(error.cause), cause="table")
             fault = Fault("ComputeError", f"worker {worker.name}: {brief(error.cause)}", str(error))
             return CallResult(ticket, load_failed(fault) if starting else WorkReport(fault=fault))
         except ray.exceptions.ObjectLostError as error:
-            return CallResult(ticket, None, lost=brief(error), worker_lost=starting)
+            return CallResult(ticket, None, lost=brief(error), cause="table")
         except ray.exceptions.RayError as error:  # it died, or memory or its node was lost
             self._actors.pop(worker.name, None)
-            lost = self._node_is_lost(worker, error)
-            return CallResult(ticket, None, lost=brief(error), worker_lost=True, node_lost=lost)
+            return CallResult(ticket, None, lost=brief(error), cause=self._cause(worker, error))
 
-    def _node_is_lost(self, worker: Worker, error: Exception) -> bool:
-        """Whether a worker was lost with its node.
+    def _cause(self, worker: Worker, error: Exception) -> Cause:
+        """Why a worker was lost.
 
         A node reports at once that a worker has died. If it does not, Ray says that the worker is
         unavailable, many seconds before it notices that the node is dead.
         """
         import ray
 
+        if isinstance(error, ray.exceptions.OutOfMemoryError):
+            return "memory"
         if isinstance(error, ray.exceptions.ActorUnavailableError):
-            return True
-        node = self._nodes.get(worker.name)
-        return any(
-            each["NodeID"] == node and not each["Alive"] for each in self._watch.call(ray.nodes)
-        )
+            return "node"
+        node, nodes = self._nodes.get(worker.name), self._watch.call(ray.nodes)
+        is_lost = any(each["NodeID"] == node and not each["Alive"] for each in nodes)
+        return "node" if is_lost else "unclear"
 
     def fetch(self, table: Any) -> pa.Table:
         """See `TableLease.fetch`. The rows come to this machine's object store if it has one."""

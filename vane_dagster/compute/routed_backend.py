@@ -183,7 +183,7 @@ class RoutedLease:
         """See `Lease.replace`."""
         for call in self._unsent.pop(worker, ()):
             lost = f"worker {worker.name} was replaced"
-            self._failed.append(CallResult(call.ticket, None, lost=lost, worker_lost=True))
+            self._failed.append(CallResult(call.ticket, None, lost=lost, cause="node"))
         return self._lease_of(worker.pool).replace(worker)
 
     def evict(self, pool: str) -> None:
@@ -223,7 +223,7 @@ class RoutedLease:
         try:
             tables = [table.result() for table in call.tables]
         except TableLostError as error:
-            self._failed.append(CallResult(call.ticket, None, lost=str(error)))
+            self._failed.append(CallResult(call.ticket, None, lost=str(error), cause="table"))
         except (OSError, pa.ArrowException) as error:
             message = (
                 f"{call.work.location}: a table could not be copied to where worker {worker.name} "

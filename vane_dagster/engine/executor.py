@@ -12,7 +12,7 @@ from vane_dagster.compute.api import IO_WORKERS, Backend
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims, NoClaims
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.engine.failures import MAX_PASSES, PartRepair, partitions_to_replan
+from vane_dagster.engine.damaged_parts import PartRepair, partitions_to_replan
 from vane_dagster.engine.fragment_queue import FoundParts
 from vane_dagster.engine.preflight import Checked, PreflightFinding, check_all, refuse
 from vane_dagster.engine.run_state import RunState
@@ -33,6 +33,7 @@ from vane_dagster.fingerprint.local_file import LocalFile
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.stored_parts import stored_parts
+from vane_dagster.retries import MAX_PASSES
 from vane_dagster.storage.packages import distributions
 from vane_dagster.storage.shipped_files import (
     discard,

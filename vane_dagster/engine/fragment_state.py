@@ -114,11 +114,8 @@ class FragmentState:
         fragment: The fragment.
         task_states: Its stages to compute, upstream first.
         epoch: Incremented when it starts over, which identifies late answers.
-        restarts: Number of restarts after a worker or its data was lost.
         bytes_read: Bytes of the parts that it reads first.
         peak: Maximum bytes of its tables at one time, including dropped ones.
-        suspects: Stages that it runs in slices, because a worker died there.
-        losses: Number of workers that a row has ended, by stage and row.
         row_retries: Former parts for which only the failed rows are computed, by stage.
         known: Where rows are looked up, by stage, apart from the parts that this run has written.
         claimed: The run's claims on it, by stage.
@@ -130,11 +127,8 @@ class FragmentState:
     fragment: FragmentRecord
     task_states: dict[str, StageTaskState]
     epoch: int = 0
-    restarts: int = 0
     bytes_read: int = 0
     peak: int = 0
-    suspects: set[str] = field(default_factory=set)
-    losses: dict[tuple[str, int], int] = field(default_factory=dict)
     row_retries: dict[str, Part] = field(default_factory=dict)
     known: dict[str, KnownRows] = field(default_factory=dict)
     claimed: dict[str, bytes] = field(default_factory=dict)
@@ -171,10 +165,9 @@ class FragmentState:
         """Whether nothing is left to compute."""
         return all(task_state.done for task_state in self.task_states.values())
 
-    def start_over(self, counts: bool = True) -> None:
+    def start_over(self) -> None:
         """Discard everything but written parts."""
         self.epoch += 1
-        self.restarts += counts
         unfinished = {
             name: task_state for name, task_state in self.task_states.items() if not task_state.done
         }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from vane_dagster.compute.api import (
@@ -18,14 +17,7 @@ from vane_dagster.compute.api import (
 )
 from vane_dagster.compute.waits import Waits
 from vane_dagster.engine.accounting import PartVerifier, WaveProgress
-from vane_dagster.engine.failures import (
-    MAX_CONSECUTIVE_FAILURES,
-    FailureStreak,
-    PartRepair,
-    Retry,
-    WorkerLoss,
-    WorkerLosses,
-)
+from vane_dagster.engine.damaged_parts import PartRepair
 from vane_dagster.engine.fragment_queue import FoundParts, FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
 from vane_dagster.engine.memory_budget import MemoryBudget
@@ -36,9 +28,16 @@ from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue, WorkerSha
 from vane_dagster.errors import ClusterLostError, ComputeError, VaneError
 from vane_dagster.events import Noticed, Printed
 from vane_dagster.planning.plan import Part
+from vane_dagster.retries import (
+    MAX_CONSECUTIVE_FAILURES,
+    FailureStreaks,
+    Loss,
+    LostCalls,
+    RetriedRows,
+    loss_after,
+)
 from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, WorkReport
 
-_MAX_RESTARTS = 3
 _TICK_SECONDS = 0.5
 _CLAIM_TICK_SECONDS = 0.005
 _FRAGMENTS_A_WORKER = 3
@@ -68,14 +67,15 @@ class WaveScheduler:
         self._pools, self._work_builder, self._cancelled = pools, work_builder, cancelled
         self._in_flight: dict[int, InFlightTask] = {}
         self._active: dict[int, FragmentState] = {}
-        self._losses = WorkerLosses()
+        self._lost_calls = LostCalls()
+        self._executing: dict[Worker, set[int]] = {}
         self._part_repair = part_repair
         self._clock = clock
         self._waits = Waits(state.emit, clock)
         self._sharing = WorkerSharing(lease, pools, priority, self._waits)
         self._checker = PartVerifier(state, work_builder)
         self._slice_sizer = SliceSizer(pools)
-        self._failure_streak = FailureStreak()
+        self._failure_streaks = FailureStreaks()
         self._worker_group = WorkerGroup(
             lease,
             pools,
@@ -179,7 +179,7 @@ class WaveScheduler:
 
     def _should_run_whole(self, run: FragmentState, stage: str) -> bool:
         rows, workers = run.fragment.stop - run.fragment.start, self._workers(stage)
-        if stage in run.suspects or not run.expects_new_rows(stage):
+        if self._lost_calls.fragment_counts[run.order] or not run.expects_new_rows(stage):
             return False
         return self._slice_sizer.should_run_whole(stage, rows, self._fragments.left, workers)
 
@@ -194,7 +194,7 @@ class WaveScheduler:
             self._queue(run, stage, "gather")
 
     def _queue(
-        self, run: FragmentState, stage: str, kind: TaskKind, retry: Retry | None = None
+        self, run: FragmentState, stage: str, kind: TaskKind, retry: RetriedRows | None = None
     ) -> None:
         calls = stage in self._pools and kind in ("slice", "whole") and not (retry and retry.error)
         self._worker_group.worker_queue(stage, calls).push(
@@ -239,18 +239,11 @@ class WaveScheduler:
             self._worker_group.notice_unused_gpu(in_flight.worker, report.unused_gpu)
         self._counts.end(in_flight.task.run, in_flight.task.stage, report)
         if report is None:
-            loss = WorkerLoss(
-                done.lost,
-                done.worker_lost,
-                rows_cleared=done.node_lost,
-                timed_out=done.timed_out,
-            )
-            self._lost(loss, done.ticket, in_flight)
+            loss, reason = self._loss_of(in_flight, done)
+            self._lost(in_flight, done.ticket, loss, reason, None)
         elif report.unhealthy_reason:
-            loss = WorkerLoss(
-                report.unhealthy_reason, True, report.fault, rows_cleared=report.fault is None
-            )
-            self._lost(loss, done.ticket, in_flight)
+            loss = "crash" if report.fault else "node"
+            self._lost(in_flight, done.ticket, loss, report.unhealthy_reason, report.fault)
         else:
             self._answered(in_flight, report, done)
 
@@ -271,16 +264,14 @@ class WaveScheduler:
         self._printed([task.stage], report.output)
         if report.cancelled:
             raise lease_expired(self._lease.id)
-        calls = in_flight.worker.pool != IO_WORKERS
+        worker = in_flight.worker
+        calls = worker.pool != IO_WORKERS
         if calls and not report.all_rows_failed:
-            self._failure_streak.record_success(in_flight.worker)
-        elif calls:
-            self._failure_streak.record_failure(in_flight.worker, task.run)
-            if self._failure_streak.should_replace(in_flight.worker):
-                self._failure_streak.record_replacement(in_flight.worker)
-                reason = f"it failed at {MAX_CONSECUTIVE_FAILURES} fragments in a row"
-                self._lost(WorkerLoss(reason, True, rows_cleared=True), done.ticket, in_flight)
-                return
+            self._failure_streaks.record_success(worker, worker.pool)
+        elif calls and self._failure_streaks.record_failure(worker, worker.pool, task.run.order):
+            reason = f"it failed at {MAX_CONSECUTIVE_FAILURES} fragments in a row"
+            self._lost(in_flight, done.ticket, "node", reason, None)
+            return
         if not task.is_current:
             return
         if report.fault:
@@ -288,7 +279,7 @@ class WaveScheduler:
             return
         run, task_state = task.run, task.run.task_states[task.stage]
         if calls:
-            self._losses.answered(task.stage)
+            self._lost_calls.answered(task.stage)
         self._budget.record_table(run, task.stage, task.kind, report.bytes_out)
         is_measured = self._counts.add(run, task.stage, task.kind, report)
         if is_measured and (task.kind != "gather" or self._slice_sizer.is_learning([task.stage])):
@@ -359,9 +350,7 @@ class WaveScheduler:
             if error := self._part_repair.remove_copied(task.run.partition, task.stage, fault):
                 self._fail(task.run.partition, task.stage, error)
                 return
-            self._counts.start_over(task.run)
-            task.run.start_over(counts=False)
-            self._start_ready(task.run)
+            self._start_over(task.run)
             return
         if error := self._part_repair.remove_damaged(task.run, task.stage, fault):
             self._fail(task.run.partition, task.stage, error)
@@ -392,65 +381,62 @@ class WaveScheduler:
                 if len(self._state.parts[index, stage]) < len(partition.fragments):
                     self._fail(index, stage, error)
 
-    def _lost(self, loss: WorkerLoss, ticket: int, in_flight: InFlightTask) -> None:
-        """Handle the loss of a worker or its data: replace the worker, and retry its work."""
-        if loss.worker:
-            self._record_loss(ticket, in_flight.worker)
-        at_work = not loss.worker or self._losses.was_executing(in_flight.worker, ticket)
-        was_executing_rows = at_work and not loss.rows_cleared
-        task = in_flight.task
-        spec = self._state.pipeline[task.stage].spec
-        calls = was_executing_rows and in_flight.worker.pool != IO_WORKERS
-        limit = loss.exceeded(spec, self._clock() - in_flight.began) if calls else None
-        if loss.worker and limit is not None:
-            took = "took" if loss.timed_out else "may have taken"
-            reason = f"a call {took} longer than timeout_s={limit:g}: {loss.reason}"
-            loss = replace(loss, reason=reason)
-        if loss.worker:
-            self._worker_group.replace_lost(in_flight.worker, loss.reason, starting=False)
+    def _loss_of(self, in_flight: InFlightTask, done: CallResult) -> tuple[Loss, str]:
+        """Why a call was lost, and the description."""
+        limit = None
+        if in_flight.worker.pool != IO_WORKERS:
+            limit = self._state.pipeline[in_flight.task.stage].spec.failures.timeout_s
+        loss = loss_after(done.cause, self._clock() - in_flight.began, limit)
+        if loss != "timeout":
+            return loss, done.lost
+        took = "took" if done.cause == "timeout" else "may have taken"
+        return loss, f"a call {took} longer than timeout_s={limit:g}: {done.lost}"
+
+    def _lost(
+        self, in_flight: InFlightTask, ticket: int, loss: Loss, reason: str, fault: Fault | None
+    ) -> None:
+        """Handle a call without an answer: replace its worker, and retry what the policy says."""
+        task, worker = in_flight.task, in_flight.worker
+        if loss != "table":
+            if not self._was_executing(worker, ticket):
+                loss = "node"
+            self._worker_group.replace_lost(worker, reason, starting=False)
         if not task.is_current:
             return
-        run = task.run
-        if loss.worker and spec.isolates_rows and not self._losses.is_crash_looping(task.stage):
-            if task.kind == "slice":
-                self._retry_rows(in_flight, was_executing_rows, loss, limit is not None)
-                return
-            was_executing_rows = was_executing_rows and task.stage in run.suspects
-            run.suspects.add(task.stage)
-        if run.restarts < _MAX_RESTARTS or not was_executing_rows:
-            self._counts.start_over(run)
-            run.start_over(was_executing_rows)
-            self._start_ready(run)
-            return
-        location = self._work_builder.location(run, task.stage)
-        error = ComputeError(
-            f"{location}: lost its worker or its data {run.restarts + 1} times, the last time: "
-            f"{loss.reason}. If a row kills the process, on_error='quarantine' finds it; if memory "
-            "ran out, lower batch_size or concurrency, or reserve memory="
-            + (f"\n\n{loss.fault.traceback}" if loss.fault else "")
-        )
-        self._fail(run.partition, task.stage, error)
+        run, start = task.run, in_flight.start
+        is_slice = task.kind == "slice" and run.task_states[task.stage].spec.isolates_rows
+        rows = range(start, start + in_flight.rows) if is_slice else None
+        why = fault.message if fault else ""
+        retried = self._lost_calls.decide(loss, task.stage, run.order, rows, why)
+        if isinstance(retried, list):
+            run.task_states[task.stage].slices_in_flight += len(retried) - 1
+            for part in retried:
+                self._queue(run, task.stage, "slice", part)
+        elif retried == "start over":
+            self._start_over(run)
+        else:
+            location = self._work_builder.location(run, task.stage)
+            error = ComputeError(
+                f"{location}: lost its worker or its data "
+                f"{self._lost_calls.fragment_counts[run.order]} times, the last time: {reason}. "
+                "If memory ran out, lower batch_size or concurrency, or reserve memory=; if a row "
+                "kills the process, on_error='quarantine' finds it"
+                + (f"\n\n{fault.traceback}" if fault else "")
+            )
+            self._fail(run.partition, task.stage, error)
 
-    def _retry_rows(
-        self, in_flight: InFlightTask, was_executing_rows: bool, loss: WorkerLoss, hung: bool
-    ) -> None:
-        """Queue the rows of a lost slice for other workers, halved if they may be the cause."""
-        task, task_state = in_flight.task, in_flight.task.run.task_states[in_flight.task.stage]
-        why = loss.fault.message if loss.fault else ""
-        rows = (in_flight.start, in_flight.rows)
-        if was_executing_rows:
-            self._losses.record_death(task.run, task_state.spec, *rows)
-        retry = self._losses.plan_retries(
-            task.run, task_state.spec, *rows, was_executing_rows, hung, why
-        )
-        task_state.slices_in_flight += len(retry) - 1
-        for part in retry:
-            self._queue(task.run, task.stage, "slice", part)
+    def _start_over(self, run: FragmentState) -> None:
+        self._counts.start_over(run)
+        run.start_over()
+        self._start_ready(run)
 
-    def _record_loss(self, ticket: int, worker: Worker) -> None:
-        queued = [t for t, in_flight in self._in_flight.items() if in_flight.worker == worker]
-        at_once = self._worker_group.worker_queues[worker.pool].slots - 1
-        self._losses.record_loss(worker, [ticket, *queued], at_once)
+    def _was_executing(self, worker: Worker, ticket: int) -> bool:
+        """Whether a lost worker was executing a call, as opposed to having it queued."""
+        if worker not in self._executing:
+            queued = [t for t, in_flight in self._in_flight.items() if in_flight.worker == worker]
+            at_once = self._worker_group.worker_queues[worker.pool].slots - 1
+            self._executing[worker] = set(sorted([ticket, *queued])[:at_once])
+        return ticket in self._executing[worker]
 
     def _report_progress(self) -> None:
         self._counts.emit_progress()

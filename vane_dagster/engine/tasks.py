@@ -12,7 +12,6 @@ import cloudpickle
 import pyarrow as pa
 
 from vane_dagster.compute.api import Worker
-from vane_dagster.engine.failures import Retry
 from vane_dagster.engine.fragment_state import (
     FragmentState,
     StageTaskState,
@@ -36,6 +35,7 @@ from vane_dagster.pipeline.specs import (
 )
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.source_code import pack_source
+from vane_dagster.retries import TIMED_OUT, Policy, RetriedRows
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.store import Store
@@ -63,7 +63,6 @@ from vane_dagster.worker.protocol import (
     Tally,
     Work,
 )
-from vane_dagster.worker.retry import TIMED_OUT, Policy, RowLoss
 
 _Inputs = tuple[Rows, ...]
 
@@ -173,16 +172,19 @@ class WorkBuilder:
         run: FragmentState,
         task_state: StageTaskState,
         worker: str,
-        row: int,
-        error: RowLoss,
-        message: str,
+        retry: RetriedRows,
     ) -> tuple[Work, list[Any]]:
         """Build work that rejects a row of a map's input, which ends its workers."""
         call, spec = self.op(run, task_state.spec), task_state.spec
         assert isinstance(call, CallUdf)
         assert spec.runs_udf
-        op = Reject(call, spec.udf.name, error, message, run.losses[spec.name, row])
-        rows = self._slice(run, task_state, row, row + 1)
+        assert retry.error is not None
+        message = f"ended {retry.deaths} workers, each while processing only this row"
+        if retry.error == TIMED_OUT:
+            message = f"took longer than timeout_s={spec.failures.timeout_s:g}, and so {message}"
+        message += f"; the last one: {retry.why}" if retry.why else ""
+        op = Reject(call, spec.udf.name, retry.error, message, retry.deaths)
+        rows = self._slice(run, task_state, retry.start, retry.start + 1)
         return self._work(run, task_state, worker, op, (rows,)), [task_state.given]
 
     def gather(
@@ -465,7 +467,7 @@ class Task:
     epoch: int
     stage: str
     kind: TaskKind
-    retry: Retry | None = None
+    retry: RetriedRows | None = None
 
     @property
     def exclusive(self) -> bool:
@@ -512,7 +514,12 @@ class TaskBuilder:
         run, task_state = task.run, task.run.task_states[task.stage]
         if task.retry is not None:
             worker_queue.pop()
-            return self._build_retry(run, task_state, worker.name, task.retry)
+            start, rows = task.retry.start, task.retry.rows
+            if task.retry.error is None:
+                given = run, task_state, worker.name, start, start + rows
+                return *self._work_builder.slice(*given), start, rows
+            given_up = self._work_builder.reject(run, task_state, worker.name, task.retry)
+            return *given_up, start, rows
         if task.kind == "slice":
             spec, last = task_state.spec, last and len(worker_queue) == 1
             assert spec.runs_udf
@@ -538,21 +545,3 @@ class TaskBuilder:
         else:
             work, tables = self._work_builder.whole(*place, is_costly)
         return work, tables, 0, 0
-
-    def _build_retry(
-        self, run: FragmentState, task_state: StageTaskState, worker: str, retry: Retry
-    ) -> tuple[Work, list[Any], int, int]:
-        start, rows = retry.start, retry.rows
-        if retry.error is None:
-            work, tables = self._work_builder.slice(run, task_state, worker, start, start + rows)
-        else:
-            ended = run.losses[task_state.spec.name, start]
-            message = f"ended {ended} workers, each while processing only this row"
-            if retry.error == TIMED_OUT:
-                limit = task_state.spec.failures.timeout_s
-                message = f"took longer than timeout_s={limit:g}, and so {message}"
-            message += f"; the last one: {retry.why}" if retry.why else ""
-            work, tables = self._work_builder.reject(
-                run, task_state, worker, start, retry.error, message
-            )
-        return work, tables, start, rows

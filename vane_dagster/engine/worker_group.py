@@ -20,6 +20,7 @@ from vane_dagster.engine.server_group import ServerChanged, ServerGroup
 from vane_dagster.errors import ModelLoadError, VaneError, names
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
 from vane_dagster.pipeline.options import STARTUP_SECONDS
+from vane_dagster.retries import MAX_FAILED_STARTS
 from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, WorkerStatus, load_failed
 
 
@@ -126,7 +127,6 @@ class WorkerQueue:
         return known
 
 
-_MAX_FAILED_STARTS = 3
 _START_REPORT_SECONDS = 30.0
 _COLLECT_FAILURES_SECONDS = 10.0
 _SERVER_STATUS_SECONDS = 1.0
@@ -334,14 +334,14 @@ class WorkerGroup:
         self._emit(Noticed(f"worker {worker.name} was lost: {reason}"))
         # Of a worker and those that it replaces: many at once may die with their node.
         failed = self._failed_starts.pop(worker, 0) + starting
-        if failed <= _MAX_FAILED_STARTS:
+        if failed < MAX_FAILED_STARTS:
             fresh = self._lease.replace(worker)
             self._failed_starts[fresh] = failed
             self._start(fresh)
             return
         error = ModelLoadError(
             f"worker {worker.name} died while its model was constructed, "
-            f"{_MAX_FAILED_STARTS + 1} times in a row; the last time: {reason}. It may have run "
+            f"{MAX_FAILED_STARTS} times in a row; the last time: {reason}. It may have run "
             "out of memory, or crashed in native code"
         )
         self._fail_pool(worker, error)

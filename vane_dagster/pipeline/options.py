@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Union
 
 from vane_dagster._arguments import list_of_names
 from vane_dagster.errors import DefinitionError
+from vane_dagster.retries import OnError as OnError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +37,6 @@ BatchFormat = Literal["pyarrow", "numpy", "pandas", "torch", "polars"]
 Cardinality = Literal["one_to_one", "filter", "zero_to_many"]
 JoinHow = Literal["inner", "left"]
 JoinChildren = Literal["rows", "list"]
-OnError = Literal["raise", "quarantine", "null"]
 ReuseMode = Literal["rows", "fragments", "none"]
 
 ExecutionBackend = Literal["ray_actor", "ray_task", "subprocess_actor", "subprocess_task"]

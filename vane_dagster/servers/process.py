@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
@@ -21,6 +22,7 @@ import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 from vane_dagster._private_folder import new_temporary_folder, worker_folder
 from vane_dagster._secrets import keep_arguments, keep_variables, masked
 from vane_dagster.errors import ModelLoadError, described
+from vane_dagster.retries import Restarts
 from vane_dagster.servers import triton_runner
 from vane_dagster.servers.guard import GuardedServer
 from vane_dagster.servers.launch import (
@@ -31,7 +33,6 @@ from vane_dagster.servers.launch import (
     get,
     health_problem,
 )
-from vane_dagster.servers.restart_policy import RestartPolicy, SupervisionLimits
 from vane_dagster.servers.server_log import ServerLog
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -43,6 +44,28 @@ class _StartError(Exception):
 
 class _HopelessError(Exception):
     """Another start of the server would fail too."""
+
+
+@dataclass(frozen=True)
+class SupervisionLimits:
+    """The times and limits of a server's supervision that its declaration does not set.
+
+    Attributes:
+        restarts: When it is restarted.
+        first_poll_s: Wait before the first health check of a start; each further one waits twice as
+            long.
+        max_poll_s: The longest wait between health checks of a start.
+        check_interval_s: Wait between health checks of a server that is ready.
+        probe_timeout_s: Seconds that a health check may take.
+        log_bytes: Size of a log file. The last two are kept.
+    """
+
+    restarts: Restarts = field(default_factory=Restarts)
+    first_poll_s: float = 0.05
+    max_poll_s: float = 1.0
+    check_interval_s: float = 5.0
+    probe_timeout_s: float = 10.0
+    log_bytes: int = 64 * 2**20
 
 
 class ServerProcess:
@@ -164,7 +187,7 @@ class ServerProcess:
     def _supervise(self) -> None:
         failure = ""
         try:
-            failure = self._run(RestartPolicy(self._limits))
+            failure = self._run(replace(self._limits.restarts))
         except _HopelessError as error:
             failure = self._with_log(str(error))
         except Exception as error:
@@ -181,7 +204,7 @@ class ServerProcess:
                 shutil.rmtree(self._folder, ignore_errors=True)
             self._settled.set()
 
-    def _run(self, policy: RestartPolicy) -> str:
+    def _run(self, policy: Restarts) -> str:
         """Start and restart the server until it is stopped."""
         deadline = time.monotonic() + self._launch.startup_timeout_s
         delay: float | None = 0.0

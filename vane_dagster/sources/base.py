@@ -28,8 +28,8 @@ import pyarrow.compute as pc
 
 from vane_dagster.errors import DefinitionError, SourceError, first_line, names
 from vane_dagster.sources.files import file_identity, listed_file
+from vane_dagster.storage.filesystem import advice
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
-from vane_dagster.storage.transient_errors import advice
 from vane_dagster.types.duckdb_connection import shared
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from typing import IO, Any
 
 from vane_dagster._private_folder import new_temporary_file
 from vane_dagster.errors import DefinitionError
+from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import SourceReader
 from vane_dagster.storage.filesystem import Location, protocol_of
 from vane_dagster.storage.manifest import FileRecord
-from vane_dagster.storage.transient_errors import with_retries
 
 _LOCAL = "file://"
 

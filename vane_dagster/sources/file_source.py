@@ -26,11 +26,11 @@ from vane_dagster._arguments import (
 )
 from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, VaneError, described, names
+from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
 from vane_dagster.storage.filesystem import Location, files_below, in_threads, protocols, shown_url
 from vane_dagster.storage.manifest import FileRecord
-from vane_dagster.storage.transient_errors import with_retries
 
 if TYPE_CHECKING:
     import dagster as dg

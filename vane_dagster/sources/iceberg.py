@@ -14,6 +14,7 @@ from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster._secrets import revealed
 from vane_dagster.errors import DefinitionError, SourceError, names
+from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import FragmentRule, ReadContext
 from vane_dagster.sources.iceberg_scan import (
     ScanTask,
@@ -32,7 +33,6 @@ from vane_dagster.storage.iceberg_catalog import (
     parse_identifier,
 )
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
-from vane_dagster.storage.transient_errors import with_retries
 
 _REFRESH_SECONDS = 300.0
 """A catalog may lend credentials that expire: workers load the table again after this time."""

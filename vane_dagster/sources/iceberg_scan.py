@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vane_dagster.errors import SourceError
+from vane_dagster.retries import with_retries
 from vane_dagster.sources.lake_source import Mask, SpanDetail
 from vane_dagster.sources.parquet_scan import groups_between
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog, iceberg_errors
-from vane_dagster.storage.transient_errors import with_retries
 
 _POSITION = "__position"
 

@@ -15,12 +15,12 @@ import pyarrow as pa
 from vane_dagster._arguments import one_of, positive
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, first_line
+from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import ROW_ERROR, ROW_ERROR_TYPE, ReadContext, unreadable
 from vane_dagster.sources.file_source import Suffix, file_arguments
 from vane_dagster.sources.raw_files import PATH, FilesSource, listed_rows
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
-from vane_dagster.storage.transient_errors import with_retries
 from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.types.tensors import from_ndarray, tensor, with_null_rows
 

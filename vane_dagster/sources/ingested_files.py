@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from vane_dagster import _failpoints
 from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import DefinitionError, SchemaError, SourceError, names
+from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
     ROW_ERROR,
     ROW_ERROR_TYPE,
@@ -74,7 +75,6 @@ from vane_dagster.storage.stored_tables import (
     tables,
     write_record,
 )
-from vane_dagster.storage.transient_errors import with_retries
 from vane_dagster.types.schema import (
     SchemaLike,
     check_distinct,

@@ -36,6 +36,7 @@ from vane_dagster._arguments import (
 )
 from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line, names
+from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
     FragmentRule,
     Listed,
@@ -51,7 +52,6 @@ from vane_dagster.sources.grouping import SizedFile, cut
 from vane_dagster.storage.filesystem import Location, absolute_url, in_threads, shown_url
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.table_options import check_table_url
-from vane_dagster.storage.transient_errors import with_retries
 from vane_dagster.types.tensors import unsliced
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster.errors import SourceError, names
+from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import FragmentRule, ReadContext, unreadable
 from vane_dagster.sources.grouping import SizedFile, cut
 from vane_dagster.sources.lake_source import (
@@ -31,7 +32,6 @@ from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import open_table, require_lance
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
-from vane_dagster.storage.transient_errors import with_retries
 
 _BLOBS = "all_binary"
 """Lance's name for reading blobs as their bytes, and not as descriptions of them."""

@@ -14,6 +14,7 @@ from vane_dagster import _failpoints
 from vane_dagster._arguments import one_of
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SourceError, described
+from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
     FragmentRule,
     ReadContext,
@@ -28,7 +29,6 @@ from vane_dagster.sources.schemas import common_columns
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.row_search import RowFile, find_any
-from vane_dagster.storage.transient_errors import with_retries
 
 SmallFiles = Literal["separate", "group"]
 

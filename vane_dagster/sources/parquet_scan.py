@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
 from vane_dagster.errors import SourceError
+from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import ReadContext, unreadable
 from vane_dagster.sources.schemas import conform
 from vane_dagster.storage.damage import is_damage
 from vane_dagster.storage.filesystem import Location, duckdb_path, protocols
 from vane_dagster.storage.manifest import FileSpan
-from vane_dagster.storage.transient_errors import with_retries
 from vane_dagster.types.schema import seen_by_sql, sql_name
 from vane_dagster.types.sql import (
     computed_from,

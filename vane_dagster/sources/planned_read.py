@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from vane_dagster.errors import IntegrityError, SourceError, VaneError
+from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
     ROW_ERROR,
     ROW_ERROR_TYPE,
@@ -19,7 +20,6 @@ from vane_dagster.sources.files import file_version
 from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
-from vane_dagster.storage.transient_errors import with_retries
 
 
 def read_planned(

@@ -24,7 +24,7 @@ import fsspec
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_options, revealed, url_parts, with_options, without_secrets
 from vane_dagster.errors import StoreError, described
-from vane_dagster.storage.transient_errors import advice, has_status, with_retries
+from vane_dagster.retries import has_status, is_transient_storage_error, with_retries
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -486,3 +486,23 @@ def protocols(fs: fsspec.AbstractFileSystem) -> tuple[str, ...]:
 def duckdb_path(fs: fsspec.AbstractFileSystem, path: str) -> str:
     """Return a file's path or URL for DuckDB, escaped because DuckDB expands patterns."""
     return glob.escape(path if "file" in protocols(fs) else fs.unstrip_protocol(path))
+
+
+def advice(error: Exception) -> str:
+    """Say what the user can do about an error of a file system."""
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            "The disk is full: make room there, or have the store elsewhere, and run again; what "
+            "is finished is kept"
+        )
+    if number == errno.EFBIG:
+        return "A file may not be that large there: raise the limit, or set fewer fragment_rows"
+    if isinstance(error, PermissionError) or number == errno.EROFS:
+        return (
+            "Permission is denied: give the user or the credentials of this process the right to "
+            "read and write there, or have the store elsewhere"
+        )
+    if is_transient_storage_error(error):
+        return "It was tried several times; run again when the storage answers"
+    return "Check that it exists, that the credentials reach it and that there is room"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 import threadpoolctl
 
-from vane_dagster.storage.transient_errors import class_names
+from vane_dagster.retries import class_names
 
 # An error counts if its message has one of these texts; always if there are none.
 _OUT_OF_MEMORY: Mapping[str, tuple[str, ...]] = {

@@ -23,6 +23,7 @@ from vane_dagster.pipeline.options import (
     RowOrder,
     WorkerLifecycle,
 )
+from vane_dagster.retries import Policy, RowLoss
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.servers.launch import ServerStatus
 from vane_dagster.sources.row_ids import IdRule
@@ -31,7 +32,6 @@ from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.types.schema import ERROR_COLUMN
-from vane_dagster.worker.retry import Policy, RowLoss
 
 IDLE_SECONDS = 600.0
 """Seconds that a pool stays warm without a lease, by default."""

@@ -1,58 +1,25 @@
 """Handling of a batch that fails: retry it, halve it, or record the failure of single rows.
 
-One generator decides, for synchronous and asynchronous code alike. It yields the next action, and
-is sent the result of that action.
+One generator follows the policy, for synchronous and asynchronous code alike. It yields the next
+action, and is sent the result of that action.
 """
 
 from __future__ import annotations
 
-import random
 import time
 from collections import Counter
 from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, Union
+from typing import Union
 
 import pyarrow as pa
 
 from vane_dagster.errors import CostlyError, StageError, names
-from vane_dagster.pipeline.options import OnError
-from vane_dagster.storage.transient_errors import backoff_seconds, is_transient
+from vane_dagster.retries import SERVER_DIED, Policy, after_server_ended, seconds_before_alone
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 
 _MAX_IDS = 5
-
-RowLoss = Literal["WorkerDied", "TimeoutError"]
-SERVER_DIED: Final = "ServerDied"
-"""The error of a row that ends or hangs the server that computes it."""
-_TOGETHER = 2
-_ALONE = 3
-"""Times that a server may end while it has a row beside others, and then without others of the
-worker."""
-_SPREAD = 10.0
-_MAX_SPREAD_SECONDS = 120.0
-WORKER_DIED: Final = "WorkerDied"
-"""The error of a row that kills the process that computes it."""
-TIMED_OUT: Final = "TimeoutError"
-"""The error of a row that takes too long."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How a stage handles errors of its code.
-
-    Attributes:
-        on_error: The outcome of a row that fails.
-        max_retries: Retries of a call after transient errors.
-        retry_on: Names of further error classes that are transient.
-        timeout_s: Seconds that a call may take; None for no limit.
-    """
-
-    on_error: OnError = "raise"
-    max_retries: int = 3
-    retry_on: tuple[str, ...] = ()
-    timeout_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -157,10 +124,10 @@ def attempt(
     longest = 0.0
     while waiting:
         rows, attempts, crashes = waiting.pop(0)
-        if crashes > _TOGETHER:
-            yield Wait(_spread(crashes - _TOGETHER, longest))
+        if seconds := seconds_before_alone(crashes, longest):
+            yield Wait(seconds)
         began = time.monotonic()
-        answer = yield Call(rows, alone=crashes >= _TOGETHER)
+        answer = yield Call(rows, alone=after_server_ended(crashes) == "alone")
         longest = max(longest, time.monotonic() - began)
         assert answer is not None
         if isinstance(answer, Partial):
@@ -181,15 +148,16 @@ def attempt(
         for place, error in errors.items():
             if isinstance(error, StageError):
                 raise BatchError(rows.slice(place, 1) if alone else rows, id, error)
-        passing = {i: e for i, e in errors.items() if is_transient(e, policy.retry_on)}
+        passing = {i: e for i, e in errors.items() if policy.is_transient(e)}
         # An error of a client that lost its connection may be any; an answer was paid for.
         blamed = {i: e for i, e in errors.items() if not isinstance(e, CostlyError)}
         if calls_servers and blamed and (yield AwaitServers()):
             outcome.retries += 1
             again, crashed = _rows_at(rows, blamed), crashes + 1
-            if crashed < _TOGETHER:
+            again_as = after_server_ended(crashed)
+            if again_as == "together":
                 waiting.insert(0, (again, attempts, crashed))
-            elif crashed < _TOGETHER + _ALONE:
+            elif again_as == "alone":
                 single = [again.slice(i, 1) for i in range(again.num_rows)]
                 waiting[:0] = [(row, attempts, crashed) for row in single]
             else:
@@ -199,8 +167,8 @@ def attempt(
                     raise BatchError(again, id, error)
             errors = {i: error for i, error in errors.items() if i not in blamed}
             passing = {i: error for i, error in passing.items() if i not in blamed}
-        if passing and attempts <= policy.max_retries:
-            yield Wait(max(backoff_seconds(error, attempts) for error in set(passing.values())))
+        if (delay := policy.delay(passing, attempts)) is not None:
+            yield Wait(delay)
             outcome.retries += 1
             waiting.insert(0, (_rows_at(rows, passing), attempts + 1, crashes))
             errors = {i: error for i, error in errors.items() if i not in passing}
@@ -212,7 +180,7 @@ def attempt(
             raise BatchError(rows, id, error)
         for place, error in errors.items():
             row = rows.slice(place, 1)
-            transient = is_transient(error, policy.retry_on) or is_out_of_memory(error)
+            transient = policy.is_transient(error) or is_out_of_memory(error)
             outcome.faults.append(RowFault(row, error, attempts, transient=transient))
             if policy.on_error == "raise" or len(outcome.faults) > max_faults:
                 raise BatchError(row, id, error)
@@ -223,20 +191,9 @@ def _rows_at(rows: pa.Table, places: Collection[int]) -> pa.Table:
     return rows if len(places) == rows.num_rows else unsliced(rows).take([*places])
 
 
-def _spread(crashes: int, longest: float) -> float:
-    """Return the seconds to wait before a row is called again that was alone at its worker.
-
-    Other workers have rows at the same server, one of which may be the reason, and all of them call
-    theirs again when it is back. Waits of different lengths part the reason from the others.
-    """
-    return random.uniform(0.0, min(_MAX_SPREAD_SECONDS, _SPREAD * crashes * max(0.5, longest)))
-
-
 def _server_died(crashes: int, error: BaseException) -> ConnectionError:
     text = f"the server ended or hung each of the {crashes} times that it had this row"
-    return ConnectionError(
-        f"{text}, the last {_ALONE} times without another of this worker: {error}"
-    )
+    return ConnectionError(f"{text}, at last without another of this worker: {error}")
 
 
 def _halves(

@@ -14,10 +14,11 @@ import pyarrow as pa
 from vane_dagster._secrets import masked
 from vane_dagster._user_errors import clean
 from vane_dagster.errors import UdfError, described
+from vane_dagster.retries import TIMED_OUT
 from vane_dagster.storage.quarantine import PARENTS, TRANSIENT, fault_schema
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.worker.protocol import CallUdf, Computed, Reject, Tally, Work, WorkReport
-from vane_dagster.worker.retry import TIMED_OUT, RowFault
+from vane_dagster.worker.retry import RowFault
 
 _FAULTS_REPORTED = 3
 _MAX_CHARACTERS = 4_000

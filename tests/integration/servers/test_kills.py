@@ -25,6 +25,7 @@ from support.server_processes import (
     tree,
     until,
 )
+from vane_dagster.retries import Backoff, Restarts
 from vane_dagster.servers import guard
 from vane_dagster.servers.process import ServerProcess
 
@@ -166,7 +167,10 @@ def test_a_guard_that_is_stopped_is_killed(monkeypatch):
 def test_random_kills():
     """Of the server and its guard; at each restart all of it is new."""
     choice = random.Random(17)
-    server = ServerProcess(launch("--leak-children", 2), limits=replace(FAST, max_crashes=100))
+    server = ServerProcess(
+        launch("--leak-children", 2),
+        limits=replace(FAST, restarts=Restarts(Backoff(0.05, 0.2), max_crashes=100)),
+    )
     try:
         first = server.status().endpoint
         for restarts in range(8):

@@ -29,6 +29,7 @@ from support.server_processes import (
     running,
     until,
 )
+from vane_dagster.retries import Backoff, Restarts
 from vane_dagster.servers import process
 from vane_dagster.servers.launch import Launch
 from vane_dagster.servers.process import ServerProcess
@@ -63,7 +64,7 @@ def test_a_killed_server_is_restarted_on_its_port_with_its_key():
 
 
 def test_while_it_is_restarted_it_has_no_endpoint():
-    with running(launch(), first_backoff_s=0.5) as server:
+    with running(launch(), restarts=Restarts(Backoff(0.5, 0.5))) as server:
         os.kill(server.status().pid, signal.SIGKILL)
         status = until(lambda: server.status() if server.status().state != "ready" else None)
         assert status.state == "restarting"
@@ -73,7 +74,10 @@ def test_while_it_is_restarted_it_has_no_endpoint():
 
 
 def test_it_gets_another_port_if_its_own_is_taken():
-    with running(launch(), first_backoff_s=0.2) as server, socket.socket() as other:
+    with (
+        running(launch(), restarts=Restarts(Backoff(0.2, 0.2))) as server,
+        socket.socket() as other,
+    ):
         before = server.status().endpoint
         os.kill(server.status().pid, signal.SIGKILL)
         until(lambda: server.status().state == "restarting")
@@ -162,7 +166,7 @@ def test_a_stalled_request_is_not_the_servers_death():
 def test_a_server_that_leaks_is_drained_and_restarted_which_is_no_crash():
     # One crash would be the last: a limit of 1.
     made = launch("--leak-mb", 500, "--seconds", 0.5, max_rss=400 * 2**20, liveness_timeout_s=60.0)
-    with running(made, max_crashes=1) as server:
+    with running(made, restarts=Restarts(Backoff(0.05, 0.2), max_crashes=1)) as server:
         endpoint = server.status().endpoint
         for restarts in (1, 2):
             assert answer(endpoint, str(restarts)) == f"echo: {restarts}"
@@ -186,7 +190,9 @@ def test_memory_of_child_processes_counts():
 
 
 def test_the_third_crash_is_the_last_with_a_limit_of_three():
-    server = ServerProcess(launch(), limits=replace(FAST, max_crashes=3))
+    server = ServerProcess(
+        launch(), limits=replace(FAST, restarts=Restarts(Backoff(0.05, 0.2), max_crashes=3))
+    )
     try:
         for restarts in range(3):
             server.check_health()
@@ -273,7 +279,7 @@ def test_after_a_stop_nothing_is_left():
 
 
 def test_a_stop_by_several_threads_and_during_a_restart():
-    server = ServerProcess(launch(), limits=replace(FAST, first_backoff_s=60.0, max_backoff_s=60.0))
+    server = ServerProcess(launch(), limits=replace(FAST, restarts=Restarts(Backoff(60.0, 60.0))))
     os.kill(server.status().pid, signal.SIGKILL)
     until(lambda: server.status().state == "restarting")
     began = time.monotonic()

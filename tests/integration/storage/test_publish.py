@@ -29,6 +29,7 @@ from support.data import write_source
 from support.published import docs
 from support.results import failure, materializing, metadata
 from support.snapshots import Snapshot
+from vane_dagster import retries
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.publish.parquet import FolderPublisher
 from vane_dagster.storage.store import Store
@@ -529,14 +530,12 @@ def first_time(monkeypatch: Any, owner: Any, name: str, before: Any) -> None:
 def test_a_conflict_that_does_not_end_is_told(tmp_path, local, materialize, monkeypatch):
     from deltalake.exceptions import CommitFailedError
 
-    from vane_dagster.storage.publish import table
-
     def conflict(*args: Any, **given: Any) -> None:
         raise CommitFailedError("somebody was faster")
 
     write_source(tmp_path / "src", rows(range(20)))
     monkeypatch.setattr(DeltaTable, "create_write_transaction", conflict)
-    monkeypatch.setattr(table, "_ATTEMPTS", 3)
+    monkeypatch.setattr(retries, "TRANSACTION_ATTEMPTS", 3)
     result = materialize(docs(tmp_path, format="delta"), local, raises=False)
     assert "changed the same partition 3 times" in failure(result)
 
@@ -686,10 +685,9 @@ def test_published_on_s3(tmp_path, local, materialize, s3):
 def test_a_table_on_a_server_that_is_not_there(tmp_path, local, materialize, monkeypatch):
     write_source(tmp_path / "src", rows(range(3)))
     options = {"key": "a", "secret": SECRET, "endpoint_url": "http://127.0.0.1:1"}
-    from vane_dagster.storage import transient_errors
     from vane_dagster.storage.publish import delta
 
-    monkeypatch.setattr(transient_errors, "_ATTEMPTS", 1)
+    monkeypatch.setattr(retries, "STORAGE_ATTEMPTS", 1)
     real = delta.table_options
     hurried = {"max_retries": "0", "retry_timeout": "1s", "connect_timeout": "1s"}
     monkeypatch.setattr(delta, "table_options", lambda place: {**real(place), **hurried})

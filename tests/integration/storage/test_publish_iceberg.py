@@ -26,9 +26,9 @@ from support.paths import TESTS
 from support.published import docs
 from support.results import failure, materializing, metadata
 from support.snapshots import Snapshot
+from vane_dagster import retries
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
-from vane_dagster.storage.publish import table as table_module
 from vane_dagster.storage.publish.iceberg import IcebergPublisher
 from vane_dagster.storage.store import Store
 
@@ -346,7 +346,7 @@ def test_a_conflict_that_does_not_end(tmp_path, local, materialize, monkeypatch)
     with table_in(tmp_path).transaction() as transaction:
         transaction.set_properties({"commit.retry.num-retries": "0"})
     monkeypatch.setattr(Table, "_do_commit", conflict)
-    monkeypatch.setattr(table_module, "_ATTEMPTS", 3)
+    monkeypatch.setattr(retries, "TRANSACTION_ATTEMPTS", 3)
     result = materialize(published(tmp_path), local, raises=False)
     assert "changed the same partition 3 times" in failure(result)
     assert "Iceberg table 'test.db.out'" in failure(result)

@@ -25,6 +25,7 @@ from support.data import write_source
 from support.published import docs
 from support.results import failure, materializing, metadata
 from support.snapshots import Snapshot
+from vane_dagster import retries
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import driver_options, open_table
 from vane_dagster.storage.publish import lance as lance_publisher
@@ -362,7 +363,7 @@ def test_one_partition_published_twice_at_once_is_in_the_table_once(
 def test_a_conflict_that_does_not_end(tmp_path, local, materialize, monkeypatch):
     write_source(tmp_path / "src", rows(range(20)))
     monkeypatch.setattr(LancePublisher, "_replace", lambda *args: None)
-    monkeypatch.setattr(lance_publisher, "_ATTEMPTS", 3)
+    monkeypatch.setattr(retries, "TRANSACTION_ATTEMPTS", 3)
     result = materialize(published(tmp_path), local, raises=False)
     assert "other writers committed 3 times while a partition was published" in failure(result)
 
@@ -568,11 +569,11 @@ def test_published_on_s3(tmp_path, local, materialize, s3):
 
 
 def test_a_table_on_a_server_that_is_not_there(tmp_path, local, materialize, monkeypatch):
-    from vane_dagster.storage import lance_table, transient_errors
+    from vane_dagster.storage import lance_table
 
     write_source(tmp_path / "src", rows(range(3)))
     options = {"key": "a", "secret": SECRET, "endpoint_url": "http://127.0.0.1:1"}
-    monkeypatch.setattr(transient_errors, "_ATTEMPTS", 1)
+    monkeypatch.setattr(retries, "STORAGE_ATTEMPTS", 1)
     real = lance_table.table_options
     hurried = {"client_max_retries": "0", "client_retry_timeout": "1", "connect_timeout": "1s"}
     monkeypatch.setattr(lance_table, "table_options", lambda place: {**real(place), **hurried})

@@ -21,23 +21,23 @@ NO_MEMORY = ray.exceptions.OutOfMemoryError("too much")
 
 
 @pytest.mark.parametrize(
-    ("error", "alive", "lost"),
+    ("error", "alive", "cause"),
     [
-        (DIED, True, False),  # its node has said so
-        (DIED, False, True),
-        (UNAVAILABLE, True, True),  # nobody has, and Ray does not know yet that the node is dead
-        (NO_MEMORY, True, False),
+        (DIED, True, "unclear"),  # its node has said so
+        (DIED, False, "node"),
+        (UNAVAILABLE, True, "node"),  # nobody has; Ray does not know yet that the node is dead
+        (NO_MEMORY, True, "memory"),
     ],
 )
 def test_a_worker_is_lost_with_its_node_unless_the_node_reports_its_death(
-    error: Exception, alive: bool, lost: bool, monkeypatch: pytest.MonkeyPatch
+    error: Exception, alive: bool, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = [{"NodeID": "a", "Alive": alive}, {"NodeID": "b", "Alive": not alive}]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     lease: Any = RayLease.__new__(RayLease)
     lease._nodes = {"w": "a"}
     lease._watch = SimpleNamespace(call=lambda function: function())
-    assert lease._node_is_lost(Worker("w", "pool"), error) is lost
+    assert lease._cause(Worker("w", "pool"), error) == cause
 
 
 class PoolManager:

@@ -124,10 +124,10 @@ def test_answers_of_both_sides_have_tickets_of_their_own(pair):
     tickets = [pair.lease.load(CLUSTER, {}), pair.lease.load(DRIVER, {}), pair.lease.status(DRIVER)]
     report = LoadReport(False, 1.0, 1, "cpu", "node")
     pair.driver.answers = [CallResult(2, report), CallResult(1, report)]
-    pair.cluster.answers = [CallResult(1, None, lost="gone", worker_lost=True)]
+    pair.cluster.answers = [CallResult(1, None, lost="gone", cause="memory")]
     done = pair.lease.wait(1)
     assert [result.ticket for result in done] == [tickets[0], tickets[2], tickets[1]]
-    assert (done[0].lost, done[0].worker_lost) == ("gone", True)
+    assert (done[0].lost, done[0].cause) == ("gone", "memory")
 
 
 def test_a_table_is_copied_once_and_only_for_the_other_side(pair):
@@ -171,7 +171,7 @@ def test_a_lost_table_is_no_loss_of_the_worker(pair):
     pair.cluster.error = TableLostError("its node is gone")
     ticket = pair.lease.run(DRIVER, work(), [pair.table(pair.cluster)])
     (done,) = pair.lease.wait(5)
-    assert done == CallResult(ticket, None, lost="its node is gone")
+    assert done == CallResult(ticket, None, lost="its node is gone", cause="table")
 
 
 def test_a_table_without_room_is_a_fault_that_names_the_worker(pair):
@@ -200,7 +200,7 @@ def test_calls_that_wait_for_tables_are_lost_with_their_worker(pair):
     kept = pair.lease.run(OTHER, work(), [table])
     assert pair.lease.replace(DRIVER) == Worker("d-1'", "d")
     done = pair.lease.wait(1)
-    assert [(result.ticket, result.worker_lost) for result in done] == [(t, True) for t in tickets]
+    assert [(result.ticket, result.cause) for result in done] == [(t, "node") for t in tickets]
     pair.cluster.may_fetch.set()
     pair.until_sent(pair.driver, 1)
     pair.driver.answers = [CallResult(1, WorkReport())]

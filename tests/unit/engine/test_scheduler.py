@@ -19,7 +19,7 @@ from support.arguments import grouped
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Cancelled, Worker
 from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
-from vane_dagster.engine.failures import PartRepair
+from vane_dagster.engine.damaged_parts import PartRepair
 from vane_dagster.engine.partition_order import NoOrder
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import WaveScheduler
@@ -27,6 +27,7 @@ from vane_dagster.engine.tasks import WorkBuilder
 from vane_dagster.errors import ClusterLostError, ComputeError, UdfError
 from vane_dagster.events import Failed, Noticed
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
+from vane_dagster.retries import TIMED_OUT, WORKER_DIED, Cause
 from vane_dagster.sources import FragmentRule
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
@@ -43,7 +44,6 @@ from vane_dagster.worker.protocol import (
     Work,
     WorkReport,
 )
-from vane_dagster.worker.retry import TIMED_OUT, WORKER_DIED
 
 ROWS = 64
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64())])
@@ -97,14 +97,17 @@ class Lost:
     """The outcome of a call that was lost.
 
     Attributes:
-        worker: Whether the worker was lost too.
+        cause: The cause that the backend reports.
         after: Seconds after which it was lost.
-        node: Whether the worker was lost with its node.
     """
 
-    worker: bool = True
+    cause: Cause = "unclear"
     after: float = 0.1
-    node: bool = False
+
+    @property
+    def worker(self) -> bool:
+        """Whether the worker was lost too."""
+        return self.cause != "table"
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,7 @@ class Lease:
             return [CallResult(ticket, report) for ticket in starts]
         if self._lost:
             lost, self._lost = self._lost, []
-            return _lost(lost, True)
+            return _lost(lost)
         ends = [self._end(queued[0]) for queued in self._queued.values() if queued]
         ends = [end for end in ends if end[0] <= self._clock.now + timeout]
         if not ends:
@@ -244,7 +247,7 @@ class Lease:
             self.answered.append(call)
             return [CallResult(call.ticket, outcome, table=f"table {call.ticket}")]
         lost = [call, *(self._queued.pop(call.worker) if outcome.worker else [])]
-        return _lost(lost, outcome.worker, outcome.node)
+        return _lost(lost, outcome.cause)
 
     def _end(self, call: Call) -> tuple[float, int, Call, WorkReport | Lost]:
         began = max(call.sent_at, self._free_at.get(call.worker, 0.0))
@@ -256,8 +259,8 @@ class Lease:
         return [call for call in self.calls if call.kind in kinds]
 
 
-def _lost(calls: Sequence[Call], worker: bool, node: bool = False) -> list[CallResult]:
-    lost = CallResult(0, None, lost="lost", worker_lost=worker, node_lost=node)
+def _lost(calls: Sequence[Call], cause: Cause = "unclear") -> list[CallResult]:
+    lost = CallResult(0, None, lost="lost", cause=cause)
     return [replace(lost, ticket=call.ticket) for call in calls]
 
 
@@ -539,7 +542,7 @@ def test_the_slices_of_a_lost_node_are_sent_again_as_they_are(wave, options):
 
     def outcome(call: Call) -> Outcome:
         is_lost = call.kind == "slice" and 5 in call.rows and next(losses, None) is not None
-        return Lost(node=True) if is_lost else None
+        return Lost("node") if is_lost else None
 
     made = wave(mapped(**options), outcome, workers=1).run()
     sizes = [len(call.rows) for call in made.lease.sent("slice") if 5 in call.rows]
@@ -552,7 +555,7 @@ def test_the_slices_of_a_lost_node_are_sent_again_as_they_are(wave, options):
 
 def test_a_row_is_not_rejected_for_the_nodes_that_it_was_lost_with(wave):
     """One death of a worker, and any number of lost nodes, are no evidence against a row."""
-    deaths = iter([Lost(), *[Lost(node=True)] * 5])
+    deaths = iter([Lost(), *[Lost("node")] * 5])
 
     def outcome(call: Call) -> Outcome:
         if call.kind == "slice" and 5 in call.rows:
@@ -613,6 +616,22 @@ def test_a_model_out_of_memory_is_replaced_and_its_rows_halved(wave):
     assert len(made.lease.replaced) == large
 
 
+def test_rows_whose_worker_was_killed_for_memory_are_computed_in_smaller_slices(wave):
+    def outcome(call: Call) -> Outcome:
+        return Lost("memory") if call.kind == "slice" and len(call.rows) > 8 else None
+
+    made = wave(mapped(**QUARANTINE), outcome, workers=1).run()
+    answered = [call for call in made.lease.answered if call.kind == "slice"]
+    assert computed(answered) == list(range(ROWS))
+    assert made.part().quarantined == 0
+
+
+def test_a_row_at_which_memory_always_runs_out_fails_the_fragment_and_is_not_quarantined(wave):
+    made = wave(mapped(**QUARANTINE), poisoned(7, cause="memory")).run()
+    assert made.lease.sent("reject") == []
+    assert "If memory ran out, lower batch_size" in made.failures["model", "p0"]
+
+
 def test_without_quarantine_a_fragment_starts_over_three_times(wave):
     made = wave(mapped(), poisoned(7)).run()
     assert len(made.lease.sent("load")) == 4
@@ -629,7 +648,7 @@ def test_a_fragment_whose_data_was_lost_starts_over_with_the_same_workers(wave):
     def outcome(call: Call) -> Outcome:
         if call.kind == "gather" and (not lost or call in lost):
             lost[:] = [call]
-            return Lost(worker=False)
+            return Lost("table")
         return None
 
     made = wave(mapped(), outcome).run()

@@ -89,7 +89,7 @@ class World:
         self.group.check_starts()
         ticket = self.lease.calls.pop(("status", worker))
         answer = None if status is None else WorkerStatus(server=status)
-        self.group.handle_done(CallResult(ticket, answer, lost=lost, worker_lost=bool(lost)))
+        self.group.handle_done(CallResult(ticket, answer, lost=lost))
 
     def start(self) -> None:
         for worker, endpoint in zip(REPLICAS, ENDPOINTS):

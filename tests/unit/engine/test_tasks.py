@@ -12,13 +12,13 @@ import pytest
 import vane_dagster as vd
 from support.arguments import grouped
 from vane_dagster.compute.api import Worker
-from vane_dagster.engine.failures import Retry
 from vane_dagster.engine.fragment_state import FragmentState, make_task_states
 from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.tasks import Task, TaskBuilder, WorkBuilder
 from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.planning.plan import Part
 from vane_dagster.providers.template import PrefixOrder, parse_template
+from vane_dagster.retries import WORKER_DIED, RetriedRows
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo, PartProvenance
 from vane_dagster.storage.row_records import RecordedPart
@@ -38,7 +38,6 @@ from vane_dagster.worker.protocol import (
     TableRows,
     Tally,
 )
-from vane_dagster.worker.retry import WORKER_DIED
 
 URL = "file:///nowhere/a.parquet"
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64())])
@@ -90,7 +89,7 @@ class Fragment:
     def state(self, stage: str) -> Any:
         return self.run.task_states[stage]
 
-    def take(self, kind: Any, retry: Retry | None = None, worker: Worker = FIRST) -> Any:
+    def take(self, kind: Any, retry: RetriedRows | None = None, worker: Worker = FIRST) -> Any:
         """Queue a task of the map, and take it for a worker."""
         task = Task(self.run, 0, "model", kind, retry)
         if not len(self.queue):
@@ -179,17 +178,16 @@ def test_slices_of_arranged_rows_have_the_columns_of_the_upstream_stage_alone():
     state = fragment.state("model")
     state.spec = replace(state.spec, row_order=PrefixOrder(parse_template("here", "{x}", None)))
     state.give("input", 100)
-    fragment.run.losses["model", 20] = 2
     work, _, start, rows = fragment.take("slice")
     assert work.inputs == (TableRows(0, start, start + rows, ("id", "x")),)
-    work, _, _, _ = fragment.take("slice", Retry(20, 1, WORKER_DIED, "segmentation fault"))
+    work, _, _, _ = fragment.take("slice", RetriedRows(20, 1, WORKER_DIED, 2, "segmentation fault"))
     assert work.inputs == (TableRows(0, 20, 21, ("id", "x")),)
 
 
 def test_a_retry_has_the_rows_that_it_names():
     fragment = Fragment()
     fragment.state("model").give("input", 100)
-    work, _, start, rows = fragment.take("slice", Retry(20, 5))
+    work, _, start, rows = fragment.take("slice", RetriedRows(20, 5))
     assert (work.inputs, start, rows) == ((TableRows(0, 20, 25),), 20, 5)
     assert isinstance(work.op, CallUdf)
     assert fragment.state("model").rows_left == 100, "they are no other slice's"
@@ -198,8 +196,7 @@ def test_a_retry_has_the_rows_that_it_names():
 def test_a_row_that_is_given_up_is_rejected_with_the_reason():
     fragment = Fragment()
     fragment.state("model").give("input", 100)
-    fragment.run.losses["model", 20] = 2
-    work, _, _, _ = fragment.take("slice", Retry(20, 1, WORKER_DIED, "segmentation fault"))
+    work, _, _, _ = fragment.take("slice", RetriedRows(20, 1, WORKER_DIED, 2, "segmentation fault"))
     assert isinstance(work.op, Reject)
     assert (work.op.error, work.op.attempts) == (WORKER_DIED, 2)
     assert work.op.message == (
@@ -258,7 +255,12 @@ def test_a_task_of_a_fragment_that_started_over_or_was_given_up_is_not_current()
 
 @pytest.mark.parametrize(
     ("retry", "is_exclusive"),
-    [(None, False), (Retry(0, 2), False), (Retry(0, 1), True), (Retry(0, 1, WORKER_DIED), False)],
+    [
+        (None, False),
+        (RetriedRows(0, 2), False),
+        (RetriedRows(0, 1), True),
+        (RetriedRows(0, 1, WORKER_DIED), False),
+    ],
 )
 def test_a_single_suspect_row_tolerates_no_other_call(retry, is_exclusive):
     assert Task(Fragment().run, 0, "model", "slice", retry).exclusive == is_exclusive

@@ -18,11 +18,11 @@ from support.damage import (
     quick,  # noqa: F401  # fixtures
 )
 from vane_dagster.errors import DamagedPartError
+from vane_dagster.retries import is_transient_storage_error, with_retries
 from vane_dagster.storage.damage import damage_of
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.store import read_part_info
-from vane_dagster.storage.transient_errors import is_transient_storage_error, with_retries
 
 # Errors that may pass
 

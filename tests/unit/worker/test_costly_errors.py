@@ -7,7 +7,8 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from vane_dagster.errors import CostlyError
-from vane_dagster.worker.retry import Partial, Policy, attempt
+from vane_dagster.retries import Policy
+from vane_dagster.worker.retry import Partial, attempt
 
 
 class Refused(CostlyError):

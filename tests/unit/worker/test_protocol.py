@@ -16,8 +16,8 @@ from vane_dagster.errors import (
     UdfError,
     VaneError,
 )
+from vane_dagster.retries import TIMED_OUT, WORKER_DIED, RowLoss
 from vane_dagster.worker.protocol import ERRORS, Fault, Tally, WorkReport, fault_kind
-from vane_dagster.worker.retry import TIMED_OUT, WORKER_DIED, RowLoss
 
 
 def test_each_error_of_the_package_is_registered_under_its_name() -> None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import urllib.error
-from email.message import Message
-
-import httpx
 import pyarrow as pa
 import pytest
-import requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +11,6 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.bad_rows import OutOfMemoryError, double
 from vane_dagster.storage.quarantine import attach, detach
-from vane_dagster.storage.transient_errors import backoff_seconds, is_transient
 from vane_dagster.worker.frameworks import is_out_of_memory
 from vane_dagster.worker.retry import (
     BatchError,
@@ -95,44 +89,6 @@ def test_errors_that_may_pass_are_waited_for_and_given_up_at_last():
     assert outcome.faults[0].attempts == 3
     assert outcome.retries == 2
     assert 0.5 <= waits[0] <= 1 <= waits[1] <= 2
-
-
-class Busy(Exception):
-    """As clients of HTTP services raise it."""
-
-    def __init__(self, status: int, **headers: str) -> None:
-        super().__init__(f"HTTP {status}")
-        self.status_code = status
-        self.response = type("Response", (), {"headers": headers})()
-
-
-@pytest.mark.parametrize(
-    ("error", "passing"),
-    [
-        (Busy(429), True),
-        (Busy(503), True),
-        (Busy(522), True),
-        (Busy(401), False),
-        (Busy(404), False),
-        (ConnectionRefusedError(), True),
-        (TimeoutError(), True),
-        (urllib.error.URLError(ConnectionRefusedError()), True),
-        (urllib.error.HTTPError("http://a", 404, "", Message(), None), False),
-        (requests.exceptions.ChunkedEncodingError("half an answer"), True),
-        (httpx.WriteError("reset"), True),
-        (ValueError(), False),
-        (KeyError("x"), False),
-    ],
-)
-def test_errors_are_told_apart(error, passing):
-    assert is_transient(error) is passing
-    assert is_transient(error, ("ValueError",)) is (passing or isinstance(error, ValueError))
-
-
-def test_the_server_says_how_long_to_wait():
-    assert backoff_seconds(Busy(429, **{"retry-after": "7"}), 1) == 7
-    assert backoff_seconds(Busy(429, **{"retry-after": "86400"}), 1) == 60
-    assert backoff_seconds(Busy(429, **{"retry-after": "Fri, 20 Nov 2026 10:00:00 GMT"}), 1) <= 1
 
 
 def test_memory_is_known_by_the_names_that_libraries_use():

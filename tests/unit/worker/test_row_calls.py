@@ -21,6 +21,7 @@ from typing_extensions import NotRequired, Required
 
 import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
+from vane_dagster.retries import Backoff
 from vane_dagster.worker import row_results
 from vane_dagster.worker.output_ids import is_equal
 
@@ -425,7 +426,7 @@ def test_an_async_generator_is_a_row_too():
 
 @pytest.mark.parametrize("style", ["sync", "async"])
 def test_a_revoked_lease_ends_the_wait_before_a_retry(style, monkeypatch):
-    monkeypatch.setattr("vane_dagster.worker.retry.backoff_seconds", lambda *given: 60.0)
+    monkeypatch.setattr("vane_dagster.retries.CALLS", Backoff(60.0, 60.0))
     stopped = threading.Event()
 
     def fn(text: str) -> str:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.retries import Policy
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.quarantine import write_faults
@@ -31,7 +32,7 @@ from vane_dagster.worker.protocol import (
     Tally,
     Work,
 )
-from vane_dagster.worker.retry import Policy, RowFault
+from vane_dagster.worker.retry import RowFault
 from vane_dagster.worker.row_errors import fault_table, null_row
 from vane_dagster.worker.row_reuse import arrange, restore
 

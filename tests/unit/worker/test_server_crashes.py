@@ -172,7 +172,7 @@ def test_a_row_is_not_called_alone_while_another_one_has_ended_the_server(monkey
     served = Restarting()
     monkeypatch.setattr(udf_caller, "directory", served)
     monkeypatch.setattr(udf_caller, "_SERVER_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(retry, "_SPREAD", 0.0)
+    monkeypatch.setattr(retry, "seconds_before_alone", lambda *given: 0.0)
 
     async def answer(batch: pa.Table, llm: Any) -> pa.Table:
         await served.ask(batch["id"].to_pylist())

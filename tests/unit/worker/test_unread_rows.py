@@ -11,6 +11,7 @@ import pytest
 
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.keys import JoinShape, JoinSide
+from vane_dagster.retries import Policy
 from vane_dagster.sources.base import ROW_ERROR, ROW_ERROR_TYPE, SourceReader
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
@@ -28,7 +29,6 @@ from vane_dagster.worker.protocol import (
     TableRows,
     Work,
 )
-from vane_dagster.worker.retry import Policy
 from vane_dagster.worker.unread_rows import split_unread
 
 IDS = pa.schema([("id", pa.string())])

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import random
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster import _failpoints
+from vane_dagster import _failpoints, retries
 from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError
 from vane_dagster.storage.filesystem import Location
@@ -42,7 +40,6 @@ from vane_dagster.storage.store import Store
 from vane_dagster.storage.table_options import check_table_url
 from vane_dagster.types.sql import literal
 
-_ATTEMPTS = 60
 _WRITERS = 4
 _COMMIT_LOCK = (1 << 32) - 1
 """The id of a fragment that no table has. Each commit of ours claims to remove it, so Lance finds
@@ -182,7 +179,7 @@ class LancePublisher(Publisher):
         location = f"stage '{manifest.pipeline}/{manifest.stage}'"
         files = manifest.published.files
         made: dict[str, Any] = {}
-        for attempt in range(_ATTEMPTS):
+        for _ in retries.transactions():
             with table_errors(self.target.url, "written"):
                 table = open_table(self.target) or self._create(manifest.schema)
                 self._fit(table, manifest.schema, location)
@@ -197,11 +194,11 @@ class LancePublisher(Publisher):
                 if committed is not None:
                     table = committed
                     break
-            time.sleep(random.uniform(0, 0.05 * 2 ** min(attempt, 5)))
         else:
             raise StoreError(
-                f"Lance table {self.target.url!r}: other writers committed {_ATTEMPTS} times while "
-                "a partition was published. Run it again when they have ended"
+                f"Lance table {self.target.url!r}: other writers committed "
+                f"{retries.TRANSACTION_ATTEMPTS} times while a partition was published. Run it "
+                "again when they have ended"
             )
         with table_errors(self.target.url, "indexed"):
             update_index(table, self._index)

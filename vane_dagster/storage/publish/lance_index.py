@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster import retries
 from vane_dagster._arguments import one_of, positive
 from vane_dagster.errors import DefinitionError, SchemaError, names
 
@@ -21,7 +22,6 @@ MIN_ROWS = 256
 _PARTITION_ROWS = 8_192
 _MAX_SEGMENTS = 8
 _GROWTH = 4
-_ATTEMPTS = 5
 _CONFIG = "vane_dagster.index."
 
 
@@ -165,7 +165,7 @@ def update_index(table: Any, declared: VectorIndex | None) -> None:
     Indexes made by this package that are no longer declared are dropped; others are left as they
     are. Rows without an index are searched exactly, so an interrupted update loses nothing.
     """
-    for attempt in range(_ATTEMPTS):
+    for attempt in retries.transactions():
         try:
             for name in table.config():
                 column = name.removeprefix(_CONFIG)
@@ -175,7 +175,7 @@ def update_index(table: Any, declared: VectorIndex | None) -> None:
                 declared.update(table)
             return
         except Exception as error:  # the driver has no class of its own for all conflicts
-            if "conflict" not in str(error).lower() or attempt == _ATTEMPTS - 1:
+            if "conflict" not in str(error).lower() or attempt == retries.TRANSACTION_ATTEMPTS:
                 raise
         table.checkout_latest()
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import itertools
-import random
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from vane_dagster import retries
 from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneError
 from vane_dagster.storage.filesystem import Location
@@ -24,7 +23,6 @@ from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING, Publisher, Target, column_clash
 from vane_dagster.storage.publish.compaction import CompactedFile
 
-_ATTEMPTS = 12
 _MOVERS = 8
 _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _MISREAD = re.compile(r"[%\\?#]")
@@ -121,7 +119,7 @@ class TablePublisher(Publisher):
         location = f"stage '{manifest.pipeline}/{manifest.stage}'"
         files = manifest.published.files
         made: Mapping[str, CompactedFile] | None = None
-        for attempt in range(_ATTEMPTS):
+        for _ in retries.transactions():
             with self._storage_errors("written"):
                 table = self._opened() or self._create(manifest.schema)
                 self._fit(table, manifest.schema, location)
@@ -131,10 +129,10 @@ class TablePublisher(Publisher):
                     made = self._place(manifest)
                 if self._replace(table, manifest, made):
                     return self._published(files, table)
-            time.sleep(random.uniform(0, 0.05 * 2 ** min(attempt, 6)))
         raise StoreError(
             f"{self.label} {self._name!r}: other writers changed the same partition "
-            f"{_ATTEMPTS} times while it was replaced. Run it again when they have ended"
+            f"{retries.TRANSACTION_ATTEMPTS} times while it was replaced. Run it again when they "
+            "have ended"
         )
 
     def holds(self, files: Sequence[str]) -> bool:
