@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import vane_dagster as vd
-from benchmarks import contracts, harness, row_reuse
+from benchmarks import contracts, harness, row_reuse, smoke
 from benchmarks.__main__ import main
 from benchmarks.harness import measure, prepare
 from benchmarks.workloads import workload
@@ -117,3 +117,16 @@ def test_rows_that_a_change_affects_are_counted(
     measured = row_reuse.measure(case, tmp_path / case, 400, 0, days=3)
     assert (measured.rows, measured.calls) == (rows, calls)
     assert calls <= measured.allowed
+
+
+def test_an_unknown_commit_to_compare_with_is_named() -> None:
+    with pytest.raises(SystemExit, match=r"No commit nowhere-9 in .*: name one with --base"):
+        smoke._commit("nowhere-9")
+
+
+def test_the_package_of_a_commit_is_imported(tmp_path: Path) -> None:
+    python = smoke._environment(tmp_path / "v", smoke._commit("HEAD"))
+    shown = "import vane_dagster, dagster; print(vane_dagster.__file__)"
+    command = [python, "-c", shown]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
