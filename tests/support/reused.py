@@ -36,15 +36,3 @@ def contents(batch: pa.Table) -> dict[str, list[str]]:
 
 def with_twin(path: str, twin: str) -> str:
     return noted("with_twin", vd.File(twin).read().decode())
-
-
-def length(text: str) -> int:
-    return len(noted("length", text))
-
-
-def words(text: str) -> list[str]:
-    return noted("words", text).split()
-
-
-def is_long(text: str) -> bool:
-    return len(noted("is_long", text)) > 2

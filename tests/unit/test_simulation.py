@@ -105,6 +105,11 @@ class Simulation(RuleBasedStateMachine):
         files = self.world.files[partition]
         self.world.files[partition] = {"m": [row for name in sorted(files) for row in files[name]]}
 
+    @rule(partition=st.sampled_from(PARTITIONS), number=st.integers(0, 9))
+    def give_new_ids(self, partition: str, number: int) -> None:
+        rows = self._file(partition, number)
+        rows[:] = self.world.new_rows([value for _, value in rows])
+
     @rule(rows=st.integers(1, 6))
     def cut_fragments(self, rows: int) -> None:
         self.world.fragment_rows = rows
