@@ -15,9 +15,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -195,7 +195,11 @@ def _shut_down_at_end(process: Process, connection: socket.socket) -> None:
 
 
 class LocalBackend:
-    """Pools of subprocesses of this process, warm while it lives."""
+    """Pools of subprocesses of this process, warm while it lives.
+
+    A closed backend that `warm` made waits for the next run of this process, which ends the pools
+    that were idle for ten minutes. One waits at a time.
+    """
 
     def __init__(
         self,
@@ -216,7 +220,27 @@ class LocalBackend:
         self.processes: dict[str, _Process] = {}
         self.folder = str(new_temporary_folder("vane-", _roomy_folder()))
         self._guard = Guard(self.folder)
-        self._end = weakref.finalize(self, _close, self.processes, self.folder, self._guard)
+        self._surroundings: _Surroundings | None = None
+        given = (self.processes, self.folder, self._guard, os.getpid())
+        self._end = weakref.finalize(self, _close, *given)
+
+    @classmethod
+    def warm(cls, *settings: Any, **more: Any) -> LocalBackend:
+        """The backend that waits, if it has these settings and surroundings, or else a new one."""
+        surroundings = _Surroundings.here(settings, more)
+        with _waiting_lock:
+            found = _waiting.pop() if _waiting else None
+        if found is not None and found._surroundings == surroundings:
+            processes = found.processes.items()
+            found._end_workers(name for name, p in processes if p.process.poll() is not None)
+            for pool in found._pool_state.expired_pools(time.monotonic()):
+                found.evicted(pool)
+            return found
+        if found is not None:
+            found._end()
+        made = cls(*settings, **more)
+        made._surroundings = surroundings
+        return made
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`."""
@@ -287,20 +311,50 @@ class LocalBackend:
 
     def evicted(self, pool: str) -> None:
         """End a pool."""
-        gone = [name for name in self.processes if name.startswith(f"{pool}-")]
-        _end_all([self.processes.pop(name) for name in gone])
-        self._pool_state.remove_workers(gone)
+        self._end_workers(name for name in self.processes if name.startswith(f"{pool}-"))
 
     def released(self, id: str) -> None:
         """End a lease, and the workers still busy under it."""
-        busy = [name for name, process in self.processes.items() if process.is_busy]
-        _end_all([self.processes.pop(name) for name in busy])
-        self._pool_state.remove_workers(busy)
+        self._end_workers(name for name, process in self.processes.items() if process.is_busy)
         self._pool_state.release(id, time.monotonic())
 
+    def _end_workers(self, names: Iterable[str]) -> None:
+        gone = list(names)
+        _end_all([self.processes.pop(name) for name in gone])
+        self._pool_state.remove_workers(gone)
+
     def close(self) -> None:
-        """End all workers."""
-        self._end()
+        """Wait for the next run of this process, or end all workers."""
+        if self._surroundings is None or self._pool_state.leases:
+            self._end()
+            return
+        with _waiting_lock:
+            others, _waiting[:] = [*_waiting], [self]
+        for other in others:
+            other._end()
+
+
+class _Surroundings(NamedTuple):
+    """What workers take over from the process that starts them.
+
+    The outputs are files: Dagster's log of a step, a terminal, a notebook's pipe.
+    """
+
+    settings: tuple[Any, ...]
+    pid: int
+    folder: str
+    variables: Mapping[str, str]
+    outputs: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def here(cls, *settings: Any) -> _Surroundings:
+        variables = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+        outputs = tuple((found.st_dev, found.st_ino) for found in map(os.fstat, (1, 2)))
+        return cls(settings, os.getpid(), os.getcwd(), variables, outputs)
+
+
+_waiting: list[LocalBackend] = []
+_waiting_lock = threading.Lock()
 
 
 def _worker_command() -> list[str]:
@@ -326,7 +380,9 @@ def _end_all(processes: Sequence[_Process]) -> None:
         process.end()
 
 
-def _close(processes: dict[str, _Process], folder: str, guard: Guard) -> None:
+def _close(processes: dict[str, _Process], folder: str, guard: Guard, owner: int) -> None:
+    if os.getpid() != owner:  # a fork of it
+        return
     _end_all(list(processes.values()))  # an interrupted run may still change them
     processes.clear()
     shutil.rmtree(folder, ignore_errors=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any
 
 from vane_dagster.compute.client import PoolManagerClient, brief
 from vane_dagster.compute.code_digest import Versions, installed
@@ -23,8 +22,8 @@ _PROCESS_VARIABLES = frozenset(
 )
 """Variables of the process or machine, and those that Ray or a worker sets in each worker."""
 _PROCESS_PREFIXES = ("RAY_", "VANE_DAGSTER_")
-_asked: dict[tuple[Any, frozenset[str]], Mapping[str, Versions | str]] = {}
-"""Answers of the pool manager and the nodes, by the pool manager and the nodes at that time."""
+_asked: dict[frozenset[str], Mapping[str, Versions | str]] = {}
+"""Answers of the pool manager and the nodes, by the nodes at that time."""
 
 
 def disagreements(
@@ -72,7 +71,7 @@ def of_cluster(pool_manager: PoolManagerClient) -> Mapping[str, Versions | str]:
     import ray
 
     nodes = {n["NodeID"]: n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"]}
-    key = (pool_manager.actor._actor_id, frozenset(nodes))
+    key = frozenset(nodes)
     if key not in _asked:
         found: Mapping[str, Versions] = pool_manager.call("exchange_versions", {})
         news = _answers([id for id in nodes if id not in found])

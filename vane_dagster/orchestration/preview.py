@@ -44,7 +44,7 @@ def preview(
             opened = Store(Location(str(stack.enter_context(temporary_folder("vane-preview-")))))
         else:
             opened = store.open()
-        backend = LocalBackend()
+        backend = LocalBackend.warm()
         stack.callback(backend.close)
         run_id = f"preview-{secrets.token_hex(4)}"
 

@@ -209,7 +209,7 @@ class RayCompute(Compute):
             raise ComputeError(
                 f"RayCompute: subprocesses is a {type(own).__name__}; expected a LocalCompute"
             )
-        local = LocalBackend(
+        local = LocalBackend.warm(
             own.num_cpus, own.num_gpus, own.resources, taken_gpus=backend.gpus_here()
         )
         return RoutedBackend(backend, local)
@@ -335,7 +335,8 @@ def _connect_resource(cluster: Any, warn: Callable[[str], None]) -> None:
 class LocalCompute(Compute):
     """Compute in subprocesses of the run, without Ray, to debug a function or a model.
 
-    Models stay warm within a run, not between runs.
+    Models stay warm for the next run of the same process, in the same folder, with the same
+    environment variables and the same output. They end with the process.
     """
 
     num_cpus: int | None = Field(default=None, description="CPUs. Default: the machine's.")
@@ -346,7 +347,7 @@ class LocalCompute(Compute):
         """Implement `Compute.backend`."""
         from vane_dagster.compute.local_backend import LocalBackend
 
-        return LocalBackend(self.num_cpus, self.num_gpus, self.resources)
+        return LocalBackend.warm(self.num_cpus, self.num_gpus, self.resources)
 
     def with_subprocesses(self, backend: Backend) -> Backend:
         """Implement `Compute.with_subprocesses`: all pools are subprocesses already."""

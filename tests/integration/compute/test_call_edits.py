@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,7 @@ from support.edits import Project
 from support.prompts import Reversed
 from support.results import metadata
 from support.warm_pools import clear
-from support.warm_workers import start_forked
-from vane_dagster.compute.api import Backend
-from vane_dagster.compute.local_backend import LocalBackend
+from support.warm_workers import ForkedLocal, end_waiting
 
 SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
 ROWS = 20
@@ -81,21 +79,6 @@ def uses(row):
 """
 
 
-_kept: list[LocalBackend] = []
-
-
-class KeptLocal(vd.LocalCompute):
-    """Subprocesses that outlive a run, as the workers of Ray do."""
-
-    def backend(self, warn: Callable[[str], None]) -> LocalBackend:
-        if not _kept:
-            _kept.append(LocalBackend(num_cpus=2, start=start_forked))
-        return _kept[0]
-
-    def close(self, backend: Backend) -> None:
-        pass
-
-
 @pytest.fixture
 def compute(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Subprocesses; or Ray for a test that asks for it, without models' pools before and after.
@@ -104,8 +87,8 @@ def compute(request: pytest.FixtureRequest) -> Iterator[Any]:
     same for both.
     """
     if getattr(request, "param", "local") == "local":
-        yield KeptLocal()
-        _kept.pop().close()
+        yield ForkedLocal(num_cpus=2)
+        end_waiting()
         return
     cluster = request.getfixturevalue("cluster")
     cluster.connect()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from support.data import read_stage, write_source
 from support.edits import Project
 from support.results import metadata
 from support.warm_pools import clear
-from support.warm_workers import start_forked
-from vane_dagster.compute.api import Backend
-from vane_dagster.compute.local_backend import LocalBackend
+from support.warm_workers import ForkedLocal, end_waiting
 
 MODELS = """
 import asyncio
@@ -134,26 +132,13 @@ PIPELINE = vd.Pipeline("other", source=vd.parquet("/nowhere"), id="id")
 PIPELINE.map("upper", Transcriber(".").upper, columns={"text": "text"})
 """
 TEXTS = [f"some text {n}" for n in range(10)]
-_kept: list[LocalBackend] = []
-
-
-class KeptLocal(vd.LocalCompute):
-    """Subprocesses that outlive a run, as the workers of Ray do."""
-
-    def backend(self, warn: Callable[[str], None]) -> LocalBackend:
-        if not _kept:
-            _kept.append(LocalBackend(num_cpus=2, start=start_forked))
-        return _kept[0]
-
-    def close(self, backend: Backend) -> None:
-        pass
 
 
 @pytest.fixture
 def compute(request: pytest.FixtureRequest) -> Iterator[Any]:
     if getattr(request, "param", "local") == "local":
-        yield KeptLocal()
-        _kept.pop().close()
+        yield ForkedLocal(num_cpus=2)
+        end_waiting()
         return
     cluster = request.getfixturevalue("cluster")
     cluster.connect()

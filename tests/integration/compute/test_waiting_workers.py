@@ -1,0 +1,136 @@
+"""Subprocesses wait for the next run of their process, and end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import metadata
+from support.warm_workers import ForkedLocal, end_waiting
+from vane_dagster.compute import local_backend
+
+
+class Model:
+    """Says which process computed a row, and what it had found in its environment."""
+
+    def __call__(self, batch: Any) -> dict[str, list[Any]]:
+        found = os.environ.get("FOUND", "")
+        return {"pid": [os.getpid()] * len(batch), "found": [found] * len(batch)}
+
+
+class Runs:
+    """Runs of a stage, each over all rows."""
+
+    def __init__(self, folder: Path, materialize: Any) -> None:
+        write_source(folder / "src", {"id": range(10)})
+        self._folder, self._materialize = folder, materialize
+
+    def __call__(self, compute: vd.LocalCompute | None = None) -> tuple[int, int]:
+        """The model loads, and the process of a run."""
+        docs = vd.Pipeline("docs", source=vd.parquet(str(self._folder / "src")), id="id")
+        schema = {"pid": "BIGINT", "found": "VARCHAR"}
+        docs.map_batches("out", Model, schema=schema, concurrency=1, reuse="none")
+        compute = compute or ForkedLocal(num_cpus=2)
+        result = self._materialize(docs, compute, config={"force": True})
+        self.rows = read_stage(self._folder / "store", "docs", "out").to_pylist()
+        (pid,) = {row["pid"] for row in self.rows}
+        return metadata(result, "out")["model_loads"], pid
+
+
+@pytest.fixture
+def runs(tmp_path: Path, materialize: Any) -> Iterator[Runs]:
+    end_waiting()
+    yield Runs(tmp_path, materialize)
+    end_waiting()
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process ends within ten seconds."""
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_model_is_loaded_once_for_all_runs_of_a_process(runs):
+    (loads, pid), again = runs(), runs()
+    assert (loads, again) == (1, (0, pid))
+
+
+def test_workers_have_the_variables_of_their_run(runs, monkeypatch):
+    _, pid = runs()
+    monkeypatch.setenv("FOUND", "something")
+    assert runs()[0] == 1
+    assert {row["found"] for row in runs.rows} == {"something"}
+    assert is_gone(pid)
+
+
+def test_other_resources_are_another_backend(runs):
+    _, pid = runs()
+    assert runs(ForkedLocal(num_cpus=3))[0] == 1
+    assert is_gone(pid)
+
+
+def test_a_worker_that_was_killed_meanwhile_costs_no_retry(runs):
+    _, pid = runs()
+    os.kill(pid, signal.SIGKILL)
+    (backend,) = local_backend._waiting
+    [process.process.wait() for process in backend.processes.values() if process.process.pid == pid]
+    loads, other = runs()
+    assert loads == 1
+    assert other != pid
+
+
+def test_pools_that_nobody_used_for_ten_minutes_end(runs, monkeypatch):
+    _, pid = runs()
+    (backend,) = local_backend._waiting
+    for pool in backend._pool_state.pools.values():
+        pool.idle_since -= 601
+    assert runs()[0] == 1
+    assert is_gone(pid)
+
+
+def test_a_fork_of_the_process_ends_nothing(runs):
+    _, pid = runs()
+    if (child := os.fork()) == 0:
+        try:
+            end_waiting()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert runs() == (0, pid)
+
+
+PROGRAM = """
+import os, sys
+import dagster as dg
+import vane_dagster as vd
+
+def pid(row):
+    return {"pid": os.getpid()}
+
+docs = vd.Pipeline("docs", source=vd.parquet(sys.argv[1]), id="id")
+docs.map("out", pid, schema={"pid": "BIGINT"}, concurrency=1)
+resources = {"compute": vd.LocalCompute(), "store": vd.FragmentStore(root=sys.argv[2])}
+assert dg.materialize([docs.build_assets()], resources=resources).success
+"""
+
+
+def test_workers_end_with_their_process(tmp_path):
+    write_source(tmp_path / "src", {"id": range(10)})
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "src"), str(tmp_path / "store")]
+    subprocess.run(command, check=True, capture_output=True)
+    (pid,) = {row["pid"] for row in read_stage(tmp_path / "store", "docs", "out").to_pylist()}
+    assert is_gone(pid)
