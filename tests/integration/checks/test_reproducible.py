@@ -19,6 +19,7 @@ from support.arguments import grouped
 from support.data import write_source
 from support.recomputed import table, value
 from support.results import failure
+from support.warm_workers import end_waiting
 from vane_dagster.checks.reproducible import OUTCOME
 from vane_dagster.storage import packages
 
@@ -455,6 +456,7 @@ def test_a_package_that_was_upgraded_is_told_where_rows_are_kept(tmp_path, check
     checked.compute = vd.LocalCompute(num_cpus=1)  # its processes find the package
 
     def found() -> dg.AssetCheckEvaluation:
+        end_waiting()  # as in another process
         result = checked.run(docs, checks_alone=False)
         assert result.success
         evaluations = result.get_asset_check_evaluations()
@@ -473,6 +475,7 @@ def test_a_package_that_was_upgraded_is_told_where_rows_are_kept(tmp_path, check
 
     write_source(tmp_path / "source" / "more", pa.table({"id": [101], "text": ["newer"]}))
     assert "1 of 2 fragments" in found().description, "the other was computed again"
+    end_waiting()
     assert checked.run(docs, checks_alone=False, config={"force": True}).success
     assert found().passed
 

@@ -14,6 +14,7 @@ import pytest
 
 from support.server_processes import FAST, answer, ask, guarded, is_free, launch, port, running
 from vane_dagster.errors import ModelLoadError
+from vane_dagster.retries import Backoff, Restarts
 from vane_dagster.servers.launch import Launch
 from vane_dagster.servers.process import ServerProcess
 
@@ -21,6 +22,9 @@ from vane_dagster.servers.process import ServerProcess
 def failing(code: str, *arguments: str, **fields) -> Launch:
     """A server that runs some Python code and ends."""
     return Launch("llm", (sys.executable, "-c", code, *arguments), **fields)
+
+
+ONE_START = Restarts(max_failed_starts=1)
 
 
 def error(launch: Launch, **limits) -> str:
@@ -97,7 +101,7 @@ def test_the_payload_is_private_and_is_removed_with_the_server():
 
 def test_braces_other_than_placeholders_are_left_alone():
     code = "import sys; print(sys.argv[1]); sys.exit(3)"
-    text = error(failing(code, '{"a": {"b": {port}}, "host": "{host}"}'), max_failed_starts=1)
+    text = error(failing(code, '{"a": {"b": {port}}, "host": "{host}"}'), restarts=ONE_START)
     assert '\n{"a": {"b": ' in text
     assert text.splitlines()[-2].endswith('}, "host": "127.0.0.1"}')
 
@@ -128,7 +132,7 @@ def test_a_start_is_tried_again_on_other_ports(tmp_path):
 
 
 def test_the_error_has_the_last_fifty_lines():
-    text = error(failing("for i in range(99): print(f'line {i}.')"), max_failed_starts=1)
+    text = error(failing("for i in range(99): print(f'line {i}.')"), restarts=ONE_START)
     assert "line 98." in text
     assert "line 49." in text
     assert "line 48." not in text
@@ -140,14 +144,14 @@ def test_secrets_are_masked_in_the_error_and_the_log():
     made = failing(
         code, "--api-key", "of-the-flag", key_env="KEY", env={"HF_TOKEN": "of-the-variable"}
     )
-    text = error(made, max_failed_starts=1)
+    text = error(made, restarts=ONE_START)
     assert "the key is *** ***" in text
     assert "of-the-flag" not in text
     assert "--api-key '***'" in text or "--api-key ***" in text
 
 
 def test_a_command_that_does_not_exist_is_tried_once():
-    text = error(Launch("llm", ("no-such-command",)), first_backoff_s=60.0)
+    text = error(Launch("llm", ("no-such-command",)), restarts=Restarts(Backoff(60.0, 60.0)))
     assert "could not be started: FileNotFoundError" in text
 
 
@@ -178,7 +182,7 @@ def test_ports_of_all_names_are_replaced():
     code = "import sys; print(sys.argv[1:]); sys.exit(3)"
     names = ("port", "grpc_port", "metrics_port")
     arguments = [f"{name}={{{name}}}" for name in names]
-    text = error(failing(code, *arguments, ports=names), max_failed_starts=1)
+    text = error(failing(code, *arguments, ports=names), restarts=ONE_START)
     found = {}
     for item in text.splitlines()[-2].strip("[]").split(", "):
         name, _, value = item.strip("'").partition("=")
