@@ -65,13 +65,16 @@ _TRANSIENT_CODES = frozenset(
 
 
 def is_transient(error: BaseException, names: tuple[str, ...] = ()) -> bool:
-    """Return whether an error is transient: of a connection, a time-out, or a busy server."""
-    if _code_of(error) in _TRANSIENT_CODES:
+    """Return whether an error is transient: of a connection, a time-out, or a busy server.
+
+    So is one of the classes that the user names, whatever its status.
+    """
+    if _code_of(error) in _TRANSIENT_CODES or class_names(error) & set(names):
         return True
     status = http_status(error)
     if status is not None:
         return status in TRANSIENT_STATUS
-    return bool(class_names(error) & (TRANSIENT | set(names)))
+    return bool(class_names(error) & TRANSIENT)
 
 
 def http_status(error: BaseException) -> int | None:

@@ -22,6 +22,7 @@ from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 
 _MAX_IDS = 5
+_TOO_MANY = "more rows failed than vd.Failures(max_error_rate=) allows, the last "
 
 RowLoss = Literal["WorkerDied", "TimeoutError"]
 SERVER_DIED: Final = "ServerDied"
@@ -195,12 +196,11 @@ def attempt(
             else:
                 error = _server_died(crashed, next(iter(blamed.values())))
                 outcome.faults.append(RowFault(again, error, crashed, SERVER_DIED, True))
-                if policy.on_error == "raise" or len(outcome.faults) > max_faults:
-                    raise BatchError(again, id, error)
+                _check_last(outcome.faults, policy, id, max_faults)
             errors = {i: error for i, error in errors.items() if i not in blamed}
             passing = {i: error for i, error in passing.items() if i not in blamed}
         if passing and attempts <= policy.max_retries:
-            yield Wait(max(backoff_seconds(error, attempts) for error in set(passing.values())))
+            yield Wait(_backoff(passing.values(), attempts))
             outcome.retries += 1
             waiting.insert(0, (_rows_at(rows, passing), attempts + 1, crashes))
             errors = {i: error for i, error in errors.items() if i not in passing}
@@ -214,9 +214,22 @@ def attempt(
             row = rows.slice(place, 1)
             transient = is_transient(error, policy.retry_on) or is_out_of_memory(error)
             outcome.faults.append(RowFault(row, error, attempts, transient=transient))
-            if policy.on_error == "raise" or len(outcome.faults) > max_faults:
-                raise BatchError(row, id, error)
+            _check_last(outcome.faults, policy, id, max_faults)
     return outcome
+
+
+def _check_last(faults: list[RowFault], policy: Policy, id: str, max_faults: int) -> None:
+    """Raise BatchError if the last row that failed is one too many."""
+    last = faults[-1]
+    if policy.on_error == "raise":
+        raise BatchError(last.batch, id, last.error)
+    if len(faults) > max_faults:
+        raise BatchError(last.batch, id, last.error, _TOO_MANY)
+
+
+def _backoff(errors: Collection[BaseException], attempts: int) -> float:
+    different = {id(error): error for error in errors}  # users' errors may not be hashable
+    return max(backoff_seconds(error, attempts) for error in different.values())
 
 
 def _rows_at(rows: pa.Table, places: Collection[int]) -> pa.Table:
@@ -258,10 +271,10 @@ class BatchError(Exception):
         cause: The error that was raised.
     """
 
-    def __init__(self, rows: pa.Table, id: str, cause: BaseException) -> None:
+    def __init__(self, rows: pa.Table, id: str, cause: BaseException, reason: str = "") -> None:
         shown = names(rows.column(id).slice(0, _MAX_IDS + 1).to_pylist(), _MAX_IDS)
         more = rows.num_rows - _MAX_IDS
         if more > 1:
             shown = f"{shown.rpartition(' and ')[0]} and {more} more"
-        super().__init__(f"in a batch of {rows.num_rows} rows, ids {shown}")
+        super().__init__(f"{reason}in a batch of {rows.num_rows} rows, ids {shown}")
         self.cause = cause
