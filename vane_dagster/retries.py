@@ -96,13 +96,16 @@ _TRANSIENT_CODES = frozenset(
 
 
 def is_transient(error: BaseException, names: tuple[str, ...] = ()) -> bool:
-    """Return whether an error is transient: of a connection, a time-out, or a busy server."""
-    if _code_of(error) in _TRANSIENT_CODES:
+    """Return whether an error is transient: of a connection, a time-out, or a busy server.
+
+    So is one of the classes that the user names, whatever its status.
+    """
+    if _code_of(error) in _TRANSIENT_CODES or class_names(error) & set(names):
         return True
     status = http_status(error)
     if status is not None:
         return status in TRANSIENT_STATUS
-    return bool(class_names(error) & (TRANSIENT | set(names)))
+    return bool(class_names(error) & TRANSIENT)
 
 
 def http_status(error: BaseException) -> int | None:
@@ -232,7 +235,8 @@ class Policy:
         """The seconds after which rows with transient errors are called again; None if never."""
         if not errors or attempts > self.max_retries:
             return None
-        return max(CALLS.after(error, attempts) for error in set(errors.values()))
+        different = {id(error): error for error in errors.values()}  # users' may not be hashable
+        return max(CALLS.after(error, attempts) for error in different.values())
 
 
 def after_server_ended(crashes: int) -> Literal["together", "alone", "reject"]:

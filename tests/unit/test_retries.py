@@ -267,3 +267,8 @@ def test_a_server_restarts_after_delays_until_it_is_given_up(
             restarts.record_ready()
             decided.append(restarts.after_crash(uptime))
     assert (decided, restarts.exhausted) == (delays, exhausted)
+
+
+def test_a_class_that_the_user_names_is_retried_whatever_its_status():
+    assert not is_transient(Busy(404))
+    assert is_transient(Busy(404), ("Busy",))

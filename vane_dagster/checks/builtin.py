@@ -15,6 +15,7 @@ from vane_dagster.checks.base import Check, CheckLike, Off, checked_columns, sha
 from vane_dagster.checks.context import CheckContext, CheckOutcome, PartCounts, Severity
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.types.kinds import is_floats, is_text
+from vane_dagster.types.schema import ERROR_COLUMN
 
 _DEFAULT_RATE, _DEFAULT_ROWS = 0.01, 10
 """The share and the number of rows that may fail by default; the one that allows more counts."""
@@ -119,7 +120,7 @@ class NullRate(Check):
     Attributes:
         max_rate: The largest share, for all columns or by column. If given by column, only the
             named columns are checked; further columns in `columns` must then have no nulls.
-        columns: The columns to check. Default: all except the ids.
+        columns: The columns to check. Default: all except the ids and `error`.
     """
 
     fix: ClassVar[str] = "vd.checks.NullRate(max_rate) sets the limit"
@@ -453,7 +454,8 @@ def _columns(
     """Return the columns that a check reads."""
     schema = context.schema
     require_columns("the stage", given or (), schema.names)
-    columns = given or [name for name in schema.names if name not in context.keys]
+    without = (*context.keys, ERROR_COLUMN)  # null in each row that did not fail
+    columns = given or [name for name in schema.names if name not in without]
     if is_kind is None:
         return list(columns)
     fitting = [name for name in columns if is_kind(schema.field(name).type)]

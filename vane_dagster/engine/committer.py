@@ -125,7 +125,7 @@ class Committer:
                 manifest, outcome = self._put_in_force(commit, self._completed(commit))
             except VaneError as error:
                 outcome = error
-            except Exception as error:
+            except BaseException as error:  # extensions in Rust raise others than Exception
                 outcome = StoreError(
                     f"{manifest.pipeline}/{manifest.stage} could not be committed: "
                     f"{described(error)}{self._removed(commit)}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.errors import RowErrors, names
+from vane_dagster.errors import names
 from vane_dagster.providers.texts import TextTask
 
 LABEL_SAMPLING = {"temperature": 0, "max_tokens": 64}
@@ -58,18 +58,16 @@ class ClassifyTask(TextTask):
 
     async def query(self, provider: Any, texts: list[str]) -> Sequence[tuple[str, float]]:
         """Return a label and a score for each text."""
-        return self._known(await provider.classify(texts, self.labels))
+        found: Sequence[tuple[str, float]] = await provider.classify(texts, self.labels)
+        return found
 
-    def _known(self, found: Sequence[tuple[str, float]]) -> Sequence[tuple[str, float]]:
-        """Validate the labels that the classifier returned; an unknown label is a row error."""
-        wrong: dict[int, BaseException] = {
+    def refused(self, found: Sequence[tuple[str, float]]) -> Mapping[int, BaseException]:
+        """Return the errors of labels that are unknown."""
+        return {
             place: ValueError(f"the label is {label!r}; expected one of {names(self.labels, 20)}")
             for place, (label, _) in enumerate(found)
             if label not in self.labels
         }
-        if wrong:
-            raise RowErrors(wrong, [one for place, one in enumerate(found) if place not in wrong])
-        return found
 
     def made(self, found: Sequence[tuple[str, float]]) -> dict[str, Any]:
         """Return the columns of labels and scores."""

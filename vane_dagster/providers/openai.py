@@ -94,7 +94,8 @@ class OpenAIProvider(HttpProvider):
         with self._reading(found):
             data = sorted(found["data"], key=lambda one: int(one["index"]))
             vectors = [one["embedding"] for one in data]
-            if not (vectors and all(isinstance(vector, list) for vector in vectors)):
+            is_complete = [int(one["index"]) for one in data] == list(range(len(texts)))
+            if not (is_complete and all(isinstance(vector, list) for vector in vectors)):
                 raise self._malformed(found)
         self._tokens.learn(token_count(found, "usage", "total_tokens"))
         return vectors

@@ -44,6 +44,10 @@ class TextTask:
         """Return a result for each text."""
         raise NotImplementedError
 
+    def refused(self, found: Any) -> Mapping[int, BaseException]:
+        """Return the errors of results that are invalid, by their place."""
+        return {}
+
     def made(self, found: Any) -> Mapping[str, Any]:
         """Convert the results to the output columns."""
         raise NotImplementedError
@@ -63,6 +67,10 @@ class TextTask:
             errors |= {kept[place]: failed for place, failed in error.errors.items()}
             kept = [place for place in kept if place not in errors]
             found = error.rows
+        if refused := self.refused(found) if kept else None:
+            errors |= {kept[place]: wrong for place, wrong in refused.items()}
+            found = [one for place, one in enumerate(found) if place not in refused]
+            kept = [place for place in kept if place not in errors]
         if errors:
             raise RowErrors(dict(sorted(errors.items())), self.made(found) if kept else None)
         return self.made(found)

@@ -33,6 +33,7 @@ from vane_dagster.types.tensors import (
 )
 
 _SINGLE = "a single value, not one for each row"
+_UNORDERED = "a set, whose order is not that of the rows. Return a list or an array"
 _ARROW_UNITS = ("s", "ms", "us", "ns")
 
 
@@ -83,6 +84,8 @@ def as_column(values: Any) -> Any:
         return values
     if isinstance(values, (str, bytes, Mapping)):
         raise TypeError(_SINGLE)
+    if isinstance(values, (set, frozenset)):
+        raise TypeError(_UNORDERED)
     if hasattr(values, "columns") and (hasattr(values, "ndim") or exports_stream(values)):
         raise TypeError("a data frame. Return one of its columns, or its values by to_numpy()")
     if exports_stream(values):

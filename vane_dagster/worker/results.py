@@ -77,7 +77,7 @@ def result_columns(
 ) -> tuple[Mapping[str, Any], int, npt.NDArray[np.int64] | None]:
     """Return the columns of a result, its number of rows if it is a table, and its index."""
     if isinstance(result, (pa.Table, pa.RecordBatch)):
-        return dict(zip(result.schema.names, result.columns)), result.num_rows, None
+        return _by_name(result, schema, location), result.num_rows, None
     pandas = sys.modules.get("pandas")
     if isinstance(result, Mapping):
         index = None if pandas is None else _series_index(result, schema, id, pandas, location)
@@ -87,7 +87,7 @@ def result_columns(
         rows, index = len(result), result.index
     elif hasattr(result, "__arrow_c_stream__"):
         table = _streamed(result, location)
-        return dict(zip(table.column_names, table.columns)), table.num_rows, None
+        return _by_name(table, schema, location), table.num_rows, None
     else:
         raise UdfError(
             f"{location}: returned {_qualified(result)}; expected a table (pyarrow, pandas, "
@@ -99,6 +99,13 @@ def result_columns(
     if id in index.names:
         return {**columns, id: index.get_level_values(id)}, rows, None
     return columns, rows, _places(index)
+
+
+def _by_name(rows: Any, schema: pa.Schema, location: str) -> Mapping[str, Any]:
+    found = rows.schema.names
+    if twice := [name for name in schema.names if found.count(name) > 1]:
+        raise UdfError(f"{location}: returned several columns {names(twice)}. Return one of them")
+    return dict(zip(found, rows.columns))
 
 
 def _streamed(result: Any, location: str) -> pa.Table:
@@ -170,6 +177,13 @@ def put_together(
     """
     if not results:
         return empty_table(schema)
+    columns = dict.fromkeys(tuple(result.rows.column_names) for result in results)
+    if len(columns) > 1:
+        some, others, *_ = ([*map(repr, each)] for each in columns)
+        raise UdfError(
+            f"{location}: one result has the columns {', '.join(some)} and another "
+            f"{', '.join(others) or 'none'}. Return the same columns in all results of a call"
+        )
     rows = pa.concat_tables([result.rows for result in results])
     if all(result.index is None for result in results) or rows.num_rows != len(places):
         return rows

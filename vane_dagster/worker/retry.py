@@ -20,6 +20,7 @@ from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 
 _MAX_IDS = 5
+_TOO_MANY = "more rows failed than vd.Failures(max_error_rate=) allows, the last "
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,7 @@ def attempt(
             else:
                 error = _server_died(crashed, next(iter(blamed.values())))
                 outcome.faults.append(RowFault(again, error, crashed, SERVER_DIED, True))
-                if policy.on_error == "raise" or len(outcome.faults) > max_faults:
-                    raise BatchError(again, id, error)
+                _check_last(outcome.faults, policy, id, max_faults)
             errors = {i: error for i, error in errors.items() if i not in blamed}
             passing = {i: error for i, error in passing.items() if i not in blamed}
         if (delay := policy.delay(passing, attempts)) is not None:
@@ -182,9 +182,17 @@ def attempt(
             row = rows.slice(place, 1)
             transient = policy.is_transient(error) or is_out_of_memory(error)
             outcome.faults.append(RowFault(row, error, attempts, transient=transient))
-            if policy.on_error == "raise" or len(outcome.faults) > max_faults:
-                raise BatchError(row, id, error)
+            _check_last(outcome.faults, policy, id, max_faults)
     return outcome
+
+
+def _check_last(faults: list[RowFault], policy: Policy, id: str, max_faults: int) -> None:
+    """Raise BatchError if the last row that failed is one too many."""
+    last = faults[-1]
+    if policy.on_error == "raise":
+        raise BatchError(last.batch, id, last.error)
+    if len(faults) > max_faults:
+        raise BatchError(last.batch, id, last.error, _TOO_MANY)
 
 
 def _rows_at(rows: pa.Table, places: Collection[int]) -> pa.Table:
@@ -215,10 +223,10 @@ class BatchError(Exception):
         cause: The error that was raised.
     """
 
-    def __init__(self, rows: pa.Table, id: str, cause: BaseException) -> None:
+    def __init__(self, rows: pa.Table, id: str, cause: BaseException, reason: str = "") -> None:
         shown = names(rows.column(id).slice(0, _MAX_IDS + 1).to_pylist(), _MAX_IDS)
         more = rows.num_rows - _MAX_IDS
         if more > 1:
             shown = f"{shown.rpartition(' and ')[0]} and {more} more"
-        super().__init__(f"in a batch of {rows.num_rows} rows, ids {shown}")
+        super().__init__(f"{reason}in a batch of {rows.num_rows} rows, ids {shown}")
         self.cause = cause

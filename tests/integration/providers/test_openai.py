@@ -152,11 +152,26 @@ def test_a_rows_own_parameters_that_are_no_part_of_a_body_are_refused(
     assert not server.bodies
 
 
-@pytest.mark.parametrize("data", [[None], "x", [{"index": 0}], [{"embedding": [1.0]}]])
+VECTORS = [{"index": index, "embedding": [1.0]} for index in range(3)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [None],
+        "x",
+        [{"index": 0}],
+        [{"embedding": [1.0]}],
+        VECTORS[:1],  # one is missing
+        [VECTORS[0], VECTORS[0]],  # a repeated one in the place of another
+        VECTORS[1:],
+        VECTORS,
+    ],
+)
 def test_vectors_in_another_form_are_malformed(data, server, endpoint):
     server.vectors = json.dumps({"object": "list", "model": "m", "data": data}).encode()
     with pytest.raises(MalformedResponse, match="is not of openai's API"):
-        call(endpoint[1], "embed", ["a"], None)
+        call(endpoint[1], "embed", ["a", "b"], None)
 
 
 def test_vectors_with_odd_usage(server, endpoint):

@@ -447,6 +447,13 @@ def test_null_rate_of_each_column_but_the_ids(tmp_path: Path):
     assert one(vd.checks.NullRate(0), closed(stage(tmp_path, rows(id=[1])))).passed
 
 
+def test_the_errors_of_rows_that_did_not_fail_are_no_nulls(tmp_path: Path):
+    table = rows(x=[1, 2], error=pa.nulls(2, pa.string()))
+    assert one(vd.checks.NullRate(0.0), closed(stage(tmp_path, table))).passed
+    given = vd.checks.NullRate(0.0, columns=["error"])
+    assert not one(given, closed(stage(tmp_path, table))).passed
+
+
 def test_vectors(tmp_path: Path):
     zero = [[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]
     context = closed(stage(tmp_path, rows(v=vectors(zero)), rows(v=vectors([[1, math.nan, 1]]))))

@@ -106,3 +106,28 @@ def test_faults_travel_with_the_rows():
     assert carried.slice(0, 1).equals(table)
     assert detach([table, carried, carried]).to_pylist() == faults.to_pylist() * 2
     assert detach([table, attach(table, None)]) is None
+
+
+class Unhashable(ConnectionError):
+    """As a dataclass is, which defines `__eq__` alone."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_transient_error_need_not_be_hashable():
+    def answer(batch):
+        raise Unhashable("reset")
+
+    outcome, calls, _ = driven([0, 1], Policy("quarantine", max_retries=1), answer)
+    assert [fault.name for fault in outcome.faults] == ["Unhashable", "Unhashable"]
+    assert calls == [[0, 1], [0, 1], [0], [0], [1], [1]]
+
+
+def test_the_row_that_is_one_too_many_names_the_limit():
+    def answer(batch):
+        raise ValueError("bad")
+
+    with pytest.raises(BatchError, match=r"more rows failed than .*max_error_rate.*, ids 2"):
+        driven([0, 1, 2, 3], Policy("quarantine"), answer, most=2)
+    with pytest.raises(BatchError, match=r"^in a batch of 4 rows"):
+        driven([0, 1, 2, 3], Policy("raise"), answer, most=2)

@@ -839,3 +839,16 @@ def test_joins_are_those_of_pandas(inputs, how):
     ]
     assert joined.schema == schema
     assert list(zip(*(column.to_pylist() for column in joined.columns))) == rows
+
+
+def test_results_whose_rows_have_no_certain_place_are_refused():
+    def some_ids(batch):
+        yield {"id": [1], "x": [1]}
+        yield {"x": [2, 3]}
+
+    twice = pa.Table.from_arrays([pa.array([1, 2, 3])] * 2, names=["x", "x"])
+    refused(lambda batch: {"x": {30, 7, 1000}}, {"x": "BIGINT"}, "a set", "Return a list")
+    refused(some_ids, {"x": "BIGINT"}, "'id', 'x' and another 'x'", "Return the same columns")
+    refused(lambda batch: twice, {"x": "BIGINT"}, "several columns 'x'")
+    refused(lambda batch: pa.RecordBatchReader.from_batches(twice.schema, twice.to_batches()),
+            {"x": "BIGINT"}, "several columns 'x'")  # fmt: skip

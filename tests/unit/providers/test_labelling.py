@@ -1,0 +1,48 @@
+"""Labels that a classifier returns."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from vane_dagster.errors import RowErrors
+from vane_dagster.providers.labelling import ClassifyTask
+
+TASK = ClassifyTask("text", "label", labels=("good", "bad"))
+FAILED = RuntimeError("too long")
+
+
+class Classifier:
+    """Returns texts as labels; fails for "long"."""
+
+    async def classify(self, texts: list[str], labels: Any) -> Any:
+        errors = {place: FAILED for place, text in enumerate(texts) if text == "long"}
+        found = [(text, 1.0) for text in texts if text != "long"]
+        if errors:
+            raise RowErrors(errors, found)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "failed"),
+    [
+        (["good", "bad"], ["good", "bad"], []),
+        (["odd", "good", None], ["good"], [0, 2]),
+        (["long", "odd", "good", None, "bad"], ["good", "bad"], [0, 1, 3]),
+        (["long", "odd"], None, [0, 1]),
+    ],
+)
+def test_an_unknown_label_is_the_error_of_its_row(texts, labels, failed):
+    batch = pa.table({"text": pa.array(texts, pa.string())})
+    try:
+        rows: Any = asyncio.run(TASK.run(Classifier(), batch))
+        places: list[int] = []
+    except RowErrors as error:
+        rows, places = error.rows, [*error.errors]
+        messages = [str(each) for each in error.errors.values()]
+        assert all(word in str(messages) for word in ("odd",) if word in texts)
+    assert (rows and rows["label"].to_pylist()) == labels
+    assert places == failed
