@@ -1,4 +1,4 @@
-"""Imports at first use: of a package's public names, and of libraries that a declaration does not need.
+"""Imports at first use: public names, and libraries that a declaration does not need.
 
 A process that only loads definitions must start fast. `tests/integration/pipeline/test_imports.py`
 lists what it must not import.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["LazyModule", "duckdb", "fsspec", "pc", "pq", "public_names"]
 
 
 def public_names(
@@ -44,3 +46,13 @@ class LazyModule:
         value = getattr(importlib.import_module(self._name), name)
         setattr(self, name, value)
         return value
+
+
+if TYPE_CHECKING:
+    import duckdb as duckdb
+    import fsspec as fsspec
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+else:
+    duckdb, fsspec = LazyModule("duckdb"), LazyModule("fsspec")
+    pc, pq = LazyModule("pyarrow.compute"), LazyModule("pyarrow.parquet")

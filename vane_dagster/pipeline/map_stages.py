@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import duckdb
 import pyarrow as pa
 
 from vane_dagster._arguments import list_of_names, mapping, one_of, positive
+from vane_dagster._lazy import duckdb
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.local_file import check_local_files
 from vane_dagster.pipeline.contracts import (
