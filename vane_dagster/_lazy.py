@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["LazyModule", "duckdb", "fsspec", "pc", "pq", "public_names"]
+__all__ = ["LazyModule", "duckdb", "fsspec", "http_client", "pc", "pq", "public_names"]
 
 
 def public_names(
@@ -49,6 +49,8 @@ class LazyModule:
 
 
 if TYPE_CHECKING:
+    import http.client as http_client
+
     import duckdb as duckdb
     import fsspec as fsspec
     import pyarrow.compute as pc
@@ -56,3 +58,4 @@ if TYPE_CHECKING:
 else:
     duckdb, fsspec = LazyModule("duckdb"), LazyModule("fsspec")
     pc, pq = LazyModule("pyarrow.compute"), LazyModule("pyarrow.parquet")
+    http_client = LazyModule("http.client")
