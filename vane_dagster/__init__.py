@@ -5,8 +5,9 @@ Importing this package imports neither ray nor torch. Each name is resolved on f
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from vane_dagster._lazy import public_names
 
 if TYPE_CHECKING:
     from vane_dagster import checks as checks
@@ -101,22 +102,9 @@ _HOME = {
     "RayCompute": "orchestration.resources",
     "trace": "orchestration.trace",
     "tensor": "types.tensors",
+    "checks": "",
+    "errors": "",
 }
 
-_MODULES = ("checks", "errors")
-
-__all__ = ["__version__", *_MODULES, *_HOME]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__ = ["__version__", *_HOME]
+__getattr__, __dir__ = public_names(__name__, _HOME)

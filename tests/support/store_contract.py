@@ -24,8 +24,9 @@ from vane_dagster.storage.manifest import (
     PartInfo,
 )
 from vane_dagster.storage.part_file import read_part
-from vane_dagster.storage.publish.base import Publisher, Target
+from vane_dagster.storage.publish.base import Publisher
 from vane_dagster.storage.publish.parquet import FolderPublisher
+from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store, read_part_info
 

@@ -40,48 +40,56 @@ It is evaluated again for a stored partition after an edit of its fields, its co
 it uses. `CheckContext` defines the data that it can read.
 """
 
-from vane_dagster.checks.base import Check, CheckLike, Off
-from vane_dagster.checks.builtin import (
-    ErrorRate,
-    IdsComplete,
-    NullRate,
-    PackagesUnchanged,
-    Text,
-    Vectors,
-)
-from vane_dagster.checks.context import (
-    CheckContext,
-    CheckOutcome,
-    ColumnStatistics,
-    PackageVersions,
-    PartCounts,
-    Recomputation,
-    RecomputedRows,
-    RowOutcomes,
-)
-from vane_dagster.checks.drift import Drift
-from vane_dagster.checks.golden import Golden
-from vane_dagster.checks.reproducible import Reproducible
+from __future__ import annotations
 
-__all__ = [
-    "Check",
-    "CheckContext",
-    "CheckLike",
-    "CheckOutcome",
-    "ColumnStatistics",
-    "IdsComplete",
-    "ErrorRate",
-    "NullRate",
-    "PackageVersions",
-    "PackagesUnchanged",
-    "PartCounts",
-    "Recomputation",
-    "RecomputedRows",
-    "RowOutcomes",
-    "Vectors",
-    "Text",
-    "Drift",
-    "Golden",
-    "Reproducible",
-    "Off",
-]
+from typing import TYPE_CHECKING
+
+from vane_dagster._lazy import public_names
+
+if TYPE_CHECKING:
+    from vane_dagster.checks.base import Check as Check
+    from vane_dagster.checks.base import CheckLike as CheckLike
+    from vane_dagster.checks.base import Off as Off
+    from vane_dagster.checks.builtin import ErrorRate as ErrorRate
+    from vane_dagster.checks.builtin import IdsComplete as IdsComplete
+    from vane_dagster.checks.builtin import NullRate as NullRate
+    from vane_dagster.checks.builtin import PackagesUnchanged as PackagesUnchanged
+    from vane_dagster.checks.builtin import Text as Text
+    from vane_dagster.checks.builtin import Vectors as Vectors
+    from vane_dagster.checks.context import CheckContext as CheckContext
+    from vane_dagster.checks.context import CheckOutcome as CheckOutcome
+    from vane_dagster.checks.context import ColumnStatistics as ColumnStatistics
+    from vane_dagster.checks.context import PackageVersions as PackageVersions
+    from vane_dagster.checks.context import PartCounts as PartCounts
+    from vane_dagster.checks.context import Recomputation as Recomputation
+    from vane_dagster.checks.context import RecomputedRows as RecomputedRows
+    from vane_dagster.checks.context import RowOutcomes as RowOutcomes
+    from vane_dagster.checks.drift import Drift as Drift
+    from vane_dagster.checks.golden import Golden as Golden
+    from vane_dagster.checks.reproducible import Reproducible as Reproducible
+
+_HOME = {
+    "Check": "base",
+    "CheckContext": "context",
+    "CheckLike": "base",
+    "CheckOutcome": "context",
+    "ColumnStatistics": "context",
+    "IdsComplete": "builtin",
+    "ErrorRate": "builtin",
+    "NullRate": "builtin",
+    "PackageVersions": "context",
+    "PackagesUnchanged": "builtin",
+    "PartCounts": "context",
+    "Recomputation": "context",
+    "RecomputedRows": "context",
+    "RowOutcomes": "context",
+    "Vectors": "builtin",
+    "Text": "builtin",
+    "Drift": "drift",
+    "Golden": "golden",
+    "Reproducible": "reproducible",
+    "Off": "base",
+}
+
+__all__ = [*_HOME]
+__getattr__, __dir__ = public_names(__name__, _HOME)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from vane_dagster._lazy import pc
 from vane_dagster.errors import VaneError
 
 Severity = Literal["ERROR", "WARN"]

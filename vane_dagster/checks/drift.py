@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vane_dagster._arguments import positive
 from vane_dagster._keywords import require_columns
+from vane_dagster._lazy import pc
 from vane_dagster.checks.base import Check, bound
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
 from vane_dagster.errors import DefinitionError, SchemaError

@@ -18,7 +18,6 @@ import stat
 import sys
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -180,7 +179,7 @@ def _named(text: str | os.PathLike[str]) -> str | None:
     if given.startswith("file:"):
         parts = urllib.parse.urlsplit(given)
         local = parts.netloc in ("", "localhost")
-        return urllib.request.url2pathname(parts.path) if local and parts.path else None
+        return urllib.parse.unquote(parts.path) if local and parts.path else None
     if "://" in given:
         return None
     if given.startswith("~"):

@@ -520,21 +520,27 @@ def value_digest(value: Any, path: str = "value", files: LocalFiles | None = Non
     return combine("value", token, dependency_walk.digest())
 
 
-_PUBLIC = ("vane_dagster.checks", "vane_dagster.providers.base", "vane_dagster.testing")
+_PUBLIC = (
+    "vane_dagster",
+    "vane_dagster.checks",
+    "vane_dagster.providers.base",
+    "vane_dagster.testing",
+)
 
 
 def library_name(obj: Any, module: str) -> tuple[str, str]:
     """Return the module and name of a library object; for ours, the public ones.
 
-    The identity of our classes therefore does not change when they move to another file.
+    The identity of our classes therefore does not change when they move to another file, and not
+    with the names that a process has resolved.
     """
-    own = vane_dagster.__name__
-    if module.partition(".")[0] == own:
-        for name, home in vane_dagster._HOME.items():
-            if getattr(sys.modules.get(f"{own}.{home}"), name, None) is obj:
-                return own, name
+    if module.partition(".")[0] == vane_dagster.__name__:
         for public in _PUBLIC:
-            for name, value in vars(sys.modules.get(public, object)).items():
-                if value is obj:
+            named = vars(sys.modules.get(public, object))
+            for name, home in named.get("_HOME", {}).items():
+                if getattr(sys.modules.get(f"{public}.{home}"), name, None) is obj:
+                    return public, name
+            for name, value in named.items():
+                if value is obj and "_HOME" not in named:
                     return public, name
     return module, getattr(obj, "__qualname__", type(obj).__qualname__)

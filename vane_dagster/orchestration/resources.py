@@ -10,14 +10,16 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
-from vane_dagster.compute.api import Backend, Capacity
 from vane_dagster.errors import ComputeError
 from vane_dagster.orchestration.resource_arguments import DeclaredArguments
+
+if TYPE_CHECKING:
+    from vane_dagster.compute.api import Backend, Capacity
 
 _log = logging.getLogger(__name__)
 _connecting = threading.Lock()
@@ -98,7 +100,7 @@ class LocalCluster(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[
 class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-arg]
     """Base class of the compute resources, `RayCompute` and `LocalCompute`."""
 
-    def backend(self, warn: Callable[[str], None]) -> Backend:
+    def backend(self, warn: Callable[[str], None]) -> "Backend":
         """Connect to the backend that runs the pools.
 
         Args:
@@ -106,7 +108,7 @@ class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-
         """
         raise NotImplementedError
 
-    def with_subprocesses(self, backend: Backend) -> Backend:
+    def with_subprocesses(self, backend: "Backend") -> "Backend":
         """Return a backend that also hosts pools of subprocesses on this machine.
 
         Args:
@@ -114,7 +116,7 @@ class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-
         """
         raise NotImplementedError
 
-    def close(self, backend: Backend) -> None:
+    def close(self, backend: "Backend") -> None:
         """Release everything that must not outlive the run."""
         backend.close()
 
@@ -122,7 +124,7 @@ class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-
         """Whether the backend is available without starting anything persistent."""
         return True
 
-    def planned_capacity(self) -> Capacity | None:
+    def planned_capacity(self) -> "Capacity | None":
         """Resources of the cluster that `backend` would start; None if it starts none.
 
         Raises:
@@ -182,7 +184,7 @@ class RayCompute(Compute):
 
         self._pool_manager = PoolManagerClient.known()
 
-    def backend(self, warn: Callable[[str], None]) -> Backend:
+    def backend(self, warn: Callable[[str], None]) -> "Backend":
         """Implement `Compute.backend`.
 
         Raises:
@@ -193,7 +195,7 @@ class RayCompute(Compute):
 
         return RayBackend(self.idle_timeout, pool_manager=self._pool_manager)
 
-    def with_subprocesses(self, backend: Backend) -> Backend:
+    def with_subprocesses(self, backend: "Backend") -> "Backend":
         """Implement `Compute.with_subprocesses`.
 
         Raises:
@@ -220,11 +222,13 @@ class RayCompute(Compute):
 
         return bool(ray.is_initialized())
 
-    def planned_capacity(self) -> Capacity | None:
+    def planned_capacity(self) -> "Capacity | None":
         """Implement `Compute.planned_capacity`, for a local head that does not run yet."""
         own = self.cluster is None or isinstance(self.cluster, LocalCluster)
         if self.address is not None or not own or self.is_up():
             return None
+        from vane_dagster.compute.api import Capacity
+
         node = (self.cluster or LocalCluster()).planned_node()
         return None if node is None else Capacity((node,), int(node["object_store_memory"]))
 
@@ -343,12 +347,12 @@ class LocalCompute(Compute):
     num_gpus: int | None = Field(default=None, description="GPUs. Default: the machine's.")
     resources: dict[str, float] = Field(default_factory=dict, description="Custom resources.")
 
-    def backend(self, warn: Callable[[str], None]) -> Backend:
+    def backend(self, warn: Callable[[str], None]) -> "Backend":
         """Implement `Compute.backend`."""
         from vane_dagster.compute.local_backend import LocalBackend
 
         return LocalBackend.warm(self.num_cpus, self.num_gpus, self.resources)
 
-    def with_subprocesses(self, backend: Backend) -> Backend:
+    def with_subprocesses(self, backend: "Backend") -> "Backend":
         """Implement `Compute.with_subprocesses`: all pools are subprocesses already."""
         return backend

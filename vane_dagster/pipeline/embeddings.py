@@ -11,7 +11,6 @@ from vane_dagster.pipeline.model_stages import ModelStageRows, name_of
 from vane_dagster.pipeline.options import OnError, ReuseMode
 from vane_dagster.pipeline.records import Asset, Failures, Model, Reuse, Workers, parse_options
 from vane_dagster.pipeline.servers import ModelServer
-from vane_dagster.providers.embedding import EmbedTask
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Stage
@@ -70,6 +69,8 @@ class EmbedRows(ModelStageRows):
         Raises:
             DefinitionError: If an argument is invalid.
         """
+        from vane_dagster.providers.embedding import EmbedTask
+
         location = self.pipeline._location(name)
         model_task = EmbedTask(
             name_of(location, column, "column"),

@@ -13,7 +13,6 @@ from vane_dagster.pipeline.options import OnError, ReuseMode
 from vane_dagster.pipeline.prompts import PromptRows
 from vane_dagster.pipeline.records import Asset, Failures, Model, Reuse, Workers, parse_options
 from vane_dagster.pipeline.servers import ModelServer
-from vane_dagster.providers.labelling import LABEL_SAMPLING, ClassifyTask, label_prompt
 from vane_dagster.providers.registry import answers
 
 if TYPE_CHECKING:
@@ -77,6 +76,8 @@ class LabelRows(PromptRows):
         Raises:
             DefinitionError: If an argument is invalid.
         """
+        from vane_dagster.providers.labelling import LABEL_SAMPLING, ClassifyTask, label_prompt
+
         location = self.pipeline._location(name)
         name_of(location, column, "column")
         if not isinstance(labels, (Sequence, Mapping)) or isinstance(labels, str) or not labels:

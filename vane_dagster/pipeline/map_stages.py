@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import duckdb
 import pyarrow as pa
 
 from vane_dagster._arguments import list_of_names, mapping, one_of, positive
+from vane_dagster._lazy import duckdb
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.local_file import check_local_files
 from vane_dagster.pipeline.contracts import (
@@ -40,7 +40,6 @@ from vane_dagster.pipeline.records import (
 )
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf, called_function, check_calls, make_udf
-from vane_dagster.types import spark
 from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints, is_stream
 from vane_dagster.types.callables import qualname, unwrapped
 from vane_dagster.types.schema import INFER, SchemaLike, parse_schema, sql_type
@@ -379,6 +378,8 @@ class MapRows:
         options = parse_options(
             location, include_columns, concurrency, gpus, on_error, reuse, asset
         )
+        from vane_dagster.types import spark
+
         given = list_of_names(location, "columns", columns) or ()
         if not given:
             raise DefinitionError(f"{location}: columns is {columns!r}; expected the input columns")

@@ -39,7 +39,6 @@ from vane_dagster.pipeline.specs import (
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.sources import Source
 from vane_dagster.sources.row_ids import IdLike, IdRule, RowId, as_id
-from vane_dagster.sources.stored import as_source
 from vane_dagster.types.schema import type_name
 
 if TYPE_CHECKING:
@@ -142,7 +141,11 @@ class Pipeline(Rows):
             raise DefinitionError(
                 f"{location}: a name has letters, digits and '_', and does not begin with a digit"
             )
-        source = as_source(location, source).of_pipeline(name)
+        if not isinstance(source, Source):
+            from vane_dagster.sources.stored import as_source
+
+            source = as_source(location, source)
+        source = source.of_pipeline(name)
         source.validate(location, partitions_def)
         given = as_id(location, source.default_id if id is None else id)
         self.id_rule: IdRule | None = given if isinstance(given, IdRule) else None

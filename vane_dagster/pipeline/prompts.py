@@ -11,7 +11,6 @@ from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.model_stages import ModelStageRows, name_of
 from vane_dagster.pipeline.options import OnError, ReuseMode
-from vane_dagster.pipeline.prompt_functions import prompt_function
 from vane_dagster.pipeline.records import (
     Asset,
     Failures,
@@ -21,9 +20,6 @@ from vane_dagster.pipeline.records import (
     parse_options,
 )
 from vane_dagster.pipeline.servers import ModelServer
-from vane_dagster.providers.format import parse_format
-from vane_dagster.providers.prompting import PromptTask
-from vane_dagster.providers.template import Template, parse_system, parse_template
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Stage
@@ -96,6 +92,11 @@ class PromptRows(ModelStageRows):
         Raises:
             DefinitionError: If an argument is invalid.
         """
+        from vane_dagster.pipeline.prompt_functions import prompt_function
+        from vane_dagster.providers.format import parse_format
+        from vane_dagster.providers.prompting import PromptTask
+        from vane_dagster.providers.template import Template, parse_system, parse_template
+
         location = self.pipeline._location(name)
         function = messages if callable(messages) else None
         if columns is not None and function is None:

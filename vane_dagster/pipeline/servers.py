@@ -22,16 +22,13 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import LocalFile
 from vane_dagster.fingerprint.objects import value_digest
-from vane_dagster.fingerprint.portable import portable_payload
 from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.pipeline.records import Workers
-from vane_dagster.providers.vllm_arguments import KNOWN, misspelled
-from vane_dagster.providers.vllm_engine import OPERATIONAL_ARGUMENTS
+from vane_dagster.providers.vllm_arguments import KNOWN, OPERATIONAL_ARGUMENTS, misspelled
 from vane_dagster.servers.handle import HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
-from vane_dagster.servers.process import flags as flags_of
-from vane_dagster.servers.triton_runner import stamped
+from vane_dagster.servers.launch import flags as flags_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
@@ -483,6 +480,9 @@ class TritonServer(ModelServer):
 
     def launch(self) -> Launch:
         """See `ModelServer.launch`."""
+        from vane_dagster.fingerprint.portable import portable_payload
+        from vane_dagster.servers.triton_runner import stamped
+
         if self._fn is None:
             return self._launch
         payload = portable_payload(code_identity(_called(self._fn)).modules, self._fn)

@@ -47,8 +47,8 @@ from vane_dagster.pipeline.records import Asset, Children, Failures, Reuse, Work
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.sources.raw_files import PATH
 from vane_dagster.storage.manifest import Component
-from vane_dagster.storage.publish.base import Publisher, Target
 from vane_dagster.storage.publish.registry import open_publisher
+from vane_dagster.storage.publish.target import Target
 from vane_dagster.types import sql
 from vane_dagster.types.callables import unwrapped
 from vane_dagster.types.schema import (
@@ -62,6 +62,7 @@ from vane_dagster.types.schema import (
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
+    from vane_dagster.storage.publish.base import Publisher
 
 SOURCE = "source"
 """The name of a pipeline's source among its nodes. A node is a stage or the source."""

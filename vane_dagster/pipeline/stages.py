@@ -23,8 +23,8 @@ from vane_dagster.pipeline.options import parse_include
 from vane_dagster.pipeline.records import Asset, as_asset
 from vane_dagster.pipeline.specs import SOURCE, ProjectSpec, WriteSpec
 from vane_dagster.storage.filesystem import absolute_url
-from vane_dagster.storage.publish.base import PARTITION_COLUMN, Target
 from vane_dagster.storage.publish.registry import PUBLISHERS, publisher_class
+from vane_dagster.storage.publish.target import PARTITION_COLUMN, Target
 from vane_dagster.types.sql import as_columns, is_column, quote, referenced_columns
 
 if TYPE_CHECKING:

@@ -12,6 +12,29 @@ from pathlib import Path
 from vane_dagster._keywords import similar
 from vane_dagster._worker_process import is_worker
 
+OPERATIONAL_ARGUMENTS = (
+    "block_size",
+    "cpu_offload_gb",
+    "device",
+    "disable_log_stats",
+    "distributed_executor_backend",
+    "download_dir",
+    "enable_chunked_prefill",
+    "enable_log_requests",
+    "enable_prefix_caching",
+    "enforce_eager",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "logging_config",
+    "max_loras",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_parallel_loading_workers",
+    "pipeline_parallel_size",
+    "swap_space",
+    "tensor_parallel_size",
+)
+"""Arguments of vLLM's engine that do not change answers."""
 _DECLARED = re.compile(r"""^    ([a-z][a-z0-9_]*): |["']--([a-z][a-z0-9-]*)["']""", re.MULTILINE)
 """A field of a dataclass, or a flag of a parser."""
 _MISSPELLED = 0.88

@@ -15,35 +15,12 @@ from vane_dagster._private_folder import new_temporary_folder
 from vane_dagster.errors import names
 from vane_dagster.providers import guard
 from vane_dagster.providers.registry import check_folder, needs
-from vane_dagster.providers.vllm_arguments import misspelled
+from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS, misspelled
 
 _THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 """Variables with a worker's share of cores. vLLM's processes bind one thread to each core. With
 these variables set, more threads compete for a core, and a step takes forty times as long.
 """
-OPERATIONAL_ARGUMENTS = (
-    "block_size",
-    "cpu_offload_gb",
-    "device",
-    "disable_log_stats",
-    "distributed_executor_backend",
-    "download_dir",
-    "enable_chunked_prefill",
-    "enable_log_requests",
-    "enable_prefix_caching",
-    "enforce_eager",
-    "gpu_memory_utilization",
-    "kv_cache_memory_bytes",
-    "logging_config",
-    "max_loras",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "max_parallel_loading_workers",
-    "pipeline_parallel_size",
-    "swap_space",
-    "tensor_parallel_size",
-)
-"""Arguments of vLLM's engine that do not change answers."""
 _ERRORS = "errors.log"
 _RECORD = "\x1e"
 """Separates the records in the file of errors."""

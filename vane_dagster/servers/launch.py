@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import socket
 import sys
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vane_dagster._lazy import http_client
 from vane_dagster.errors import described
 
 _BODY_BYTES = 2**24
@@ -127,7 +127,7 @@ def own_node_id() -> str:
 def get(endpoint: Endpoint, path: str, timeout: float) -> tuple[int, bytes]:
     """Send a GET request to a replica; return the status and the body."""
     place = urllib.parse.urlsplit(endpoint.url)
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=timeout)
+    connection = http_client.HTTPConnection(place.hostname or "", place.port, timeout=timeout)
     headers = {"Connection": "close"}
     if endpoint.api_key:
         headers["Authorization"] = f"Bearer {endpoint.api_key}"
@@ -141,6 +141,16 @@ def health_problem(endpoint: Endpoint, timeout: float) -> str:
     """Check the health of a replica; return what is wrong, or nothing."""
     try:
         status, _ = get(endpoint, endpoint.health, timeout)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http_client.HTTPException) as error:
         return described(error)
     return "" if 200 <= status <= 299 else f"status {status}"
+
+
+def flags(command: Sequence[str]) -> list[dict[str, str]]:
+    """Return the values of a command line's flags by their names."""
+    found = []
+    for part, following in zip(command, [*command[1:], ""]):
+        if part.startswith("-"):
+            name, has_value, value = part.lstrip("-").partition("=")
+            found.append({name: value if has_value else following})
+    return found

@@ -30,6 +30,7 @@ from vane_dagster.servers.launch import (
     Launch,
     ServerState,
     ServerStatus,
+    flags,
     get,
     health_problem,
 )
@@ -418,16 +419,6 @@ def _ray_logs() -> str:
         return ""
     node = ray._private.worker._global_node
     return "" if node is None else str(node.get_logs_dir_path())
-
-
-def flags(command: Sequence[str]) -> list[dict[str, str]]:
-    """Return the values of a command line's flags by their names."""
-    found = []
-    for part, following in zip(command, [*command[1:], ""]):
-        if part.startswith("-"):
-            name, has_value, value = part.lstrip("-").partition("=")
-            found.append({name: value if has_value else following})
-    return found
 
 
 def _filled(text: str, values: dict[str, str]) -> str:

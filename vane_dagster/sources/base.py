@@ -22,10 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Union
 
-import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from vane_dagster._lazy import duckdb, pc
 from vane_dagster.errors import DefinitionError, SourceError, first_line, names
 from vane_dagster.sources.files import file_identity, listed_file
 from vane_dagster.storage.filesystem import advice

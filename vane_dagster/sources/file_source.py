@@ -13,9 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Union
 
-import fsspec
 import pyarrow as pa
-from fsspec.utils import glob_translate
 
 from vane_dagster._arguments import (
     PLACEHOLDER,
@@ -24,6 +22,7 @@ from vane_dagster._arguments import (
     checked_url,
     fill_placeholders,
 )
+from vane_dagster._lazy import fsspec
 from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, VaneError, described, names
 from vane_dagster.retries import with_retries
@@ -289,7 +288,7 @@ class _Pattern:
     def __init__(self, path: str, suffix: Suffix) -> None:
         self.path, self.suffix = path, suffix
         self.literal = _MAGIC.split(path, maxsplit=1)[0]
-        self._glob = re.compile(glob_translate(path)) if self.literal != path else None
+        self._glob = re.compile(fsspec.utils.glob_translate(path)) if self.literal != path else None
         self._fixed = len(self.literal.rpartition("/")[0]) + 1 if self._glob else len(path) + 1
 
     def matches(self, path: str) -> bool:

@@ -11,8 +11,7 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import fsspec
-
+from vane_dagster._lazy import fsspec
 from vane_dagster.errors import SourceError
 from vane_dagster.storage.filesystem import Location, modified, protocols
 from vane_dagster.storage.manifest import FileRecord, parse_part_name

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import one_of
 from vane_dagster._keywords import known_keywords
+from vane_dagster._lazy import pq
 from vane_dagster.errors import SourceError, described
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (

@@ -8,14 +8,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import duckdb
-import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
+from vane_dagster._lazy import duckdb, fsspec, pc, pq
 from vane_dagster.errors import SourceError
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import ReadContext, unreadable

@@ -16,9 +16,9 @@ from typing import Any, Union
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vane_dagster._keywords import known_keywords, require_columns
+from vane_dagster._lazy import pc
 from vane_dagster._secrets import masked
 from vane_dagster.errors import DefinitionError, IntegrityError, SchemaError, names
 from vane_dagster.sources.base import (

@@ -134,9 +134,7 @@ def stored(asset: Any, *, allow_empty: bool = False) -> StoredSource:
 
 
 def as_source(location: str, source: Any) -> Source:
-    """Convert a declared source, or an asset, to a `Source`."""
-    if isinstance(source, Source):
-        return source
+    """Convert an asset to a `Source`."""
     if isinstance(source, str) or not (hasattr(source, "path") or hasattr(type(source), "key")):
         raise DefinitionError(
             f"{location}: source is a {type(source).__name__}; expected vd.parquet(url), a stage "

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from vane_dagster._lazy import pc
 from vane_dagster.types.kinds import is_floats, is_text
 from vane_dagster.types.schema import plain_type
 

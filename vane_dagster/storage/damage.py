@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from vane_dagster._lazy import pq
 from vane_dagster.errors import DamagedPartError, first_line
 from vane_dagster.storage.filesystem import Location
 

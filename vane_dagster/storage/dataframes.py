@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
+from vane_dagster._lazy import pq
 from vane_dagster._private_folder import user_folder
 from vane_dagster.errors import StoreError, first_line
 from vane_dagster.storage.damage import is_damage, verified

@@ -19,9 +19,8 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
-import fsspec
-
 from vane_dagster import _failpoints
+from vane_dagster._lazy import fsspec
 from vane_dagster._secrets import keep_options, revealed, url_parts, with_options, without_secrets
 from vane_dagster.errors import StoreError, described
 from vane_dagster.retries import has_status, is_transient_storage_error, with_retries

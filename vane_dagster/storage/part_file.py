@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from vane_dagster._lazy import pc, pq
 from vane_dagster.storage.column_stats import measure
 from vane_dagster.storage.damage import read_whole
 from vane_dagster.storage.filesystem import Location

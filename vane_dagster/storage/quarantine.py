@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from vane_dagster._lazy import pq
 from vane_dagster.errors import described
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest

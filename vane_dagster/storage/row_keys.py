@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
+
+from vane_dagster._lazy import pc
 
 ENCODING = 1
 """Increment if rows are encoded differently: no row is found under keys of another encoding."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from vane_dagster._lazy import pq
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from vane_dagster._lazy import pc, pq
 from vane_dagster.errors import StoreError, described
 from vane_dagster.storage.filesystem import IO_THREADS, Location
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from vane_dagster._lazy import pc
 from vane_dagster.types.tensors import as_storage
 
 _MAX_COLUMNS = 12

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from vane_dagster._lazy import pc
 from vane_dagster.types.kinds import as_lists, is_list, is_list_view, is_number, is_text
 
 _UINT64_DIGITS = 20

@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-import duckdb
+from vane_dagster._lazy import duckdb
 
 
 def connect() -> duckdb.DuckDBPyConnection:

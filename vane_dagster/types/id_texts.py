@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from vane_dagster._lazy import pc
 from vane_dagster.types.kinds import is_text
 
 SEPARATOR = "|"

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from vane_dagster._lazy import pc
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 
 from vane_dagster._keywords import columns_listed
+from vane_dagster._lazy import duckdb
 from vane_dagster.errors import DefinitionError, SchemaError, first_line, names
 from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.schema import (

@@ -62,3 +62,45 @@ def test_definitions_do_no_io_on_source_and_store(tmp_path):
     """)
     assert opened == [[], []]
     assert list(tmp_path.iterdir()) == []
+
+
+EXECUTES = [
+    *("duckdb", "fsspec", "http.client", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet"),
+    *("numpy.random", "ray", "sqlalchemy", "torch", "urllib.request"),
+    *("vane_dagster.compute", "vane_dagster.engine", "vane_dagster.events", "vane_dagster.tracing"),
+    *("vane_dagster.worker", "vane_dagster.planning.planner", "vane_dagster.storage.store"),
+    *("vane_dagster.checks.drift", "vane_dagster.checks.golden"),
+    *("vane_dagster.orchestration.read", "vane_dagster.orchestration.metadata"),
+    *(
+        "vane_dagster.providers.prompting",
+        "vane_dagster.servers.process",
+        "vane_dagster.types.spark",
+    ),
+    *("vane_dagster.sources.csv_files", "vane_dagster.sources.delta"),
+    *("vane_dagster.storage.publish.base", "vane_dagster.types.to_arrow"),
+    "vane_dagster.types.spark",
+]
+"""Modules that execute, or belong to other declarations. Each process of Dagster that loads
+definitions would pay for them: code servers, runs and ticks of schedules."""
+
+
+def test_definitions_of_one_stage_import_what_they_declare(tmp_path):
+    model = "class Model:\n    def __call__(self, batch):\n        return batch\n"
+    (tmp_path / "user_model.py").write_text(model)
+    imported = in_a_process(f"""
+        import json, sys, dagster as dg
+        before = set(sys.modules)
+        import vane_dagster as vd
+        sys.path.insert(0, "{tmp_path}")
+        from user_model import Model
+
+        docs = vd.Pipeline("docs", source=vd.parquet("{tmp_path}/src"), id="id")
+        schema = {{"x": "FLOAT[4]", "label": "VARCHAR"}}
+        docs.map_batches("model", Model, columns=["t"], schema=schema)
+        store = vd.FragmentStore(root="{tmp_path}")
+        resources = {{"compute": vd.LocalCompute(), "store": store}}
+        dg.Definitions(assets=[docs.build_assets()], resources=resources)
+        print(json.dumps(sorted(set(sys.modules) - before)))
+    """)
+    assert [name for name in EXECUTES if name in imported] == []
+    assert {"vane_dagster.sources.parquet", "vane_dagster.fingerprint.code"} <= set(imported)

@@ -13,7 +13,7 @@ import pytest
 
 from support.values import function
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.objects import value_digest
+from vane_dagster.fingerprint.objects import library_name, value_digest
 
 
 class Stamp(datetime.datetime):
@@ -100,3 +100,14 @@ def test_what_a_cached_property_holds_counts():
         cached.words.add(word)
         found.add(value_digest(cached))
     assert len(found) == 2
+
+
+def test_the_name_of_a_check_does_not_depend_on_the_names_that_were_used(monkeypatch):
+    from vane_dagster import checks
+    from vane_dagster.checks.drift import Drift
+
+    for used in (False, True):
+        monkeypatch.delitem(vars(checks), "Drift", raising=False)
+        if used:
+            assert checks.Drift is Drift
+        assert library_name(Drift, Drift.__module__) == ("vane_dagster.checks", "Drift")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vane_dagster.servers.process import _filled, flags, gauge_sum
+from vane_dagster.servers.launch import flags
+from vane_dagster.servers.process import _filled, gauge_sum
 
 METRICS = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.

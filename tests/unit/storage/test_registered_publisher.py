@@ -25,7 +25,8 @@ from vane_dagster.storage.manifest import (
 )
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.publish import registry
-from vane_dagster.storage.publish.base import STAGING, Publisher, Target, staged_parts
+from vane_dagster.storage.publish.base import STAGING, Publisher, staged_parts
+from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.reader import places
 from vane_dagster.storage.store import Store
 

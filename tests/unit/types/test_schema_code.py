@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.types.schema import is_untyped, parse_schema, schema_code
+from vane_dagster.errors import SchemaError
+from vane_dagster.types.duckdb_connection import shared
+from vane_dagster.types.schema import (
+    _ARROW_TYPES,
+    check_storable,
+    is_untyped,
+    parse_schema,
+    plain_type,
+    schema_code,
+    sql_type,
+)
 
 TYPES = {
     "int": pa.int64(),
@@ -56,3 +67,21 @@ def test_a_type_without_a_value_is_shown_as_missing(kind: pa.DataType, expected:
     assert is_untyped(kind) is expected
     shown = schema_code([pa.field("x", kind)])
     assert (shown == '{"x": ...}') is expected
+
+
+@pytest.mark.parametrize("name", _ARROW_TYPES)
+@pytest.mark.parametrize("suffix", ["", "[]", "[3]", "[][4]", "[99999][]"])
+def test_plain_types_are_those_of_duckdb(name: str, suffix: str):
+    """They are known without DuckDB, because its start would take longer than the declaration."""
+    cast = shared().sql(f"SELECT CAST(NULL AS {name}{suffix}) AS x")
+    kind = plain_type(cast.to_arrow_table().schema.field(0).type)
+    assert sql_type(f"{name}{suffix}") == sql_type(f"{name}{suffix}".lower()) == kind
+    table = pa.table({"x": pa.nulls(0, kind)})
+    pq.write_table(table, pa.BufferOutputStream())
+    check_storable(table.schema, "here")
+
+
+@pytest.mark.parametrize("name", ["FLOAT[0]", "FLOAT[100001]", "FLOAT[-1]", "FLOATS", "FLOAT[a]"])
+def test_sizes_that_sql_has_not_are_refused(name: str):
+    with pytest.raises(SchemaError, match="FLOAT"):
+        parse_schema({"x": name}, "here")

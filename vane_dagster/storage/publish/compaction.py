@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
+from vane_dagster._lazy import pq
 from vane_dagster._private_folder import temporary_folder
 from vane_dagster.storage.filesystem import TEMPORARY, Location
 from vane_dagster.storage.manifest import PartInfo

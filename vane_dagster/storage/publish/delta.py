@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError
 from vane_dagster.storage.manifest import Manifest
-from vane_dagster.storage.publish.base import Target
 from vane_dagster.storage.publish.compaction import CompactedFile
 from vane_dagster.storage.publish.delta_types import delta_type, shape
 from vane_dagster.storage.publish.table import TablePublisher
+from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.table_options import table_options
 
 _MAX_NAME_LENGTH = 255

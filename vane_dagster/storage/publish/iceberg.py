@@ -17,10 +17,11 @@ from vane_dagster.storage.filesystem import IO_THREADS, Location, protocol_of
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog, parse_catalog, parse_identifier
 from vane_dagster.storage.manifest import Manifest, Published
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.base import STAGING, Target
+from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.publish.column_types import held_type
 from vane_dagster.storage.publish.compaction import CompactedFile
 from vane_dagster.storage.publish.table import TablePublisher
+from vane_dagster.storage.publish.target import Target
 
 _FOLDER = "data"
 _PROTOCOL = re.compile(r"(?:(file|s3|s3a|gs|gcs|abfs|abfss)://)?(?![A-Za-z][A-Za-z0-9+.\-]*://)")

@@ -33,9 +33,10 @@ from vane_dagster.storage.lance_table import (
 )
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.base import STAGING, Publisher, Target, column_clash
+from vane_dagster.storage.publish.base import STAGING, Publisher, column_clash
 from vane_dagster.storage.publish.compaction import CompactionGroup, staged_rows
 from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
+from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.table_options import check_table_url
 from vane_dagster.types.sql import literal

@@ -14,14 +14,9 @@ from vane_dagster.errors import DefinitionError, StoreError, names
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published, parse_part_name
 from vane_dagster.storage.paths import published_folder
-from vane_dagster.storage.publish.base import (
-    PARTITION_COLUMN,
-    STAGING,
-    LostFilesError,
-    Publisher,
-    Target,
-)
+from vane_dagster.storage.publish.base import STAGING, LostFilesError, Publisher
 from vane_dagster.storage.publish.compaction import CompactionGroup
+from vane_dagster.storage.publish.target import PARTITION_COLUMN, Target
 from vane_dagster.storage.store import Store
 
 _MERGED = re.compile(r"[0-9a-f]{32}-\d+-of-\d+\.parquet")

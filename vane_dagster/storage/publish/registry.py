@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 from vane_dagster.errors import StoreError, names
-from vane_dagster.storage.publish.base import Publisher, Target
+from vane_dagster.storage.publish.target import Target
+
+if TYPE_CHECKING:
+    from vane_dagster.storage.publish.base import Publisher
 
 PUBLISHERS = {
     "parquet": "vane_dagster.storage.publish.parquet:FolderPublisher",

@@ -20,8 +20,9 @@ from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneEr
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.base import STAGING, Publisher, Target, column_clash
+from vane_dagster.storage.publish.base import STAGING, Publisher, column_clash
 from vane_dagster.storage.publish.compaction import CompactedFile
+from vane_dagster.storage.publish.target import Target
 
 _MOVERS = 8
 _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
