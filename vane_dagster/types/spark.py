@@ -93,7 +93,7 @@ class _Parser:
 
     def __init__(self, ddl: str, where: str) -> None:
         self.ddl, self.where = ddl, where
-        self.tokens = [*_TOKEN.findall(ddl), ""]
+        self.tokens: list[str] = [*_TOKEN.findall(ddl), ""]
         self.at = 0
 
     def parse(self, columns: bool = True) -> pa.DataType:
