@@ -132,7 +132,9 @@ class _Parser:
             self.at -= 1
             raise self.unexpected(f"one of the types {', '.join(_NAMES)}")
         if kind == pa.string() and self.accept("collate"):  # it changes comparisons alone
-            self.next()
+            if not self.next():
+                self.at -= 1
+                raise self.unexpected("the name of a collation")
         return kind
 
     def fields(self) -> list[tuple[str, pa.DataType]]:

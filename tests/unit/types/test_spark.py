@@ -79,6 +79,7 @@ def test_a_ddl_string_is_the_type_that_spark_makes_of_it(ddl, kind):
         ("`` int", "expected the name of a field, at '`` int'"),
         ("a int not", "expected 'null', at the end"),
         ("a int comment b", "expected a quoted comment, at 'b'"),
+        ("string collate", "expected the name of a collation, at the end"),
         ("varchar", "expected varchar with another number of arguments, at the end"),
         ("decimal(1,2,3)", "expected decimal with another number of arguments, at the end"),
         ("decimal(x)", "expected a number, at 'x [)]'"),
