@@ -131,10 +131,10 @@ class _Parser:
         else:
             self.at -= 1
             raise self.unexpected(f"one of the types {', '.join(_NAMES)}")
-        if kind == pa.string() and self.accept("collate"):  # it changes comparisons alone
-            if not self.next():
-                self.at -= 1
-                raise self.unexpected("the name of a collation")
+        # A collation changes comparisons alone.
+        if kind == pa.string() and self.accept("collate") and not self.next():
+            self.at -= 1
+            raise self.unexpected("the name of a collation")
         return kind
 
     def fields(self) -> list[tuple[str, pa.DataType]]:
