@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 
@@ -32,44 +31,18 @@ _PLAIN: dict[str, pa.DataType] = {
     "timestamp_ltz": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
-_DECIMALS = ("decimal", "dec", "numeric")
-_LENGTHS = ("char", "character", "varchar")
-_NESTED = ("array", "map", "struct")
-_NAMES = (*_PLAIN, *_DECIMALS, *_LENGTHS, "time", *_NESTED)
-_WITHOUT_ARROW = {
-    "void": "declare the type of the values that come out",
-    "interval": "return the number of seconds as a double",
-    "variant": "return JSON text as a string",
-    "geometry": "return WKB as binary",
-    "geography": "return WKB as binary",
+_NAMES = (*_PLAIN, "decimal(p,s)", "varchar(n)", "time", "array<...>", "map<...>", "struct<...>")
+_TOKEN = re.compile(r"""`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+|\S""", re.DOTALL)
+_ARGUMENTS = {
+    "char": 1,
+    "character": 1,
+    "varchar": 1,
+    "time": 1,
+    "decimal": 2,
+    "dec": 2,
+    "numeric": 2,
 }
-_FOREIGN = {
-    "str": "string",
-    "text": "string",
-    "bool": "boolean",
-    "uint8": "smallint",
-    "int8": "tinyint",
-    "int16": "smallint",
-    "int32": "int",
-    "int64": "bigint",
-    "float16": "float",
-    "float32": "float",
-    "float64": "double",
-    "list": "array",
-    "bytes": "binary",
-    "blob": "binary",
-    "datetime": "timestamp",
-}
-_TOKEN = re.compile(
-    r"""
-    (?P<space>\s+)
-    | (?P<quoted>`(?:[^`]|``)*`)
-    | (?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
-    | (?P<word>\w+)
-    | (?P<mark>.)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+"""Types with numbers in parentheses, each with the most of them."""
 
 
 def parse_return_type(return_type: object, where: str) -> pa.DataType:
@@ -92,7 +65,7 @@ def parse_return_type(return_type: object, where: str) -> pa.DataType:
 
 def _from_json(described: Any, where: str) -> pa.DataType:
     if isinstance(described, str):
-        return _Parser(described, where).parse_one()
+        return _Parser(described, where).parse(columns=False)
     kind = described.get("type") if isinstance(described, Mapping) else None
     if kind == "array":
         return pa.list_(_from_json(described["elementType"], where))
@@ -119,75 +92,49 @@ class _Parser:
     """A recursive descent over the tokens of a DDL string."""
 
     def __init__(self, ddl: str, where: str) -> None:
-        self.ddl = ddl
-        self.where = where
-        self.tokens: list[tuple[str, str, int]] = [
-            (str(found.lastgroup), found.group(), found.start())
-            for found in _TOKEN.finditer(ddl)
-            if found.lastgroup != "space"
-        ]
-        self.tokens.append(("end", "", len(ddl)))
+        self.ddl, self.where = ddl, where
+        self.tokens: list[str] = [*_TOKEN.findall(ddl), ""]
         self.at = 0
 
-    def parse(self) -> pa.DataType:
+    def parse(self, columns: bool = True) -> pa.DataType:
         """Parse a type, or a list of columns, which is a struct."""
-        is_type = self.tokens[0][0] == "end" or (
-            self.tokens[0][0] == "word" and not self.names_a_column()
+        second = self.tokens[1:2] or [""]
+        is_list = second[0] == ":" or (
+            re.match(r"[`\w]", second[0]) and second[0].lower() not in ("not", "comment", "collate")
         )
-        kind = self.parse_one() if is_type else _struct(self.fields(), self.where)
-        self.end()
-        return kind
-
-    def names_a_column(self) -> bool:
-        group, text, _ = self.tokens[1]
-        return text == ":" or (
-            group in ("word", "quoted") and text.lower() not in ("not", "comment", "collate")
-        )
-
-    def parse_one(self) -> pa.DataType:
-        """Parse one type, without a list of columns."""
-        kind = self.kind()
-        self.end()
+        is_list = columns and (is_list or self.tokens[0][:1] == "`")
+        kind = _struct(self.fields(), self.where) if is_list else self.kind()
+        if self.tokens[self.at]:
+            raise self.unexpected("the end, or a comma between columns")
         return kind
 
     def kind(self) -> pa.DataType:
-        group, text, start = self.next()
-        name = text.lower()
-        if group != "word":
-            self.fail(f"expected a type, found {self.shown(text)}", start)
+        name = self.next().lower()
         if name in _PLAIN:
-            self.collation(name)
-            return _PLAIN[name]
-        if name in _NESTED:
-            return self.nested(name)
-        if name in _DECIMALS:
-            return self.decimal(start)
-        if name in _LENGTHS:
-            self.numbers(1, 1, start)
-            self.collation(name)
-            return pa.string()
-        if name == "time":
-            self.numbers(0, 1, start)
-            return pa.time64("us")
-        if name in _WITHOUT_ARROW:
-            self.fail(f"a column here cannot be {name}; {_WITHOUT_ARROW[name]}", start)
-        near = _FOREIGN.get(name) or next(iter(difflib.get_close_matches(name, _NAMES, 1)), None)
-        hint = f"Did you mean {near}?" if near else f"Types are {', '.join(_NAMES)}"
-        self.fail(f"unknown type {text!r}. {hint}", start)
-
-    def nested(self, name: str) -> pa.DataType:
-        expected = {"array": "array<float>", "map": "map<string,int>", "struct": "struct<a:float>"}
-        self.expect("<", f"{name} needs the types inside it, as {expected[name]}")
-        if name == "array":
+            kind = _PLAIN[name]
+        elif name in _ARGUMENTS:
+            kind = self.with_numbers(name)
+        elif name == "array":
+            self.expect("<")
             kind = pa.list_(self.kind())
+            self.expect(">")
         elif name == "map":
+            self.expect("<")
             key = self.kind()
-            self.expect(",", "a map has two types, as map<string,int>")
+            self.expect(",")
             kind = pa.map_(key, self.kind())
+            self.expect(">")
+        elif name == "struct":
+            self.expect("<")
+            kind = _struct([] if self.tokens[self.at] == ">" else self.fields(), self.where)
+            self.expect(">")
         else:
-            empty = self.tokens[self.at][1] == ">"
-            kind = _struct([] if empty else self.fields(), self.where)
-        self.expect(">", f"{name}< is not closed")
+            self.at -= 1
+            raise self.unexpected(f"one of the types {', '.join(_NAMES)}")
+        # A collation changes comparisons alone.
+        if kind == pa.string() and self.accept("collate") and not self.next():
+            self.at -= 1
+            raise self.unexpected("the name of a collation")
         return kind
 
     def fields(self) -> list[tuple[str, pa.DataType]]:
@@ -197,88 +144,55 @@ class _Parser:
         return fields
 
     def field(self) -> tuple[str, pa.DataType]:
-        group, text, start = self.next()
-        if group not in ("word", "quoted"):
-            self.fail(f"expected the name of a field, found {self.shown(text)}", start)
-        name = text[1:-1].replace("``", "`") if group == "quoted" else text
-        if not name:
-            self.fail("a field has no name", start)
+        text = self.next()
+        name = text[1:-1].replace("``", "`") if text[:1] == "`" else text
+        if not name or not re.match(r"[`\w]", text):
+            self.at -= 1
+            raise self.unexpected("the name of a field")
         self.accept(":")
-        if self.tokens[self.at][1] in ("", ",", ">"):
-            self.fail(f"field {name!r} has no type; write it as {text} float", start)
         kind = self.kind()
         if self.accept("not"):
-            self.expect("null", "only NOT NULL can follow a type")
-        if self.accept("comment") and self.next()[0] != "text":
-            self.fail("COMMENT is followed by a quoted text", self.tokens[self.at - 1][2])
+            self.expect("null")
+        if self.accept("comment") and self.next()[:1] not in ("'", '"'):
+            self.at -= 1
+            raise self.unexpected("a quoted comment")
         return name, kind
 
-    def decimal(self, start: int) -> pa.DataType:
-        given = self.numbers(0, 2, start)
-        precision, scale = given + (10, 0)[len(given) :]
-        if not 1 <= precision <= 38 or not 0 <= scale <= precision:
-            self.fail(
-                f"decimal({precision},{scale}) is out of range; a decimal has 1 to 38 digits, of "
-                "which 0 to all follow the point",
-                start,
-            )
-        return pa.decimal128(precision, scale)
-
-    def numbers(self, fewest: int, most: int, start: int) -> tuple[int, ...]:
-        """Parse ``(10,2)``; an absent list has no numbers."""
+    def with_numbers(self, name: str) -> pa.DataType:
+        """Parse the numbers of a type such as ``decimal(10,2)``."""
         found: list[int] = []
         if self.accept("("):
-            while True:
-                _, text, at = self.next()
-                if not text.isdecimal():
-                    self.fail(f"expected a number, found {self.shown(text)}", at)
-                found.append(int(text))
-                if not self.accept(","):
-                    break
-            self.expect(")", "( is not closed")
-        if not fewest <= len(found) <= most:
-            self.fail(
-                f"expected {'a length' if fewest else f'at most {most}'} in parentheses, found "
-                f"{len(found)} numbers",
-                start,
-            )
-        return tuple(found)
+            while not found or self.accept(","):
+                if not self.tokens[self.at].isdecimal():
+                    raise self.unexpected("a number")
+                found.append(int(self.next()))
+            self.expect(")")
+        is_text = name in ("char", "character", "varchar")
+        precision, scale, *_ = (*found, *(10, 0)[len(found) :])
+        if len(found) > _ARGUMENTS[name] or (is_text and not found):
+            raise self.unexpected(f"{name} with another number of arguments")
+        if name == "time" or is_text:
+            return pa.time64("us") if name == "time" else pa.string()
+        if not 1 <= precision <= 38 or scale > precision:
+            raise self.unexpected("a decimal of 1 to 38 digits, not fewer than follow the point")
+        return pa.decimal128(precision, scale)
 
-    def collation(self, name: str) -> None:
-        """Skip the collation of a string, which changes comparisons and not the values."""
-        if name in ("string", *_LENGTHS) and self.accept("collate"):
-            self.next()
-
-    def next(self) -> tuple[str, str, int]:
-        token = self.tokens[self.at]
-        self.at = min(self.at + 1, len(self.tokens) - 1)
-        return token
+    def next(self) -> str:
+        self.at += 1
+        return self.tokens[self.at - 1]
 
     def accept(self, text: str) -> bool:
-        group, found, _ = self.tokens[self.at]
-        if group == "quoted" or found.lower() != text:
-            return False
-        self.at += 1
-        return True
+        is_next = self.tokens[self.at].lower() == text
+        self.at += is_next
+        return is_next
 
-    def expect(self, text: str, why: str) -> None:
-        _, found, start = self.tokens[self.at]
+    def expect(self, text: str) -> None:
         if not self.accept(text):
-            self.fail(f"expected {text!r}, found {self.shown(found)}; {why}", start)
+            raise self.unexpected(repr(text))
 
-    def end(self) -> None:
-        group, text, start = self.tokens[self.at]
-        if group != "end":
-            self.fail(
-                f"unexpected {self.shown(text)} after the type; columns are separated by commas",
-                start,
-            )
-
-    def fail(self, problem: str, start: int) -> NoReturn:
-        raise SchemaError(
-            f"{self.where}: return_type {self.ddl!r}, character {start + 1}: {problem}"
+    def unexpected(self, expected: str) -> SchemaError:
+        rest = " ".join(self.tokens[self.at :]).strip()
+        return SchemaError(
+            f"{self.where}: return_type {self.ddl!r}: expected {expected}, at "
+            f"{repr(rest) if rest else 'the end'}"
         )
-
-    @staticmethod
-    def shown(text: str) -> str:
-        return repr(text) if text else "the end"

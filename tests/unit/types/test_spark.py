@@ -61,38 +61,38 @@ def test_a_ddl_string_is_the_type_that_spark_makes_of_it(ddl, kind):
 @pytest.mark.parametrize(
     ("ddl", "problem"),
     [
-        ("", "character 1: expected a type, found the end"),
-        ("array<flot>", "character 7: unknown type 'flot'. Did you mean float?"),
-        ("float32", "character 1: unknown type 'float32'. Did you mean float?"),
-        ("list<float>", "character 1: unknown type 'list'. Did you mean array?"),
-        ("array", "character 6: expected '<', found the end; array needs the types inside it"),
-        ("array<float", "character 12: expected '>', found the end; array< is not closed"),
-        ("array<float>>", "character 13: unexpected '>' after the type"),
-        ("array<>", "character 7: expected a type, found '>'"),
-        ("map<string>", "character 11: expected ',', found '>'; a map has two types"),
+        ("", "expected one of the types boolean, .*, at the end"),
+        ("array<flot>", "expected one of the types boolean, .*, at 'flot >'"),
+        ("float32", "expected one of the types .*, at 'float32'"),
+        ("list<float>", "expected one of the types .*, at 'list < float >'"),
+        ("array", "expected '<', at the end"),
+        ("array<float", "expected '>', at the end"),
+        ("array<float>>", "expected the end, or a comma between columns, at '>'"),
+        ("array<>", "expected one of the types .*, at '>'"),
+        ("map<string>", "expected ',', at '>'"),
         ("struct<>", "a struct without fields; name each field"),
-        ("a float b int", "character 9: unexpected 'b' after the type; columns are separated"),
-        ("a float,", "character 9: expected the name of a field, found the end"),
+        ("a float b int", "expected the end, or a comma between columns, at 'b int'"),
+        ("a float,", "expected the name of a field, at the end"),
         ("a float, a int", "columns 'a' and 'a' are the same name"),
         ("a float, A int", "columns 'a' and 'A' are the same name"),
-        ("`a`", "character 1: field 'a' has no type; write it as `a` float"),
-        ("`` int", "character 1: a field has no name"),
-        ("a int not", "character 10: expected 'null', found the end; only NOT NULL"),
-        ("a int comment b", "character 15: COMMENT is followed by a quoted text"),
-        ("varchar", "character 1: expected a length in parentheses, found 0 numbers"),
-        ("decimal(1,2,3)", "character 1: expected at most 2 in parentheses, found 3 numbers"),
-        ("decimal(x)", "character 9: expected a number, found 'x'"),
-        ("decimal(40,2)", "character 1: decimal(40,2) is out of range"),
-        ("decimal(2,3)", "character 1: decimal(2,3) is out of range"),
-        ("void", "character 1: a column here cannot be void; declare the type"),
-        ("a interval day to second", "character 3: a column here cannot be interval; return"),
+        ("`a`", "expected one of the types .*, at the end"),
+        ("`` int", "expected the name of a field, at '`` int'"),
+        ("a int not", "expected 'null', at the end"),
+        ("a int comment b", "expected a quoted comment, at 'b'"),
+        ("string collate", "expected the name of a collation, at the end"),
+        ("varchar", "expected varchar with another number of arguments, at the end"),
+        ("decimal(1,2,3)", "expected decimal with another number of arguments, at the end"),
+        ("decimal(x)", "expected a number, at 'x [)]'"),
+        ("decimal(40,2)", "expected a decimal of 1 to 38 digits"),
+        ("decimal(2,3)", "expected a decimal of 1 to 38 digits"),
+        ("void", "expected one of the types .*, at 'void'"),
+        ("a interval day to second", "expected one of the types .*, at 'interval day to second'"),
     ],
 )
-def test_a_mistake_is_named_with_its_position(ddl, problem):
-    with pytest.raises(SchemaError) as refused:
+def test_a_mistake_is_named_with_what_was_expected(ddl, problem):
+    with pytest.raises(SchemaError, match=problem) as refused:
         parse_return_type(ddl, "stage 'score'")
     assert str(refused.value).startswith("stage 'score': ")
-    assert problem in str(refused.value)
 
 
 @pytest.mark.parametrize("wrong", [None, 3, float, ["float"]])
@@ -164,8 +164,8 @@ def test_a_class_of_pyspark_and_its_types_without_arrow_are_refused():
     vectors = pytest.importorskip("pyspark.ml.linalg", reason=PYSPARK)
     for wrong, fix in [
         (types.FloatType, r"the class FloatType; write FloatType\(\)"),
-        (types.NullType(), "cannot be void"),
-        (types.ArrayType(types.DayTimeIntervalType()), "cannot be interval"),
+        (types.NullType(), "at 'void'"),
+        (types.ArrayType(types.DayTimeIntervalType()), "at 'interval"),
         (vectors.VectorUDT(), "user-defined type .*array<double>"),
     ]:
         with pytest.raises(SchemaError, match=fix):
