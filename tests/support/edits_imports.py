@@ -1461,6 +1461,7 @@ _COARSE = {
     "import: a function attribute of the registering function",
     "import: a function made of what is read, in the file itself",
     "import: a function of the user's that makes stages of the class",
+    "import: a list of the registry's module that nobody reads",
     "import: a function that reads the settings",
     "import: a list of what is read, in the file itself",
     "import: a module that no called function imports",

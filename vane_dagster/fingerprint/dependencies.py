@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan, as_statement
 from vane_dagster.fingerprint.bindings import binding_units
-from vane_dagster.fingerprint.effects import EVERY, Effects, Executed, executed, lists_subclasses
+from vane_dagster.fingerprint.effects import (
+    EVERY,
+    Effects,
+    Executed,
+    Reach,
+    executed,
+    lists_subclasses,
+)
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
@@ -29,6 +38,7 @@ class DependencyWalk:
     Attributes:
         modules: The names of the reached modules.
         packages: The names of the reached installed packages.
+        libraries: The names of these and of modules of the standard library.
         imported: The names of the modules that importing them imports.
     """
 
@@ -37,12 +47,14 @@ class DependencyWalk:
         self._files = files or LocalFiles()
         self.modules: set[str] = set()
         self.packages: set[str] = set()
+        self.libraries: set[str] = set()
         self.imported: set[str] = set()
         self._own = own
         self._facts: dict[str, str] = {}
         self._waiting: deque[tuple[Module, str, bool]] = deque()
         # Whether the object counts that a name stands for, not only attributes of that module.
         self._seen: dict[tuple[str, str], bool] = {}
+        self._binding: dict[tuple[str, str], bool] = {}
         self._whole: set[str] = set()
         self._packages: set[str] = set()  # packages whose modules all count
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
@@ -105,6 +117,9 @@ class DependencyWalk:
             if self._seen.get((module.name, name)) in (True, is_object):
                 continue
             self._seen[module.name, name] = is_object
+            is_passed = bool(units) and all(unit.is_import for unit in units)
+            is_builtin = not units and hasattr(builtins, name)
+            self._binding[module.name, name] = not (is_passed or is_builtin)
             if units:
                 digest = combine("units", *(unit.digest for unit in units))
                 self._facts[f"{self.label(module)}.{name}".lstrip(_OWN_LABEL)] = digest
@@ -127,7 +142,7 @@ class DependencyWalk:
 
         They are hashed in the order of execution, with the statements that bind reached names.
         """
-        effects = Effects(self.finder, self._is_reached)
+        effects = Effects(self.finder, self._is_reached, self._reach_of)
         counting: dict[int, SymbolSource] = {}
         self._computed_imports, self._own_units = [], set(self._walked)
         active: set[str] = set()  # modules with statements that do something
@@ -233,6 +248,17 @@ class DependencyWalk:
                         found.setdefault(f"{FILE} {text}", set()).add(part)
         return {name: combine(FILE, *sorted(parts)) for name, parts in found.items()}
 
+    def _reach_of(self, module: Module, nodes: Sequence[ast.stmt]) -> Reach:
+        """Return what statements of a module name."""
+        walk = DependencyWalk(self.finder, self._own, self._files)
+        walk._computed_imports = []
+        unit = SymbolSource(str(module.path), nodes)
+        with contextlib.suppress(CodeIdentityError):  # importing it fails
+            walk.unit(module, unit, unit.names)
+        names = {name for name, binds in walk._binding.items() if binds}
+        names |= {(each, EVERY) for each in walk._whole}
+        return Reach(frozenset(names), frozenset(walk.libraries), walk.units)
+
     def _is_reached(self, name: tuple[str, str]) -> bool:
         if name[1] == EVERY and any(module == name[0] for module, _ in self._seen):
             return True
@@ -262,6 +288,8 @@ class DependencyWalk:
             self._computed_imports.append((module, error))
         for ref in scan.imports:
             targets = list(self.finder.targets(module, ref))
+            if all(target.module is None for target in targets):
+                self.libraries.add(ref.module.partition(".")[0])
             for target in targets:
                 self._target(module, target, ref, is_object)
             if ref.guarded:  # an error in what it runs decides what else runs
