@@ -1466,6 +1466,7 @@ _COARSE = {
     "import: a list of what is read, in the file itself",
     "import: a module that no called function imports",
     "import: a route of an object that another module has, for another route's code",
+    "import: a star import that has nothing of it",
     "import: a subclass's dict that its base has",
     "import: a thread pool",
     "import: an unread alias, in the file itself",

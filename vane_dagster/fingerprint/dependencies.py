@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan, as_statement
-from vane_dagster.fingerprint.bindings import binding_units
 from vane_dagster.fingerprint.effects import (
     EVERY,
     Effects,
@@ -19,8 +18,8 @@ from vane_dagster.fingerprint.effects import (
     executed,
     lists_subclasses,
 )
-from vane_dagster.fingerprint.files import LocalFiles
-from vane_dagster.fingerprint.hashing import combine, file_digest
+from vane_dagster.fingerprint.files import LocalFiles, file_digests
+from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource
 
@@ -112,7 +111,7 @@ class DependencyWalk:
     def _drain(self) -> None:
         while self._waiting:
             module, name, is_object = self._waiting.popleft()
-            units = binding_units(self.finder, module, name)
+            units = self.finder.source(str(module.path)).binding(name)
             is_object = is_object or len(units) != 1 or not units[0].is_import
             if self._seen.get((module.name, name)) in (True, is_object):
                 continue
@@ -272,7 +271,7 @@ class DependencyWalk:
     def _binds(self, module: Module, name: str) -> int:
         """Return the number of a module's statements that bind or change a name."""
         is_read = module.kind == "own" and module.is_source
-        return len(binding_units(self.finder, module, name)) if is_read else 0
+        return len(self.finder.source(str(module.path)).binding(name)) if is_read else 0
 
     def _follow(
         self, module: Module, scan: Scan, names: Iterable[str], is_object: bool = True
@@ -361,7 +360,8 @@ class DependencyWalk:
         if module.path is None:
             return
         if not module.is_source:
-            self._facts[f"module {module.label}"] = file_digest(module.path)
+            (digest,) = file_digests([module.path], module.path, module.name)
+            self._facts[f"module {module.label}"] = digest
             return
         unit = self.finder.source(module.path).whole
         self._facts[f"module {module.label}"] = unit.digest

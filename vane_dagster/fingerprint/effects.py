@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
-from vane_dagster.fingerprint.bindings import binding_units
 from vane_dagster.fingerprint.code_strings import Imported, paths
 from vane_dagster.fingerprint.decorators import is_lazy
 from vane_dagster.fingerprint.modules import Finder, Module
@@ -342,7 +341,7 @@ class Effects:
     def _units(self, module: Module, name: str) -> list[SymbolSource]:
         if module.kind != "own" or not module.is_source:
             return []
-        return binding_units(self._finder, module, name)
+        return self._finder.source(str(module.path)).binding(name)
 
 
 def _run(node: ast.AST) -> Iterator[ast.stmt]:

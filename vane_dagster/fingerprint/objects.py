@@ -139,9 +139,7 @@ class ObjectEncoder:
                 captured = self._captured(function, path)
                 captured += self._attributes_of(function, node, path)
                 unit = SymbolSource(source.path, [ast_digest.as_statement(node)])
-                self._dependency_walk.unit(
-                    module, unit, ast_digest.names_of_function(function.__code__, node)
-                )
+                self._dependency_walk.unit(module, unit, unit.names)
                 return combine("function", ast_digest.tree_digest([node]), *captured)
         return combine("function", self._in_memory(function, module, path), *captured)
 
@@ -215,11 +213,9 @@ class ObjectEncoder:
         node = cell.function_node(code) if cell is not None else None
         importer = module or Module("__main__", "own", None)
         if node is not None:
-            self._dependency_walk.unit(
-                importer, SymbolSource(code.co_filename, [ast_digest.as_statement(node)]), ()
-            )
-            digest = ast_digest.tree_digest([node])
-            names = ast_digest.names_of_function(code, node)
+            unit = SymbolSource(code.co_filename, [ast_digest.as_statement(node)])
+            self._dependency_walk.unit(importer, unit, ())
+            digest, names = ast_digest.tree_digest([node]), set(unit.names)
         else:
             digest = code_digest(code)
             names = ast_digest.global_names(code)

@@ -37,15 +37,7 @@ class SymbolSource:
     @cached_property
     def names(self) -> frozenset[str]:
         """The module-level names that the statements read."""
-        try:
-            return frozenset(
-                ast_digest.global_names(ast_digest.compile_nodes(self.nodes, self.path))
-            )
-        except RecursionError:  # a chain of very many operators
-            nodes = [node for statement in self.nodes for node in ast.walk(statement)]
-            return frozenset(node.id for node in nodes if isinstance(node, ast.Name))
-        except SyntaxError as error:
-            raise syntax_problem(self.path, error) from error
+        return ast_digest.names_of(self.nodes, self.path)
 
     @cached_property
     def touched(self) -> frozenset[str]:
@@ -143,6 +135,10 @@ class SourceFile:
         """The names that functions of the file bind."""
         functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
         return bound_names(each for each in ast.walk(self.tree) if isinstance(each, functions))
+
+    def binding(self, name: str) -> list[SymbolSource]:
+        """Return the statements that may bind a name, in order; star imports may bind any."""
+        return sorted((*self.units.get(name, ()), *self.stars), key=lambda unit: unit.position)
 
     def import_refs(self, name: str) -> Iterator[ImportRef]:
         """Yield the module-level imports that bind a name."""
