@@ -226,12 +226,15 @@ FACTORIES = [
         ),
         needless=True,
     ),
-    _kept(
-        "factory: a lock in the class body",
-        _made("class Model:\n    LOCK = threading.Lock()\n    SIZE = 1\n" + _CALL,
-              head="import threading\n# here\n"),
-        "# here",
-        "# there",
+    replace(
+        _kept(
+            "factory: a lock in the class body",
+            _made("class Model:\n    LOCK = threading.Lock()\n    SIZE = 1\n" + _CALL,
+                  head="import threading\n# here\n"),
+            "# here",
+            "# there",
+        ),
+        needless=True,
     ),
     _kept(
         "factory: a function's own cache",

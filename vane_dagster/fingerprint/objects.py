@@ -13,7 +13,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import vane_dagster
@@ -25,7 +25,7 @@ from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.module_attributes import module_attribute
 from vane_dagster.fingerprint.modules import Finder, Module, path_kind
-from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, code_digest
+from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, bound_names, code_digest
 from vane_dagster.fingerprint.values import ValueEncoder
 from vane_dagster.types.callables import unwrapped
 
@@ -101,7 +101,7 @@ class ObjectEncoder:
         name = getattr(obj, "__module__", None) or "builtins"
         module = self._dependency_walk.finder.find(name)
         if isinstance(obj, type) and name in _MAKERS and _lookup(obj) is not obj:
-            return combine("class", self._members(obj, path), *self._bases(obj, path))
+            return combine("class", self._members(obj, None, path), *self._bases(obj, path))
         if module is None or module.kind != "own":
             return self._library(obj, name, module)
         if isinstance(obj, type):
@@ -236,54 +236,14 @@ class ObjectEncoder:
             bases += [
                 self._with_defaults(item, name, f"{path}.{name}") for name, item in _functions(cls)
             ]
-            if _lookup(cls) is not cls:
-                # The name now refers to something else, or to another class of that name.
-                held = self._dependency_walk.finder.source(str(module.path))
-                bases += self._state(cls, held, held.definition(cls.__qualname__), path)
-            return combine("class", token, *bases)
-        functions = [item for _, item in _functions(cls) if not _is_generated(cls, item)]
-        methods = [item for item in functions if path_kind(item.__code__.co_filename) != "stdlib"]
-        scope = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
-        source = (
-            self._dependency_walk.finder.source(str(module.path))
-            if module.is_source
-            else _cell_of(methods)
-        )
-        node = source.definition(cls.__qualname__) if source is not None else None
-        if source is None or node is None or not all(source.holds(m.__code__) for m in methods):
-            return combine("class", self._members(cls, path), *bases)
-        unit = SymbolSource(source.path, [node])
-        captured = self._state(cls, source, node, path)
-        self._dependency_walk.unit(module, unit, unit.names if module.is_source else ())
-        if not module.is_source:
-            captured += self._globals(unit.names - {cls.__name__}, scope, path)
-        return combine("class", ast_digest.tree_digest([node]), *captured, *bases)
+            if _lookup(cls) is cls:
+                return combine("class", token, *bases)
+            # The name now refers to something else, or to another class of that name.
+            bases.append(token)
+        return combine("class", self._members(cls, module, path), *bases)
 
     def _bases(self, cls: type, path: str) -> list[str]:
         return [self.digest(base, f"{path}.__bases__") for base in cls.__mro__[1:-1]]
-
-    def _state(self, cls: type, source: SourceFile, node: ast.stmt | None, path: str) -> list[str]:
-        """Hash a class's state beyond its source: captured variables and live attributes."""
-        inside = set() if node is None else {id(item) for item in ast.walk(node)}
-        body = {} if node is None else _bound_in_body(node)
-        parts: list[str] = []
-        for name, member in _members(cls, body):
-            where = f"{path}.{name}"
-            functions = list(_member_functions(member))
-            nodes = [source.function_node(item.__code__) for item in functions]
-            if functions and all(id(item) in inside for item in nodes):
-                found = [part for item in functions for part in self._captured(item, where)]
-                parts.append(combine(name, *found))
-                continue
-            try:
-                parts.append(combine(name, self._member(member, where)))
-            except CodeIdentityError:
-                # The source determines it if it captures no variables of an enclosing function.
-                texts = body.get(name.removeprefix(_FIELD))
-                is_text = texts is not None or name.startswith(_FIELD)
-                if not is_text or _may_capture(texts or (), source):
-                    raise
-        return parts
 
     def _member(self, member: Any, path: str) -> str:
         """Hash an attribute of a class."""
@@ -317,11 +277,25 @@ class ObjectEncoder:
             return True
         return _lookup(cls) is cls and cls.__qualname__.partition(".")[0] in source.units
 
-    def _members(self, cls: type, path: str) -> str:
-        """Hash a class without source, member by member."""
+    def _members(self, cls: type, module: Module | None, path: str) -> str:
+        """Hash a class that no name of a file stands for, member by member."""
+        source = _cell_of(cls)
+        if module is not None and module.is_source:
+            source = self._dependency_walk.finder.source(str(module.path))
+        node = source.definition(cls.__qualname__) if source is not None else None
+        written = vars(cls).keys() if node is None else bound_names([node])
         parts = [cls.__qualname__, self.digest(_plain_hints(cls), path)]
-        for name, member in _members(cls, None):
-            parts.append(combine(name, self._member(member, f"{path}.{name}")))
+        if source is not None and node is not None and module is not None:
+            unit = SymbolSource(source.path, [node])
+            self._dependency_walk.unit(module, unit, unit.names if module.is_source else ())
+            parts.append(unit.digest)
+        for name, member in _members(cls, written):
+            try:
+                parts.append(combine(name, self._member(member, f"{path}.{name}")))
+            except CodeIdentityError:
+                # The text says what a member is that holds no variable of an outer function.
+                if node is None or "<locals>" in cls.__qualname__:
+                    raise
         return combine("members", *parts)
 
 
@@ -355,39 +329,11 @@ def _changed_attributes(node: ast.AST) -> set[str]:
     return found
 
 
-def _bound_in_body(node: ast.stmt) -> dict[str, list[ast.stmt]]:
-    """Return the statements of a class body that bind each name."""
-    found: dict[str, list[ast.stmt]] = {}
-    stack: list[tuple[ast.AST, ast.stmt]] = [(item, item) for item in getattr(node, "body", ())]
-    while stack:
-        item, statement = stack.pop()
-        name = getattr(item, "name", None)
-        if isinstance(item, ast.Name) and not isinstance(item.ctx, ast.Load):
-            name = item.id
-        if isinstance(name, str):
-            found.setdefault(name, []).append(statement)
-        if not isinstance(item, (*ast_digest.Definition, ast.Lambda)):
-            stack += [(inner, statement) for inner in ast.iter_child_nodes(item)]
-    return found
-
-
-def _may_capture(statements: Iterable[ast.stmt], source: SourceFile) -> bool:
-    """Return whether statements may read a variable of a function of their file."""
-    read = {
-        node.id
-        for statement in statements
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }
-    return not read.isdisjoint(source.locals)
-
-
-def _members(cls: type, text: Collection[str] | None) -> Iterator[tuple[str, Any]]:
+def _members(cls: type, body: Set[str]) -> Iterator[tuple[str, Any]]:
     """Yield the members of a class that are neither generated nor implementation details."""
     members = dict(vars(cls))
-    body = members.keys() if text is None else text
     generated = {name for name, item in _functions(cls) if _is_generated(cls, item)}
-    skipped = {*_CLASS_DETAILS, *generated.difference(text or ())}
+    skipped = {*_CLASS_DETAILS, *generated}
     if OPTIONS in members:
         skipped |= {OPTIONS, *SET_ON_CLASSES}
     if issubclass(cls, enum.Enum):
@@ -488,8 +434,8 @@ def _is_generated(cls: type, function: types.FunctionType) -> bool:
     return is_record and (file == "<string>" or path_kind(file) == "stdlib")
 
 
-def _cell_of(functions: list[types.FunctionType]) -> SourceFile | None:
-    found = (_cell(function.__code__.co_filename) for function in functions)
+def _cell_of(cls: type) -> SourceFile | None:
+    found = (_cell(function.__code__.co_filename) for _, function in _functions(cls))
     return next((cell for cell in found if cell is not None), None)
 
 
