@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import keyword
+import re
 import warnings
 from collections.abc import Iterable, Iterator
+from itertools import filterfalse
 from typing import Any
 
 _PARSE_RETRIES = 3
@@ -191,17 +194,12 @@ def hints(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
 
 
 def mark_hints(tree: ast.Module) -> None:
-    """Mark strings in type hints as evaluated: libraries read the names in them.
-
-    Strings that are not expressions, such as in ``Literal["return"]``, are only text.
-    """
+    """Mark strings in type hints with the words in them: libraries read the names."""
     for hint in hints([tree]):
         for node in ast.walk(hint):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                parsed = _parsed(node.value)
-                if parsed is not None and all(isinstance(each, ast.Expr) for each in parsed.body):
-                    mark_texts(parsed)
-                    node.__dict__["evaluated"] = parsed.body
+                words = re.findall(r"[^\W\d]\w*", node.value)
+                node.__dict__["reads"] = frozenset(filterfalse(keyword.iskeyword, words))
 
 
 def _keyword(node: ast.Call) -> ast.expr | None:

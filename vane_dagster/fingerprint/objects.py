@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import collections
 import dataclasses
 import enum
@@ -137,7 +136,7 @@ class ObjectEncoder:
             node = source.function_node(function.__code__)
             if node is not None:
                 captured = self._captured(function, path)
-                captured += self._attributes_of(function, node, path)
+                captured += self._attributes_of(function, path)
                 unit = SymbolSource(source.path, [ast_digest.as_statement(node)])
                 self._dependency_walk.unit(module, unit, unit.names)
                 return combine("function", ast_digest.tree_digest([node]), *captured)
@@ -192,18 +191,11 @@ class ObjectEncoder:
             return []
         return [self.digest(_plain_hints(obj), f"{path}.__annotations__")]
 
-    def _attributes_of(
-        self, function: types.FunctionType, node: ast.AST, path: str
-    ) -> Iterator[str]:
-        """Hash the attributes set on a function, except those that it changes when it runs."""
-        changed = _changed_attributes(node)
-        is_lambda = isinstance(node, ast.Lambda)
-        said = None if is_lambda else ast.get_docstring(node)  # type: ignore[arg-type]
-        copied = getattr(getattr(function, "__wrapped__", None), "__doc__", None)
-        if function.__doc__ and not said and function.__doc__ != copied:
-            yield combine("__doc__", function.__doc__)
+    def _attributes_of(self, function: types.FunctionType, path: str) -> Iterator[str]:
+        """Hash the attributes set on a function, and its docstring."""
+        yield combine("__doc__", inspect.cleandoc(function.__doc__ or ""))
         for name, value in sorted(vars(function).items()):
-            if name not in ("__wrapped__", OPTIONS) and name not in changed:
+            if name not in ("__wrapped__", OPTIONS):
                 yield combine(name, self.digest(value, f"{path}.{name}"))
 
     def _in_memory(self, function: types.FunctionType, module: Module | None, path: str) -> str:
@@ -310,22 +302,6 @@ def _lookup(obj: Any) -> Any:
     found: Any = sys.modules.get(getattr(obj, "__module__", ""))
     for part in getattr(obj, "__qualname__", "").split("."):
         found = getattr(found, part, None)
-    return found
-
-
-def _changed_attributes(node: ast.AST) -> set[str]:
-    """Return the attributes that code stores into, or on which it calls methods."""
-    found: set[str] = set()
-    for item in ast.walk(node):
-        target: ast.AST | None = None
-        if isinstance(item, ast.Attribute) and not isinstance(item.ctx, ast.Load):
-            target = item
-        elif isinstance(item, ast.Subscript) and not isinstance(item.ctx, ast.Load):
-            target = item.value
-        elif isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute):
-            target = item.func.value
-        if isinstance(target, ast.Attribute):
-            found.add(target.attr)
     return found
 
 

@@ -130,12 +130,6 @@ class SourceFile:
             for ref in self.import_refs("annotations")
         )
 
-    @cached_property
-    def locals(self) -> frozenset[str]:
-        """The names that functions of the file bind."""
-        functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-        return bound_names(each for each in ast.walk(self.tree) if isinstance(each, functions))
-
     def binding(self, name: str) -> list[SymbolSource]:
         """Return the statements that may bind a name, in order; star imports may bind any."""
         return sorted((*self.units.get(name, ()), *self.stars), key=lambda unit: unit.position)
