@@ -393,14 +393,9 @@ class ArrayEncoder:
         if isinstance(value, np.generic):
             content = self._buffer(np, np.asarray(value), path)
             return combine("scalar", self._dtype(np, value.dtype, path), content)
-        if isinstance(value, np.ma.MaskedArray) and kind.__name__ == "MaskedArray":
-            plain = (value.data, np.ma.getmaskarray(value), value.fill_value, bool(value.hardmask))
-            return combine("masked", *self._each(plain, path))
-        if kind.__name__ in ("ndarray", "memmap", "matrix", "recarray", "chararray"):
-            same = "array" if kind.__name__ in ("ndarray", "memmap") else kind.__name__
-            plain = value.view(np.ndarray)
+        if kind in (np.ndarray, np.memmap):
             head = (self._dtype(np, value.dtype, path), repr(value.shape))
-            return combine(same, *head, self._buffer(np, plain, path))
+            return combine("array", *head, self._buffer(np, value, path))
         # Of a function of `np.frompyfunc`, the Python function is not known.
         if isinstance(value, np.ufunc) and not value.__name__.endswith(" (vectorized)"):
             return combine("ufunc", value.__name__)
@@ -427,7 +422,7 @@ class ArrayEncoder:
         if dtype.hasobject or dtype.kind == "T":
             return combine("objects", *self._each(value.ravel().tolist(), path))
         if dtype.char in "gG":  # some bytes of a long double are padding
-            return combine("long", *map(np.format_float_scientific, value.ravel().view("g")))
+            raise CodeIdentityError(f"{path} is an array of {dtype}. Pass it as float64.")
         content = np.ascontiguousarray(value).tobytes()
         if dtype.kind != "U":
             return combine("bytes", content)
@@ -487,14 +482,8 @@ class ArrayEncoder:
         if isinstance(value, (pd.Timestamp, pd.Timedelta)):
             details = [str(getattr(value, each, None)) for each in ("unit", "tz", "fold")]
             return combine(type(value).__name__, str(value.value), str(value), *details)
-        if isinstance(value, pd.Interval):
-            return combine("interval", value.closed, *self._each((value.left, value.right), path))
-        if isinstance(value, pd.Period):
-            return combine("period", value.freqstr, str(value.ordinal))
         if isinstance(value, pd.api.extensions.ExtensionDtype):
             return self._pandas_dtype(pd, value, path)
-        if isinstance(value, pd.api.extensions.ExtensionArray):
-            return combine("extension", self._digest(pd.Series(value), path))
         if isinstance(value, pd.DataFrame):
             columns = [self._digest(value.iloc[:, at], path) for at in range(value.shape[1])]
             names = self._digest(value.columns, f"{path}.columns")
