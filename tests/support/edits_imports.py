@@ -1469,6 +1469,7 @@ _COARSE = {
     "import: a star import that has nothing of it",
     "import: a subclass's dict that its base has",
     "import: a thread pool",
+    "import: a value that a change of settings reads",
     "import: an unread alias, in the file itself",
     "import: an unread dict, in the file itself",
     "import: another module's plugin, for one plugin's own code",

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.ast_digest import ImportRef, Scan, as_statement
+from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.effects import (
     EVERY,
     Effects,
@@ -157,12 +157,11 @@ class DependencyWalk:
                 nodes = () if id(unit) in counting else effects.counting(each)
                 if nodes:
                     active.add(each.module.name)
-                elif id(unit) not in counting and not active.isdisjoint(each.runs):
-                    nodes = unit.nodes[:-1] if unit.is_import else unit.nodes
+                elif not (id(unit) in counting or unit.is_import or active.isdisjoint(each.runs)):
+                    nodes = unit.nodes
                 if nodes:
                     if nodes is not unit.nodes:
-                        counted = [as_statement(node) for node in nodes]
-                        unit = SymbolSource(unit.path, counted, unit.position)
+                        unit = SymbolSource(unit.path, nodes, unit.position)
                     counting[id(each.unit)] = unit
                     self._own_units.discard(id(unit))
                     self._read_unit(each.module, unit)
@@ -180,14 +179,13 @@ class DependencyWalk:
     ) -> list[str]:
         """Return the digests of statements whose order counts, those between them sorted.
 
-        The order of statements that do something, or that bind a name again, counts, and which of
-        them come before a statement that gives a reached name its value. So does each import that
-        may run one of the active modules, if the import itself may not be executed.
+        The order counts of statements that do something, or that bind a name again, and of those
+        that give a reached name its value. So does each import that may run one of the active
+        modules, if the import itself may not be executed.
         """
         rebound = {name for name in self._seen if self._is_rebound(*name)}
         changed = {module for module, _ in rebound}
         parts: list[str] = []
-        between: list[str] = []
         for each in statements:
             names = {(each.module.name, name) for name in each.unit.touched}
             is_ordered = id(each.unit) in counting or not names.isdisjoint(rebound)
@@ -195,14 +193,10 @@ class DependencyWalk:
             label = self.label(each.module)
             if is_ordered or (is_near and not names.isdisjoint(self._seen)):
                 unit = counting.get(id(each.unit), each.unit)
-                between.append(combine("statement", label, each.when, unit.digest))
+                parts.append(combine("statement", label, each.when, unit.digest))
             elif each.when != "always" and (runs := active & each.runs):
-                between.append(combine("import", label, each.when, *sorted(runs)))
-                is_ordered = True
-            if is_ordered:
-                parts += [*sorted(between[:-1]), between[-1]]
-                between.clear()
-        return [*parts, *sorted(between)] if parts else []
+                parts.append(combine("import", label, each.when, *sorted(runs)))
+        return parts
 
     def _reach_named_modules(self) -> None:
         """Collect the modules that computed imports may import.

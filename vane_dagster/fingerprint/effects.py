@@ -124,9 +124,8 @@ def executed(finder: Finder, roots: Iterable[str], others: Iterable[str] = ()) -
                 if each not in runs and known.get(each) != "always":
                     runs.add(each)
                     waiting += [inner for _, below in imports(each) for inner in below]
-            is_plain = unit.is_import and len(unit.nodes) == 1
             for each in names:
-                run(each, "perhaps" if when == "always" and not is_plain else when)
+                run(each, "perhaps" if when == "always" and not unit.is_import else when)
             found.append(Executed(module, unit, frozenset(runs), when))
 
     for root in roots:
@@ -254,7 +253,7 @@ class Effects:
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         inner = {id(act.node) for act in acts}
         parts = [part for part in given if any(id(node) in inner for node in ast.walk(part))]
-        return [*unit.nodes[:-1], *map(ast_digest.as_statement, parts)] if parts else unit.nodes
+        return [*map(ast_digest.as_statement, parts)] if parts else unit.nodes
 
     def _effect(self, module: Module, act: _Act) -> Effect:
         """Return what an act may change."""
