@@ -183,20 +183,18 @@ class DependencyWalk:
         that give a reached name its value. So does each import that may run one of the active
         modules, if the import itself may not be executed.
         """
-        rebound = {name for name in self._seen if self._is_rebound(*name)}
-        changed = {module for module, _ in rebound}
+        rebound = {name for name in self._seen if self._binds(*name) > 1}
         parts: list[str] = []
         for each in statements:
             names = {(each.module.name, name) for name in each.unit.touched}
-            is_ordered = id(each.unit) in counting or not names.isdisjoint(rebound)
-            is_near = (counting or each.module.name in changed) and not each.unit.is_definition
+            placed = rebound if each.unit.is_definition else self._seen.keys()
             label = self.label(each.module)
-            if is_ordered or (is_near and not names.isdisjoint(self._seen)):
+            if id(each.unit) in counting or not names.isdisjoint(placed):
                 unit = counting.get(id(each.unit), each.unit)
                 parts.append(combine("statement", label, each.when, unit.digest))
             elif each.when != "always" and (runs := active & each.runs):
                 parts.append(combine("import", label, each.when, *sorted(runs)))
-        return parts
+        return parts if counting or rebound else []
 
     def _reach_named_modules(self) -> None:
         """Collect the modules that computed imports may import.
@@ -257,15 +255,11 @@ class DependencyWalk:
             return True
         return name in self._seen or name[0] in self._whole
 
-    def _is_rebound(self, module: str, name: str) -> bool:
-        """Return whether several statements bind or change a name, so that their order counts."""
-        found = self.finder.find(module)
-        return found is not None and self._binds(found, name) > 1
-
-    def _binds(self, module: Module, name: str) -> int:
+    def _binds(self, module: str, name: str) -> int:
         """Return the number of a module's statements that bind or change a name."""
-        is_read = module.kind == "own" and module.is_source
-        return len(self.finder.source(str(module.path)).binding(name)) if is_read else 0
+        found = self.finder.find(module)
+        is_read = found is not None and found.kind == "own" and found.is_source
+        return len(self.finder.source(str(found.path)).binding(name)) if found and is_read else 0
 
     def _follow(
         self, module: Module, scan: Scan, names: Iterable[str], is_object: bool = True
@@ -335,7 +329,7 @@ class DependencyWalk:
         If the module is used as an object, or lacks the name, collect all of it, and all modules
         below it.
         """
-        if attribute and self._binds(module, attribute):
+        if attribute and self._binds(module.name, attribute):
             self._passing(module, None)
             self._waiting.append((module, attribute, True))
             return
