@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vane_dagster.fingerprint.code_strings import (
-    evaluated,
     mark_hints,
     mark_texts,
+    read_names,
     syntax_tree,
 )
 from vane_dagster.fingerprint.decorators import detach_decorators
@@ -144,9 +144,9 @@ def tree_digest(nodes: Sequence[ast.AST]) -> str:
 def names_of(nodes: Sequence[ast.stmt], filename: str) -> frozenset[str]:
     """Return the module-level names that module-level statements read or rebind.
 
-    Reads by strings in them, which are evaluated at run time, are compiled at the end.
+    Reads by strings in them, made at run time, are compiled at the end.
     """
-    read = [ast.fix_missing_locations(item) for item in evaluated(nodes)]
+    read = [ast.fix_missing_locations(item) for item in read_names(nodes)]
     module = ast.Module(body=[*nodes, *read], type_ignores=[])
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
@@ -228,7 +228,6 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
             for item in marks["imports"] or ():
                 refs = import_refs(item, guarded)
                 imports += (dataclasses.replace(ref, bound="") for ref in refs)
-        stack += [(item, guarded) for item in marks.get("evaluated", ())]
         if "reads" in marks:
             _add_lookups(node, chains, imports)
         if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import keyword
 import re
-import warnings
 from collections.abc import Iterable, Iterator
 from itertools import filterfalse
 from typing import Any
@@ -173,10 +172,12 @@ def _mark_call(node: ast.Call, names: frozenset[str]) -> None:
         node.__dict__["imports"] = None if text is None else _statements(node, text, style)
         return
     called = {path.removeprefix("builtins.") for path in paths(node.func)}
-    if called & _EVALUATORS:
-        _mark_evaluated(node, names, (called & _EVALUATORS).pop())
-    elif called & _NAMESPACES and not node.args:
+    if called & _EVALUATORS or (called & _NAMESPACES and not node.args):
         node.__dict__["reads"] = names
+    if called & {"exec", "compile"} or (
+        called == {"eval"} and "import" in (_text(next(iter(node.args), None)) or "")
+    ):
+        node.__dict__["imports"] = None  # statements may import any module
 
 
 def hints(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
@@ -244,25 +245,6 @@ def _mark_item(node: ast.Subscript, names: frozenset[str]) -> None:
         node.__dict__["imports"] = None if text is None else _statements(node, text, "module")
 
 
-def _mark_evaluated(node: ast.Call, names: frozenset[str], function: str) -> None:
-    first = node.args[0] if node.args else None
-    text = _text(first)
-    tree = _parsed(text) if text is not None else None
-    if tree is not None:
-        mark_texts(tree)
-        node.__dict__["evaluated"] = tree.body
-        return
-    if isinstance(first, ast.Call) and "compile" in paths(first.func):
-        return
-    scope = node.args[1] if function != "compile" and len(node.args) > 1 else None
-    modes = [getattr(item, "value", None) for item in node.args[2:3]]
-    if function == "exec" or (function == "compile" and modes != ["eval"]):
-        # Statements may import any module.
-        node.__dict__["imports"] = None
-    elif not isinstance(scope, ast.Dict):
-        node.__dict__["reads"] = names
-
-
 def syntax_tree(source: bytes | str, mode: str = "exec") -> Any:
     """Parse source, again where CPython's parser fails.
 
@@ -274,21 +256,9 @@ def syntax_tree(source: bytes | str, mode: str = "exec") -> Any:
     return ast.parse(source, mode=mode)
 
 
-def _parsed(text: str) -> ast.Module | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            tree: ast.Module = syntax_tree(text.strip())
-            compile(tree, "<text>", "exec", dont_inherit=True)  # refuses `return`
-        except (SyntaxError, ValueError, RecursionError):
-            return None
-        return tree
-
-
-def evaluated(nodes: Iterable[ast.AST]) -> Iterator[ast.stmt]:
+def read_names(nodes: Iterable[ast.AST]) -> Iterator[ast.stmt]:
     """Yield statements that read the names that strings in the nodes read."""
     for statement in nodes:
         for node in ast.walk(statement):
-            yield from node.__dict__.get("evaluated", ())
             for name in sorted(node.__dict__.get("reads", ())):
                 yield ast.Expr(ast.Name(name, ast.Load()))
