@@ -13,7 +13,7 @@ import ast
 import builtins
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -167,8 +167,32 @@ class Reach:
         """Whether deriving a class from one of its classes may run code of the user's."""
         return any(map(_is_hooked, self._nodes()))
 
+    @cached_property
+    def harmless(self) -> frozenset[str]:
+        """The libraries of which the code only names functions, and those of them that read."""
+        nodes = [*self._nodes()]
+        read = {id(each.value) for each in nodes if type(each) is ast.Attribute and _is_read(each)}
+        given = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in read)
+        found = _PURE.difference(*map(paths, given))
+        chains = {".".join(chain) for unit in self.units[1:] for chain in unit.scan.chains}
+        texts = (text for text in chains if text.startswith("os.") and text != "os.environ")
+        return found | {"os"} if all(text.startswith(_READS) for text in texts) else found
+
+    def is_made(self, names: Set[str]) -> bool:
+        """Return whether one of some names stands for what a call made, and no class."""
+        kinds = (*ast_digest.Definition, ast.Import, ast.ImportFrom)
+        units = (unit for unit in self.units if unit.nodes)
+        return any(
+            not (isinstance(unit.nodes[-1], kinds) or names.isdisjoint(unit.bound))
+            for unit in units
+        )
+
     def _nodes(self) -> Iterator[ast.AST]:
         return (node for unit in self.units for each in unit.nodes for node in ast.walk(each))
+
+
+def _is_read(node: ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Load)
 
 
 def _is_hooked(node: ast.AST) -> bool:
@@ -215,18 +239,19 @@ class Effects:
         if "library" in effects.values():
             return nodes
         run = self._reach(module, unit, [each for node in nodes for each in _run(node)], False)
-        bases = [act.node for act in acts if act.kind == "base"]
-        is_hooked = run.has_hooks or any(map(_is_hooked, bases))
+        bases = [act for act in acts if act.kind == "base"]
+        ends = {path.rpartition(".")[2] for act in bases for path in paths(act.target)}
+        is_hooked = run.has_hooks or _is_hooked(unit.nodes[-1]) or run.is_made(ends)
         if len(bases) == len(acts) and not (self.lists_subclasses or is_hooked):
             return ()
         if any(act.is_bare for act in acts):
             known = _INERT
         elif run.has_code:
-            known = _INERT | _PURE
+            known = _INERT | (_PURE & run.harmless)
         elif any(act.kind == "decorating call" for act in acts):
-            known = _INERT | _VALUES | {"os"}
+            known = _INERT | _VALUES | (run.harmless & {"os"})
         else:
-            known = _INERT | _VALUES | _TABLES | {"os"}
+            known = _INERT | _VALUES | _TABLES | (run.harmless & {"os"})
         names = run.names
         if any(act.kind == "decorator" for act in acts):  # it may call what it gets
             names |= self._reach(module, unit, nodes, True).names
