@@ -428,8 +428,8 @@ DOCSTRINGS = [
         False,
     ),
     _docs(
-        "module of torch",
-        "import torch\nclass Net(torch.nn.Module):\n    DOC\n    @torch.no_grad()\n"
+        "class of a library",
+        "import click\nclass Net(click.Command):\n    DOC\n    @click.pass_context\n"
         "    def forward(self, x):\n        return x\ndef udf(b):\n    return Net()(b)\n",
         False,
     ),
