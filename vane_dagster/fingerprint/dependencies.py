@@ -266,9 +266,10 @@ class DependencyWalk:
     ) -> None:
         if scan.dynamic:
             error = CodeIdentityError(
-                f"{module.path}, line {scan.dynamic[0]}: a module is imported by a name that only "
-                f"a run knows, so the code's dependencies cannot be determined. Import it by a "
-                f"literal name, or give the stage `vd.Reuse(version=...)`."
+                f"{module.path}, line {scan.dynamic[0]}: code may import a module that no literal "
+                f"names, as `exec` and `compile` may, so the code's dependencies cannot be "
+                f"determined. Import it by a literal name, or give the stage "
+                f"`vd.Reuse(version=...)`."
             )
             if self._computed_imports is None:
                 raise error

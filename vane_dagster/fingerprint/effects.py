@@ -158,25 +158,17 @@ class Reach:
     units: Sequence[SymbolSource]
 
     @cached_property
-    def has_code(self) -> bool:
-        """Whether there is a function or class of the user's."""
-        return any(isinstance(node, (*_FUNCTIONS, ast.ClassDef)) for node in self._nodes())
-
-    @cached_property
-    def has_hooks(self) -> bool:
-        """Whether deriving a class from one of its classes may run code of the user's."""
-        return any(map(_is_hooked, self._nodes()))
+    def traits(self) -> frozenset[str]:
+        """The traits of the code."""
+        return frozenset[str]().union(*map(_traits_of, self.units))
 
     @cached_property
     def harmless(self) -> frozenset[str]:
         """The libraries of which the code only names functions, and those of them that read."""
-        nodes = [*self._nodes()]
-        read = {id(each.value) for each in nodes if type(each) is ast.Attribute and _is_read(each)}
-        given = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in read)
-        found = _PURE.difference(*map(paths, given))
         chains = {".".join(chain) for unit in self.units[1:] for chain in unit.scan.chains}
         texts = (text for text in chains if text.startswith("os.") and text != "os.environ")
-        return found | {"os"} if all(text.startswith(_READS) for text in texts) else found
+        reads = {"os"} if all(text.startswith(_READS) for text in texts) else set[str]()
+        return (_PURE - self.traits) | reads
 
     def is_made(self, names: Set[str]) -> bool:
         """Return whether one of some names stands for what a call made, and no class."""
@@ -187,8 +179,27 @@ class Reach:
             for unit in units
         )
 
-    def _nodes(self) -> Iterator[ast.AST]:
-        return (node for unit in self.units for each in unit.nodes for node in ast.walk(each))
+
+_CODE, _HOOK = "code", "hook"
+_traits: WeakKeyDictionary[SymbolSource, frozenset[str]] = WeakKeyDictionary()
+
+
+def _traits_of(unit: SymbolSource) -> frozenset[str]:
+    """Return whether statements hold code and hooks of classes, and the modules that they give on.
+
+    It is found once for each unit of a file.
+    """
+    if unit not in _traits:
+        nodes = [node for each in unit.nodes for node in ast.walk(each)]
+        read = {id(each.value) for each in nodes if type(each) is ast.Attribute and _is_read(each)}
+        given = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in read)
+        found = set[str]().union(*map(paths, given)) & _PURE
+        if any(isinstance(node, (*_FUNCTIONS, ast.ClassDef)) for node in nodes):
+            found.add(_CODE)
+        if any(map(_is_hooked, nodes)):
+            found.add(_HOOK)
+        _traits[unit] = frozenset(found)
+    return _traits[unit]
 
 
 def _is_read(node: ast.Attribute) -> bool:
@@ -228,7 +239,7 @@ class Effects:
         self._made: dict[Name, frozenset[str]] = {}
         self._reached: dict[tuple[int, bool], Reach] = {}
 
-    def counting(self, statement: Executed) -> Sequence[ast.AST]:
+    def counting(self, statement: Executed) -> Sequence[ast.stmt]:
         """Return what of a statement does something to what is used, or to a library."""
         module, unit = statement.module, statement.unit
         effects = {act: self._effect(module, act) for act in _acts_of(unit)}
@@ -241,12 +252,16 @@ class Effects:
         run = self._reach(module, unit, [each for node in nodes for each in _run(node)], False)
         bases = [act for act in acts if act.kind == "base"]
         ends = {path.rpartition(".")[2] for act in bases for path in paths(act.target)}
-        is_hooked = run.has_hooks or _is_hooked(unit.nodes[-1]) or run.is_made(ends)
-        if len(bases) == len(acts) and not (self.lists_subclasses or is_hooked):
+        if len(bases) == len(acts) and not (
+            self.lists_subclasses
+            or _HOOK in run.traits
+            or _is_hooked(unit.nodes[-1])
+            or run.is_made(ends)
+        ):
             return ()
         if any(act.is_bare for act in acts):
             known = _INERT
-        elif run.has_code:
+        elif _CODE in run.traits:
             known = _INERT | (_PURE & run.harmless)
         elif any(act.kind == "decorating call" for act in acts):
             known = _INERT | _VALUES | (run.harmless & {"os"})

@@ -281,6 +281,9 @@ class ObjectEncoder:
             unit = SymbolSource(source.path, [node])
             self._dependency_walk.unit(module, unit, unit.names if module.is_source else ())
             parts.append(unit.digest)
+            if not module.is_source and cls.__module__ in sys.modules:
+                scope = vars(sys.modules[cls.__module__])
+                parts += self._globals(unit.names - {cls.__name__}, scope, path)
         for name, member in _members(cls, written):
             try:
                 parts.append(combine(name, self._member(member, f"{path}.{name}")))
