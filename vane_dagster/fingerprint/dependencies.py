@@ -116,7 +116,8 @@ class DependencyWalk:
             if self._seen.get((module.name, name)) in (True, is_object):
                 continue
             self._seen[module.name, name] = is_object
-            is_passed = bool(units) and all(unit.is_import for unit in units)
+            binding = [unit for unit in units if unit.is_import or name in unit.bound]
+            is_passed = bool(binding) and all(unit.is_import for unit in binding)
             is_builtin = not units and hasattr(builtins, name)
             self._binding[module.name, name] = not (is_passed or is_builtin)
             if units:
