@@ -165,7 +165,8 @@ class Reach:
     @cached_property
     def harmless(self) -> frozenset[str]:
         """The libraries of which the code only names functions, and those of them that read."""
-        chains = {".".join(chain) for unit in self.units[1:] for chain in unit.scan.chains}
+        units = (unit for unit in self.units[1:] if unit.bound)  # others count by themselves
+        chains = {".".join(chain) for unit in units for chain in unit.scan.chains}
         texts = (text for text in chains if text.startswith("os.") and text != "os.environ")
         reads = {"os"} if all(text.startswith(_READS) for text in texts) else set[str]()
         return (_PURE - self.traits) | reads

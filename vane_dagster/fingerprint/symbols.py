@@ -47,7 +47,7 @@ class SymbolSource:
     @cached_property
     def bound(self) -> frozenset[str]:
         """The names that the last statement binds, not those that it only changes in place."""
-        return bound_names([self.nodes[-1]])
+        return bound_names(self.nodes[-1:])
 
     @property
     def is_import(self) -> bool:
