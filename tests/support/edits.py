@@ -19,13 +19,7 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        # None of these is from this folder yet, but a namespace package may extend to it.
-        self._before = {
-            name
-            for name, loaded in sys.modules.items()
-            if isinstance(module_attribute(loaded, "__file__"), str)
-            or module_attribute(loaded, "__path__") is None
-        }
+        self._others: set[str] = set()  # modules that are known to be none of this folder's
 
     def write(self, **files: str) -> None:
         for name, text in files.items():
@@ -41,11 +35,13 @@ class Project:
 
     def forget(self) -> None:
         """Forget every module of this folder, so that the next import reads it anew."""
-        for known in sys.modules.keys() - self._before:
+        for known in sys.modules.keys() - self._others:
             loaded = sys.modules[known]
-            places = [getattr(loaded, "__file__", None), *(module_folders(loaded) or ())]
-            if any(str(place).startswith(str(self.root)) for place in places):
+            file, folders = module_attribute(loaded, "__file__"), module_folders(loaded) or ()
+            if any(str(place).startswith(str(self.root)) for place in (file, *folders)):
                 del sys.modules[known]
+            elif isinstance(file, str) or not folders:  # a namespace package may extend to it
+                self._others.add(known)
         shutil.rmtree(self.root / "__pycache__", ignore_errors=True)
         # Of the folder alone: `importlib.invalidate_caches` goes through hundreds of others.
         for folder, finder in list(sys.path_importer_cache.items()):

@@ -33,13 +33,13 @@ _USES = {
     "dotted under another name": f"import helpers as h\n{_UDF}h.double(b)\n",
     "through a constant": f"import helpers\nF = [helpers.double]\n{_UDF}F[0](b)\n",
     "in a hint and a default": "import helpers\ndef udf(b, f=helpers.double):\n    return f(b)\n",
-    "in eval": f"import helpers\n{_UDF}eval('helpers.double(b)')\n",
 }  # fmt: skip
 for _name, _defs in _USES.items():
     _edit(_name, _defs)
     _edit(f"{_name}, another definition", _defs, False, "return -b")
 
 _WHOLE = {
+    "in eval": f"import helpers\n{_UDF}eval('helpers.double(b)')\n",
     "a module is passed on": f"import helpers\n{_UDF}run(helpers, b)\ndef run(m, b):\n    return m.other(b)\n",
     "a module in a container": f"import helpers\nM = {{'m': helpers}}\n{_UDF}M['m'].other(b)\n",
     "getattr of a computed name": f"import helpers\n{_UDF}getattr(helpers, 'oth' + 'er')(b)\n",

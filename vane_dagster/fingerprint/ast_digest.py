@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vane_dagster.fingerprint.code_strings import (
-    evaluated,
-    hints,
     mark_hints,
     mark_texts,
+    read_names,
     syntax_tree,
 )
 from vane_dagster.fingerprint.decorators import detach_decorators
@@ -142,57 +141,25 @@ def tree_digest(nodes: Sequence[ast.AST]) -> str:
     return combine("tree", dump(nodes))
 
 
-def names_of_function(code: types.CodeType, node: ast.AST) -> set[str]:
-    """Return the module-level names that a function reads, also in hints."""
-    texts = list(evaluated([node]))
-    named = {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
-    hinted = {
-        item.id for hint in hints([node]) for item in ast.walk(hint) if isinstance(item, ast.Name)
-    }
-    declared = {
-        name for item in ast.walk(node) if isinstance(item, ast.Global) for name in item.names
-    }
-    read = global_names(code) & (named | declared) | hinted
-    return read | global_names(compile_nodes(texts, "<text>"))
+def names_of(nodes: Sequence[ast.stmt], filename: str) -> frozenset[str]:
+    """Return the module-level names that module-level statements read or rebind.
 
-
-def compile_nodes(nodes: Sequence[ast.stmt], filename: str) -> types.CodeType:
-    """Compile module-level statements without running them.
-
-    Reads by strings in them, which are evaluated at run time, are compiled at the end.
+    Reads by strings in them, made at run time, are compiled at the end.
     """
-    read = [ast.fix_missing_locations(item) for item in evaluated(nodes)]
+    read = [ast.fix_missing_locations(item) for item in read_names(nodes)]
+    module = ast.Module(body=[*nodes, *read], type_ignores=[])
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
-        return _compiled([*nodes, *read], filename)
-    except SyntaxError:
-        return _compiled([*_bound(nodes), *read], filename)
-
-
-def _compiled(body: list[ast.stmt], filename: str) -> types.CodeType:
-    module = ast.Module(body=body, type_ignores=[])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        code: types.CodeType = compile(
-            module, filename, "exec", flags=flags, dont_inherit=True, optimize=0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return frozenset(global_names(compile(module, filename, "exec", flags, True, 0)))
+    except (RecursionError, SyntaxError):  # very many operators, or `nonlocal` of an outer function
+        return frozenset(
+            name
+            for node in ast.walk(module)
+            for name in (getattr(node, "id", None), *getattr(node, "names", ()))
+            if isinstance(name, str)
         )
-    return code
-
-
-def _bound(nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Wrap nodes that rebind variables of an enclosing function in a function that binds them."""
-    inner = [item for node in nodes for item in ast.walk(node) if isinstance(item, ast.Nonlocal)]
-    names = sorted({name for item in inner for name in item.names})
-    if not names:
-        return list(nodes)
-    targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names]
-    bound = ast.Assign(targets, ast.Constant(None))
-    around = syntax_tree("def around(): pass").body[0]
-    assert isinstance(around, ast.FunctionDef)
-    around.body = [bound, *nodes]
-    # Other code may read names of the module that are spelled the same.
-    read: list[ast.stmt] = [ast.Expr(ast.Name(name, ast.Load())) for name in names]
-    return [ast.fix_missing_locations(each) for each in (around, *read)]
 
 
 def global_names(code: types.CodeType) -> set[str]:
@@ -261,7 +228,6 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
             for item in marks["imports"] or ():
                 refs = import_refs(item, guarded)
                 imports += (dataclasses.replace(ref, bound="") for ref in refs)
-        stack += [(item, guarded) for item in marks.get("evaluated", ())]
         if "reads" in marks:
             _add_lookups(node, chains, imports)
         if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -17,8 +17,8 @@ from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.dependencies import FILE, DependencyWalk
-from vane_dagster.fingerprint.files import LocalFiles
-from vane_dagster.fingerprint.hashing import combine, file_digest
+from vane_dagster.fingerprint.files import LocalFiles, file_digests
+from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.modules import Finder, closure
 from vane_dagster.fingerprint.objects import ObjectEncoder
 from vane_dagster.types.callables import unwrapped
@@ -116,5 +116,5 @@ def worker_code_digest(
         return found.digest
     finder = Finder()
     modules = [finder.find(name) for name in found.modules]
-    texts = [file_digest(module.path) for module in modules if module and module.path]
-    return combine("files", found.digest, *texts)
+    paths = [module.path for module in modules if module and module.path]
+    return combine("files", found.digest, *file_digests(paths, found.parts[0][1], "its code"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import warnings
-from collections import Counter
+import keyword
+import re
 from collections.abc import Iterable, Iterator
+from itertools import filterfalse
 from typing import Any
 
 _PARSE_RETRIES = 3
@@ -64,22 +65,16 @@ def mark_texts(tree: ast.Module) -> None:
         if isinstance(node, ast.Name) and node.id in bindings:
             also = {node.id} if node.id in shadowed else set()
             node.__dict__["stands_for"] = frozenset(bindings[node.id] | also)
-    aliases = _aliases(nodes)
-    texts = _constant_texts(tree, nodes)
     names = shadowed | bindings.keys()
     called: set[int] = set()
-    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-    called_names = {item.id for item in calls if isinstance(item, ast.Name)}
     for node in nodes:
         if isinstance(node, ast.Call):
             called.update((id(node.func), id(getattr(node.func, "func", None))))
-            _mark_call(node, aliases, texts, names)
+            _mark_call(node, names)
         elif isinstance(node, ast.Dict):
             _mark_targets(node)
         elif isinstance(node, ast.Subscript):
             _mark_item(node, names)
-        elif isinstance(node, ast.Assign) and _alias(node) in called_names:
-            called.add(id(node.value))
     items = {id(node.value) for node in nodes if isinstance(node, ast.Subscript)}
     for node in nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and (
@@ -162,63 +157,27 @@ def _style(node: ast.AST) -> str | None:
     return None
 
 
-def _alias(node: ast.Assign) -> str | None:
-    """Return the alias in ``load = importlib.import_module``, or None."""
-    target = node.targets[0]
-    simple = len(node.targets) == 1 and isinstance(target, ast.Name)
-    if not simple or not isinstance(node.value, (ast.Name, ast.Attribute, ast.Call)):
-        return None
-    return target.id if isinstance(target, ast.Name) and _style(node.value) else None
-
-
-def _aliases(nodes: list[ast.AST]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for node in nodes:
-        name = _alias(node) if isinstance(node, ast.Assign) else None
-        if name is not None and isinstance(node, ast.Assign):
-            found[name] = _style(node.value) or ""
-    return found
-
-
-def _constant_texts(tree: ast.Module, nodes: list[ast.AST]) -> dict[str, str]:
-    """Map module-level names to their constant strings, except names that are bound again."""
-    stores = (n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
-    times = Counter([*stores, *(n.arg for n in nodes if isinstance(n, ast.arg))])
-    found: dict[str, str] = {}
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            names = [item.id for item in node.targets if isinstance(item, ast.Name)]
-            if isinstance(node.value.value, str):
-                found |= {name: node.value.value for name in names if times[name] == 1}
-    return found
-
-
-def _text(node: ast.AST | None, texts: dict[str, str]) -> str | None:
-    if isinstance(node, ast.Name):
-        return texts.get(node.id)
+def _text(node: ast.AST | None) -> str | None:
     value = getattr(node, "value", None) if isinstance(node, ast.Constant) else None
     return value if isinstance(value, str) else None
 
 
-def _mark_call(
-    node: ast.Call, aliases: dict[str, str], texts: dict[str, str], names: frozenset[str]
-) -> None:
+def _mark_call(node: ast.Call, names: frozenset[str]) -> None:
     style = _style(node.func)
-    if style is None and isinstance(node.func, ast.Name):
-        style = aliases.get(node.func.id)
     if style is not None:
-        first = node.args[0] if node.args else _keyword(node)
-        text = _text(first, texts)
+        text = _text(node.args[0] if node.args else _keyword(node))
         if text is not None and text.startswith("."):
             named = [item.value for item in node.keywords if item.arg == "package"]
-            text = "".join(_text(item, texts) or "" for item in (*node.args[1:2], *named)) + text
+            text = "".join(_text(item) or "" for item in (*node.args[1:2], *named)) + text
         node.__dict__["imports"] = None if text is None else _statements(node, text, style)
         return
     called = {path.removeprefix("builtins.") for path in paths(node.func)}
-    if called & _EVALUATORS:
-        _mark_evaluated(node, texts, names, (called & _EVALUATORS).pop())
-    elif called & _NAMESPACES and not node.args:
+    if called & _EVALUATORS or (called & _NAMESPACES and not node.args):
         node.__dict__["reads"] = names
+    if called & {"exec", "compile"} or (
+        called == {"eval"} and "import" in (_text(next(iter(node.args), None)) or "")
+    ):
+        node.__dict__["imports"] = None  # statements may import any module
 
 
 def hints(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
@@ -236,17 +195,12 @@ def hints(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
 
 
 def mark_hints(tree: ast.Module) -> None:
-    """Mark strings in type hints as evaluated: libraries read the names in them.
-
-    Strings that are not expressions, such as in ``Literal["return"]``, are only text.
-    """
+    """Mark strings in type hints with the words in them: libraries read the names."""
     for hint in hints([tree]):
         for node in ast.walk(hint):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                parsed = _parsed(node.value)
-                if parsed is not None and all(isinstance(each, ast.Expr) for each in parsed.body):
-                    mark_texts(parsed)
-                    node.__dict__["evaluated"] = parsed.body
+                words = re.findall(r"[^\W\d]\w*", node.value)
+                node.__dict__["reads"] = frozenset(filterfalse(keyword.iskeyword, words))
 
 
 def _keyword(node: ast.Call) -> ast.expr | None:
@@ -256,14 +210,11 @@ def _keyword(node: ast.Call) -> ast.expr | None:
 
 def _statements(node: ast.AST, text: str, style: str) -> list[ast.stmt] | None:
     level = len(text) - len(text.lstrip("."))
-    path = text[level:].replace(":", ".")
-    if style == "file" or not all(part.isidentifier() for part in path.split(".")):
+    parts = text[level:].replace(":", ".").split(".")
+    if style == "file" or not all(part.isidentifier() for part in parts):
         return None
-    if style == "module" or "." not in path:
-        if level:
-            return [_at(node, ast.ImportFrom(path, [ast.alias("*")], level))]
-        return [_at(node, ast.Import([ast.alias(path)]))]
-    parts = path.split(".")
+    if len(parts) == 1 and not level:
+        return [_at(node, ast.Import([ast.alias(text)]))]
     # `a.b.C.method`: names after a class are its attributes.
     classes = [index for index, part in enumerate(parts) if index and part[:1].isupper()]
     parts = parts[: classes[0] + 1] if classes else parts
@@ -290,29 +241,8 @@ def _mark_item(node: ast.Subscript, names: frozenset[str]) -> None:
     if isinstance(node.slice, ast.Name) and node.slice.id == "__name__":
         node.__dict__["reads"] = names
     else:
-        text = _text(node.slice, {})
+        text = _text(node.slice)
         node.__dict__["imports"] = None if text is None else _statements(node, text, "module")
-
-
-def _mark_evaluated(
-    node: ast.Call, texts: dict[str, str], names: frozenset[str], function: str
-) -> None:
-    first = node.args[0] if node.args else None
-    text = _text(first, texts)
-    tree = _parsed(text) if text is not None else None
-    if tree is not None:
-        mark_texts(tree)
-        node.__dict__["evaluated"] = tree.body
-        return
-    if isinstance(first, ast.Call) and "compile" in paths(first.func):
-        return
-    scope = node.args[1] if function != "compile" and len(node.args) > 1 else None
-    modes = [getattr(item, "value", None) for item in node.args[2:3]]
-    if function == "exec" or (function == "compile" and modes != ["eval"]):
-        # Statements may import any module.
-        node.__dict__["imports"] = None
-    elif not isinstance(scope, ast.Dict):
-        node.__dict__["reads"] = names
 
 
 def syntax_tree(source: bytes | str, mode: str = "exec") -> Any:
@@ -326,21 +256,9 @@ def syntax_tree(source: bytes | str, mode: str = "exec") -> Any:
     return ast.parse(source, mode=mode)
 
 
-def _parsed(text: str) -> ast.Module | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            tree: ast.Module = syntax_tree(text.strip())
-            compile(tree, "<text>", "exec", dont_inherit=True)  # refuses `return`
-        except (SyntaxError, ValueError, RecursionError):
-            return None
-        return tree
-
-
-def evaluated(nodes: Iterable[ast.AST]) -> Iterator[ast.stmt]:
+def read_names(nodes: Iterable[ast.AST]) -> Iterator[ast.stmt]:
     """Yield statements that read the names that strings in the nodes read."""
     for statement in nodes:
         for node in ast.walk(statement):
-            yield from node.__dict__.get("evaluated", ())
             for name in sorted(node.__dict__.get("reads", ())):
                 yield ast.Expr(ast.Name(name, ast.Load()))

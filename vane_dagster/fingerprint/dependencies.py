@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.ast_digest import ImportRef, Scan, as_statement
-from vane_dagster.fingerprint.bindings import binding_units
-from vane_dagster.fingerprint.effects import EVERY, Effects, Executed, executed, lists_subclasses
-from vane_dagster.fingerprint.files import LocalFiles
-from vane_dagster.fingerprint.hashing import combine, file_digest
+from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
+from vane_dagster.fingerprint.effects import (
+    EVERY,
+    Effects,
+    Executed,
+    Reach,
+    executed,
+    lists_subclasses,
+)
+from vane_dagster.fingerprint.files import LocalFiles, file_digests
+from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource
 
@@ -29,6 +37,7 @@ class DependencyWalk:
     Attributes:
         modules: The names of the reached modules.
         packages: The names of the reached installed packages.
+        libraries: The names of these and of modules of the standard library.
         imported: The names of the modules that importing them imports.
     """
 
@@ -37,12 +46,14 @@ class DependencyWalk:
         self._files = files or LocalFiles()
         self.modules: set[str] = set()
         self.packages: set[str] = set()
+        self.libraries: set[str] = set()
         self.imported: set[str] = set()
         self._own = own
         self._facts: dict[str, str] = {}
         self._waiting: deque[tuple[Module, str, bool]] = deque()
         # Whether the object counts that a name stands for, not only attributes of that module.
         self._seen: dict[tuple[str, str], bool] = {}
+        self._binding: dict[tuple[str, str], bool] = {}
         self._whole: set[str] = set()
         self._packages: set[str] = set()  # packages whose modules all count
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
@@ -100,11 +111,15 @@ class DependencyWalk:
     def _drain(self) -> None:
         while self._waiting:
             module, name, is_object = self._waiting.popleft()
-            units = binding_units(self.finder, module, name)
+            units = self.finder.source(str(module.path)).binding(name)
             is_object = is_object or len(units) != 1 or not units[0].is_import
             if self._seen.get((module.name, name)) in (True, is_object):
                 continue
             self._seen[module.name, name] = is_object
+            binding = [unit for unit in units if unit.is_import or name in unit.bound]
+            is_passed = bool(binding) and all(unit.is_import for unit in binding)
+            is_builtin = not units and hasattr(builtins, name)
+            self._binding[module.name, name] = not (is_passed or is_builtin)
             if units:
                 digest = combine("units", *(unit.digest for unit in units))
                 self._facts[f"{self.label(module)}.{name}".lstrip(_OWN_LABEL)] = digest
@@ -127,7 +142,7 @@ class DependencyWalk:
 
         They are hashed in the order of execution, with the statements that bind reached names.
         """
-        effects = Effects(self.finder, self._is_reached)
+        effects = Effects(self.finder, self._is_reached, self._reach_of)
         counting: dict[int, SymbolSource] = {}
         self._computed_imports, self._own_units = [], set(self._walked)
         active: set[str] = set()  # modules with statements that do something
@@ -143,12 +158,11 @@ class DependencyWalk:
                 nodes = () if id(unit) in counting else effects.counting(each)
                 if nodes:
                     active.add(each.module.name)
-                elif id(unit) not in counting and not active.isdisjoint(each.runs):
-                    nodes = unit.nodes[:-1] if unit.is_import else unit.nodes
+                elif not (id(unit) in counting or unit.is_import or active.isdisjoint(each.runs)):
+                    nodes = unit.nodes
                 if nodes:
                     if nodes is not unit.nodes:
-                        counted = [as_statement(node) for node in nodes]
-                        unit = SymbolSource(unit.path, counted, unit.position)
+                        unit = SymbolSource(unit.path, nodes, unit.position)
                     counting[id(each.unit)] = unit
                     self._own_units.discard(id(unit))
                     self._read_unit(each.module, unit)
@@ -166,29 +180,22 @@ class DependencyWalk:
     ) -> list[str]:
         """Return the digests of statements whose order counts, those between them sorted.
 
-        The order of statements that do something, or that bind a name again, counts, and which of
-        them come before a statement that gives a reached name its value. So does each import that
-        may run one of the active modules, if the import itself may not be executed.
+        The order counts of statements that do something, or that bind a name again, and of those
+        that give a reached name its value. So does each import that may run one of the active
+        modules, if the import itself may not be executed.
         """
-        rebound = {name for name in self._seen if self._is_rebound(*name)}
-        changed = {module for module, _ in rebound}
+        rebound = {name for name in self._seen if self._binds(*name) > 1}
         parts: list[str] = []
-        between: list[str] = []
         for each in statements:
             names = {(each.module.name, name) for name in each.unit.touched}
-            is_ordered = id(each.unit) in counting or not names.isdisjoint(rebound)
-            is_near = (counting or each.module.name in changed) and not each.unit.is_definition
+            placed = rebound if each.unit.is_definition else self._seen.keys()
             label = self.label(each.module)
-            if is_ordered or (is_near and not names.isdisjoint(self._seen)):
+            if id(each.unit) in counting or not names.isdisjoint(placed):
                 unit = counting.get(id(each.unit), each.unit)
-                between.append(combine("statement", label, each.when, unit.digest))
+                parts.append(combine("statement", label, each.when, unit.digest))
             elif each.when != "always" and (runs := active & each.runs):
-                between.append(combine("import", label, each.when, *sorted(runs)))
-                is_ordered = True
-            if is_ordered:
-                parts += [*sorted(between[:-1]), between[-1]]
-                between.clear()
-        return [*parts, *sorted(between)] if parts else []
+                parts.append(combine("import", label, each.when, *sorted(runs)))
+        return parts if counting or rebound else []
 
     def _reach_named_modules(self) -> None:
         """Collect the modules that computed imports may import.
@@ -233,35 +240,45 @@ class DependencyWalk:
                         found.setdefault(f"{FILE} {text}", set()).add(part)
         return {name: combine(FILE, *sorted(parts)) for name, parts in found.items()}
 
+    def _reach_of(self, module: Module, nodes: Sequence[ast.stmt]) -> Reach:
+        """Return what statements of a module name."""
+        walk = DependencyWalk(self.finder, self._own, self._files)
+        walk._computed_imports = []
+        unit = SymbolSource(str(module.path), nodes)
+        with contextlib.suppress(CodeIdentityError):  # importing it fails
+            walk.unit(module, unit, unit.names)
+        names = {name for name, binds in walk._binding.items() if binds}
+        names |= {(each, EVERY) for each in walk._whole}
+        return Reach(frozenset(names), frozenset(walk.libraries), walk.units)
+
     def _is_reached(self, name: tuple[str, str]) -> bool:
         if name[1] == EVERY and any(module == name[0] for module, _ in self._seen):
             return True
         return name in self._seen or name[0] in self._whole
 
-    def _is_rebound(self, module: str, name: str) -> bool:
-        """Return whether several statements bind or change a name, so that their order counts."""
-        found = self.finder.find(module)
-        return found is not None and self._binds(found, name) > 1
-
-    def _binds(self, module: Module, name: str) -> int:
+    def _binds(self, module: str, name: str) -> int:
         """Return the number of a module's statements that bind or change a name."""
-        is_read = module.kind == "own" and module.is_source
-        return len(binding_units(self.finder, module, name)) if is_read else 0
+        found = self.finder.find(module)
+        is_read = found is not None and found.kind == "own" and found.is_source
+        return len(self.finder.source(str(found.path)).binding(name)) if found and is_read else 0
 
     def _follow(
         self, module: Module, scan: Scan, names: Iterable[str], is_object: bool = True
     ) -> None:
         if scan.dynamic:
             error = CodeIdentityError(
-                f"{module.path}, line {scan.dynamic[0]}: a module is imported by a name that only "
-                f"a run knows, so the code's dependencies cannot be determined. Import it by a "
-                f"literal name, or give the stage `vd.Reuse(version=...)`."
+                f"{module.path}, line {scan.dynamic[0]}: code may import a module that no literal "
+                f"names, as `exec` and `compile` may, so the code's dependencies cannot be "
+                f"determined. Import it by a literal name, or give the stage "
+                f"`vd.Reuse(version=...)`."
             )
             if self._computed_imports is None:
                 raise error
             self._computed_imports.append((module, error))
         for ref in scan.imports:
             targets = list(self.finder.targets(module, ref))
+            if all(target.module is None for target in targets):
+                self.libraries.add(ref.module.partition(".")[0])
             for target in targets:
                 self._target(module, target, ref, is_object)
             if ref.guarded:  # an error in what it runs decides what else runs
@@ -314,7 +331,7 @@ class DependencyWalk:
         If the module is used as an object, or lacks the name, collect all of it, and all modules
         below it.
         """
-        if attribute and self._binds(module, attribute):
+        if attribute and self._binds(module.name, attribute):
             self._passing(module, None)
             self._waiting.append((module, attribute, True))
             return
@@ -333,7 +350,8 @@ class DependencyWalk:
         if module.path is None:
             return
         if not module.is_source:
-            self._facts[f"module {module.label}"] = file_digest(module.path)
+            (digest,) = file_digests([module.path], module.path, module.name)
+            self._facts[f"module {module.label}"] = digest
             return
         unit = self.finder.source(module.path).whole
         self._facts[f"module {module.label}"] = unit.digest

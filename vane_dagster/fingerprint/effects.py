@@ -2,9 +2,9 @@
 
 A statement does something if it calls, stores into an object, applies a decorator of the user's,
 or derives a class from one whose code runs then. Imports, definitions and constants do nothing, nor
-do declarations of dagster and vane_dagster, logging and warnings. It counts if what it names,
-directly or through others, is what the stage uses, or changes a library by a bare call or a store.
-Nothing is run, and nothing is known of what a call does.
+do declarations of dagster and vane_dagster, logging and warnings. It counts if it names, directly
+or through others, what the stage uses or a library, other than those of which an assigned call only
+makes values. Nothing is run, and nothing is known of what a call does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ast
 import builtins
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -21,12 +21,10 @@ from weakref import WeakKeyDictionary
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
-from vane_dagster.fingerprint.ast_digest import Scan
-from vane_dagster.fingerprint.bindings import binding_units
 from vane_dagster.fingerprint.code_strings import Imported, paths
 from vane_dagster.fingerprint.decorators import is_lazy
-from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module, absolute
-from vane_dagster.fingerprint.symbols import SymbolSource, bound_names
+from vane_dagster.fingerprint.modules import Finder, Module
+from vane_dagster.fingerprint.symbols import SymbolSource
 
 EVERY = "*"
 """Stands for all names of a module."""
@@ -38,12 +36,12 @@ _VALUES = frozenset({
     "zoneinfo",
 })  # fmt: skip
 """Libraries whose results are all that a call leaves behind, if they are used."""
+_PURE = frozenset({"dataclasses", "functools", "itertools", "typing", "typing_extensions"})
+"""Libraries that the user's code that an assigned call runs does not change."""
 _READS = ("os.environ.get", "os.getenv", "os.path.", "os.getcwd", "os.cpu_count", "os.fspath")
 """Functions of other libraries that only return something."""
 _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
 """The same, except for their decorators, which register."""
-_CHANGING = frozenset({"delattr", "getattr", "map", "setattr"})
-"""Builtins that may change a library that they get."""
 _BUILTINS = frozenset(dir(builtins))
 _CALLING = frozenset({
     "delattr", "filter", "iter", "map", "max", "min", "next", "setattr", "sorted", "sum", "type",
@@ -126,9 +124,8 @@ def executed(finder: Finder, roots: Iterable[str], others: Iterable[str] = ()) -
                 if each not in runs and known.get(each) != "always":
                     runs.add(each)
                     waiting += [inner for _, below in imports(each) for inner in below]
-            is_plain = unit.is_import and len(unit.nodes) == 1
             for each in names:
-                run(each, "perhaps" if when == "always" and not is_plain else when)
+                run(each, "perhaps" if when == "always" and not unit.is_import else when)
             found.append(Executed(module, unit, frozenset(runs), when))
 
     for root in roots:
@@ -146,6 +143,85 @@ def lists_subclasses(finder: Finder, statements: Iterable[Executed]) -> bool:
     return any(b"__subclasses__" in finder.source(path).text for path in paths)
 
 
+@dataclass(frozen=True)
+class Reach:
+    """What statements name, directly or through others.
+
+    Attributes:
+        names: The names in the user's files, except those that only stand for others.
+        libraries: The modules of libraries.
+        units: The code, with the statements themselves.
+    """
+
+    names: frozenset[Name]
+    libraries: frozenset[str]
+    units: Sequence[SymbolSource]
+
+    @cached_property
+    def traits(self) -> frozenset[str]:
+        """The traits of the code."""
+        return frozenset[str]().union(*map(_traits_of, self.units))
+
+    @cached_property
+    def harmless(self) -> frozenset[str]:
+        """The libraries of which the code only names functions, and those of them that read."""
+        units = (unit for unit in self.units[1:] if unit.bound)  # others count by themselves
+        chains = {".".join(chain) for unit in units for chain in unit.scan.chains}
+        texts = (text for text in chains if text.startswith("os.") and text != "os.environ")
+        reads = {"os"} if all(text.startswith(_READS) for text in texts) else set[str]()
+        return (_PURE - self.traits) | reads
+
+    def is_made(self, names: Set[str]) -> bool:
+        """Return whether one of some names stands for what a call made, and no class."""
+        kinds = (*ast_digest.Definition, ast.Import, ast.ImportFrom)
+        units = (unit for unit in self.units if unit.nodes)
+        return any(
+            not (isinstance(unit.nodes[-1], kinds) or names.isdisjoint(unit.bound))
+            for unit in units
+        )
+
+
+_CODE, _HOOK = "code", "hook"
+_traits: WeakKeyDictionary[SymbolSource, frozenset[str]] = WeakKeyDictionary()
+
+
+def _traits_of(unit: SymbolSource) -> frozenset[str]:
+    """Return whether statements hold code and hooks of classes, and the modules that they give on.
+
+    It is found once for each unit of a file.
+    """
+    if unit not in _traits:
+        nodes = [node for each in unit.nodes for node in ast.walk(each)]
+        read = {id(each.value) for each in nodes if type(each) is ast.Attribute and _is_read(each)}
+        given = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in read)
+        found = set[str]().union(*map(paths, given)) & _PURE
+        if any(isinstance(node, (*_FUNCTIONS, ast.ClassDef)) for node in nodes):
+            found.add(_CODE)
+        if any(map(_is_hooked, nodes)):
+            found.add(_HOOK)
+        _traits[unit] = frozenset(found)
+    return _traits[unit]
+
+
+def _is_read(node: ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Load)
+
+
+def _is_hooked(node: ast.AST) -> bool:
+    """Return whether a node names a hook, or is a class with a metaclass."""
+    if any(getattr(node, key, None) in _CLASS_HOOKS for key in ("name", "id", "attr", "value")):
+        return True
+    of_class = (None, "metaclass") if isinstance(node, ast.ClassDef) else ("metaclass",)
+    kinds = [each.value for each in getattr(node, "keywords", ()) if each.arg in of_class]
+    ends = [
+        path.rpartition(".")[2].lower()
+        for each in getattr(node, "bases", ())
+        for path in paths(each)
+    ]
+    is_meta = any(end == "type" or end.endswith(_METACLASSES) for end in ends)
+    return is_meta or any(paths(kind) != {"abc.ABCMeta"} for kind in kinds)
+
+
 class Effects:
     """Tells which statements count.
 
@@ -153,149 +229,72 @@ class Effects:
         lists_subclasses: Whether each class that is derived may be found by its base.
     """
 
-    def __init__(self, finder: Finder, is_used: Callable[[Name], bool]) -> None:
-        self._finder, self._is_used = finder, is_used
+    def __init__(
+        self,
+        finder: Finder,
+        is_used: Callable[[Name], bool],
+        reach: Callable[[Module, Sequence[ast.stmt]], Reach],
+    ) -> None:
+        self._finder, self._is_used, self._find_reach = finder, is_used, reach
         self.lists_subclasses = False
-        self._hooked: dict[Name, bool] = {}
         self._made: dict[Name, frozenset[str]] = {}
-        self._uses_library = functools.cache(self._find_uses)
-        self._step = functools.cache(self._find_step)
+        self._reached: dict[tuple[int, bool], Reach] = {}
 
-    def counting(self, statement: Executed) -> Sequence[ast.AST]:
+    def counting(self, statement: Executed) -> Sequence[ast.stmt]:
         """Return what of a statement does something to what is used, or to a library."""
-        module, nodes = statement.module, statement.unit.nodes
-        acts = [act for act in _acts_of(statement.unit) if self._effect(module, act) != "nothing"]
-        if not any(self._matters(module, act) for act in acts):
+        module, unit = statement.module, statement.unit
+        effects = {act: self._effect(module, act) for act in _acts_of(unit)}
+        acts = [act for act, effect in effects.items() if effect != "nothing"]
+        if not acts:
             return ()
-        call = getattr(nodes[-1], "value", None)
-        if isinstance(call, ast.Call) and self._is_declaration(module, nodes[-1], call):
-            given = [*call.args, *(keyword.value for keyword in call.keywords)]
-            inner = {id(act.node) for act in acts}
-            parts = [part for part in given if any(id(node) in inner for node in ast.walk(part))]
-            return [*nodes[:-1], *parts] if parts else nodes
-        return nodes
+        nodes = self._acting(module, unit, acts)
+        if "library" in effects.values():
+            return nodes
+        run = self._reach(module, unit, [each for node in nodes for each in _run(node)], False)
+        bases = [act for act in acts if act.kind == "base"]
+        ends = {path.rpartition(".")[2] for act in bases for path in paths(act.target)}
+        if len(bases) == len(acts) and not (
+            self.lists_subclasses
+            or _HOOK in run.traits
+            or _is_hooked(unit.nodes[-1])
+            or run.is_made(ends)
+        ):
+            return ()
+        if any(act.is_bare for act in acts):
+            known = _INERT
+        elif _CODE in run.traits:
+            known = _INERT | (_PURE & run.harmless)
+        elif any(act.kind == "decorating call" for act in acts):
+            known = _INERT | _VALUES | (run.harmless & {"os"})
+        else:
+            known = _INERT | _VALUES | _TABLES | (run.harmless & {"os"})
+        names = run.names
+        if any(act.kind == "decorator" for act in acts):  # it may call what it gets
+            names |= self._reach(module, unit, nodes, True).names
+        return nodes if not run.libraries <= known or any(map(self._is_used, names)) else ()
 
-    def _is_declaration(self, module: Module, statement: ast.stmt, call: ast.Call) -> bool:
-        """Return whether a statement only binds what dagster or vane_dagster makes."""
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        if any(not isinstance(target, ast.Name) for target in targets):
-            return False
-        tops = self._origins_of(module.name, call)
-        return bool(tops) and tops <= _INERT
+    def _reach(
+        self, module: Module, unit: SymbolSource, nodes: Sequence[ast.stmt], is_whole: bool
+    ) -> Reach:
+        key = (id(unit), is_whole)
+        if key not in self._reached:
+            self._reached[key] = self._find_reach(module, nodes)
+        return self._reached[key]
 
-    def _matters(self, module: Module, act: _Act) -> bool:
-        if act.kind == "base" and not self.lists_subclasses:
-            assert isinstance(act.node, ast.ClassDef)
-            if not self._has_hook(module, act.node):
-                return False
-        if self._effect(module, act) == "library" or self._changes(module, act):
-            return True
-        if any(map(self._is_used, self._reached(module, act.parts))):
-            return True
-        # What a decorator does is known by its own code, and not by the function that it gets.
-        parts = act.parts[:1] if act.kind == "decorator" else act.parts
-        is_bare = act.kind in ("bare call", "store")
-        return any(self._uses_library(name, is_bare) for name in self._reached(module, parts))
-
-    def _has_hook(self, module: Module, node: ast.ClassDef) -> bool:
-        """Return whether a class statement may run code of the user's that its bases have."""
-        kinds = [each.value for each in node.keywords if each.arg in (None, "metaclass")]
-        return any(paths(kind) != {"abc.ABCMeta"} for kind in kinds) or any(
-            self._is_hook(module, base) for base in node.bases
-        )
-
-    def _is_hook(self, module: Module, base: ast.AST) -> bool:
-        """Return whether deriving a class from a base may run code of the user's."""
-        while isinstance(base, ast.Subscript):
-            base = base.value
-        if not isinstance(base, (ast.Name, ast.Attribute)):
-            return not self._is_of_libraries(module, base)
-        return any(self._is_hooked(module, path) for path in paths(base))
-
-    def _is_hooked(self, module: Module, path: str) -> bool:
-        base, _, last = (absolute(module, path) or "").rpartition(".")
-        name = (base, last) if isinstance(path, Imported) and base else (module.name, path)
-        if name not in self._hooked:
-            self._hooked[name] = False  # in a circle
-            self._hooked[name] = self._find_hook(*name)
-        return self._hooked[name]
-
-    def _find_hook(self, module: str, name: str) -> bool:
-        where = self._finder.find(module)
-        units = self._units(where, name) if where is not None else []
-        if where is None or not units:
-            is_known = not self._is_own(module) or name in _BUILTINS
-            return not is_known or name == "type" or name.lower().endswith(_METACLASSES)
-        for unit in units:
-            node = unit.nodes[-1]
-            if unit.is_import:
-                for ref in unit.scan.imports:
-                    base = "." * ref.level + ref.module + "." * bool(ref.module)
-                    taken = name if ref.name == "*" else ref.name
-                    if taken is None or self._is_hooked(where, Imported(base + taken)):
-                        return True
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                if self._is_hook(where, node.value):
-                    return True
-            elif (
-                not isinstance(node, ast.ClassDef)
-                or not _CLASS_HOOKS.isdisjoint(bound_names([node]))
-                or not all(self._is_of_libraries(where, each) for each in node.decorator_list)
-                or self._has_hook(where, node)
-            ):
-                return True
-        return False
-
-    def _is_of_libraries(self, module: Module, node: ast.AST) -> bool:
-        """Return whether all names in an expression stand for what libraries have or make."""
-        for each in ast.walk(node):
-            for path in paths(each) if isinstance(each, ast.Name) else ():
-                is_imported = isinstance(path, Imported)
-                found = {path} if is_imported else self._origins((module.name, path))
-                if any(map(self._is_own, found)) or not (found or path in _BUILTINS):
-                    return False
-        return True
-
-    def _changes(self, module: Module, act: _Act, is_inside: bool = False) -> bool:
-        """Return whether an act may change a library that it names."""
-        changing = any(root in _CHANGING for root, _ in act.roots)
-        if not (changing or act.kind in ("bare call", "store", "decorating call")):
-            return False
-        is_inside |= act.kind == "decorating call"
-        known = _INERT | _VALUES if is_inside and act.kind != "store" else _INERT
-        parts = act.parts[:1] if is_inside and not changing else act.parts
-        nodes = (node for part in parts for node in ast.walk(part))
-        return any(not self._libraries(module, node) <= known for node in nodes)
-
-    def _reached(self, module: Module, parts: Sequence[ast.AST]) -> Iterator[Name]:
-        """Yield the names that code names, directly or through others."""
-        nodes = [*_without_reads(parts)]
-        names = {node.id for node in nodes if isinstance(node, ast.Name)}
-        names = names.union(*(node.__dict__.get("reads", ()) for node in nodes))
-        return self._closure(self._named(module, names, ast_digest.scan(parts)))
-
-    def _libraries(self, module: Module, node: ast.AST) -> frozenset[str]:
-        """Return the libraries that a name stands for, directly or through own modules."""
-        found: set[str] = set()
-        for path in paths(node) if isinstance(node, (ast.Attribute, ast.Name)) else ():
-            if isinstance(path, Imported) and self._is_own(path):
-                base, _, name = (absolute(module, path) or "").rpartition(".")
-                origins = self._origins((base, name)) if base else ()
-                found.update(each for each in origins if not self._is_own(each))
-            elif isinstance(path, Imported):
-                found.add(path.partition(".")[0])
-        return frozenset(found)
-
-    def _find_uses(self, name: Name, is_bare: bool) -> bool:
-        """Return whether the code of a name uses a library, which it may change."""
-        module = self._finder.find(name[0])
-        known = _INERT if is_bare else _INERT | _VALUES | _TABLES
-        return module is not None and any(
-            any(not self._libraries(module, node) <= known for node in _without_reads(unit.nodes))
-            or any(self._changes(module, act, is_inside=True) for act in _acts_of(unit, deep=True))
-            for unit in self._units(module, name[1])
-            if not unit.is_import
-        )
+    def _acting(
+        self, module: Module, unit: SymbolSource, acts: Sequence[_Act]
+    ) -> Sequence[ast.stmt]:
+        """Return a statement; of a declaration of dagster or vane_dagster, arguments that act."""
+        call = getattr(unit.nodes[-1], "value", None)
+        targets = getattr(unit.nodes[-1], "targets", ())
+        tops = self._origins_of(module.name, call) if isinstance(call, ast.Call) else frozenset()
+        is_plain = all(isinstance(target, ast.Name) for target in targets)
+        if not (isinstance(call, ast.Call) and is_plain and tops and tops <= _INERT):
+            return unit.nodes
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        inner = {id(act.node) for act in acts}
+        parts = [part for part in given if any(id(node) in inner for node in ast.walk(part))]
+        return [*map(ast_digest.as_statement, parts)] if parts else unit.nodes
 
     def _effect(self, module: Module, act: _Act) -> Effect:
         """Return what an act may change."""
@@ -318,10 +317,8 @@ class Effects:
             is_read = act.kind != "store" and all(path.startswith(_READS) for path in direct)
             if direct and (is_read or act.kind == "decorator"):
                 return "nothing"
-            known = _VALUES if act.kind == "decorating call" else _VALUES | _TABLES
-            # `made`: an object, or another name of a library.
-            is_quiet = bool(made) or act.kind in ("call", "decorating call")
-            return "own" if is_quiet and tops <= known else "library"
+            quiet = {"call": _VALUES | _TABLES, "decorating call": _VALUES}
+            return "own" if tops <= quiet.get(act.kind, frozenset()) else "library"
         if module.is_source and root in self._finder.source(str(module.path)).bound:
             is_lazy_class = any(is_lazy(unit.nodes[-1]) for unit in self._units(module, root))
             is_construction = isinstance(act.target, ast.Name) and act.kind == "call"
@@ -347,7 +344,12 @@ class Effects:
             assert module is not None
             node = unit.nodes[-1]
             if unit.is_import:
-                targets = [each for each in self._imports(module, unit.scan) if each.attribute]
+                targets = [
+                    each
+                    for ref in unit.scan.imports
+                    for each in self._finder.targets(module, ref)
+                    if each.attribute
+                ]
                 inner = [self._origins((each.name, str(each.attribute))) for each in targets]
                 tops = {ref.module.partition(".")[0] for ref in unit.scan.imports if not ref.level}
                 inner += [frozenset({top}) for top in tops if not self._is_own(top)]
@@ -376,67 +378,24 @@ class Effects:
         module = self._finder.find(path.partition(".")[0])
         return module is not None and module.kind == "own"
 
-    def _closure(self, start: Iterable[Name]) -> Iterator[Name]:
-        """Yield names, and those that they name, directly or through others."""
-        waiting, seen = list(start), set()
-        while waiting:
-            name = waiting.pop()
-            if name not in seen:
-                seen.add(name)
-                is_import, names = self._step(name)
-                if not is_import:
-                    yield name
-                waiting += names
-
-    def _find_step(self, name: Name) -> tuple[bool, Sequence[Name]]:
-        """Return whether a name only stands for others, and the names that its code names."""
-        module = self._finder.find(name[0])
-        if module is None or module.kind != "own":
-            return True, ()
-        if not module.is_source:
-            return False, ()
-        source = self._finder.source(str(module.path))
-        if name[1] == EVERY:
-            names = [(module.name, each) for each in source.units]
-            return False, [*names, *self._named(module, (), source.whole.scan, True)]
-        units = self._units(module, name[1])
-        found: list[Name] = []
-        for unit in units:
-            is_run = isinstance(unit.nodes[-1], ast_digest.Definition)
-            found += self._named(module, unit.names, unit.scan, is_run)
-        is_known = bool(units) or name[1] in _BUILTINS
-        return is_known and all(unit.is_import for unit in units), found
-
-    def _named(
-        self, module: Module, names: Iterable[str], scan: Scan, is_run: bool = False
-    ) -> list[Name]:
-        """Return the names of own modules that code names."""
-        found = [(module.name, name) for name in names]
-        refs = list(scan.imports)
-        if module.is_source:
-            source = self._finder.source(str(module.path))
-            refs += [ref for name in sorted(names) for ref in source.import_refs(name)]
-        targets = [*self._imports(module, scan, is_run)]
-        targets += self._finder.attribute_targets(module, scan, refs)
-        for target in targets:
-            if target.module is None or target.role != "whole":
-                continue
-            if target.attribute is not None:
-                found.append((target.name, target.attribute))
-            if target.attribute is None or not self._units(target.module, target.attribute):
-                found.append((target.name, EVERY))
-        return found
-
-    def _imports(self, module: Module, scan: Scan, is_run: bool = False) -> Iterator[ImportTarget]:
-        for ref in scan.imports:
-            if ref.name is None and ref.bound and not is_run:
-                continue  # `import a.b`: the names that are used of it are dotted names
-            yield from self._finder.targets(module, ref)
-
     def _units(self, module: Module, name: str) -> list[SymbolSource]:
         if module.kind != "own" or not module.is_source:
             return []
-        return binding_units(self._finder, module, name)
+        return self._finder.source(str(module.path)).binding(name)
+
+
+def _run(node: ast.AST) -> Iterator[ast.stmt]:
+    """Yield what a statement executes: of a definition the decorators, bases and defaults."""
+    if not isinstance(node, ast_digest.Definition):
+        yield ast_digest.as_statement(node)
+        return
+    yield from map(ast_digest.as_statement, node.decorator_list)
+    if isinstance(node, ast.ClassDef):
+        given = [*node.bases, *(each.value for each in node.keywords)]
+        yield from itertools.chain.from_iterable(map(_run, node.body))
+    else:
+        given = [each for each in (*node.args.defaults, *node.args.kw_defaults) if each]
+    yield from map(ast_digest.as_statement, given)
 
 
 ActKind = Literal["call", "bare call", "store", "decorator", "decorating call", "base"]
@@ -450,13 +409,18 @@ class _Act:
         kind: What it is. A bare call is one whose result is not used.
         node: The node that it consists of.
         target: The called or changed expression.
-        parts: The expressions that it involves, `target` first.
     """
 
     kind: ActKind
     node: ast.AST
     target: ast.AST
-    parts: tuple[ast.AST, ...]
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it may change what it gets: its result is not used, or a builtin calls."""
+        return self.kind in ("bare call", "store") or any(
+            root in _CALLING or root == "getattr" for root, _ in self.roots
+        )
 
     @cached_property
     def roots(self) -> tuple[tuple[str, frozenset[str]], ...]:
@@ -481,21 +445,20 @@ def _paths(node: ast.AST) -> frozenset[str]:
     return paths(node)
 
 
-_found: WeakKeyDictionary[SymbolSource, dict[bool, tuple[_Act, ...]]] = WeakKeyDictionary()
+_found: WeakKeyDictionary[SymbolSource, tuple[_Act, ...]] = WeakKeyDictionary()
 
 
-def _acts_of(unit: SymbolSource, deep: bool = False) -> tuple[_Act, ...]:
-    """Return what statements do, see `_acts`; found once for each unit of a file."""
-    known = _found.setdefault(unit, {})
-    if deep not in known:
-        known[deep] = tuple(_acts(unit.nodes, deep))
-    return known[deep]
+def _acts_of(unit: SymbolSource) -> tuple[_Act, ...]:
+    """Return what a statement does, see `_acts`; found once for each unit of a file."""
+    if unit not in _found:
+        _found[unit] = tuple(_acts(unit.nodes[-1]))
+    return _found[unit]
 
 
-def _acts(nodes: Iterable[ast.AST], deep: bool) -> Iterator[_Act]:
-    """Yield what statements do when they are executed."""
+def _acts(statement: ast.stmt) -> Iterator[_Act]:
+    """Yield what a statement does when it is executed."""
     kinds: dict[int, ActKind] = {}
-    waiting = list(nodes)
+    waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Expr):
@@ -508,39 +471,26 @@ def _acts(nodes: Iterable[ast.AST], deep: bool) -> Iterator[_Act]:
         elif isinstance(node, ast.withitem):
             kinds[id(node.context_expr)] = "bare call"
             if not isinstance(node.context_expr, ast.Call):
-                yield _Act("bare call", node, node.context_expr, (node.context_expr,))
+                yield _Act("bare call", node, node.context_expr)
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            yield _Act("store", node, node.target, (node.target, node.value))
+            yield _Act("store", node, node.target)
         elif isinstance(node, ast.Call):
-            parts = (node.func, *node.args, *(item.value for item in node.keywords))
-            yield _Act(kinds.get(id(node), "call"), node, node.func, parts)
+            yield _Act(kinds.get(id(node), "call"), node, node.func)
         elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(
             node.ctx, ast.Load
         ):
-            yield _Act("store", node, node, (node,))
+            yield _Act("store", node, node)
         if isinstance(node, ast_digest.Definition):
             for decorator in node.decorator_list:
                 kinds[id(decorator)] = "decorating call"
                 function = decorator.func if isinstance(decorator, ast.Call) else decorator
-                yield _Act("decorator", node, function, (function, node))
+                yield _Act("decorator", node, function)
         if isinstance(node, ast.ClassDef):
             for base in (*node.bases, *(item.value for item in node.keywords)):
-                yield _Act("base", node, base, (base,))
-        if isinstance(node, _FUNCTIONS) and not deep:
+                yield _Act("base", node, base)
+        if isinstance(node, _FUNCTIONS):
             waiting += node.args.defaults
             waiting += [each for each in node.args.kw_defaults if each is not None]
             waiting += getattr(node, "decorator_list", ())
         else:
             waiting += ast.iter_child_nodes(node)
-
-
-def _without_reads(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the nodes below some, without functions of libraries that only return something."""
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        is_loaded = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-        if is_loaded and any(path.startswith(_READS) for path in paths(node)):
-            continue
-        yield node
-        waiting += ast.iter_child_nodes(node)

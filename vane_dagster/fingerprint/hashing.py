@@ -12,7 +12,6 @@ T = TypeVar("T")
 
 # A file written more recently than this can change again without a new time stamp.
 _CLOCK_GRAIN_NS = 100_000_000
-_BLOCK = 1 << 20
 
 
 def combine(tag: str, *parts: str | bytes) -> str:
@@ -54,19 +53,3 @@ class FileCache(Generic[T]):
         if settled:
             self._held[path] = (signature, value)
         return value
-
-
-def _hash_file(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-_files = FileCache(_hash_file)
-
-
-def file_digest(path: str) -> str:
-    """Return the sha256 of a file's content, cached by its path, size, time and inode."""
-    return _files.get(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import importlib.machinery
@@ -192,30 +191,6 @@ class Finder:
         folders = (found.search or ()) if found is not None else ()
         return [item for folder in folders for item in submodules(folder, name)]
 
-    def starred(self, module: Module) -> list[Module]:
-        """Return the submodules that ``from package import *`` imports, according to `__all__`.
-
-        With a computed `__all__`, any submodule may be imported.
-        """
-        if module.search is None or not module.is_source or module.kind != "own":
-            return []
-        nodes = [
-            node
-            for unit in self.source(str(module.path)).units.get("__all__", ())
-            for node in ast.walk(unit.nodes[-1])
-        ]
-        is_computed = any(isinstance(node, (ast.Call, ast.comprehension)) for node in nodes)
-        texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
-        inner = [self.find(name) for name in (self.below(module.name) if nodes else ())]
-        depth = module.name.count(".") + 1
-        return [
-            item
-            for item in inner
-            if item is not None
-            and item.name.count(".") == depth
-            and (is_computed or item.name.rpartition(".")[2] in texts)
-        ]
-
     def chain(self, name: str) -> Iterator[tuple[str, Module | None]]:
         """Yield every parent package of a module, then the module itself."""
         parts = name.split(".")
@@ -250,9 +225,10 @@ class Finder:
     def _imported(self, found: Module | None, base: str, ref: ImportRef) -> Iterator[ImportTarget]:
         if ref.name is None or ref.name == "*":
             yield ImportTarget("whole", base, module=found, line=ref.line)
-            if ref.name == "*" and found is not None:
-                for item in self.starred(found):
-                    yield ImportTarget("whole", item.name, module=item, line=ref.line)
+            if ref.name == "*" and found is not None and found.is_source:
+                has_names = "__all__" in self.source(str(found.path)).units
+                for name in self.below(base) if has_names else ():
+                    yield ImportTarget("whole", name, module=self.find(name), line=ref.line)
             return
         inner = self.find(f"{base}.{ref.name}")
         if inner is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import collections
 import dataclasses
 import enum
@@ -13,7 +12,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import vane_dagster
@@ -25,7 +24,7 @@ from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.module_attributes import module_attribute
 from vane_dagster.fingerprint.modules import Finder, Module, path_kind
-from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, code_digest
+from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, bound_names, code_digest
 from vane_dagster.fingerprint.values import ValueEncoder
 from vane_dagster.types.callables import unwrapped
 
@@ -101,7 +100,7 @@ class ObjectEncoder:
         name = getattr(obj, "__module__", None) or "builtins"
         module = self._dependency_walk.finder.find(name)
         if isinstance(obj, type) and name in _MAKERS and _lookup(obj) is not obj:
-            return combine("class", self._members(obj, path), *self._bases(obj, path))
+            return combine("class", self._members(obj, None, path), *self._bases(obj, path))
         if module is None or module.kind != "own":
             return self._library(obj, name, module)
         if isinstance(obj, type):
@@ -137,11 +136,9 @@ class ObjectEncoder:
             node = source.function_node(function.__code__)
             if node is not None:
                 captured = self._captured(function, path)
-                captured += self._attributes_of(function, node, path)
+                captured += self._attributes_of(function, path)
                 unit = SymbolSource(source.path, [ast_digest.as_statement(node)])
-                self._dependency_walk.unit(
-                    module, unit, ast_digest.names_of_function(function.__code__, node)
-                )
+                self._dependency_walk.unit(module, unit, unit.names)
                 return combine("function", ast_digest.tree_digest([node]), *captured)
         return combine("function", self._in_memory(function, module, path), *captured)
 
@@ -194,18 +191,11 @@ class ObjectEncoder:
             return []
         return [self.digest(_plain_hints(obj), f"{path}.__annotations__")]
 
-    def _attributes_of(
-        self, function: types.FunctionType, node: ast.AST, path: str
-    ) -> Iterator[str]:
-        """Hash the attributes set on a function, except those that it changes when it runs."""
-        changed = _changed_attributes(node)
-        is_lambda = isinstance(node, ast.Lambda)
-        said = None if is_lambda else ast.get_docstring(node)  # type: ignore[arg-type]
-        copied = getattr(getattr(function, "__wrapped__", None), "__doc__", None)
-        if function.__doc__ and not said and function.__doc__ != copied:
-            yield combine("__doc__", function.__doc__)
+    def _attributes_of(self, function: types.FunctionType, path: str) -> Iterator[str]:
+        """Hash the attributes set on a function, and its docstring."""
+        yield combine("__doc__", inspect.cleandoc(function.__doc__ or ""))
         for name, value in sorted(vars(function).items()):
-            if name not in ("__wrapped__", OPTIONS) and name not in changed:
+            if name not in ("__wrapped__", OPTIONS):
                 yield combine(name, self.digest(value, f"{path}.{name}"))
 
     def _in_memory(self, function: types.FunctionType, module: Module | None, path: str) -> str:
@@ -215,11 +205,9 @@ class ObjectEncoder:
         node = cell.function_node(code) if cell is not None else None
         importer = module or Module("__main__", "own", None)
         if node is not None:
-            self._dependency_walk.unit(
-                importer, SymbolSource(code.co_filename, [ast_digest.as_statement(node)]), ()
-            )
-            digest = ast_digest.tree_digest([node])
-            names = ast_digest.names_of_function(code, node)
+            unit = SymbolSource(code.co_filename, [ast_digest.as_statement(node)])
+            self._dependency_walk.unit(importer, unit, ())
+            digest, names = ast_digest.tree_digest([node]), set(unit.names)
         else:
             digest = code_digest(code)
             names = ast_digest.global_names(code)
@@ -240,54 +228,14 @@ class ObjectEncoder:
             bases += [
                 self._with_defaults(item, name, f"{path}.{name}") for name, item in _functions(cls)
             ]
-            if _lookup(cls) is not cls:
-                # The name now refers to something else, or to another class of that name.
-                held = self._dependency_walk.finder.source(str(module.path))
-                bases += self._state(cls, held, held.definition(cls.__qualname__), path)
-            return combine("class", token, *bases)
-        functions = [item for _, item in _functions(cls) if not _is_generated(cls, item)]
-        methods = [item for item in functions if path_kind(item.__code__.co_filename) != "stdlib"]
-        scope = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
-        source = (
-            self._dependency_walk.finder.source(str(module.path))
-            if module.is_source
-            else _cell_of(methods)
-        )
-        node = source.definition(cls.__qualname__) if source is not None else None
-        if source is None or node is None or not all(source.holds(m.__code__) for m in methods):
-            return combine("class", self._members(cls, path), *bases)
-        unit = SymbolSource(source.path, [node])
-        captured = self._state(cls, source, node, path)
-        self._dependency_walk.unit(module, unit, unit.names if module.is_source else ())
-        if not module.is_source:
-            captured += self._globals(unit.names - {cls.__name__}, scope, path)
-        return combine("class", ast_digest.tree_digest([node]), *captured, *bases)
+            if _lookup(cls) is cls:
+                return combine("class", token, *bases)
+            # The name now refers to something else, or to another class of that name.
+            bases.append(token)
+        return combine("class", self._members(cls, module, path), *bases)
 
     def _bases(self, cls: type, path: str) -> list[str]:
         return [self.digest(base, f"{path}.__bases__") for base in cls.__mro__[1:-1]]
-
-    def _state(self, cls: type, source: SourceFile, node: ast.stmt | None, path: str) -> list[str]:
-        """Hash a class's state beyond its source: captured variables and live attributes."""
-        inside = set() if node is None else {id(item) for item in ast.walk(node)}
-        body = {} if node is None else _bound_in_body(node)
-        parts: list[str] = []
-        for name, member in _members(cls, body):
-            where = f"{path}.{name}"
-            functions = list(_member_functions(member))
-            nodes = [source.function_node(item.__code__) for item in functions]
-            if functions and all(id(item) in inside for item in nodes):
-                found = [part for item in functions for part in self._captured(item, where)]
-                parts.append(combine(name, *found))
-                continue
-            try:
-                parts.append(combine(name, self._member(member, where)))
-            except CodeIdentityError:
-                # The source determines it if it captures no variables of an enclosing function.
-                texts = body.get(name.removeprefix(_FIELD))
-                is_text = texts is not None or name.startswith(_FIELD)
-                if not is_text or _may_capture(texts or (), source):
-                    raise
-        return parts
 
     def _member(self, member: Any, path: str) -> str:
         """Hash an attribute of a class."""
@@ -321,11 +269,28 @@ class ObjectEncoder:
             return True
         return _lookup(cls) is cls and cls.__qualname__.partition(".")[0] in source.units
 
-    def _members(self, cls: type, path: str) -> str:
-        """Hash a class without source, member by member."""
+    def _members(self, cls: type, module: Module | None, path: str) -> str:
+        """Hash a class that no name of a file stands for, member by member."""
+        source = _cell_of(cls)
+        if module is not None and module.is_source:
+            source = self._dependency_walk.finder.source(str(module.path))
+        node = source.definition(cls.__qualname__) if source is not None else None
+        written = vars(cls).keys() if node is None else bound_names([node])
         parts = [cls.__qualname__, self.digest(_plain_hints(cls), path)]
-        for name, member in _members(cls, None):
-            parts.append(combine(name, self._member(member, f"{path}.{name}")))
+        if source is not None and node is not None and module is not None:
+            unit = SymbolSource(source.path, [node])
+            self._dependency_walk.unit(module, unit, unit.names if module.is_source else ())
+            parts.append(unit.digest)
+            if not module.is_source and cls.__module__ in sys.modules:
+                scope = vars(sys.modules[cls.__module__])
+                parts += self._globals(unit.names - {cls.__name__}, scope, path)
+        for name, member in _members(cls, written):
+            try:
+                parts.append(combine(name, self._member(member, f"{path}.{name}")))
+            except CodeIdentityError:
+                # The text says what a member is that holds no variable of an outer function.
+                if node is None or "<locals>" in cls.__qualname__:
+                    raise
         return combine("members", *parts)
 
 
@@ -343,55 +308,11 @@ def _lookup(obj: Any) -> Any:
     return found
 
 
-def _changed_attributes(node: ast.AST) -> set[str]:
-    """Return the attributes that code stores into, or on which it calls methods."""
-    found: set[str] = set()
-    for item in ast.walk(node):
-        target: ast.AST | None = None
-        if isinstance(item, ast.Attribute) and not isinstance(item.ctx, ast.Load):
-            target = item
-        elif isinstance(item, ast.Subscript) and not isinstance(item.ctx, ast.Load):
-            target = item.value
-        elif isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute):
-            target = item.func.value
-        if isinstance(target, ast.Attribute):
-            found.add(target.attr)
-    return found
-
-
-def _bound_in_body(node: ast.stmt) -> dict[str, list[ast.stmt]]:
-    """Return the statements of a class body that bind each name."""
-    found: dict[str, list[ast.stmt]] = {}
-    stack: list[tuple[ast.AST, ast.stmt]] = [(item, item) for item in getattr(node, "body", ())]
-    while stack:
-        item, statement = stack.pop()
-        name = getattr(item, "name", None)
-        if isinstance(item, ast.Name) and not isinstance(item.ctx, ast.Load):
-            name = item.id
-        if isinstance(name, str):
-            found.setdefault(name, []).append(statement)
-        if not isinstance(item, (*ast_digest.Definition, ast.Lambda)):
-            stack += [(inner, statement) for inner in ast.iter_child_nodes(item)]
-    return found
-
-
-def _may_capture(statements: Iterable[ast.stmt], source: SourceFile) -> bool:
-    """Return whether statements may read a variable of a function of their file."""
-    read = {
-        node.id
-        for statement in statements
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }
-    return not read.isdisjoint(source.locals)
-
-
-def _members(cls: type, text: Collection[str] | None) -> Iterator[tuple[str, Any]]:
+def _members(cls: type, body: Set[str]) -> Iterator[tuple[str, Any]]:
     """Yield the members of a class that are neither generated nor implementation details."""
     members = dict(vars(cls))
-    body = members.keys() if text is None else text
     generated = {name for name, item in _functions(cls) if _is_generated(cls, item)}
-    skipped = {*_CLASS_DETAILS, *generated.difference(text or ())}
+    skipped = {*_CLASS_DETAILS, *generated}
     if OPTIONS in members:
         skipped |= {OPTIONS, *SET_ON_CLASSES}
     if issubclass(cls, enum.Enum):
@@ -492,8 +413,8 @@ def _is_generated(cls: type, function: types.FunctionType) -> bool:
     return is_record and (file == "<string>" or path_kind(file) == "stdlib")
 
 
-def _cell_of(functions: list[types.FunctionType]) -> SourceFile | None:
-    found = (_cell(function.__code__.co_filename) for function in functions)
+def _cell_of(cls: type) -> SourceFile | None:
+    found = (_cell(function.__code__.co_filename) for _, function in _functions(cls))
     return next((cell for cell in found if cell is not None), None)
 
 

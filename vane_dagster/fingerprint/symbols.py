@@ -17,7 +17,7 @@ from vane_dagster.fingerprint.hashing import FileCache, combine
 
 
 class SymbolSource:
-    """Statements of a file, with their enclosing conditions."""
+    """Statements of a file, most often one."""
 
     def __init__(self, path: str, nodes: Sequence[ast.stmt], position: int = 0) -> None:
         self.path = path
@@ -37,15 +37,7 @@ class SymbolSource:
     @cached_property
     def names(self) -> frozenset[str]:
         """The module-level names that the statements read."""
-        try:
-            return frozenset(
-                ast_digest.global_names(ast_digest.compile_nodes(self.nodes, self.path))
-            )
-        except RecursionError:  # a chain of very many operators
-            nodes = [node for statement in self.nodes for node in ast.walk(statement)]
-            return frozenset(node.id for node in nodes if isinstance(node, ast.Name))
-        except SyntaxError as error:
-            raise syntax_problem(self.path, error) from error
+        return ast_digest.names_of(self.nodes, self.path)
 
     @cached_property
     def touched(self) -> frozenset[str]:
@@ -55,7 +47,7 @@ class SymbolSource:
     @cached_property
     def bound(self) -> frozenset[str]:
         """The names that the last statement binds, not those that it only changes in place."""
-        return bound_names([self.nodes[-1]])
+        return bound_names(self.nodes[-1:])
 
     @property
     def is_import(self) -> bool:
@@ -71,6 +63,18 @@ class SymbolSource:
         return isinstance(node, ast.Import)
 
 
+def _parts_of(statement: ast.stmt) -> Iterator[ast.stmt]:
+    """Yield a statement; of an import, one for each of its names."""
+    if isinstance(statement, ast.Import):
+        yield from (ast.copy_location(ast.Import([each]), statement) for each in statement.names)
+    elif isinstance(statement, ast.ImportFrom):
+        for each in statement.names:
+            single = ast.ImportFrom(statement.module, [each], statement.level)
+            yield ast.copy_location(single, statement)
+    else:
+        yield statement
+
+
 class SourceFile:
     """A parsed file; everything derived from it is computed once, on demand."""
 
@@ -84,46 +88,16 @@ class SourceFile:
         self.whole = SymbolSource(path, self.tree.body)
         self.units: dict[str, list[SymbolSource]] = {}
         self.statements: list[SymbolSource] = []  # those executed by an import
-        self._count = 0
-        self._collect(self.tree.body, (), True)
+        parts = [part for statement in self.tree.body for part in _parts_of(statement)]
+        for position, part in enumerate(parts):
+            unit = SymbolSource(path, [part], position)
+            if not _is_main_guard(part):
+                self.statements.append(unit)
+            for name in sorted(unit.touched):
+                self.units.setdefault(name, []).append(unit)
         self.stars = self.units.pop("*", [])  # statements with `from module import *`
         if ast.get_docstring(self.tree, clean=False) is not None:
             self.units.setdefault("__doc__", []).insert(0, SymbolSource(path, self.tree.body[:1]))
-
-    def _unit(self, nodes: Sequence[ast.stmt], executed: bool) -> SymbolSource:
-        self._count += 1
-        unit = SymbolSource(self.path, nodes, self._count)
-        if executed:
-            self.statements.append(unit)
-        return unit
-
-    def _collect(
-        self, body: Iterable[ast.stmt], conditions: tuple[ast.stmt, ...], executed: bool
-    ) -> None:
-        for statement in body:
-            if isinstance(statement, ast.If):
-                test = ast.copy_location(ast.Expr(statement.test), statement)
-                negated = ast.copy_location(ast.UnaryOp(ast.Not(), statement.test), statement)
-                otherwise = ast.copy_location(ast.Expr(negated), statement)
-                empty = ast.copy_location(ast.Pass(), statement)
-                asked = ast.copy_location(ast.If(statement.test, [empty], []), statement)
-                self._bind(self._unit((*conditions, asked), executed))
-                inside = executed and not _is_main_guard(statement.test)
-                self._collect(statement.body, (*conditions, test), inside)
-                self._collect(statement.orelse, (*conditions, otherwise), executed)
-            elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-                for alias in statement.names:
-                    single: ast.stmt = ast.Import([alias])
-                    if isinstance(statement, ast.ImportFrom):
-                        single = ast.ImportFrom(statement.module, [alias], statement.level)
-                    ast.copy_location(single, statement)
-                    self._bind(self._unit((*conditions, single), executed))
-            else:
-                self._bind(self._unit((*conditions, statement), executed))
-
-    def _bind(self, unit: SymbolSource) -> None:
-        for name in sorted(unit.touched):
-            self.units.setdefault(name, []).append(unit)
 
     @cached_property
     def bound(self) -> frozenset[str]:
@@ -138,11 +112,9 @@ class SourceFile:
             for ref in self.import_refs("annotations")
         )
 
-    @cached_property
-    def locals(self) -> frozenset[str]:
-        """The names that functions of the file bind."""
-        functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-        return bound_names(each for each in ast.walk(self.tree) if isinstance(each, functions))
+    def binding(self, name: str) -> list[SymbolSource]:
+        """Return the statements that may bind a name, in order; star imports may bind any."""
+        return sorted((*self.units.get(name, ()), *self.stars), key=lambda unit: unit.position)
 
     def import_refs(self, name: str) -> Iterator[ImportRef]:
         """Yield the module-level imports that bind a name."""
@@ -259,7 +231,8 @@ def _changes(node: ast.AST) -> set[str]:
     return {root} if root else set()
 
 
-def _is_main_guard(test: ast.expr) -> bool:
+def _is_main_guard(statement: ast.stmt) -> bool:
+    test = statement.test if isinstance(statement, ast.If) and not statement.orelse else None
     return (
         isinstance(test, ast.Compare)
         and isinstance(test.ops[0], ast.Eq)

@@ -6,9 +6,9 @@ The edits stand in the modules ``support.edits_*``, by what they have in common.
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,14 +25,21 @@ UNDETECTED = {"import: a parameter of a class registers"}
 """Limits that `docs/identity.md` names."""
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    project = Project(tmp_path_factory.mktemp("edits") / "project")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(project.root))
+        patched.setattr(sys, "dont_write_bytecode", True)
+        yield project
+
+
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    project = Project(tmp_path / "project")
-    project.root.mkdir()
-    monkeypatch.syspath_prepend(str(project.root))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield project
-    project.forget()
+def project(folder: Project) -> Iterator[Project]:
+    folder.root.mkdir()
+    yield folder
+    folder.forget()
+    shutil.rmtree(folder.root)
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=[edit.name for edit in EDITS])
