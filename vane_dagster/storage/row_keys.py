@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ ENCODING = 1
 WIDTH = 16
 """Bytes of a key."""
 _Ends = npt.NDArray[np.int64]
-_Encoding = pa.LargeBinaryArray | npt.NDArray[np.void]
+_Encoding: TypeAlias = "pa.LargeBinaryArray | npt.NDArray[np.void]"
 """A piece of the encoding of each row; an array of bytes if all rows have as many."""
 
 
