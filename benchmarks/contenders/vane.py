@@ -58,8 +58,8 @@ def run(job: Job, keyed: bool = False) -> Result:
     return Result(
         seconds,
         versions,
-        # The store contains all parts; only those of this stage are the output.
-        [f"{NAME}/mapped/parts/{step.name}/*.parquet" for step in job.steps],
+        # The store contains all parts and row records; only parts of this stage are the output.
+        [f"{NAME}/mapped/parts/{step.name}/*[0-9a-f].parquet" for step in job.steps],
         {f"materialize_call_{number}": call for number, call in enumerate(calls)},
     )
 
