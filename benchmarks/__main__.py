@@ -61,6 +61,7 @@ def _workload(
     work = workload(key, options.quick)
     with tempfile.TemporaryDirectory(prefix="vb", dir=options.temp) as folder:
         bench = prepare(work, options.quick, Path(folder))
+        contenders = [contender for contender in contenders if key in contender.workloads]
         return measure_all(
             bench, contenders, options.repeat, lambda one: f"{one.rate(work):,.0f} rows/s"
         )

@@ -51,6 +51,7 @@ class Contender:
         python: The interpreter that runs it.
         serves: Whether it needs a cluster that outlives its processes.
         living: Whether one process runs all steps even if each step normally has its own process.
+        workloads: The workloads that it runs.
     """
 
     key: str
@@ -59,6 +60,7 @@ class Contender:
     python: str = sys.executable
     serves: bool = False
     living: bool = False
+    workloads: tuple[str, ...] = ("a", "b", "c")
 
 
 CONTENDERS = (
@@ -66,6 +68,13 @@ CONTENDERS = (
     Contender("raydata", "benchmarks.contenders.raydata", "ray", serves=True),
     Contender("daft", "benchmarks.contenders.daft_", "daft"),
     Contender("vane", "benchmarks.contenders.vane", "vane_dagster", serves=True),
+    Contender(
+        "vane_keys",
+        "benchmarks.contenders.vane_keys",
+        "vane_dagster",
+        serves=True,
+        workloads=("c",),
+    ),
 )
 
 

@@ -16,6 +16,7 @@ LABELS = {
     "raydata": "Ray Data",
     "daft": "Daft",
     "vane": "vane_dagster",
+    "vane_keys": "vane_dagster, row keys",
 }
 FOOTNOTES = {
     "a": (

@@ -33,11 +33,16 @@ def serve(job: Job) -> Iterator[dict[str, str]]:
         head.stop()
 
 
-def run(job: Job) -> Result:
-    """Materialize one partition per step."""
+def run(job: Job, keyed: bool = False) -> Result:
+    """Materialize one partition per step.
+
+    Args:
+        job: The steps.
+        keyed: Whether the stage names the columns that it reads, so that rows have keys.
+    """
     own_home(job)
     work = workload(job.workload, job.quick)
-    pipeline = _pipeline(work, job)
+    pipeline = _pipeline(work, job, keyed)
     seconds, calls = [], []
     with dg.DagsterInstance.local_temp(job.temp) as instance:
         for step in job.steps:
@@ -53,8 +58,8 @@ def run(job: Job) -> Result:
     return Result(
         seconds,
         versions,
-        # The store contains all parts; only those of this stage are the output.
-        [f"{NAME}/mapped/parts/{step.name}/*.parquet" for step in job.steps],
+        # The store contains all parts and row records; only parts of this stage are the output.
+        [f"{NAME}/mapped/parts/{step.name}/*[0-9a-f].parquet" for step in job.steps],
         {f"materialize_call_{number}": call for number, call in enumerate(calls)},
     )
 
@@ -65,7 +70,7 @@ def own_home(job: Job) -> None:
     os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
 
 
-def _pipeline(work: Workload, job: Job) -> vd.Pipeline:
+def _pipeline(work: Workload, job: Job, keyed: bool) -> vd.Pipeline:
     source = Path(job.steps[0].source).parent
     keys = [f"p{index}" for index in range(work.partitions)]
     pipeline = vd.Pipeline(
@@ -79,7 +84,9 @@ def _pipeline(work: Workload, job: Job) -> vd.Pipeline:
     pipeline.map_batches(
         "mapped",
         work.udf,
-        schema={"id": "BIGINT", **floats, work.adds: added},
+        columns=work.reads if keyed else None,
+        include_columns=[*floats] if keyed else (),
+        schema={work.adds: added} if keyed else {"id": "BIGINT", **floats, work.adds: added},
         batch_size=work.batch_size,
         concurrency=work.workers,
         fn_constructor_kwargs=work.udf_kwargs(job.marks),

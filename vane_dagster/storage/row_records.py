@@ -89,7 +89,10 @@ def write_records(folder: Location, key: str, records: pa.Table) -> str:
     pq.write_table(
         records,
         sink,
-        compression="zstd",
+        # Keys are as random bits.
+        compression={
+            name: "none" if name in (KEY_HIGH, KEY_LOW) else "zstd" for name in records.column_names
+        },
         use_dictionary=[OUTCOME, EPOCH, RUN_ID, MODEL, CODE, AT],
         write_statistics=False,
         write_page_checksum=True,

@@ -178,16 +178,23 @@ class _KnownPlaces:
     def _sorted_without_duplicates(self, wanted: Places, high: _Numbers, low: _Numbers) -> Places:
         """Return the first row with each key, sorted by key; the others are duplicates of it."""
         order = wanted[np.argsort(high[wanted])]
-        if (high[order[1:]] != high[order[:-1]]).all():
+        is_same = _equals_former(high[order])
+        if not is_same.any():
             return order
-        order = wanted[np.lexsort((low[wanted], high[wanted]))]  # stable: the first place first
-        is_same = np.zeros(len(order), bool)
-        is_same[1:] = (high[order[1:]] == high[order[:-1]]) & (low[order[1:]] == low[order[:-1]])
-        firsts: Places = order[~is_same]
+        if not _equals_former(low[order])[is_same].all():  # different keys with equal halves
+            order = wanted[np.lexsort((low[wanted], high[wanted]))]
+            is_same = _equals_former(high[order]) & _equals_former(low[order])
+        firsts: Places = np.minimum.reduceat(order, np.flatnonzero(~is_same))
         equals = firsts[np.cumsum(~is_same) - 1]
-        self.part[order[is_same]] = DUPLICATE
-        self.record[order[is_same]] = equals[is_same]
+        is_duplicate = order != equals
+        self.part[order[is_duplicate]] = DUPLICATE
+        self.record[order[is_duplicate]] = equals[is_duplicate]
         return firsts
+
+
+def _equals_former(values: _Numbers) -> npt.NDArray[np.bool_]:
+    """Return for each value whether it equals the one before it."""
+    return np.concatenate([np.zeros(len(values[:1]), bool), values[1:] == values[:-1]])
 
 
 def restore(
@@ -214,6 +221,8 @@ class _Pieces:
     ) -> tuple[pa.Table, Places]:
         """Give each arranged row the pieces of the row that it equals."""
         owner = np.concatenate(self.owners)
+        if np.array_equal(owner, equals[order]) and (owner[1:] > owner[:-1]).all():
+            return concat(self.tables), order  # one piece for each row, in order
         by_owner = np.argsort(owner, kind="stable")
         sorted_owner, wanted = owner[by_owner], equals[order]
         starts = np.searchsorted(sorted_owner, wanted)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -34,7 +35,7 @@ from vane_dagster.worker.protocol import (
 )
 from vane_dagster.worker.retry import RowFault
 from vane_dagster.worker.row_errors import fault_table, null_row
-from vane_dagster.worker.row_reuse import arrange, restore
+from vane_dagster.worker.row_reuse import COMPUTED, DUPLICATE, _KnownPlaces, arrange, restore
 
 INPUT = pa.schema([("id", pa.string()), ("text", pa.string()), ("page", pa.int64())])
 
@@ -247,3 +248,11 @@ def test_records_are_in_the_order_of_the_input(tmp_path):
     first = stage.write(stage.run(rows(("1", "b"))))
     part = stage.write(stage.run(rows(("3", "b"), ("2", "a")), stage.lookup(first)), "second")
     assert read_part(part.folder, part.records, ["id"])["id"].to_pylist() == ["3", "2"]
+
+
+def test_keys_that_share_a_half_are_different() -> None:
+    known = _KnownPlaces(5)
+    high, low = np.array([1, 1, 1, 1, 2], np.uint64), np.array([5, 6, 5, 6, 5], np.uint64)
+    known.look_up(RowLookup((), 0), rows(*[("a", "a")] * 5), high, low)
+    assert known.part.tolist() == [COMPUTED, COMPUTED, DUPLICATE, DUPLICATE, COMPUTED]
+    assert known.record.tolist() == [-1, -1, 0, 1, -1]
