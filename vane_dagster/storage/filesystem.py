@@ -52,6 +52,8 @@ def in_threads(function: Callable[[_S], _T], items: Iterable[_S]) -> list[_T]:
     Each call of a thread takes items that lie far apart: neighbors often take equally long.
     """
     given = list(items)
+    if len(given) <= 1:
+        return [function(item) for item in given]
     step = min(4 * IO_THREADS, len(given))
 
     def call(first: int) -> list[_T]:
