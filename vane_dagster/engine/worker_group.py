@@ -458,9 +458,9 @@ class WorkerSharing:
         sharers = self._lease.sharers()
         for identity, worker_queue in worker_queues.items():
             others = {
-                worker: sharers[worker.name]
-                for worker in worker_queue.calls_by_worker
-                if worker.name in sharers
+                worker: found
+                for name, found in sharers.items()
+                if (worker := Worker(name, identity)) in worker_queue.calls_by_worker
             }
             worker_queue.deprioritized = {
                 worker
