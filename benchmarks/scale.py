@@ -50,7 +50,7 @@ UNNEEDED = 10
 """Parts more in each of its partitions, which no manifest names."""
 DAY = 86_400.0
 KINDS = ("workers", "plan", "parts", "run")
-_SETTLED_AT_ONCE = 2000
+_SETTLED_AT_ONCE = 20_000
 
 
 class AddOne:
