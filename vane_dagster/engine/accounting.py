@@ -10,7 +10,7 @@ from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, Ta
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.tasks import WorkBuilder
 from vane_dagster.errors import IntegrityError, UdfError, VaneError, names
-from vane_dagster.events import Progress
+from vane_dagster.events import Progress, StageStats
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import PartInfo
@@ -84,6 +84,30 @@ class StageRows:
         return max(self.done, self._given_up_rows + estimate)
 
 
+class SharedSeconds:
+    """Divides the time for which a stage is active among the partitions with calls in flight.
+
+    A partition's share of the time between two changes is its share of the calls in flight. All
+    shares add up to the time for which the stage was active.
+    """
+
+    def __init__(self) -> None:
+        self._at = self._seconds_a_call = 0.0
+        self._calls = 0
+        self._own: dict[int, tuple[int, float]] = {}
+
+    def change(self, partition: int, calls: int, now: float) -> float:
+        """Change a partition's calls in flight; return its seconds since its last change."""
+        if self._calls:
+            self._seconds_a_call += (now - self._at) / self._calls
+        self._at = now
+        self._calls += calls
+        own, before = self._own.pop(partition, (0, 0.0))
+        if own + calls:
+            self._own[partition] = own + calls, self._seconds_a_call
+        return own * (self._seconds_a_call - before)
+
+
 class WaveProgress:
     """Counts the work on the stages of a wave."""
 
@@ -96,40 +120,27 @@ class WaveProgress:
         self._state, self._clock = state, clock
         self._rows = {stage: _expected(state, stage) for stage in stages}
         self._failed = set(state.failed)
-        self._in_flight: dict[str, Counter[int]] = {stage: Counter() for stage in stages}
-        self._shared_at = dict.fromkeys(stages, 0.0)
+        self._shared = {stage: SharedSeconds() for stage in stages}
         self._began = self._last_emitted = clock()
 
     def begin(self, run: FragmentState, stage: str) -> None:
         """Record that a call on a fragment was assigned to a worker."""
-        self._share(stage)
-        self._in_flight[stage][run.partition] += 1
+        self._change_calls(run, stage, 1)
 
     def end(self, run: FragmentState, stage: str, report: WorkReport | None) -> None:
         """Record that a call on a fragment ended."""
-        self._share(stage)
-        in_flight = self._in_flight[stage]
-        in_flight[run.partition] -= 1
-        if not in_flight[run.partition]:
-            del in_flight[run.partition]
+        stats = self._change_calls(run, stage, -1)
         if report is not None:
-            stats = self._state.stats[run.partition, stage]
             stats.work_seconds += report.seconds
             stats.call_seconds += report.call_seconds
             stats.batches += report.batches
             stats.retries += report.retries
             stats.fits = report.fits or stats.fits
 
-    def _share(self, stage: str) -> None:
-        """Divide the time since the last change among the partitions with calls in flight.
-
-        The seconds of all partitions thus add up to the time for which the stage was active.
-        """
-        now, before = self._clock(), self._shared_at[stage]
-        self._shared_at[stage] = now
-        calls = sum(self._in_flight[stage].values())
-        for partition, own in self._in_flight[stage].items():
-            self._state.stats[partition, stage].seconds += (now - before) * own / calls
+    def _change_calls(self, run: FragmentState, stage: str, calls: int) -> StageStats:
+        stats = self._state.stats[run.partition, stage]
+        stats.seconds += self._shared[stage].change(run.partition, calls, self._clock())
+        return stats
 
     def set_input_rows(self, run: FragmentState, stage: str, rows: int) -> None:
         """Record the number of input rows of a stage for a fragment."""

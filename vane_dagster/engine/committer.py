@@ -17,7 +17,7 @@ from vane_dagster._private_folder import temporary_folder
 from vane_dagster.checks.builtin import has_lost_rows
 from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, described, names
 from vane_dagster.storage.damage import damage_of
-from vane_dagster.storage.filesystem import IO_THREADS, Location, duckdb_path
+from vane_dagster.storage.filesystem import Location, duckdb_path, in_threads
 from vane_dagster.storage.manifest import CheckResult, FileRecord, Manifest, ManifestName, PartInfo
 from vane_dagster.storage.publish.base import Publisher, publish
 from vane_dagster.storage.store import Store, read_part_info
@@ -233,8 +233,7 @@ def _take_over(commit: Commit) -> None:
         for name in info.files:
             folder.copy(name, commit.folder)
 
-    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        list(threads.map(copy, commit.renamed))
+    in_threads(copy, commit.renamed)
 
 
 def check_unique(manifest: Manifest, folder: Location, id: str) -> None:

@@ -131,7 +131,7 @@ class MemoryBudget:
     def _make_room(self, wanted: int) -> None:
         """Drop tables until `wanted` bytes are within the limit; none if that is impossible."""
         short = wanted - self._limit
-        for run, stage in self._droppable() if self._is_possible(wanted) else ():
+        for run, stage in self._droppable() if short > 0 and self._is_possible(wanted) else ():
             if short > 0:
                 short -= run.drop(stage)
                 self._credited[run.order] = run

@@ -161,8 +161,10 @@ class WaveScheduler:
 
     def _is_learning(self) -> bool:
         """Whether admission waits until fragments in progress show the speed of their stages."""
-        stages = {s for run in self._active.values() for s in run.task_states}
-        return len(self._active) >= _FRAGMENTS_TO_LEARN and self._slice_sizer.is_learning(stages)
+        is_learning = self._slice_sizer.is_learning
+        if len(self._active) < _FRAGMENTS_TO_LEARN or not is_learning(self._stages):
+            return False
+        return is_learning({stage for run in self._active.values() for stage in run.task_states})
 
     def _upstream_in_memory(
         self, run: FragmentState, task_state: StageTaskState

@@ -526,9 +526,8 @@ class TaskBuilder:
             wanted = self._slice_sizer.slice_rows(
                 spec, task_state.rows_left, worker_queue.size, last
             )
-            start, stop = task_state.take(
-                worker_queue.place(worker), lambda most: min(wanted, most)
-            )
+            share = worker_queue.place(worker) if len(task_state.left) > 1 else 0
+            start, stop = task_state.take(share, lambda most: min(wanted, most))
             task_state.slices_in_flight += 1
             if not task_state.rows_left:
                 worker_queue.pop()

@@ -39,6 +39,8 @@ class WorkerQueue:
 
     slots: int
     calls_by_worker: dict[Worker, list[int]] = field(default_factory=dict)
+    _free: dict[Worker, tuple[int, int]] = field(default_factory=dict)
+    """Workers with a free slot, each with the rows and the number of its calls."""
     loading: set[Worker] = field(default_factory=set)
     exclusive: set[Worker] = field(default_factory=set)
     draining: dict[Worker, list[int]] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class WorkerQueue:
 
     def place(self, worker: Worker) -> int:
         """A number for a worker, which is the same in each run with the same workers."""
-        return sorted(w.name for w in (*self.calls_by_worker, *self.loading)).index(worker.name)
+        return sum(w.name < worker.name for w in (*self.calls_by_worker, *self.loading))
 
     def push(self, priority: Any, task: Any) -> None:
         """Queue a task."""
@@ -72,23 +74,25 @@ class WorkerQueue:
 
     def pick_worker(self, exclusive: bool = False) -> Worker | None:
         """The worker with a free slot and the fewest rows and calls; None if there is none."""
-        able = ((w, calls) for w, calls in self.calls_by_worker.items() if w not in self.exclusive)
-        free = [
-            w
-            for w, calls in able
-            if len(calls) < (1 if exclusive or w in self.deprioritized else self.slots)
-        ]
-        return min(
-            free,
-            key=lambda w: (sum(self.calls_by_worker[w]), len(self.calls_by_worker[w])),
-            default=None,
-        )
+        free = self._free
+        if exclusive or self.deprioritized:
+            one_call = free if exclusive else self.deprioritized
+            free = {w: load for w, load in free.items() if not load[1] or w not in one_call}
+        return min(free, key=free.__getitem__, default=None)
+
+    def _update_free(self, worker: Worker) -> None:
+        calls = self.calls_by_worker.get(worker)
+        if calls is None or len(calls) >= self.slots or worker in self.exclusive:
+            self._free.pop(worker, None)
+        else:
+            self._free[worker] = sum(calls), len(calls)
 
     def begin(self, worker: Worker, rows: int, exclusive: bool = False) -> None:
         """Record a call sent to a worker."""
         self.calls_by_worker[worker].append(rows)
         if exclusive:
             self.exclusive.add(worker)
+        self._update_free(worker)
 
     def end(self, worker: Worker, rows: int) -> None:
         """Record a completed call."""
@@ -96,11 +100,13 @@ class WorkerQueue:
         for calls in (self.calls_by_worker.get(worker), self.draining.get(worker)):
             if calls is not None:
                 calls.remove(rows)
+        self._update_free(worker)
 
     def drain(self, worker: Worker) -> None:
         """Assign no more calls to a worker."""
         if worker in self.calls_by_worker:
             self.draining[worker] = self.calls_by_worker.pop(worker)
+            self._update_free(worker)
 
     @property
     def drained(self) -> list[Worker]:
@@ -111,10 +117,12 @@ class WorkerQueue:
         """Record that a worker has constructed its model."""
         self.loading.discard(worker)
         self.calls_by_worker.setdefault(worker, [])
+        self._update_free(worker)
 
     def clear(self) -> None:
         """Remove all workers."""
         self.calls_by_worker.clear()
+        self._free.clear()
         self.loading.clear()
         self.draining.clear()
 
@@ -122,6 +130,7 @@ class WorkerQueue:
         """Remove a worker; return False if it was already removed."""
         known = worker in self.calls_by_worker or worker in self.loading or worker in self.draining
         self.calls_by_worker.pop(worker, None)
+        self._free.pop(worker, None)
         self.loading.discard(worker)
         self.draining.pop(worker, None)
         return known
@@ -449,9 +458,9 @@ class WorkerSharing:
         sharers = self._lease.sharers()
         for identity, worker_queue in worker_queues.items():
             others = {
-                worker: sharers[worker.name]
-                for worker in worker_queue.calls_by_worker
-                if worker.name in sharers
+                worker: found
+                for name, found in sharers.items()
+                if (worker := Worker(name, identity)) in worker_queue.calls_by_worker
             }
             worker_queue.deprioritized = {
                 worker

@@ -125,7 +125,7 @@ class PartitionPlan:
         """The source files as they were listed, sorted by URL."""
         return tuple(self.listed.values())
 
-    @property
+    @functools.cached_property
     def source_rows(self) -> int:
         """Rows of the fragments before any filter."""
         return sum(fragment.stop - fragment.start for fragment in self.fragments)

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pyarrow as pa
@@ -26,7 +25,7 @@ from vane_dagster.sources import FragmentRule, Listed
 from vane_dagster.sources.base import Connect, default_rule
 from vane_dagster.sources.files import file_identity, reconcile
 from vane_dagster.sources.row_ids import with_ids
-from vane_dagster.storage.filesystem import IO_THREADS
+from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.storage.store import Store
 
@@ -52,12 +51,11 @@ def plan_run(
     planner.look_up(partitions)
     planned: list[PartitionPlan] = []
     failed: dict[str | None, VaneError] = {}
-    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        for key, outcome in zip(partitions, threads.map(planner.attempt, partitions)):
-            if isinstance(outcome, PartitionPlan):
-                planned.append(outcome)
-            else:
-                failed[key] = outcome
+    for key, outcome in zip(partitions, in_threads(planner.attempt, partitions)):
+        if isinstance(outcome, PartitionPlan):
+            planned.append(outcome)
+        else:
+            failed[key] = outcome
     return RunPlan(
         pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
         planner.warnings, listed_at, force, retry_quarantined, planner.code, planner.components,

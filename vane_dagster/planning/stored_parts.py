@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.planning.plan import Part
-from vane_dagster.storage.filesystem import IO_THREADS, Location
+from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING
@@ -60,9 +59,8 @@ def stored_parts(
             leaving.discard(index)
         elif staying:
             unread[index] = staying
-    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        read = threads.map(lambda files: _first_whole(files, warn), unread.values())
-        found |= {index: part for index, part in zip(unread, read) if part}
+    read = in_threads(lambda files: _first_whole(files, warn), unread.values())
+    found |= {index: part for index, part in zip(unread, read) if part}
     return found, frozenset(leaving)
 
 

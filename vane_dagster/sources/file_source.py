@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import glob
 import os
 import re
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _LISTED_ONE_BY_ONE = 64
 _MAGIC = re.compile(r"[*?\[]")
+_HIDDEN = re.compile(r"(?:^|/)[._]")
 Suffix = Union[str, tuple[str, ...]]
 """A suffix of file names, or several."""
 
@@ -101,7 +103,8 @@ class FileSource(Source):
         patterns: dict[str | None, _Pattern] = {}
         for key in partitions:
             try:
-                patterns[key] = _Pattern(_place(self, key).path, self.suffix)
+                path = fill_placeholders(place.path, key, _escaped)
+                patterns[key] = _Pattern(path, self.suffix)
             except VaneError as error:
                 failed[key] = SourceError(f"{location}: {error}")
         listing: _Listing | None = None
@@ -124,7 +127,8 @@ class FileSource(Source):
             except Exception as error:  # drivers raise their own exception classes
                 return _unlisted(self.url_for(key), error, location)
 
-        return failed | dict(zip(patterns, in_threads(listed, patterns)))
+        each = map(listed, patterns) if listing else in_threads(listed, patterns)
+        return failed | dict(zip(patterns, each))
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
         where = "" if partition is None else f" for partition {partition!r}"
@@ -273,7 +277,7 @@ def _is_data(relative: str, suffix: Suffix) -> bool:
 
 def _is_hidden(relative: str) -> bool:
     """Return whether a path contains a name such as `.x` or `_x`, which readers ignore."""
-    return any(part[:1] in (".", "_") for part in PurePosixPath(relative).parts)
+    return _HIDDEN.search(relative) is not None
 
 
 class _Pattern:
@@ -290,6 +294,11 @@ class _Pattern:
         self.literal = _MAGIC.split(path, maxsplit=1)[0]
         self._glob = re.compile(fsspec.utils.glob_translate(path)) if self.literal != path else None
         self._fixed = len(self.literal.rpartition("/")[0]) + 1 if self._glob else len(path) + 1
+
+    @property
+    def is_glob(self) -> bool:
+        """Whether the path has wildcards."""
+        return self._glob is not None
 
     def matches(self, path: str) -> bool:
         """Return whether a file belongs to the partition."""
@@ -316,16 +325,23 @@ class _Listing:
         fs.invalidate_cache()
         self._files = files_below(fs, folder or "/", beginning)
         self._paths = sorted(self._files)
-        self._by_name: dict[str, list[int]] = {}
+
+    @functools.cached_property
+    def _by_name(self) -> Mapping[str, Sequence[int]]:
+        """The positions of the paths with a name, of a folder or of the file."""
+        found: dict[str, list[int]] = {}
         for number, path in enumerate(self._paths):
             for name in set(path.split("/")):
-                self._by_name.setdefault(name, []).append(number)
+                found.setdefault(name, []).append(number)
+        return found
 
     def found(self, pattern: _Pattern) -> list[dict[str, Any]]:
-        """Return the files of a partition, found by the rarest name in its path."""
+        """Return the files of a partition; those of a glob by the rarest name in its path."""
         end = pattern.literal + chr(sys.maxunicode)
+        places: Sequence[int]
         places = range(bisect_left(self._paths, pattern.literal), bisect_left(self._paths, end))
-        plain = (name for name in pattern.path.split("/") if not glob.has_magic(name))
-        named = (self._by_name.get(name, []) for name in plain)
-        paths = (self._paths[place] for place in min(places, *named, key=len))
+        if pattern.is_glob:
+            plain = (name for name in pattern.path.split("/") if not glob.has_magic(name))
+            places = min(places, *(self._by_name.get(name, []) for name in plain), key=len)
+        paths = (self._paths[place] for place in places)
         return [self._files[path] for path in paths if pattern.matches(path)]

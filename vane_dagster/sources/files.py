@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._lazy import fsspec
@@ -31,11 +30,11 @@ def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileR
     """
     name = info["name"]
     url = fs.unstrip_protocol(name)
-    if part := parse_part_name(PurePosixPath(name).name):
+    if part := parse_part_name(name.rpartition("/")[2]):
         return FileRecord(url, int(info["size"]), part[1], part[1])
     version = _first_of(_DIGESTS, info)
     if version is None and "file" in protocols(fs):
-        version = os.stat(name).st_mtime_ns
+        version = info.get("mtime_ns") or os.stat(name).st_mtime_ns
     elif version is None and (version := _first_of(_TIMES, info)) is None:
         info = fs.info(name)  # listings of some file systems, as of HTTP, have names alone
         version = _first_of((*_DIGESTS, *_TIMES), info)

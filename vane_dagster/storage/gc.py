@@ -17,13 +17,14 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, FileInfo, Location
-from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_name
+from vane_dagster.storage.filesystem import TEMPORARY, FileInfo, Location, in_threads
+from vane_dagster.storage.manifest import ManifestName, parse_part_name
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
@@ -41,7 +42,8 @@ from vane_dagster.storage.stored_tables import (
 
 _LOOKS = 3
 
-_Needed = dict[str, frozenset[str]]
+_Needed = dict[str, "array[int]"]
+"""Manifests to keep by path, each with the hashes of the names of its parts: 8 bytes a part."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +129,8 @@ def _collect_files(
         found = {path for path, info in listed.items() if info.modified < oldest}
         found = {path for path in found if not is_kept(path)}
         records = [path for path in listed if is_record(path) and path not in found]
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            for path, data in zip(records, threads.map(folder.read, records)):
-                found -= files_of(data, folder.file_url(path))
+        for path, data in zip(records, in_threads(folder.read, records)):
+            found -= files_of(data, folder.file_url(path))
         return found
 
     listed = folder.entries()
@@ -171,7 +172,7 @@ def _survey(store: Store, pipeline: str, policy: GcPolicy) -> list[tuple[_StageF
 
 
 def _needed(stages: list[_StageFolders], policy: GcPolicy) -> dict[str, _Needed]:
-    """Return the manifests to keep, by stage and path, with the names of their parts.
+    """Return the manifests to keep, by stage.
 
     These are the ones in force, those superseded recently, and those that one of them was made
     from.
@@ -179,31 +180,30 @@ def _needed(stages: list[_StageFolders], policy: GcPolicy) -> dict[str, _Needed]
     by_name = {stage.name: stage for stage in stages}
     needed: dict[str, _Needed] = {stage.name: {} for stage in stages}
     wanted = {(stage.name, path) for stage in stages for path in stage.current(policy)}
-    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        while wanted:
-            places = sorted(wanted)
-            opened = threads.map(lambda place: by_name[place[0]].open(place[1]), places)
-            wanted = set()
-            for (name, path), manifest in zip(places, opened):
-                files = (file for part in manifest.parts for file in part.files)
-                needed[name][path] = frozenset(files)
-                identities = (identity_of(file.url) for file in manifest.files)
-                by_name[name].tables |= {each for each in identities if each}
-                folder = path.rpartition("/")[0]
-                for upstream, text in manifest.upstream.items():
-                    place = f"{folder}/{text}"
-                    if upstream in by_name and place in by_name[upstream].manifests:
-                        wanted.add((upstream, place))
-            wanted -= {(name, path) for name, paths in needed.items() for path in paths}
+    while wanted:
+        places = sorted(wanted)
+        opened = in_threads(lambda place: by_name[place[0]].references(place[1]), places)
+        wanted = set()
+        for (name, path), (files, identities, made_from) in zip(places, opened):
+            needed[name][path] = files
+            by_name[name].tables |= identities
+            folder = path.rpartition("/")[0]
+            for upstream, text in made_from.items():
+                place = f"{folder}/{text}"
+                if upstream in by_name and place in by_name[upstream].manifests:
+                    wanted.add((upstream, place))
+        wanted -= {(name, path) for name, paths in needed.items() for path in paths}
     return needed
 
 
 class _StageFolders:
-    """The listed folders of a stage; paths are relative to `parts` and to `manifests`.
+    """The folders of a stage; paths are relative to `parts` and to `manifests`.
+
+    Parts are listed by partition, because there may be more of them than fit in memory.
 
     Attributes:
         name: The stage.
-        manifests: Its manifests.
+        manifests: Its manifests, as they were listed.
         tables: The identities of tables that its manifests to keep name.
     """
 
@@ -213,26 +213,28 @@ class _StageFolders:
         self._folder = store.root.child(pipeline, name)
         self._store = store
         self._label = f"{pipeline}/{name}"
-        # Parts first: the manifest of a listed part is then listed too, or not written yet.
         self._listed = time.monotonic()
-        self._parts = self._folder.child("parts").entries()
+        self._partitions = self._folder.child("parts").folders()
         self.manifests = self._folder.child("manifests").entries()
         self._condemned = store.condemned(pipeline, name)
         self._target = store.target(pipeline, name)
 
     def holds_any(self) -> bool:
         """Return whether this is a stage's folder, not a wrong root or another program's folder."""
-        return bool(self._parts or self.manifests or self._condemned or self._target)
+        return bool(self._partitions or self.manifests or self._condemned or self._target)
 
-    def open(self, path: str) -> Manifest:
-        """Read a manifest."""
+    def references(self, path: str) -> tuple[array[int], set[str], Mapping[str, str]]:
+        """Read a manifest: its part files, its tables, and the manifests that it was made from."""
         folder, _, name = path.rpartition("/")
         try:
-            return self._store.opened(self._folder.child("manifests", folder), name)
+            manifest = self._store.opened(self._folder.child("manifests", folder), name)
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise _ChangedError from error
             raise
+        files = array("q", (hash(file) for part in manifest.parts for file in part.files))
+        identities = (identity_of(file.url) for file in manifest.files)
+        return files, {each for each in identities if each}, manifest.upstream
 
     def current(self, policy: GcPolicy) -> Iterator[str]:
         """Yield the manifests that are in force, announced, or recently superseded."""
@@ -256,13 +258,17 @@ class _StageFolders:
     def collect(self, needed: _Needed, policy: GcPolicy) -> GcReport:
         """Mark and delete parts; marked parts that are needed again are released."""
         found = GcReport(self._label)
-        kept = {
-            f"{path.rpartition('/')[0]}/{name}" for path, names in needed.items() for name in names
-        }
+        kept: dict[str, list[array[int]]] = {}
+        for path, files in needed.items():
+            kept.setdefault(path.rpartition("/")[0], []).append(files)
         condemned: dict[str, float] = {}
         parts, manifests = self._folder.child("parts"), self._folder.child("manifests")
-        for path, stored in self._parts.items():
-            if path not in kept:
+        unneeded = in_threads(
+            lambda folder: self._unneeded(folder, kept.get(folder, ())), self._partitions
+        )
+        for folder, unnamed in zip(self._partitions, unneeded):
+            for name, stored in unnamed.items():
+                path = f"{folder}/{name}"
                 self._sort(path, parts.file_url(path), stored, policy, found, condemned)
         self._collect_staged(policy, found, condemned)
         for path, stored in self.manifests.items():
@@ -274,6 +280,18 @@ class _StageFolders:
         if not policy.dry_run:
             self._carry_out(found, condemned)
         return found
+
+    def _unneeded(self, folder: str, kept: Iterable[array[int]]) -> dict[str, FileInfo]:
+        """List the files of a partition that no manifest names."""
+        named = set(itertools.chain.from_iterable(kept))
+        listed = self._folder.child("parts", folder).entries()
+        found = {name: info for name, info in listed.items() if hash(name) not in named}
+        # A run may have committed some of them since the manifests were listed.
+        manifests = self._folder.child("manifests", folder).names() if found else ()
+        for path in {f"{folder}/{name}" for name in manifests} - self.manifests.keys():
+            with suppress(_ChangedError):
+                named.update(self.references(path)[0])
+        return {name: info for name, info in found.items() if hash(name) not in named}
 
     def _sort(
         self,
@@ -328,11 +346,7 @@ class _StageFolders:
         for url in urls:
             folder, _, name = url.rpartition("/")
             by_folder.setdefault(folder, []).append(name)
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            deletions = threads.map(
-                lambda item: self._delete(found, item[0], item[1]), by_folder.items()
-            )
-            list(deletions)
+        in_threads(lambda item: self._delete(found, item[0], item[1]), by_folder.items())
 
     def _delete(self, found: GcReport, folder: str, names: list[str]) -> None:
         """Delete files; a target that refuses does not stop the collection."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 from vane_dagster._arguments import NAME
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import StoreError, names
-from vane_dagster.storage.filesystem import IO_THREADS, Location, protocol_of
+from vane_dagster.storage.filesystem import IO_THREADS, Location, in_threads, protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_name
 from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
 from vane_dagster.storage.publish.registry import publisher_class
@@ -159,9 +159,8 @@ def _opened(
                 return _all(store, pipeline, stage)
             found = store.latest(pipeline, stage, partitions)
             order = [(key, found[key]) for key in partitions if key in found]
-            with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-                read = threads.map(lambda item: store.read(pipeline, stage, *item), order)
-                return dict(zip((key for key, _ in order), read))
+            read = in_threads(lambda item: store.read(pipeline, stage, *item), order)
+            return dict(zip((key for key, _ in order), read))
         except StoreError as error:
             if look == _LOOKS - 1 or not isinstance(error.__cause__, FileNotFoundError):
                 raise
@@ -174,9 +173,8 @@ def _all(store: Store, pipeline: str, stage: str) -> dict[str | None, Manifest]:
     def opened(item: tuple[str, ManifestName]) -> Manifest:
         return store.opened(folder.child(item[0]), str(item[1]))
 
-    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        listed = store.latest_of_all(pipeline, stage)
-        found = dict(zip(listed, threads.map(opened, listed.items())))
+    listed = store.latest_of_all(pipeline, stage)
+    found = dict(zip(listed, in_threads(opened, listed.items())))
     single = found.pop(UNPARTITIONED, None)
     by_key: dict[str | None, Manifest] = {
         manifest.partition: manifest for manifest in found.values()

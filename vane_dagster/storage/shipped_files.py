@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.codec import require_format
-from vane_dagster.storage.filesystem import IO_THREADS, Location
+from vane_dagster.storage.filesystem import Location, in_threads
 
 FILES = "~files"
 """The folder below the store's root; no pipeline has such a name."""
@@ -85,8 +84,7 @@ def missing_contents(root: Location, contents: Mapping[str, int]) -> list[str]:
 def upload(root: Location, paths: Mapping[str, str]) -> None:
     """Copy files into a store."""
     folder = shipped_files(root)
-    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        list(threads.map(lambda item: folder.put(*item), paths.items()))
+    in_threads(lambda item: folder.put(*item), paths.items())
 
 
 def discard(root: Location, digests: Sequence[str]) -> None:

@@ -175,6 +175,23 @@ def test_a_part_that_is_named_again_is_released(made, again, local):
     assert read_stage(made / "store", "docs", "long").num_rows == 3
 
 
+def test_a_part_that_a_run_commits_during_a_collection_is_not_condemned(
+    made, again, local, monkeypatch
+):
+    entries = Location.entries
+
+    def late(location: Location):
+        if location.url.endswith("/clean/parts/~unpartitioned"):
+            result = again(docs(made), local, select=["clean"])
+            assert metadata(result, "clean")["fragments_reused"] == 1
+        return entries(location)
+
+    monkeypatch.setattr(Location, "entries", late)
+    assert counts(gc(made, 8))["docs/clean"] == (0, 0, 1, 0)
+    monkeypatch.undo()
+    assert read_stage(made / "store", "docs", "clean")["text"].to_pylist() == ["a", "bb", "ccc"]
+
+
 def test_unfinished_work_is_kept_for_its_time(made, again, local):
     """Parts that no manifest names yet are what a killed run left for the next."""
     folder = made / "store/docs/clean"

@@ -366,7 +366,10 @@ class SharedLease:
 def shared() -> Any:
     """A queue of two workers with two slots each, at work, and who shares them."""
     workers = [Worker(name, "m") for name in ("m-1", "m-2")]
-    worker_queue = WorkerQueue(2, {worker: [10] for worker in workers})
+    worker_queue = WorkerQueue(2)
+    for worker in workers:
+        worker_queue.mark_ready(worker)
+        worker_queue.begin(worker, 10)
     now, events, lease = [0.0], [], SharedLease()
     waits = Waits(events.append, lambda: now[0])
     sharing = WorkerSharing(lease, {"stage": PoolSpec("m", "Model", (2, 2))}, 1, waits)
@@ -414,7 +417,8 @@ def test_workers_are_still_shared_while_this_run_is_idle(shared):
     follow(0.0)
     follow(6.0)
     assert len(events) == 1
-    worker_queue.calls_by_worker = {worker: [] for worker in workers}
+    for worker in workers:
+        worker_queue.end(worker, 10)
     follow(20.0)
     assert len(events) == 1, "nothing has changed but that this run has no call under way"
     lease.found = {}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.engine.accounting import PartVerifier
+from vane_dagster.engine.accounting import PartVerifier, SharedSeconds
 from vane_dagster.engine.fragment_state import FragmentState, make_task_states
 from vane_dagster.events import StageStats
 from vane_dagster.planning.plan import Part
@@ -87,3 +87,12 @@ def test_more_faults_than_a_stage_allows():
     error = counts(docs, most=4).fault_limit_error(run(docs), "all", report)
     assert "stage 'all': 5 of at most 100 rows of the partition failed" in str(error)
     assert "id 7: ValueError" in str(error)
+
+
+def test_partitions_share_the_seconds_of_a_stage_by_their_calls_in_flight():
+    seconds = SharedSeconds()
+    changes = [("a", 1, 10.0), ("b", 1, 12.0), ("b", 1, 14.0), ("a", -1, 17.0), ("b", -2, 20.0)]
+    found = [seconds.change("ab".index(key), calls, now) for key, calls, now in changes]
+    assert found == pytest.approx([0, 0, 1, 2 + 1 + 1, 2 + 3])
+    assert seconds.change(0, 1, 30.0) == 0, "nobody is charged for the time without calls"
+    assert seconds.change(0, -1, 31.0) == pytest.approx(1)

@@ -84,7 +84,9 @@ class Fragment:
         sizer = SliceSizer({"model": PoolSpec("m", "Model", (2, 2))})
         sizer.learn("model", 2.0, 100)  # slices of 30 rows
         self.tasks = TaskBuilder(self.work, sizer, lambda stage: 2)
-        self.queue = WorkerQueue(2, {FIRST: [], SECOND: []})
+        self.queue = WorkerQueue(2)
+        self.queue.mark_ready(FIRST)
+        self.queue.mark_ready(SECOND)
 
     def state(self, stage: str) -> Any:
         return self.run.task_states[stage]

@@ -14,7 +14,10 @@ FIRST, SECOND = Worker("m-1", "m"), Worker("m-2", "m")
 
 
 def queue(slots: int = 2) -> WorkerQueue:
-    return WorkerQueue(slots, {FIRST: [], SECOND: []})
+    both = WorkerQueue(slots)
+    both.mark_ready(FIRST)
+    both.mark_ready(SECOND)
+    return both
 
 
 def test_the_least_loaded_worker_gets_the_next_call():
