@@ -26,10 +26,10 @@ import time
 import venv
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LIMIT = 1.15
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -120,6 +120,7 @@ def _environment(folder: Path, commit: str | None) -> str:
 
 def _write_input(folder: Path, rows: int) -> None:
     import numpy as np
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     floats = np.random.default_rng(0).random((len(FLOATS), rows), np.float32)
@@ -164,6 +165,8 @@ def _measure(python: str, folder: Path, name: str) -> dict[str, float]:
 
 def add(batch: pa.Table) -> dict[str, Any]:
     """A function that costs nothing."""
+    import pyarrow.compute as pc
+
     return {"sum": pc.add(batch["f0"], batch["f1"])}
 
 
