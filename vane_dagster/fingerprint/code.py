@@ -11,7 +11,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +60,19 @@ class CodeIdentity:
         return frozenset(value for value in values if isinstance(value, str))
 
 
+_reading: ContextVar[Finder | None] = ContextVar("_reading", default=None)
+
+
+@contextlib.contextmanager
+def files_read_once() -> Iterator[None]:
+    """Within it, identities read each file once, and share what its statements reach."""
+    token = _reading.set(_reading.get() or Finder())
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
 def code_identity(
     obj: Callable[..., Any],
     *,
@@ -72,7 +86,7 @@ def code_identity(
             f"{type(obj).__qualname__} object: expected a function, a class or a partial of one. "
             f"Pass the class itself, and its arguments separately."
         )
-    finder = Finder()
+    finder = _reading.get() or Finder()
     module = finder.find(getattr(target, "__module__", None) or "__main__")
     files = files if version is None else LocalFiles(read=False)
     dependency_walk = DependencyWalk(finder, module, files)

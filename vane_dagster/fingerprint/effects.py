@@ -238,7 +238,7 @@ class Effects:
         self._finder, self._is_used, self._find_reach = finder, is_used, reach
         self.lists_subclasses = False
         self._made: dict[Name, frozenset[str]] = {}
-        self._reached: dict[tuple[int, bool], Reach] = {}
+        self._reached: dict[tuple[int, bool], Reach] = finder.reached
 
     def counting(self, statement: Executed) -> Sequence[ast.stmt]:
         """Return what of a statement does something to what is used, or to a library."""

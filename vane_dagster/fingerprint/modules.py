@@ -125,6 +125,7 @@ class Finder:
 
     _known: dict[str, Module | None] = field(default_factory=dict)
     _sources: dict[str, SourceFile] = field(default_factory=dict)
+    reached: dict[Any, Any] = field(default_factory=dict)
     _has_current_listings: bool = False
 
     def source(self, path: str) -> SourceFile:

@@ -14,6 +14,7 @@ import dagster as dg
 from pydantic import Field
 
 from vane_dagster.errors import DefinitionError
+from vane_dagster.fingerprint.code import files_read_once
 from vane_dagster.orchestration.asset_specs import check_specs, source_spec, stage_spec
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.resources import Compute
@@ -58,10 +59,12 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     policy = pipeline.backfill_policy
     if policy is None and pipeline.partitions_def is not None:
         policy = dg.BackfillPolicy.single_run()
+    with files_read_once():
+        specs = [stage_spec(pipeline, stage.spec) for stage in pipeline]
 
     @dg.multi_asset(
         name=f"{pipeline.name}_pipeline",
-        specs=[stage_spec(pipeline, stage.spec) for stage in pipeline],
+        specs=specs,
         partitions_def=pipeline.partitions_def,
         backfill_policy=policy,
         check_specs=check_specs(pipeline),

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from vane_dagster.errors import PlanError, SourceError, VaneError, described
+from vane_dagster.fingerprint.code import files_read_once
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE
@@ -100,7 +101,8 @@ class _Planner:
         # Before the definitions: an edit while these are computed then differs from what is here.
         self.code = {s: pipeline[s].spec.code_digest() for s in selected}
         self.files = {s: pipeline[s].spec.local_files() for s in selected}
-        self.components = {s: components(pipeline, pipeline[s].spec) for s in selected}
+        with files_read_once():
+            self.components = {s: components(pipeline, pipeline[s].spec) for s in selected}
         self.definitions = {s: definition_digest(each) for s, each in self.components.items()}
         self.rule = fragment_rule(pipeline, store, keep)
         self.source = pipeline.source.bind(store).with_cluster(connect)

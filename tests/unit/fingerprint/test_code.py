@@ -16,7 +16,7 @@ from support.code_project import DEFS, HELPERS, defs, project  # noqa: F401  # f
 from support.edits import Project
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest, hashing
-from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.code import code_identity, files_read_once
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.objects import value_digest
 
@@ -597,3 +597,20 @@ def test_an_unpacked_argument_of_a_declaration_counts(project: Project) -> None:
     before = project.digest()
     project.edit("defs.py", "made('a')", "made('b')")
     assert project.digest() != before
+
+
+def test_identities_of_one_reading_are_those_of_their_own(defs: Project) -> None:
+    names = ["udf", "Model", "other"]
+    alone = {name: defs.identity(name).parts for name in names}
+    assert len(set(alone.values())) == len(names)
+    for order in (names, names[::-1]):
+        with files_read_once():
+            assert {name: defs.identity(name).parts for name in order} == alone
+
+
+def test_a_reading_ends_with_its_block(defs: Project) -> None:
+    with files_read_once():
+        before = defs.identity("Model").digest
+        defs.edit("deeper.py", "return x", "return -x")
+        assert defs.identity("Model").digest == before
+    assert defs.identity("Model").digest != before
