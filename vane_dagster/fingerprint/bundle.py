@@ -26,6 +26,8 @@ from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder, Module
 _OLDEST_TIME = (1980, 1, 1, 0, 0, 0)
 _by_value_lock = threading.Lock()
 
+_CACHED = type(functools.cache(print))
+
 
 @dataclass(frozen=True)
 class CodeBundle:
@@ -79,7 +81,7 @@ def pickled(
             if visit is not None:
                 visit(part)
             # cloudpickle pickles these by module name, which names another module in a worker.
-            if isinstance(part, functools._lru_cache_wrapper) and part.__module__ in by_value:
+            if isinstance(part, _CACHED) and part.__module__ in by_value:
                 return _cached, (part.__wrapped__, part.cache_parameters())
             if _is_typed_dict_call(part) and part.__module__ in by_value:
                 return _typed_dict, (part.__name__, part.__annotations__, part.__total__)
