@@ -25,7 +25,7 @@ from support.data import read_stage
 from support.llm_server import KEY, Server, serving
 from support.results import Run
 from support.snippets import PAGES, Snippet, counted, loaded, pipelines, refused, snippets, stage_of
-from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 
 ALL = [snippet for page in PAGES for snippet in snippets(page)]
 ON_ENGINES = {(page, "Language model in vLLM") for page in PAGES}

@@ -11,7 +11,8 @@ from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.tasks import WorkBuilder
 from vane_dagster.errors import IntegrityError, UdfError, VaneError, names
 from vane_dagster.events import Progress, StageStats
-from vane_dagster.pipeline.specs import SOURCE, StageSpec
+from vane_dagster.pipeline.specs import StageSpec
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part

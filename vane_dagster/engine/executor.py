@@ -30,7 +30,7 @@ from vane_dagster.events import (
 )
 from vane_dagster.fingerprint.bundle import CodeBundle
 from vane_dagster.fingerprint.local_file import LocalFile
-from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.retries import MAX_PASSES

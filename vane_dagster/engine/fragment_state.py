@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE, StageSpec
+from vane_dagster.pipeline.specs import StageSpec
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.storage.row_records import RecordedPart

@@ -13,7 +13,7 @@ from vane_dagster.errors import SchemaError
 from vane_dagster.events import SchemaInferred
 from vane_dagster.pipeline.contracts import TYPES
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import with_upstream
+from vane_dagster.pipeline.stage_kind import with_upstream
 from vane_dagster.planning.definition import inference_definition
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.planner import plan_run

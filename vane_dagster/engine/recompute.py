@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.checks.context import RecomputedRows, RowOutcomes
-from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.sample_plan import Sampled
 from vane_dagster.sources import ReadContext

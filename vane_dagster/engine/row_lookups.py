@@ -16,7 +16,7 @@ from vane_dagster.engine.fragment_state import FragmentState, input_id
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import VaneError
 from vane_dagster.events import Noticed
-from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.paths import UNPARTITIONED, partition_folder

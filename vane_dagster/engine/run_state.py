@@ -25,7 +25,8 @@ from vane_dagster.events import (
     StageStats,
     Unchanged,
 )
-from vane_dagster.pipeline.specs import SOURCE, StageSpec
+from vane_dagster.pipeline.specs import StageSpec
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.parquet import PARQUET

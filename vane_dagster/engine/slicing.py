@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.worker.protocol import PoolSpec
 
 DEFAULT_BATCH = 4096

@@ -22,17 +22,12 @@ from vane_dagster.engine.row_lookups import written_groups
 from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.fingerprint.bundle import pickled
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.options import AUTO
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.records import Failures
-from vane_dagster.pipeline.specs import (
-    SOURCE,
-    JoinSpec,
-    MapBatchesSpec,
-    ProjectSpec,
-    StageSpec,
-    WriteSpec,
-)
+from vane_dagster.pipeline.specs import JoinSpec, ProjectSpec, StageSpec, WriteSpec
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.source_code import pack_source
 from vane_dagster.retries import TIMED_OUT, Policy, RetriedRows

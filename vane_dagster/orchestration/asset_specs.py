@@ -9,7 +9,8 @@ import dagster as dg
 
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.records import Asset
-from vane_dagster.pipeline.specs import SOURCE, StageSpec
+from vane_dagster.pipeline.specs import StageSpec
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.definition import stage_definition
 
 

@@ -11,7 +11,7 @@ from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline import pipeline as declared
 from vane_dagster.pipeline.records import Asset, as_asset
-from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE
 
 if TYPE_CHECKING:
     import dagster as dg

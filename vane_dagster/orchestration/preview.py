@@ -20,7 +20,7 @@ from vane_dagster.events import Event, Noticed, Printed, SchemaInferred
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.run import execute_preview
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE, with_upstream
+from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store

@@ -43,7 +43,7 @@ from vane_dagster.orchestration.progress import ProgressReport, RunSummary
 from vane_dagster.orchestration.read_ahead import ReadAhead
 from vane_dagster.orchestration.source_asset import SourceLog
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.manifest import Manifest, ManifestName

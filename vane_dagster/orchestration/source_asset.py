@@ -10,7 +10,7 @@ from vane_dagster.errors import SourceError
 from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.event_log import DATA_VERSION, EventLog, events_grouped
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources.files import source_version
 from vane_dagster.storage.manifest import FileRecord
 

@@ -19,7 +19,7 @@ from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.run import run_pipeline
 from vane_dagster.orchestration.source_asset import SourceLog, observe
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE
 
 if TYPE_CHECKING:
     from vane_dagster.orchestration.assets import RunOptions

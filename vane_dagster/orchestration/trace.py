@@ -7,7 +7,7 @@ from typing import Any
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import TraceError
 from vane_dagster.orchestration.read import asset_path, open_store
-from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.tracing.manifest_index import ManifestIndex
 from vane_dagster.tracing.steps import Trace
 from vane_dagster.tracing.walk import trace_back, trace_forward

@@ -17,8 +17,8 @@ from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.storage.manifest import Component
 
 if TYPE_CHECKING:
+    from vane_dagster.pipeline.map_spec import MapBatchesSpec
     from vane_dagster.pipeline.pipeline import Pipeline
-    from vane_dagster.pipeline.specs import MapBatchesSpec
 
 
 def component(kind: str, name: str, *values: object) -> Component:

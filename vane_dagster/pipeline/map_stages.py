@@ -22,6 +22,7 @@ from vane_dagster.pipeline.contracts import (
     row_call,
 )
 from vane_dagster.pipeline.known_arguments import adds_stage
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.options import (
     AUTO,
     BatchFormat,
@@ -38,7 +39,6 @@ from vane_dagster.pipeline.records import (
     parse_options,
     refuse_for_prompts,
 )
-from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf, called_function, check_calls, make_udf
 from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints, is_stream
 from vane_dagster.types.callables import qualname, unwrapped

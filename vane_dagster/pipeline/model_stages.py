@@ -23,10 +23,10 @@ from vane_dagster.pipeline.identity import (
     local_files,
     value_identity,
 )
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.options import IncludeColumns
 from vane_dagster.pipeline.records import Model, StageOptions, refuse_for_prompts
 from vane_dagster.pipeline.servers import ModelServer
-from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class

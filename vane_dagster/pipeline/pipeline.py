@@ -24,18 +24,12 @@ from vane_dagster.checks.builtin import defaults_for, merge
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.known_arguments import adds_stage
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.notebook_cells import Cell, executing_cell
 from vane_dagster.pipeline.options import JoinChildren, JoinHow
 from vane_dagster.pipeline.records import Asset, as_asset
-from vane_dagster.pipeline.specs import (
-    SOURCE,
-    JoinSpec,
-    MapBatchesSpec,
-    StageSpec,
-    Table,
-    check_id,
-    with_upstream,
-)
+from vane_dagster.pipeline.specs import JoinSpec, StageSpec
+from vane_dagster.pipeline.stage_kind import SOURCE, Table, check_id, with_upstream
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.sources import Source
 from vane_dagster.sources.row_ids import IdLike, IdRule, RowId, as_id

@@ -21,7 +21,8 @@ from vane_dagster.pipeline.labels import LabelRows
 from vane_dagster.pipeline.map_stages import MapRows
 from vane_dagster.pipeline.options import parse_include
 from vane_dagster.pipeline.records import Asset, as_asset
-from vane_dagster.pipeline.specs import SOURCE, ProjectSpec, WriteSpec
+from vane_dagster.pipeline.specs import ProjectSpec, WriteSpec
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.filesystem import absolute_url
 from vane_dagster.storage.publish.registry import PUBLISHERS, publisher_class
 from vane_dagster.storage.publish.target import PARTITION_COLUMN, Target

@@ -16,8 +16,10 @@ from vane_dagster.pipeline.identity import (
     constructor_arguments,
     environment,
 )
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import MapBatchesSpec, StageSpec, with_upstream
+from vane_dagster.pipeline.specs import StageSpec
+from vane_dagster.pipeline.stage_kind import with_upstream
 from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.row_keys import ENCODING, row_keys
 from vane_dagster.types.schema import empty_table

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from vane_dagster.errors import PlanError, names
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE, StageSpec
+from vane_dagster.pipeline.specs import StageSpec
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.manifest import FragmentRecord, Manifest, ManifestName
 
 

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from vane_dagster.errors import VaneError
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import Causes, describe
 from vane_dagster.planning.definition import PoolIdentity, pool_identity
 from vane_dagster.sources import FragmentRule, Source

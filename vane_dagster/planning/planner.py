@@ -14,7 +14,7 @@ from vane_dagster.errors import PlanError, SourceError, VaneError, described
 from vane_dagster.fingerprint.code import files_read_once
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import causes
 from vane_dagster.planning.definition import components, definition_digest, row_definition
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults

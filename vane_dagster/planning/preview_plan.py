@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, replace
 
-from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import PlanError, SourceError, VaneError, names
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from vane_dagster._secrets import masked
 from vane_dagster.errors import SourceError, StoreError, TraceError, described, names
-from vane_dagster.pipeline.specs import SOURCE, ProjectSpec
+from vane_dagster.pipeline.specs import ProjectSpec
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources import (
     DeltaSource,
     FilesSource,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vane_dagster.errors import StoreError, TraceError, names
-from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources.base import WHOLE_FILE
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, Manifest
 from vane_dagster.tracing.manifest_index import ManifestIndex, file_of

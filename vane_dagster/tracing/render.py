@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from vane_dagster._home import default_root
-from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.filesystem import absolute_url
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store

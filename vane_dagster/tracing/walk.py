@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vane_dagster.errors import StoreError, TraceError
-from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.filesystem import Location, protocol_of
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, Manifest, ManifestName
 from vane_dagster.storage.row_search import Found, RowFile, find, row_at

@@ -24,7 +24,7 @@ from vane_dagster.errors import DefinitionError, SchemaError
 from vane_dagster.pipeline.contracts import ColumnsCall
 from vane_dagster.pipeline.decorators import CallOptions
 from vane_dagster.pipeline.lazy_instances import LazyInstance, construct
-from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.udf import make_udf
 
 MADE: list[str] = []

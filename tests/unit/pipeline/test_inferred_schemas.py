@@ -9,7 +9,7 @@ import pytest
 
 import vane_dagster as vd
 from vane_dagster.checks import NullRate
-from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.planning.definition import (
     inference_definition,
     pool_identity,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.pipeline.specs import StageKind
+from vane_dagster.pipeline.stage_kind import StageKind
 
 
 def same(batch):

@@ -14,7 +14,7 @@ import pytest
 import vane_dagster as vd
 from support.arguments import grouped
 from support.edits import Project
-from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.planning.definition import row_definition, stage_definition
 from vane_dagster.types.tensors import tensor
 

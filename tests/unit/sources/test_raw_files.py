@@ -11,7 +11,7 @@ import pytest
 
 import vane_dagster as vd
 from vane_dagster.errors import DefinitionError, SchemaError, SourceError
-from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources import FragmentRule, ReadContext
 from vane_dagster.sources.raw_files import FilesSource
 
