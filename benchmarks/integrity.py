@@ -33,7 +33,8 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FragmentRecord, Manifest, PartInfo
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.worker import batch_formats, host, source_rows
-from vane_dagster.worker.protocol import CallUdf, ModelSpec, SourceRows, Work
+from vane_dagster.worker.pools import ModelSpec
+from vane_dagster.worker.protocol import CallUdf, SourceRows, Work
 
 ROWS = 250_000
 REPEATS = 7

@@ -28,15 +28,9 @@ from vane_dagster.events import Committed, Event, Failed
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.manifest import PartInfo, PartProvenance
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.protocol import (
-    LoadReport,
-    PoolSpec,
-    SourceRows,
-    TableRows,
-    Tally,
-    Work,
-    WorkReport,
-)
+from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.protocol import SourceRows, TableRows, Work
+from vane_dagster.worker.reports import LoadReport, Tally, WorkReport
 
 _CPUS_A_NODE = 10
 _IO_SECONDS = 0.02

@@ -11,7 +11,7 @@ from vane_dagster.errors import VaneError
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.servers.launch import ServerState
 from vane_dagster.storage.manifest import Manifest, ManifestName
-from vane_dagster.worker.protocol import LoadReport
+from vane_dagster.worker.reports import LoadReport
 
 
 @dataclass

@@ -17,19 +17,9 @@ from vane_dagster.compute.api import Backend, CallResult, TableBackend, TableLea
 from vane_dagster.errors import ComputeError
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.pipeline.contracts import BatchCall
-from vane_dagster.worker.protocol import (
-    CallUdf,
-    Gather,
-    LoadReport,
-    ModelSpec,
-    Op,
-    PoolSpec,
-    Project,
-    TableRows,
-    Work,
-    WorkerStatus,
-    WorkReport,
-)
+from vane_dagster.worker.pools import ModelSpec, PoolSpec
+from vane_dagster.worker.protocol import CallUdf, Gather, Op, Project, TableRows, Work
+from vane_dagster.worker.reports import LoadReport, WorkerStatus, WorkReport
 
 POOL = PoolSpec("contract", "Contract", (1, 1), {"CPU": 1.0})
 NO_SERVERS: Any = {}

@@ -10,7 +10,7 @@ import pytest
 from support.data import write_source
 from vane_dagster.engine.accounting import WaveProgress
 from vane_dagster.events import StageStats
-from vane_dagster.worker.protocol import Tally
+from vane_dagster.worker.reports import Tally
 
 KEYS = [f"p{i}" for i in range(6)]
 FILES, ROWS = 3, 8

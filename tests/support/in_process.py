@@ -21,8 +21,10 @@ from vane_dagster.engine.executor import execute
 from vane_dagster.events import Committed, Event, Failed
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.store import Store
+from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.host import Host
-from vane_dagster.worker.protocol import LoadCall, PoolSpec, Work
+from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.protocol import Work
 
 
 class InProcess:

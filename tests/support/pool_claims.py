@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vane_dagster.compute.pool_state import LeaseGrant, LeaseRecord, PoolState
-from vane_dagster.worker.protocol import PoolRequest, PoolSpec
+from vane_dagster.worker.pools import PoolRequest, PoolSpec
 
 ONE = {"n1": {"CPU": 4.0, "GPU": 1.0}}
 

@@ -16,7 +16,8 @@ from vane_dagster.engine.tasks import operation
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.udf import check_calls, make_udf
 from vane_dagster.types.schema import parse_schema
-from vane_dagster.worker.protocol import CallUdf, ModelSpec, Work
+from vane_dagster.worker.pools import ModelSpec
+from vane_dagster.worker.protocol import CallUdf, Work
 from vane_dagster.worker.retry import BatchError
 from vane_dagster.worker.udf_caller import UdfCaller
 

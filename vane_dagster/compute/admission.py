@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.placement import Bundle, fits
 from vane_dagster.errors import ComputeError
-from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.worker.pools import PoolSpec
 
 
 def check_can_fit(capacity: Capacity, pool: PoolSpec) -> None:

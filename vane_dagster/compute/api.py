@@ -19,7 +19,9 @@ from vane_dagster.compute.work_claims import Claims
 from vane_dagster.errors import ComputeError
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
-from vane_dagster.worker.protocol import LoadReport, PoolSpec, Work, WorkerStatus, WorkReport
+from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.reports import LoadReport, WorkerStatus, WorkReport
 
 IO_WORKERS = "io"
 """Identity of the pool of I/O workers, which read, project, join and write."""

@@ -32,20 +32,19 @@ from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.errors import ComputeError, names
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
-from vane_dagster.worker.isolation import NO_DESCRIPTORS_STATUS
-from vane_dagster.worker.local_worker import CLOSED_STATUS, read_table, serve, write_table
-from vane_dagster.worker.protocol import (
+from vane_dagster.worker.calls import (
     AnnounceCall,
     LoadCall,
-    PoolRequest,
-    PoolSpec,
     RunCall,
     StatusCall,
     StopCall,
-    Work,
     WorkerReply,
     WorkerRequest,
 )
+from vane_dagster.worker.isolation import NO_DESCRIPTORS_STATUS
+from vane_dagster.worker.local_worker import CLOSED_STATUS, read_table, serve, write_table
+from vane_dagster.worker.pools import PoolRequest, PoolSpec
+from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.watchdog import ended_by_deadline
 
 _SHARED_MEMORY = "/dev/shm"

@@ -27,7 +27,7 @@ from vane_dagster.compute.pool_state import (
     WorkerStart,
 )
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
-from vane_dagster.worker.protocol import PoolRequest, WorkerInfo
+from vane_dagster.worker.pools import PoolRequest, WorkerInfo
 from vane_dagster.worker.ray_actor import HostActor
 
 _SWEEP_SECONDS = 1.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from vane_dagster.compute.placement import Bundle, FreeResources, bundle_size
-from vane_dagster.worker.protocol import PoolRequest, WorkerInfo
+from vane_dagster.worker.pools import PoolRequest, WorkerInfo
 
 LEASE_SECONDS = 30.0
 POLL_SECONDS = 15.0

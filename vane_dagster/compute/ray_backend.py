@@ -34,16 +34,10 @@ from vane_dagster.errors import ClusterLostError, ComputeError, names
 from vane_dagster.events import Event, Waiting
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
-from vane_dagster.worker.protocol import (
-    IDLE_SECONDS,
-    Fault,
-    LoadCall,
-    LoadReport,
-    PoolSpec,
-    Work,
-    WorkReport,
-    load_failed,
-)
+from vane_dagster.worker.calls import LoadCall
+from vane_dagster.worker.pools import IDLE_SECONDS, PoolSpec
+from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.reports import Fault, LoadReport, WorkReport, load_failed
 
 _BEATS = 6
 _MAX_POLL_SECONDS = 1.0

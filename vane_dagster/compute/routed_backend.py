@@ -30,7 +30,9 @@ from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.servers.directory import Endpoints
-from vane_dagster.worker.protocol import Fault, PoolSpec, Work, WorkReport
+from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.reports import Fault, WorkReport
 
 _POLL_SECONDS = 0.005
 _COPY_THREADS = 4

@@ -16,7 +16,7 @@ from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part
-from vane_dagster.worker.protocol import WorkReport
+from vane_dagster.worker.reports import WorkReport
 
 _PROGRESS_SECONDS = 0.5
 

@@ -10,7 +10,7 @@ from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import DamagedPartError, StoreError, VaneError
 from vane_dagster.events import Noticed
 from vane_dagster.planning.plan import Part
-from vane_dagster.worker.protocol import Fault
+from vane_dagster.worker.reports import Fault
 
 
 class PartRepair:

@@ -42,7 +42,7 @@ from vane_dagster.storage.shipped_files import (
     upload,
 )
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.protocol import ModelSpec, PoolSpec
+from vane_dagster.worker.pools import ModelSpec, PoolSpec
 
 _BUDGET_SHARE = 0.4
 _ANNOUNCED_BYTES = 1_000_000  # of local files; smaller copies take no time

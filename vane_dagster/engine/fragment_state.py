@@ -13,11 +13,8 @@ from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.storage.row_records import RecordedPart
-from vane_dagster.worker.protocol import (
-    KnownRows,
-    RowRetry,
-    Tally,
-)
+from vane_dagster.worker.protocol import KnownRows, RowRetry
+from vane_dagster.worker.reports import Tally
 
 TaskKind = Literal["load", "slice", "gather", "whole"]
 """Kind of task: load a map's input, compute a slice, gather the output, or all at once."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from vane_dagster.events import PoolLoads, ServerReplica, ServerUse
 from vane_dagster.servers.launch import ServerStatus
-from vane_dagster.worker.protocol import LoadReport, PoolSpec
+from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.reports import LoadReport
 
 
 class PoolUsage:

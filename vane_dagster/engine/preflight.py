@@ -27,7 +27,7 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, Location
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.worker.pools import PoolSpec
 
 _BESIDE_CLUSTER = (
     "GPUs that this machine gives to the Ray cluster do not count, nor do the cluster's custom "

@@ -21,7 +21,8 @@ from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
 from vane_dagster.storage.row_records import RecordedPart
-from vane_dagster.worker.protocol import RecordGroup, RowLookup, WorkReport
+from vane_dagster.worker.protocol import RecordGroup, RowLookup
+from vane_dagster.worker.reports import WorkReport
 
 _MIN_FOUND = 0.05
 """Share of rows found in other partitions below which partitions no longer wait for each other."""

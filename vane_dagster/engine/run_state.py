@@ -36,7 +36,7 @@ from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import Publisher
 from vane_dagster.storage.row_floor import inherit_floor, raise_floor, read_floor
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.worker.pools import PoolSpec
 
 _PUBLISH_POLL_SECONDS = 0.2
 

@@ -36,7 +36,8 @@ from vane_dagster.retries import (
     RetriedRows,
     loss_after,
 )
-from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, WorkReport
+from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.reports import Fault, LoadReport, WorkReport
 
 _TICK_SECONDS = 0.5
 _CLAIM_TICK_SECONDS = 0.005

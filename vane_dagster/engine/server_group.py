@@ -10,7 +10,7 @@ from vane_dagster.compute.api import Lease, Worker
 from vane_dagster.events import Event, Noticed
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.servers.launch import Endpoint, ServerStatus
-from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.worker.pools import PoolSpec
 
 ServerChanged = Callable[[PoolSpec, Mapping[str, ServerStatus]], None]
 """Receives the pool of a server, and the state of its replicas by the name of their worker."""

@@ -14,7 +14,7 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.servers.process import ServerProcess
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.worker.protocol import ModelSpec, PoolSpec
+from vane_dagster.worker.pools import ModelSpec, PoolSpec
 
 _GRACE_SECONDS = 60.0
 

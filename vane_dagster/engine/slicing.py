@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
-from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.worker.pools import PoolSpec
 
 DEFAULT_BATCH = 4096
 """Minimum rows of a slice for a stage without a batch size, if there are as many."""

@@ -55,9 +55,9 @@ from vane_dagster.worker.protocol import (
     SourceFiles,
     SourceRows,
     TableRows,
-    Tally,
     Work,
 )
+from vane_dagster.worker.reports import Tally
 
 _Inputs = tuple[Rows, ...]
 

@@ -21,7 +21,8 @@ from vane_dagster.errors import ModelLoadError, VaneError, names
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
 from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.retries import MAX_FAILED_STARTS
-from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, WorkerStatus, load_failed
+from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.reports import Fault, LoadReport, WorkerStatus, load_failed
 
 
 @dataclass

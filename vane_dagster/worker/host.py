@@ -38,6 +38,7 @@ from vane_dagster.storage.row_records import write_records
 from vane_dagster.types.schema import empty_table
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker import operators, row_reuse, unread_rows
+from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.frameworks import device, set_threads, share_gpus, unused_gpu
 from vane_dagster.worker.health import UnhealthyModelError
@@ -47,22 +48,23 @@ from vane_dagster.worker.lifecycle import Startup, recycle_reason
 from vane_dagster.worker.loaded_model import LoadedModel
 from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.output import OutputTap
+from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
-    Computed,
-    Fault,
     Gather,
     Join,
-    LoadCall,
-    LoadReport,
-    ModelSpec,
     Project,
     Reject,
     Restore,
     ReuseAndCall,
-    Tally,
     Work,
+)
+from vane_dagster.worker.reports import (
+    Computed,
+    Fault,
+    LoadReport,
+    Tally,
     WorkerStatus,
     WorkReport,
     fault_kind,

@@ -13,7 +13,7 @@ from typing import Any
 
 from vane_dagster._secrets import masked
 from vane_dagster.pipeline.options import WorkerLifecycle
-from vane_dagster.worker.protocol import WorkerStatus
+from vane_dagster.worker.reports import WorkerStatus
 from vane_dagster.worker.watchdog import deadline
 
 _GRACE_SECONDS = 60.0

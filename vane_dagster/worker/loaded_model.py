@@ -15,7 +15,7 @@ from vane_dagster.pipeline.lazy_instances import construct
 from vane_dagster.worker import user_code
 from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.model_thread import ModelThread
-from vane_dagster.worker.protocol import ModelSpec
+from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.udf_caller import UdfCaller
 
 

@@ -18,20 +18,17 @@ from vane_dagster._user_errors import contained
 from vane_dagster._worker_process import mark_worker
 from vane_dagster.errors import described
 from vane_dagster.servers.directory import directory
-from vane_dagster.worker.host import Host
-from vane_dagster.worker.protocol import (
+from vane_dagster.worker.calls import (
     AnnounceCall,
-    Fault,
     LoadCall,
-    LoadReport,
     RunCall,
     StatusCall,
     StopCall,
     WorkerReply,
     WorkerRequest,
-    WorkReport,
-    load_failed,
 )
+from vane_dagster.worker.host import Host
+from vane_dagster.worker.reports import Fault, LoadReport, WorkReport, load_failed
 
 CLOSED_STATUS = 88
 """The exit code of a worker after the user's code has closed its connection."""

@@ -13,18 +13,12 @@ import ray
 from vane_dagster._worker_process import mark_worker
 from vane_dagster.servers.directory import Endpoints, directory
 from vane_dagster.servers.launch import Endpoint, ServerStatus
+from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.frameworks import set_threads
 from vane_dagster.worker.host import Host
-from vane_dagster.worker.protocol import (
-    LoadCall,
-    LoadReport,
-    PoolRequest,
-    Work,
-    WorkerInfo,
-    WorkerState,
-    WorkerStatus,
-    WorkReport,
-)
+from vane_dagster.worker.pools import PoolRequest, WorkerInfo, WorkerState
+from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.reports import LoadReport, WorkerStatus, WorkReport
 
 
 class HostActor:

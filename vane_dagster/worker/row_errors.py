@@ -17,7 +17,8 @@ from vane_dagster.errors import UdfError, described
 from vane_dagster.retries import TIMED_OUT
 from vane_dagster.storage.quarantine import PARENTS, TRANSIENT, fault_schema
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
-from vane_dagster.worker.protocol import CallUdf, Computed, Reject, Tally, Work, WorkReport
+from vane_dagster.worker.protocol import CallUdf, Reject, Work
+from vane_dagster.worker.reports import Computed, Tally, WorkReport
 from vane_dagster.worker.retry import RowFault
 
 _FAULTS_REPORTED = 3

@@ -50,17 +50,15 @@ from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.output_ids import numbered
 from vane_dagster.worker.protocol import (
     Arrange,
-    Computed,
     Places,
     Restore,
     RowKeying,
     RowLookup,
     RowRetry,
     SourceFiles,
-    Tally,
     Work,
-    WorkReport,
 )
+from vane_dagster.worker.reports import Computed, Tally, WorkReport
 from vane_dagster.worker.row_index import open_index
 from vane_dagster.worker.stored_rows import stored_rows
 

@@ -30,7 +30,9 @@ from vane_dagster.worker.health import Health, UnhealthyModelError, check_alive
 from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.output_ids import with_ids
-from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work, WorkReport
+from vane_dagster.worker.pools import ModelSpec
+from vane_dagster.worker.protocol import CallUdf, Work
+from vane_dagster.worker.reports import Computed, Tally, WorkReport
 from vane_dagster.worker.results import Result, put_together
 from vane_dagster.worker.retry import (
     Answer,

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.types.tensors import unsliced
-from vane_dagster.worker.protocol import Computed, Tally, Work, WorkReport
+from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.reports import Computed, Tally, WorkReport
 from vane_dagster.worker.retry import RowFault
 from vane_dagster.worker.row_errors import describe_faults, fault_table
 

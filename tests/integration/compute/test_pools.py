@@ -53,7 +53,7 @@ from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import ComputeError
 from vane_dagster.events import Waiting
 from vane_dagster.orchestration.run import run_pipeline
-from vane_dagster.worker.protocol import PoolRequest, PoolSpec
+from vane_dagster.worker.pools import PoolRequest, PoolSpec
 
 
 def test_processes_whose_code_differs_have_models_of_their_own(tmp_path, ray_compute):

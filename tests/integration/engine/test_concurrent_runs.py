@@ -20,7 +20,7 @@ from vane_dagster.compute.local_backend import LocalBackend
 from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.events import Committed, Failed, Waiting
-from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.worker.pools import PoolSpec
 
 
 def test_two_runs_of_a_partition_compute_it_once(tmp_path, ray_compute):

@@ -121,7 +121,7 @@ def test_an_idle_server_makes_room_and_a_leased_one_does_not(tmp_path, ray_compu
 def _request(backend: Any) -> Any:
     """Ask for a pool that needs what the server holds, once."""
     from vane_dagster.compute.pool_state import LeaseRecord
-    from vane_dagster.worker.protocol import PoolSpec
+    from vane_dagster.worker.pools import PoolSpec
 
     pool = PoolSpec("needing", "Doubler", (1, 1), {"accelerator": 1.0})
     record = LeaseRecord("asks-1", "asks", (pool.request(),), 0.0)

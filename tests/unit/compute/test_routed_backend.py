@@ -14,7 +14,9 @@ import pytest
 from vane_dagster.compute.api import CallResult, Capacity, TableLostError, Worker
 from vane_dagster.compute.routed_backend import RoutedBackend, RoutedLease, RoutedTable
 from vane_dagster.errors import ClusterLostError, ComputeError
-from vane_dagster.worker.protocol import Gather, LoadReport, PoolSpec, Work, WorkReport
+from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.protocol import Gather, Work
+from vane_dagster.worker.reports import LoadReport, WorkReport
 
 ON_CLUSTER, ON_DRIVER = PoolSpec("c", "C", (1, 1)), PoolSpec("d", "D", (1, 1), on_driver=True)
 CLUSTER, DRIVER, OTHER = Worker("c-1", "c"), Worker("d-1", "d"), Worker("d-2", "d")

@@ -29,7 +29,7 @@ from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.worker.pools import PoolSpec
 
 # The table
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from vane_dagster.engine.pool_usage import PoolUsage
 from vane_dagster.events import PoolLoads, ServerReplica, ServerUse
 from vane_dagster.servers.launch import Endpoint, ServerStatus
-from vane_dagster.worker.protocol import LoadReport, PoolSpec
+from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.reports import LoadReport
 
 
 def ready(warm: bool, seconds: float) -> LoadReport:

@@ -13,7 +13,8 @@ from vane_dagster.pipeline.records import Reuse
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo
-from vane_dagster.worker.protocol import RecordGroup, RowLookup, WorkReport
+from vane_dagster.worker.protocol import RecordGroup, RowLookup
+from vane_dagster.worker.reports import WorkReport
 
 
 def groups(parts: int, found: int = 0) -> list[list[str]]:

@@ -32,18 +32,9 @@ from vane_dagster.sources import FragmentRule
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.protocol import (
-    CallUdf,
-    Fault,
-    LoadReport,
-    PartRows,
-    PoolSpec,
-    Reject,
-    TableRows,
-    Tally,
-    Work,
-    WorkReport,
-)
+from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.protocol import CallUdf, PartRows, Reject, TableRows, Work
+from vane_dagster.worker.reports import Fault, LoadReport, Tally, WorkReport
 
 ROWS = 64
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64())])

@@ -11,7 +11,8 @@ from vane_dagster.engine.pool_usage import PoolUsage
 from vane_dagster.engine.worker_group import WorkerGroup
 from vane_dagster.events import Noticed
 from vane_dagster.servers.launch import Endpoint, ServerStatus
-from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, WorkerStatus
+from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.reports import Fault, LoadReport, WorkerStatus
 
 CLIENTS = [Worker("c1", "client"), Worker("c2", "client")]
 REPLICAS = [Worker("s1", "server"), Worker("s2", "server")]

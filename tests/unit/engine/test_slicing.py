@@ -10,7 +10,7 @@ import vane_dagster as vd
 from support.arguments import grouped
 from vane_dagster.engine.slicing import DEFAULT_BATCH, SliceSizer
 from vane_dagster.pipeline.options import WorkerLifecycle
-from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.worker.pools import PoolSpec
 
 
 def model(batch: Any) -> Any:

@@ -23,12 +23,12 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo, PartProvenance
 from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.storage.store import Store
+from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
     Gather,
     PartRows,
-    PoolSpec,
     Project,
     Reject,
     Restore,
@@ -36,8 +36,8 @@ from vane_dagster.worker.protocol import (
     SampledRows,
     SourceRows,
     TableRows,
-    Tally,
 )
+from vane_dagster.worker.reports import Tally
 
 URL = "file:///nowhere/a.parquet"
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64())])

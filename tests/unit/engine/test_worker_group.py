@@ -8,7 +8,8 @@ from typing import Any
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Worker
 from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue
 from vane_dagster.events import Noticed
-from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec
+from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.reports import Fault, LoadReport
 
 FIRST, SECOND = Worker("m-1", "m"), Worker("m-2", "m")
 

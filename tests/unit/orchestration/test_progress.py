@@ -28,7 +28,7 @@ from vane_dagster.orchestration.progress import ProgressReport, RunSummary, dura
 from vane_dagster.orchestration.reporting import RunReport
 from vane_dagster.orchestration.run import EventQueue
 from vane_dagster.planning.plan import RunPlan
-from vane_dagster.worker.protocol import LoadReport
+from vane_dagster.worker.reports import LoadReport
 
 
 class Clock:

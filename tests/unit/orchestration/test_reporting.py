@@ -10,7 +10,7 @@ from support.counted_runs import (
 )
 from vane_dagster.events import Progress
 from vane_dagster.storage.manifest import PartInfo
-from vane_dagster.worker.protocol import Tally, WorkReport
+from vane_dagster.worker.reports import Tally, WorkReport
 
 
 def test_partitions_at_work_at_once_share_the_time():

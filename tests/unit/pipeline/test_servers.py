@@ -16,7 +16,7 @@ from vane_dagster.compute.api import Capacity
 from vane_dagster.engine.server_pools import declared_servers, server_pool
 from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.worker.pools import PoolSpec
 
 
 def pipeline(server: Any) -> vd.Pipeline:

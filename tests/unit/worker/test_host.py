@@ -15,9 +15,11 @@ from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.servers.launch import Endpoint
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget
+from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.protocol import CallUdf, LoadCall, ModelSpec, PoolSpec, TableRows, Work
+from vane_dagster.worker.pools import ModelSpec, PoolSpec
+from vane_dagster.worker.protocol import CallUdf, TableRows, Work
 
 
 def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path, monkeypatch):

@@ -21,10 +21,13 @@ from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.worker import host as host_module
+from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.loaded_model import CallTurns
 from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.protocol import CallUdf, LoadCall, LoadReport, ModelSpec, TableRows, Work
+from vane_dagster.worker.pools import ModelSpec
+from vane_dagster.worker.protocol import CallUdf, TableRows, Work
+from vane_dagster.worker.reports import LoadReport
 
 SCHEMA = pa.schema({"id": pa.int64(), "out": pa.int64()})
 MODEL = """

@@ -17,7 +17,7 @@ from vane_dagster.errors import (
     VaneError,
 )
 from vane_dagster.retries import TIMED_OUT, WORKER_DIED, RowLoss
-from vane_dagster.worker.protocol import ERRORS, Fault, Tally, WorkReport, fault_kind
+from vane_dagster.worker.reports import ERRORS, Fault, Tally, WorkReport, fault_kind
 
 
 def test_each_error_of_the_package_is_registered_under_its_name() -> None:

@@ -24,15 +24,14 @@ from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
-    Computed,
     RecordGroup,
     Restore,
     RowKeying,
     RowLookup,
     RowRetry,
-    Tally,
     Work,
 )
+from vane_dagster.worker.reports import Computed, Tally
 from vane_dagster.worker.retry import RowFault
 from vane_dagster.worker.row_errors import fault_table, null_row
 from vane_dagster.worker.row_reuse import COMPUTED, DUPLICATE, _KnownPlaces, arrange, restore

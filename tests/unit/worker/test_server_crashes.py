@@ -15,7 +15,7 @@ import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
 from vane_dagster.errors import CostlyError
 from vane_dagster.worker import retry, udf_caller
-from vane_dagster.worker.protocol import ModelSpec
+from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.retry import (
     AwaitServers,
     BatchError,

@@ -18,11 +18,11 @@ from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.output import OutputTap
+from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.protocol import (
     CallUdf,
     Gather,
     Join,
-    ModelSpec,
     Project,
     SampledRows,
     SourceRows,

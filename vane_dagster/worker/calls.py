@@ -1,0 +1,76 @@
+"""Calls of a worker in a subprocess, and its replies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Union
+
+from vane_dagster.pipeline.options import WorkerLifecycle
+from vane_dagster.servers.directory import Endpoints
+from vane_dagster.worker.pools import ModelSpec
+from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.reports import LoadReport, WorkerStatus, WorkReport
+
+
+@dataclass(frozen=True)
+class LoadCall:
+    """A request to construct the model, unless it is loaded.
+
+    Attributes:
+        model: The model; None for a worker without one.
+        archive: The user's modules, as a zip.
+        threads: Threads that the worker computes with.
+        env: Environment variables to set, or to unset if None.
+        lifecycle: When the worker times out, or is replaced.
+        endpoints: The endpoints of the servers that its code calls.
+    """
+
+    model: ModelSpec | None
+    archive: bytes = b""
+    threads: int = 0
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
+    endpoints: Endpoints = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunCall:
+    """A call of `Host.run`; `tables` are the paths of Arrow files."""
+
+    work: Work
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StatusCall:
+    """A request for a `WorkerStatus`, answered while the worker works."""
+
+
+@dataclass(frozen=True)
+class AnnounceCall:
+    """The endpoints of servers that the worker's code calls. It is not answered."""
+
+    endpoints: Endpoints
+
+
+@dataclass(frozen=True)
+class StopCall:
+    """Stop the server that the worker runs, and end. It is not answered."""
+
+
+@dataclass(frozen=True)
+class WorkerRequest:
+    """A request from a driver to a worker subprocess."""
+
+    ticket: int
+    call: Union[LoadCall, RunCall, StatusCall, AnnounceCall, StopCall]
+
+
+@dataclass(frozen=True)
+class WorkerReply:
+    """The answer to a `WorkerRequest`; `table` is the path of the Arrow file with the rows."""
+
+    ticket: int
+    report: Union[WorkReport, LoadReport, WorkerStatus]
+    table: str | None = None

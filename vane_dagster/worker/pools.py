@@ -1,0 +1,144 @@
+"""Pools of workers, as the driver asks for them and the pool manager places them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypedDict
+
+from vane_dagster.pipeline.options import WorkerLifecycle
+from vane_dagster.storage.filesystem import Location
+
+IDLE_SECONDS = 600.0
+"""Seconds that a pool stays warm without a lease, by default."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The model that a pool's workers construct.
+
+    Attributes:
+        label: The user's class or function, for people.
+        stateful: Whether it is constructed.
+        code: Digest of the archive.
+        payload: The pickled class or function with its constructor's arguments.
+        packages: The installed packages that the code imports. Parts record their versions.
+        exact: Whether a model that other code constructed must not be used.
+        files: The store with the local files among its arguments; None without such files.
+    """
+
+    label: str
+    stateful: bool
+    code: str
+    payload: bytes = field(repr=False)
+    packages: tuple[str, ...] = ()
+    exact: bool = False
+    files: Location | None = None
+
+    @property
+    def content(self) -> str:
+        """Digest of everything that is sent to the worker."""
+        parts = (self.code.encode(), self.payload)
+        return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).hexdigest()
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """A pool of workers, as a lease requests it.
+
+    Attributes:
+        identity: Digest of the model definition; stages with the same share the workers.
+        label: Name for people.
+        workers: Number of workers wanted, (min, max).
+        bundle: The resources that each worker reserves, under Ray's resource names.
+        slots: Calls that one worker runs at the same time.
+        threads: Threads that a worker computes with; 0 for its share of the machine's CPUs.
+        model: The model to construct; None for workers that only read, project, join and write.
+        archive: The user's modules, as a zip.
+        env_vars: Names of environment variables to forward.
+        unset_vars: Names of those that the workers must not have, because the driver has none and
+            that counts in keys.
+        lifecycle: When a worker times out, or is replaced.
+        on_driver: Whether the workers are subprocesses on the driver's machine, wherever the run
+            computes.
+        uses: Identities of the pools of servers that the code calls, by the servers' keys.
+        server: Name of the server that each worker runs; empty for a pool of models.
+        stop_seconds: Seconds that a worker needs at most to stop its server.
+        per_node: Maximum number of workers on one node; None for any number.
+        idle_seconds: Seconds that the pool stays warm without a lease; None for the backend's.
+    """
+
+    identity: str
+    label: str
+    workers: tuple[int, int]
+    bundle: Mapping[str, float] = field(default_factory=dict)
+    slots: int = 1
+    threads: int = 0
+    model: ModelSpec | None = None
+    archive: bytes = field(default=b"", repr=False)
+    env_vars: tuple[str, ...] = ()
+    unset_vars: tuple[str, ...] = ()
+    lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
+    on_driver: bool = False
+    uses: Mapping[str, str] = field(default_factory=dict)
+    server: str = ""
+    stop_seconds: float = 0.0
+    per_node: int | None = None
+    idle_seconds: float | None = None
+
+    def request(self, idle_seconds: float = IDLE_SECONDS) -> PoolRequest:
+        """Return what the pool manager needs."""
+        shared = {each.name: getattr(self, each.name) for each in fields(PoolRequest)}
+        if self.idle_seconds is None:
+            shared["idle_seconds"] = idle_seconds
+        return PoolRequest(**shared)
+
+
+@dataclass(frozen=True)
+class PoolRequest:
+    """The part of a `PoolSpec` that the pool manager needs.
+
+    Attributes:
+        identity: See `PoolSpec`.
+        label: See `PoolSpec`.
+        workers: See `PoolSpec`.
+        bundle: See `PoolSpec`.
+        slots: See `PoolSpec`.
+        threads: See `PoolSpec`.
+        idle_seconds: Seconds that the pool stays warm without a lease.
+        per_node: See `PoolSpec`.
+        server: See `PoolSpec`.
+        stop_seconds: See `PoolSpec`.
+    """
+
+    identity: str
+    label: str
+    workers: tuple[int, int]
+    bundle: Mapping[str, float]
+    slots: int
+    threads: int = 0
+    idle_seconds: float = IDLE_SECONDS
+    per_node: int | None = None
+    server: str = ""
+    stop_seconds: float = 0.0
+
+
+WorkerState = Literal["busy", "ready", "starting", "dead"]
+
+
+class WorkerInfo(TypedDict, total=False):
+    """The state of a worker for `vane-dagster pools`.
+
+    It has plain values only, because the worker may run another release. `server` is a
+    `ServerStatus` with the fields of its endpoint in it, but for the key, and the worker's GPUs.
+    """
+
+    name: str
+    state: WorkerState
+    pid: int
+    node: str
+    device: str | None
+    load_seconds: float | None
+    batches: int
+    server: dict[str, Any]

@@ -1,0 +1,239 @@
+"""What workers report to the driver: counts, errors as text, and the state of a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from vane_dagster import errors
+from vane_dagster._secrets import masked
+from vane_dagster.errors import DamagedPartError, VaneError
+from vane_dagster.servers.launch import ServerStatus
+from vane_dagster.storage.manifest import PartInfo
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of the rows that a stage read, by outcome.
+
+    Attributes:
+        rows_in: Input rows.
+        filtered: Input rows without output, as the stage declares.
+        quarantined: Input rows without output, because of errors.
+        nulled: Input rows with nulls as output, because of errors.
+        unread: Of the quarantined and nulled rows, those that the source could not read.
+        workers: Names of the workers that computed them.
+        seconds: Seconds that all workers took together.
+        wasted: Amounts spent on rows without output, such as tokens; see `CostlyError`.
+        packages: The installed packages that the user's code imports, as "name==version".
+    """
+
+    rows_in: int = 0
+    filtered: int = 0
+    quarantined: int = 0
+    nulled: int = 0
+    workers: tuple[str, ...] = ()
+    seconds: float = 0.0
+    wasted: Counter[str] = field(default_factory=Counter)
+    packages: tuple[str, ...] = ()
+    unread: int = 0
+
+    @property
+    def faults(self) -> int:
+        """Rows that failed."""
+        return self.quarantined + self.nulled
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.rows_in + other.rows_in,
+            self.filtered + other.filtered,
+            self.quarantined + other.quarantined,
+            self.nulled + other.nulled,
+            tuple(dict.fromkeys((*self.workers, *other.workers))),
+            self.seconds + other.seconds,
+            self.wasted + other.wasted,
+            tuple(sorted({*self.packages, *other.packages})),
+            self.unread + other.unread,
+        )
+
+
+ERRORS: Mapping[str, type[VaneError]] = {
+    name: found
+    for name, found in vars(errors).items()
+    if isinstance(found, type) and issubclass(found, VaneError)
+}
+"""The classes of errors that a driver raises for failures in workers."""
+
+
+def fault_kind(error: VaneError) -> str:
+    """Return the name of an error's class, or of its nearest base that a driver knows."""
+    names = (base.__name__ for base in type(error).__mro__ if base in ERRORS.values())
+    return next(names)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An error in a worker as text, which avoids unpickling classes of the user.
+
+    Secrets that the worker knows are masked.
+
+    Attributes:
+        kind: The class of the error to raise.
+        message: The error message.
+        traceback: The traceback, from the user's first frame on if there is one.
+        part: Name of the damaged part, if a part in the store is damaged.
+    """
+
+    kind: str
+    message: str
+    traceback: str = ""
+    part: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", masked(self.message))
+        object.__setattr__(self, "traceback", masked(self.traceback))
+
+    def error(self) -> VaneError:
+        """Return the exception to raise in the driver; a plain `VaneError` for an unknown kind."""
+        text = f"{self.message}\n\n{self.traceback}".rstrip()
+        if self.kind == "DamagedPartError":
+            return DamagedPartError(text, self.part)
+        error = ERRORS.get(self.kind)
+        return error(text) if error is not None else VaneError(f"{self.kind}: {text}")
+
+
+@dataclass(frozen=True)
+class WorkReport:
+    """The report of a task to the driver: a few numbers, never rows.
+
+    Attributes:
+        tally: Counts of the input rows by outcome, without those that were copied.
+        rows_out: Output rows, without those that were copied.
+        shares: The row at which each worker's share ends, if rows were arranged. What follows the
+            last share is not computed.
+        found_elsewhere: Rows that were found in other partitions, if rows were looked up.
+        bytes_out: Bytes of the rows that are passed on in memory.
+        seconds: Seconds that the worker took.
+        call_seconds: Seconds of these in the user's code.
+        batches: Calls of the user's code.
+        retries: Calls of these that repeat one after a transient error.
+        fits: The batch size that the worker measured, or that fit into memory.
+        faults: Messages of the first rows that failed.
+        part: The part that was written.
+        output: Text that the user's code printed.
+        fault: Why the task failed.
+        cancelled: Whether the lease had ended, so the task was not done.
+        unhealthy_reason: Why the worker must be replaced at once. `fault` is then that of the rows
+            being computed, if any.
+        recycle_reason: Why the worker should be replaced when it is idle.
+        unused_gpu: Why the user's code uses no GPU; empty if it does, or if that is unknown.
+    """
+
+    tally: Tally = field(default_factory=Tally)
+    rows_out: int = 0
+    shares: tuple[int, ...] = ()
+    found_elsewhere: int = 0
+    bytes_out: int = 0
+    seconds: float = 0.0
+    call_seconds: float = 0.0
+    batches: int = 0
+    retries: int = 0
+    fits: int | None = None
+    faults: tuple[str, ...] = ()
+    part: PartInfo | None = None
+    output: str = ""
+    fault: Fault | None = None
+    cancelled: bool = False
+    unhealthy_reason: str = ""
+    recycle_reason: str = ""
+    unused_gpu: str = ""
+
+    @property
+    def all_rows_failed(self) -> bool:
+        """Whether user code was called for rows, and all of them failed."""
+        if self.fault is not None:
+            return self.fault.kind == "UdfError"
+        return 0 < self.tally.rows_in == self.tally.quarantined + self.tally.nulled
+
+    def done_by(self, worker: str) -> Tally:
+        """Return the tally, with the worker's name and the seconds that the task took."""
+        return replace(self.tally, workers=(worker,), seconds=self.seconds)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The result of an operation in a worker.
+
+    Attributes:
+        rows: The rows.
+        report: The counts of the operation, for the driver.
+        fault_records: Records of the quarantined or nulled rows; None if there are none.
+        called: What the user's code computed, if other rows may have been copied.
+        row_records: Row records of the input rows; None if they have no keys.
+        copied: See `PartInfo`.
+        inherited: See `PartInfo`.
+    """
+
+    rows: pa.Table
+    report: WorkReport
+    fault_records: pa.Table | None = None
+    called: Computed | None = None
+    row_records: pa.Table | None = None
+    copied: int = 0
+    inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """The report of a worker that is ready, or failed to start.
+
+    Attributes:
+        warm: Whether the model was already loaded.
+        seconds: Seconds that its construction took, in this run or an earlier one.
+        pid: Process id.
+        device: The device that it computes on: "cpu", or the GPU's name.
+        node: Host name of the machine.
+        output: Text that the user's code printed during construction.
+        fault: Why the model could not be constructed.
+        row_seconds: Seconds per row in the last task; None before the first.
+        unhealthy_reason: Why a warm worker must be replaced.
+        outdated: Why a warm worker cannot run this run's version of the code; empty if it can.
+        server: The state of the server, if the worker runs one.
+        ray_node: Id of its Ray node; empty for a subprocess.
+    """
+
+    warm: bool
+    seconds: float
+    pid: int
+    device: str
+    node: str
+    output: str = ""
+    fault: Fault | None = None
+    row_seconds: float | None = None
+    unhealthy_reason: str = ""
+    outdated: str = ""
+    server: ServerStatus | None = None
+    ray_node: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """What a worker is doing, answered while it works.
+
+    Attributes:
+        seconds: Seconds since the construction of its model began; None if none is running.
+        at: The stack of the thread that constructs it.
+        server: The state of the server, if the worker runs one.
+    """
+
+    seconds: float | None = None
+    at: str = ""
+    server: ServerStatus | None = None
+
+
+def load_failed(fault: Fault) -> LoadReport:
+    """Return the report of a load that was never answered."""
+    return LoadReport(warm=False, seconds=0.0, pid=0, device="", node="", fault=fault)
