@@ -343,13 +343,21 @@ class _Surroundings(NamedTuple):
     pid: int
     folder: str
     variables: Mapping[str, str]
-    outputs: tuple[tuple[int, int], ...]
+    outputs: tuple[object, ...]
 
     @classmethod
     def here(cls, *settings: Any) -> _Surroundings:
         variables = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-        outputs = tuple((found.st_dev, found.st_ino) for found in map(os.fstat, (1, 2)))
-        return cls(settings, os.getpid(), os.getcwd(), variables, outputs)
+        return cls(settings, os.getpid(), os.getcwd(), variables, (_file_of(1), _file_of(2)))
+
+
+def _file_of(descriptor: int) -> object:
+    """What tells the file of a descriptor from others; None if it is closed."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 _waiting: list[LocalBackend] = []
