@@ -20,7 +20,7 @@ import vane_dagster as vd  # noqa: E402
 from support.instances import cheap_instances  # noqa: E402
 from support.paths import TESTS  # noqa: E402
 from support.results import Run, materializing  # noqa: E402
-from support.warm_workers import WarmLocal, kept_warm  # noqa: E402
+from support.warm_workers import EndingLocal, WarmLocal, kept_warm  # noqa: E402
 from vane_dagster.compute.actor_names import NAMESPACE  # noqa: E402
 
 TIERS = ("unit", "integration", "dagster", "providers", "chaos", "examples")
@@ -110,7 +110,7 @@ def local(request: pytest.FixtureRequest) -> vd.LocalCompute:
     They start fast, except where a test kills them or loads an engine in them.
     """
     is_real = request.path.relative_to(TESTS).parts[0] in ("chaos", "providers")
-    kind = vd.LocalCompute if is_real else WarmLocal
+    kind = EndingLocal if is_real else WarmLocal
     return kind(num_cpus=2, resources={"accelerator": 1})
 
 

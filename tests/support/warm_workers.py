@@ -16,6 +16,14 @@ _session: tuple[str, dict[str, str]] | None = None
 _imported = forked.WORKER
 
 
+class EndingLocal(vd.LocalCompute):
+    """A `LocalCompute` whose workers end with each run, as with the last run of a process."""
+
+    def close(self, backend: Backend) -> None:
+        super().close(backend)
+        end_waiting()
+
+
 class ForkedLocal(vd.LocalCompute):
     """A `LocalCompute` whose processes are forked."""
 

@@ -40,6 +40,7 @@ from support.pool_models import (  # noqa: F401  # fixtures
 )
 from support.pools_process import CLUSTER, Process
 from support.results import failure, metadata
+from support.warm_workers import EndingLocal
 from vane_dagster.cli.main import main
 from vane_dagster.compute import local_backend
 from vane_dagster.compute.actor_names import NAMESPACE, actor_names
@@ -361,7 +362,7 @@ def test_subprocesses_leave_nothing(tmp_path, materialize, monkeypatch):
         "out", Parent, schema=SCHEMA, concurrency=2, fn_constructor_kwargs={"log": str(tmp_path)}
     )
     before = set(psutil.Process().children(recursive=True))
-    materialize(pipeline, vd.LocalCompute(num_cpus=2))
+    materialize(pipeline, EndingLocal(num_cpus=2))
     pids = noted(tmp_path / "loads")
     assert len(pids) == 4
     until(lambda: not any(alive(pid) for pid in pids), "workers and what they started end", 5)

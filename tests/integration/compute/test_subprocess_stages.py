@@ -206,7 +206,7 @@ def test_a_table_that_ray_has_lost_is_computed_again(
     first = added(docs, "first", "n", "one", 1, None)
     added(first, "local", "one", "two", 10, "subprocess_actor")
     assert materialize(docs, vd.RayCompute(cluster=cluster)).success
-    assert len(lost) == 1
+    assert lost  # once for each worker that was warm already
     assert numbers(tmp_path, "local")["two"].to_pylist() == [n + 11 for n in range(ROWS)]
 
 
