@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
@@ -44,24 +45,26 @@ def main() -> None:
     pairs = parser.parse_args().pairs
     with tempfile.TemporaryDirectory() as name:
         files = {title: Path(name, f"case_{n}.py") for n, title in enumerate(IMPORTS)}
+        kept = {key: each for key, each in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        environment = kept | {"PYTHONPYCACHEPREFIX": str(Path(name, "compiled"))}
+
+        def measure(title: str) -> float:
+            return cpu_seconds(sys.executable, files[title], environment)
+
         for title, file in files.items():
             file.write_text(IMPORTS[title])
-            _cpu_seconds(file)
-        rounds = [
-            {title: _cpu_seconds(file) for title, file in files.items()} for _ in range(pairs)
-        ]
+            measure(title)
+        rounds = [{title: measure(title) for title in files} for _ in range(pairs)]
     base = next(iter(IMPORTS))
     for title in IMPORTS:
         beyond = median(each[title] - each[base] for each in rounds)
         print(f"{title:20} {median(each[title] for each in rounds):.3f} s, beyond {beyond:.3f} s")
 
 
-def _cpu_seconds(file: Path) -> float:
+def cpu_seconds(python: str, file: Path, environment: Mapping[str, str]) -> float:
     """Run a file in a new process and return its CPU time."""
-    compiled = {"PYTHONPYCACHEPREFIX": str(file.parent / "compiled")}
-    kept = {key: each for key, each in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, str(file)], env=kept | compiled, check=True)
+    subprocess.run([python, str(file)], env=environment, check=True, cwd=file.parent)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

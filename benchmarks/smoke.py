@@ -16,7 +16,6 @@ import argparse
 import compileall
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -143,12 +142,10 @@ def _measure(python: str, folder: Path, name: str) -> dict[str, float]:
         "VANE_DAGSTER_HOME": str(home),
         "DAGSTER_DISABLE_TELEMETRY": "1",
     }
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    load = f"import sys; sys.path.append({str(REPOSITORY)!r}); from benchmarks import smoke; "
-    load += f"smoke.pipeline(__import__('pathlib').Path({str(home)!r})).build_assets()"
-    subprocess.run([python, "-c", load], env=environment, check=True, cwd=home)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    definitions = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    from benchmarks.definitions import IMPORTS, cpu_seconds  # a session has no such package
+
+    (home / "definitions.py").write_text(IMPORTS["definitions"])
+    definitions = cpu_seconds(python, home / "definitions.py", environment)
     environment["SMOKE_STARTED"] = str(time.time())
     command = [python, __file__, "--session", str(home)]
     try:
@@ -221,11 +218,12 @@ def _session(home: Path) -> dict[str, float]:
         cold = time.time() - float(os.environ["SMOKE_STARTED"])
         warm = median(lambda number: seconds(rows, f"p{number}", "small"))
         done = median(lambda number: seconds(rows, f"p{number}", "small"))
-        large = {}
-        for name, made in (("rows", rows), ("keys", keys)):
-            seconds(made, "p0", f"{name}0")
-            large[name] = median(lambda number: seconds(made, "all", f"{name}{number}"))  # noqa: B023
-    return {"cold": cold, "warm": warm, "done": done, **large}
+
+        def large(made: Any) -> float:
+            seconds(made, "p0", made.name)
+            return median(lambda number: seconds(made, "all", f"{made.name}{number}"))
+
+        return {"cold": cold, "warm": warm, "done": done, "rows": large(rows), "keys": large(keys)}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 | a worker crashed or hung | in halves; a row alone a second time | | the row |
 | the kernel or Ray killed a worker to free memory | in halves, down to one row | | the fragment |
 | a table between tasks was lost | the fragment starts over | | the fragment |
-| a node was lost, or a call that had not begun | always, as it was | | nothing |
+| outside of the rows: a lost node, a call that had not begun | always, as it was | | nothing |
 | a worker failed at 3 fragments in a row | a fresh worker, once | | the worker |
 | a worker did not start | 3 more times | | the pool |
 | a server crashed or did not start | 12 crashes, 3 starts in a row | 1 to 30 s | the server |
@@ -143,7 +143,7 @@ class Backoff:
         return longest * (1.0 - random.uniform(0.0, self.jitter))
 
     def after(self, error: BaseException, failures: int) -> float:
-        """The delay after an error: as the server asks, else that of the failures."""
+        """The delay that the server asks for with an error; else `seconds`."""
         headers: Any = getattr(getattr(error, "response", error), "headers", None) or {}
         try:
             asked = headers.get("retry-after") or headers.get("Retry-After")
@@ -258,8 +258,8 @@ def seconds_before_alone(crashes: int, longest_call: float) -> float:
     return random.uniform(0.0, min(120.0, max(0.0, most)))
 
 
-Loss = Literal["table", "node", "memory", "crash", "timeout"]
-"""What ended a call without an answer. A node also stands for other causes outside of the rows."""
+Loss = Literal["table", "outside", "memory", "crash", "timeout"]
+"""What ended a call without an answer. "outside": a cause outside of the rows, as a lost node."""
 Cause = Union[Loss, Literal["unclear"]]
 """What a backend knows of it: it may not see whether a worker crashed, or exceeded a time limit."""
 
@@ -308,10 +308,11 @@ class LostCalls:
     ) -> list[RetriedRows] | Literal["start over", "give up"]:
         """Count a loss, and decide what is retried.
 
-        `rows` are those of a slice of a stage that isolates failed rows; None for another task.
+        `rows` are the rows of the call if single rows can be isolated, that is, if it computes a
+        slice of a stage that quarantines. For any other task they are None.
         """
         again = rows and RetriedRows(rows.start, len(rows))
-        if loss == "node":
+        if loss == "outside":
             return [again] if again else "start over"
         self._consecutive_deaths[stage] += loss != "table"
         if loss == "table" or self._consecutive_deaths[stage] > _MAX_CONSECUTIVE_DEATHS:

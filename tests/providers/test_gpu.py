@@ -16,7 +16,7 @@ from support.results import failure, metadata
 from support.tiny_answers import greedy
 from support.vllm_stages import TEXTS, answers, ask, docs
 from vane_dagster.compute.local_backend import visible_gpus
-from vane_dagster.sources import ParquetSource
+from vane_dagster.sources.parquet import ParquetSource
 
 pytestmark = pytest.mark.skipif(not visible_gpus(), reason="no NVIDIA GPU on this machine")
 

@@ -9,7 +9,7 @@ import dagster as dg
 
 import vane_dagster as vd
 from support.arguments import grouped
-from vane_dagster.sources import ParquetSource
+from vane_dagster.sources.parquet import ParquetSource
 
 
 def docs(

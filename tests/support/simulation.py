@@ -186,7 +186,7 @@ class Workers(InProcess):
                 return CallResult(ticket, None, lost="replaced")
             loss, shared = self._losses.get(self._answers, ""), world()
             if loss in ("worker", "node"):
-                return self._lost(ticket, worker, "node" if loss == "node" else "unclear")
+                return self._lost(ticket, worker, "outside" if loss == "node" else "unclear")
             shared.calls.clear()
             table, report = self._hosts[worker].run(work, *tables)
             if shared.worker_died or loss == "result":

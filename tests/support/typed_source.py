@@ -10,7 +10,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from vane_dagster.sources import ParquetSource
+from vane_dagster.sources.parquet import ParquetSource
 
 ROWS = 20_000
 

@@ -152,7 +152,7 @@ def test_rows_of_a_server_that_ends_are_called_together_and_then_alone():
         ("timeout", 6.0, None, "crash"),
         ("crash", 6.0, 5.0, "crash"),
         ("memory", 6.0, 5.0, "memory"),
-        ("node", 6.0, 5.0, "node"),
+        ("outside", 6.0, 5.0, "outside"),
         ("table", 6.0, 5.0, "table"),
     ],
 )
@@ -178,15 +178,15 @@ def rejected(error: Any) -> list[RetriedRows]:
         ("timeout", ROW, [AGAIN, rejected(TIMED_OUT)]),
         ("memory", SLICE, [HALVES] * 9),
         ("memory", ROW, [AGAIN, AGAIN, AGAIN, "give up"]),
-        ("node", SLICE, [[RetriedRows(10, 5)]] * 99),
-        ("node", ROW, [AGAIN] * 99),
+        ("outside", SLICE, [[RetriedRows(10, 5)]] * 99),
+        ("outside", ROW, [AGAIN] * 99),
         ("table", SLICE, ["start over"] * 3 + ["give up"]),
         # Tasks without rows of their own, and stages that do not isolate rows.
         ("crash", None, ["start over"] * 3 + ["give up"]),
         ("timeout", None, ["start over"] * 3 + ["give up"]),
         ("memory", None, ["start over"] * 3 + ["give up"]),
         ("table", None, ["start over"] * 3 + ["give up"]),
-        ("node", None, ["start over"] * 99),
+        ("outside", None, ["start over"] * 99),
     ],
 )
 def test_what_is_retried_of_a_lost_call(loss: Any, rows: Any, decisions: Sequence[Any]):
@@ -210,7 +210,7 @@ def test_a_stage_whose_workers_die_one_after_the_other_is_not_halved_for_ever():
     lost = LostCalls()
     for _ in range(16):
         assert lost.decide("crash", "model", 0, SLICE) == HALVES
-    lost.decide("node", "model", 0, SLICE)
+    lost.decide("outside", "model", 0, SLICE)
     assert lost.decide("crash", "model", 0, SLICE) == "start over"
     lost.answered("model")
     assert lost.decide("crash", "model", 0, SLICE) == HALVES

@@ -224,9 +224,17 @@ class LocalBackend:
         self._end = weakref.finalize(self, _close, *given)
 
     @classmethod
-    def warm(cls, *settings: Any, **more: Any) -> LocalBackend:
+    def warm(
+        cls,
+        num_cpus: int | None = None,
+        num_gpus: int | None = None,
+        resources: Mapping[str, float] | None = None,
+        start: StartProcess = start_process,
+        taken_gpus: int = 0,
+    ) -> LocalBackend:
         """The backend that waits, if it has these settings and surroundings, or else a new one."""
-        surroundings = _Surroundings.here(settings, more)
+        settings = num_cpus, num_gpus, dict(resources or {}), start, taken_gpus
+        surroundings = _Surroundings.here(settings)
         with _waiting_lock:
             found = _waiting.pop() if _waiting else None
         if found is not None and found._surroundings == surroundings:
@@ -237,7 +245,7 @@ class LocalBackend:
             return found
         if found is not None:
             found._end()
-        made = cls(*settings, **more)
+        made = cls(*settings)
         made._surroundings = surroundings
         return made
 
@@ -346,7 +354,7 @@ class _Surroundings(NamedTuple):
     outputs: tuple[object, ...]
 
     @classmethod
-    def here(cls, *settings: Any) -> _Surroundings:
+    def here(cls, settings: tuple[Any, ...]) -> _Surroundings:
         variables = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
         return cls(settings, os.getpid(), os.getcwd(), variables, (_file_of(1), _file_of(2)))
 

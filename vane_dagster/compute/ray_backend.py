@@ -322,10 +322,10 @@ class RayLease:
         if isinstance(error, ray.exceptions.OutOfMemoryError):
             return "memory"
         if isinstance(error, ray.exceptions.ActorUnavailableError):
-            return "node"
+            return "outside"
         node, nodes = self._nodes.get(worker.name), self._watch.call(ray.nodes)
         is_lost = any(each["NodeID"] == node and not each["Alive"] for each in nodes)
-        return "node" if is_lost else "unclear"
+        return "outside" if is_lost else "unclear"
 
     def fetch(self, table: Any) -> pa.Table:
         """See `TableLease.fetch`. The rows come to this machine's object store if it has one."""

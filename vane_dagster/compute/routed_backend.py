@@ -185,7 +185,7 @@ class RoutedLease:
         """See `Lease.replace`."""
         for call in self._unsent.pop(worker, ()):
             lost = f"worker {worker.name} was replaced"
-            self._failed.append(CallResult(call.ticket, None, lost=lost, cause="node"))
+            self._failed.append(CallResult(call.ticket, None, lost=lost, cause="outside"))
         return self._lease_of(worker.pool).replace(worker)
 
     def evict(self, pool: str) -> None:

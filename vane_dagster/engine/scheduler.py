@@ -245,7 +245,7 @@ class WaveScheduler:
             loss, reason = self._loss_of(in_flight, done)
             self._lost(in_flight, done.ticket, loss, reason, None)
         elif report.unhealthy_reason:
-            loss = "crash" if report.fault else "node"
+            loss = "crash" if report.fault else "outside"
             self._lost(in_flight, done.ticket, loss, report.unhealthy_reason, report.fault)
         else:
             self._answered(in_flight, report, done)
@@ -273,7 +273,7 @@ class WaveScheduler:
             self._failure_streaks.record_success(worker, worker.pool)
         elif calls and self._failure_streaks.record_failure(worker, worker.pool, task.run.order):
             reason = f"it failed at {MAX_CONSECUTIVE_FAILURES} fragments in a row"
-            self._lost(in_flight, done.ticket, "node", reason, None)
+            self._lost(in_flight, done.ticket, "outside", reason, None)
             return
         if not task.is_current:
             return
@@ -402,7 +402,7 @@ class WaveScheduler:
         task, worker = in_flight.task, in_flight.worker
         if loss != "table":
             if not self._was_executing(worker, ticket):
-                loss = "node"
+                loss = "outside"
             self._worker_group.replace_lost(worker, reason, starting=False)
         if not task.is_current:
             return

@@ -2,9 +2,10 @@
 
 A statement does something if it calls, stores into an object, applies a decorator of the user's,
 or derives a class from one whose code runs then. Imports, definitions and constants do nothing, nor
-do declarations of dagster and vane_dagster, logging and warnings. It counts if it names, directly
-or through others, what the stage uses or a library, other than those of which an assigned call only
-makes values. Nothing is run, and nothing is known of what a call does.
+do declarations of dagster and vane_dagster, logging and warnings. A statement that does something
+counts if it names, directly or through others, what the stage uses, or a library. A call whose
+result is assigned may name some libraries without counting: those whose calls only make values.
+Nothing is run, and nothing is known of what a call does.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class Reach:
 
     @cached_property
     def harmless(self) -> frozenset[str]:
-        """The libraries of which the code only names functions, and those of them that read."""
+        """The libraries of which the code only calls functions; `os` if these only read."""
         units = (unit for unit in self.units[1:] if unit.bound)  # others count by themselves
         chains = {".".join(chain) for unit in units for chain in unit.scan.chains}
         texts = (text for text in chains if text.startswith("os.") and text != "os.environ")

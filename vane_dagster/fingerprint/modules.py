@@ -121,6 +121,9 @@ class Finder:
     """Locates modules by name, first in `sys.modules`, then on the path.
 
     It caches its answers and the files that it read, so a walk sees a consistent state.
+
+    Attributes:
+        reached: What the statements of these files name; see `effects.Effects`.
     """
 
     _known: dict[str, Module | None] = field(default_factory=dict)

@@ -288,7 +288,7 @@ class ObjectEncoder:
             try:
                 parts.append(combine(name, self._member(member, f"{path}.{name}")))
             except CodeIdentityError:
-                # The text says what a member is that holds no variable of an outer function.
+                # Outside of functions, the class's source text determines what its members are.
                 if node is None or "<locals>" in cls.__qualname__:
                     raise
         return combine("members", *parts)

@@ -1,4 +1,7 @@
-"""Rows of assets, as `FragmentStore` loads and stores them for steps."""
+"""Rows of assets, as `FragmentStore` loads and stores them for steps.
+
+Only a step imports this module: definitions need the resource, and not what it does.
+"""
 
 from __future__ import annotations
 

@@ -211,9 +211,7 @@ class MapBatchesSpec(StageKind):
     def key_columns(self, pipeline: Pipeline) -> tuple[str, ...]:
         """Return the input columns whose values are the row key, in the order in which they count.
 
-        The id comes first if each row has a result of its own.
-
-        Empty unless rows are reused.
+        With `per_row`, the id is the first of them. Without reuse of rows there are none.
         """
         if self.reuse.mode != "rows" or self.columns is None:
             return ()

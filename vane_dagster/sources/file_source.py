@@ -336,7 +336,10 @@ class _Listing:
         return found
 
     def found(self, pattern: _Pattern) -> list[dict[str, Any]]:
-        """Return the files of a partition; those of a glob by the rarest name in its path."""
+        """Return the files of a partition.
+
+        For a glob, only the files whose paths have the rarest name of its path are compared.
+        """
         end = pattern.literal + chr(sys.maxunicode)
         places: Sequence[int]
         places = range(bisect_left(self._paths, pattern.literal), bisect_left(self._paths, end))

@@ -48,7 +48,7 @@ TEMPORARY = ".writing-"
 def in_threads(function: Callable[[_S], _T], items: Iterable[_S]) -> list[_T]:
     """Return the results of a function that waits for storage, called in `IO_THREADS` threads.
 
-    Each call of a thread takes items that lie far apart: neighbors often take equally long.
+    Each task takes items that lie far apart, because neighbours often take equally long.
     """
     given = list(items)
     if len(given) <= 1:

@@ -161,7 +161,7 @@ def _cut(values: npt.NDArray[Any], ends: _Ends) -> _Encoding:
 
 
 def _same_width(ends: _Ends) -> int | None:
-    """Return the number of bytes that each row has; None if they differ or there are no rows."""
+    """Return the number of bytes of every row; None if rows differ in it, or there are none."""
     widths = np.diff(ends)
     return int(widths[0]) if len(widths) and (widths == widths[0]).all() else None
 

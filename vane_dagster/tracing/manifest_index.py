@@ -13,17 +13,14 @@ from vane_dagster._secrets import masked
 from vane_dagster.errors import SourceError, StoreError, TraceError, described, names
 from vane_dagster.pipeline.specs import ProjectSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.sources import (
-    DeltaSource,
-    FilesSource,
-    ImagesSource,
-    LanceSource,
-    Source,
-    TableReader,
-)
+from vane_dagster.sources import Source, TableReader
 from vane_dagster.sources.base import SourceReader
+from vane_dagster.sources.delta import DeltaSource
 from vane_dagster.sources.files import reconcile
+from vane_dagster.sources.images import ImagesSource
+from vane_dagster.sources.lance import LanceSource
 from vane_dagster.sources.parquet import PARQUET
+from vane_dagster.sources.raw_files import FilesSource
 from vane_dagster.sources.row_ids import RowId, rule_of
 from vane_dagster.sources.stored import StoredSource
 from vane_dagster.storage.manifest import (

@@ -33,7 +33,7 @@ from vane_dagster.types.tensors import (
 )
 
 _SINGLE = "a single value, not one for each row"
-_UNORDERED = "a set, whose order is not that of the rows. Return a list or an array"
+_UNORDERED = "a set, whose values have no order. Return a list or an array"
 _ARROW_UNITS = ("s", "ms", "us", "ns")
 
 

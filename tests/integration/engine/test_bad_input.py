@@ -14,7 +14,7 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.results import failure, metadata
-from vane_dagster.sources import ParquetSource
+from vane_dagster.sources.parquet import ParquetSource
 
 
 class Model:

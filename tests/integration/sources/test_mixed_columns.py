@@ -12,7 +12,7 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.results import failure, metadata
-from vane_dagster.sources import ParquetSource
+from vane_dagster.sources.parquet import ParquetSource
 
 NARROW = pa.table({"id": pa.array([1, 2, 3], pa.int32()), "n": pa.array([1, 2, 3], pa.int32())})
 WIDE = pa.table({"n": [1 << 40, 5], "id": [1 << 41, 6], "extra": ["e", None]})

@@ -17,7 +17,7 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.results import metadata
-from vane_dagster.sources import ParquetSource
+from vane_dagster.sources.parquet import ParquetSource
 
 ROWS = 12
 LARGE = (200, 200, 3)

@@ -24,8 +24,8 @@ NO_MEMORY = ray.exceptions.OutOfMemoryError("too much")
     ("error", "alive", "cause"),
     [
         (DIED, True, "unclear"),  # its node has said so
-        (DIED, False, "node"),
-        (UNAVAILABLE, True, "node"),  # nobody has; Ray does not know yet that the node is dead
+        (DIED, False, "outside"),
+        (UNAVAILABLE, True, "outside"),  # nobody has; Ray does not know yet that the node is dead
         (NO_MEMORY, True, "memory"),
     ],
 )

@@ -202,7 +202,7 @@ def test_calls_that_wait_for_tables_are_lost_with_their_worker(pair):
     kept = pair.lease.run(OTHER, work(), [table])
     assert pair.lease.replace(DRIVER) == Worker("d-1'", "d")
     done = pair.lease.wait(1)
-    assert [(result.ticket, result.cause) for result in done] == [(t, "node") for t in tickets]
+    assert [(result.ticket, result.cause) for result in done] == [(t, "outside") for t in tickets]
     pair.cluster.may_fetch.set()
     pair.until_sent(pair.driver, 1)
     pair.driver.answers = [CallResult(1, WorkReport())]

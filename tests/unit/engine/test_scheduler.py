@@ -533,7 +533,7 @@ def test_the_slices_of_a_lost_node_are_sent_again_as_they_are(wave, options):
 
     def outcome(call: Call) -> Outcome:
         is_lost = call.kind == "slice" and 5 in call.rows and next(losses, None) is not None
-        return Lost("node") if is_lost else None
+        return Lost("outside") if is_lost else None
 
     made = wave(mapped(**options), outcome, workers=1).run()
     sizes = [len(call.rows) for call in made.lease.sent("slice") if 5 in call.rows]
@@ -546,7 +546,7 @@ def test_the_slices_of_a_lost_node_are_sent_again_as_they_are(wave, options):
 
 def test_a_row_is_not_rejected_for_the_nodes_that_it_was_lost_with(wave):
     """One death of a worker, and any number of lost nodes, are no evidence against a row."""
-    deaths = iter([Lost(), *[Lost("node")] * 5])
+    deaths = iter([Lost(), *[Lost("outside")] * 5])
 
     def outcome(call: Call) -> Outcome:
         if call.kind == "slice" and 5 in call.rows:

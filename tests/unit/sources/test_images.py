@@ -11,8 +11,9 @@ from PIL import Image
 
 import vane_dagster as vd
 from vane_dagster.errors import DefinitionError, SourceError
-from vane_dagster.sources import FragmentRule, ImagesSource, ReadContext
+from vane_dagster.sources import FragmentRule, ReadContext
 from vane_dagster.sources.base import ROW_ERROR
+from vane_dagster.sources.images import ImagesSource
 
 RULE = FragmentRule(1000, 1 << 20)
 
