@@ -238,8 +238,8 @@ from vane_dagster.pipeline.contracts import BatchCall, RowCall
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.retries import Policy
 from vane_dagster.worker.udf_caller import UdfCaller
-from vane_dagster.worker.protocol import CallUdf
-from vane_dagster.worker.protocol import ModelSpec, Work
+from vane_dagster.worker.pools import ModelSpec
+from vane_dagster.worker.protocol import CallUdf, Work
 
 class Hangs(Exception):
     def __str__(self): time.sleep(60)

@@ -152,7 +152,7 @@ from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_pool_man
 from vane_dagster.compute.api import Cancelled
 from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.compute.waits import Waits
-from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.orchestration.resources import connect_address
 import ray
 
