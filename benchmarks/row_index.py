@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.row_records import RecordedPart, records_schema, write_records
-from vane_dagster.worker.row_index import id_hashes, open_index
+from vane_dagster.worker.row_index import open_index
 
 FRAGMENT = 262_144
 FRAGMENTS = 8
@@ -54,13 +54,9 @@ def main() -> None:
             "hits at random": shuffled,
             "no hits": missing,
         }.items():
-            ids = id_hashes(pa.array(range(len(high))))
-            for each_once in (False, True):
-                taken = (lambda places: np.zeros(len(places), bool)) if each_once else None
-                with _measured(f"{title}, each_once={each_once}", len(high)):
-                    for n in range(0, len(high), FRAGMENT):
-                        cut = slice(n, n + FRAGMENT)
-                        index.find(high[cut], low[cut], ids[cut], failed=False, taken=taken)
+            with _measured(title, len(high)):
+                for n in range(0, len(high), FRAGMENT):
+                    index.find(high[n : n + FRAGMENT], low[n : n + FRAGMENT], failed=False)
 
 
 def _keys(number: int, rows: int = FRAGMENT) -> list[np.ndarray]:
