@@ -142,7 +142,7 @@ def test_a_setting_that_is_not_json_is_named(tmp_path, store):
     (tmp_path / "store/docs").mkdir(parents=True)
     (tmp_path / "store/docs/fragments.json").write_text("{")
     source(tmp_path, {"a.parquet": 1})
-    with pytest.raises(vd.errors.StoreError, match=r"fragments\.json is not JSON.*delete it"):
+    with pytest.raises(vd.errors.StoreError, match=r"fragments\.json' is not readable.*delete it"):
         plan(docs(tmp_path), store)
 
 
