@@ -76,9 +76,6 @@ class PartRepair:
 
     def _owner(self, run: FragmentState, name: str) -> tuple[str | None, Part | None]:
         """The stage that a part belongs to, and the part."""
-        for stage, part in run.row_retries.items():
-            if part.info.name == name:
-                return stage, part
         for (partition, stage), parts in self._state.parts.items():
             held = parts.get(run.index) if partition == run.partition else None
             if held is not None and held.info.name == name:

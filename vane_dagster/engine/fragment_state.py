@@ -12,8 +12,7 @@ from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord
-from vane_dagster.storage.row_records import RecordedPart
-from vane_dagster.worker.protocol import KnownRows, RowRetry
+from vane_dagster.worker.protocol import RowLookup
 from vane_dagster.worker.reports import Tally
 
 TaskKind = Literal["load", "slice", "gather", "whole"]
@@ -54,7 +53,7 @@ class StageTaskState:
     table_rows: int = 0
     given: Any = None
     given_rows: int = 0
-    known: KnownRows | None = None
+    known: RowLookup | None = None
     left: list[tuple[int, int]] = field(default_factory=list)
     pieces: dict[int, tuple[Any, int]] = field(default_factory=dict)
     slices_in_flight: int = 0
@@ -114,7 +113,6 @@ class FragmentState:
         epoch: Incremented when it starts over, which identifies late answers.
         bytes_read: Bytes of the parts that it reads first.
         peak: Maximum bytes of its tables at one time, including dropped ones.
-        row_retries: Former parts for which only the failed rows are computed, by stage.
         known: Where rows are looked up, by stage, apart from the parts that this run has written.
         claimed: The run's claims on it, by stage.
     """
@@ -127,8 +125,7 @@ class FragmentState:
     epoch: int = 0
     bytes_read: int = 0
     peak: int = 0
-    row_retries: dict[str, Part] = field(default_factory=dict)
-    known: dict[str, KnownRows] = field(default_factory=dict)
+    known: dict[str, RowLookup] = field(default_factory=dict)
     claimed: dict[str, bytes] = field(default_factory=dict)
 
     def is_arranged(self, spec: StageSpec) -> bool:
@@ -148,14 +145,11 @@ class FragmentState:
         parts = [each for each, _ in looked_up.sources()]
         if not any(part in each.files for each in parts):
             return False
-        if isinstance(known, RowRetry):
-            del self.known[stage]
-        else:
-            groups = [
-                replace(group, parts=tuple(p for p in group.parts if part not in p.files))
-                for group in known.groups
-            ]
-            self.known[stage] = replace(known, groups=tuple(groups))
+        groups = [
+            replace(group, parts=tuple(p for p in group.parts if part not in p.files))
+            for group in known.groups
+        ]
+        self.known[stage] = replace(known, groups=tuple(groups))
         return True
 
     @property
@@ -265,22 +259,8 @@ def fragment_state(
     state: RunState, specs: Sequence[StageSpec], order: int, partition: int, index: int
 ) -> FragmentState:
     """Create the state of a fragment with missing parts."""
-    planned = state.plan.partitions[partition]
-    names = {spec.name for spec in specs}
-    # If the input of a stage is computed too, all of its rows are.
-    row_retries = {
-        spec.name: planned.stages[spec.name].row_retries[index]
-        for spec in specs
-        if index in planned.stages[spec.name].row_retries and not names & set(spec.upstream)
-    }
-    task_states = make_task_states(specs)
-    run = FragmentState(
-        order, partition, index, planned.fragments[index], task_states, row_retries=row_retries
-    )
-    for name, part in row_retries.items():
-        if not planned.stages[name].row_definition:
-            recorded = RecordedPart.of(part.folder, part.info)
-            run.known[name] = RowRetry(recorded, input_id(state.pipeline, name))
+    fragment = state.plan.partitions[partition].fragments[index]
+    run = FragmentState(order, partition, index, fragment, make_task_states(specs))
     run.bytes_read = bytes_read(state.parts, partition, index, specs)
     return run
 

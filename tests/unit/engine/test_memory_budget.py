@@ -13,7 +13,7 @@ from vane_dagster.planning.plan import Part
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
 from vane_dagster.storage.row_records import RecordedPart
-from vane_dagster.worker.protocol import RowRetry
+from vane_dagster.worker.protocol import RecordGroup, RowLookup
 
 MIB = 1 << 20
 
@@ -87,7 +87,7 @@ def test_a_fragment_that_went_through_some_stages_says_nothing_of_all():
 def test_repaired_fragments_say_nothing_of_whole_ones():
     budget, (repaired, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
     former = RecordedPart(Location("/parts"), "part", "", "faults")
-    repaired.known["slow"] = RowRetry(former, "id")
+    repaired.known["slow"] = RowLookup((RecordGroup((former,), "id", True),))
     finish(budget, repaired, 20)
     assert admitted(budget, waiting) == 3
 
