@@ -110,7 +110,7 @@ class RowLookups:
         state, planned = self._state, self._plan.partitions[index]
         if planned.stages[stage].done or (index, stage) in state.failed:
             return False
-        if any(partition == index for partition, _ in state.damaged):  # it is planned again later
+        if any(partition == index for partition, _ in state.damaged):  # it fails later
             return False
         return len(state.parts[index, stage]) < len(planned.fragments)
 
