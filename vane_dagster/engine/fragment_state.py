@@ -40,8 +40,7 @@ class StageTaskState:
         tally: For a map: counts of the rows of its slices.
         given_bytes: For a map: bytes of `given`, if it was loaded for this map.
         piece_bytes: Bytes of `pieces`.
-        table_bytes: Bytes of `table`, also after it was dropped.
-        dropped: Whether `table` was dropped while readers need it; they read the part instead.
+        table_bytes: Bytes of `table`.
     """
 
     spec: StageSpec
@@ -61,7 +60,6 @@ class StageTaskState:
     given_bytes: int = 0
     piece_bytes: int = 0
     table_bytes: int = 0
-    dropped: bool = False
 
     def give(self, table: Any, rows: int, shares: Sequence[int] = ()) -> None:
         """Set a map's input."""
@@ -112,7 +110,7 @@ class FragmentState:
         task_states: Its stages to compute, upstream first.
         epoch: Incremented when it starts over, which identifies late answers.
         bytes_read: Bytes of the parts that it reads first.
-        peak: Maximum bytes of its tables at one time, including dropped ones.
+        peak: Maximum bytes of its tables at one time.
         known: Where rows are looked up, by stage, apart from the parts that this run has written.
         claimed: The run's claims on it, by stage.
     """
@@ -178,19 +176,9 @@ class FragmentState:
         """Bytes of its tables in shared memory."""
         return sum(task_state.held for task_state in self.task_states.values())
 
-    @property
-    def dropped(self) -> int:
-        """Bytes of dropped tables that are still to be read from their parts."""
-        task_states = self.task_states.values()
-        return sum(
-            task_state.table_bytes
-            for task_state in task_states
-            if task_state.dropped and task_state.readers
-        )
-
     def hold(self, stage: str, kind: TaskKind, table_bytes: int) -> None:
         """Add the bytes of a returned table to those of the inputs."""
-        self.peak = max(self.peak, self.held + self.dropped + table_bytes)
+        self.peak = max(self.peak, self.held + table_bytes)
         task_state = self.task_states[stage]
         if kind == "load":
             task_state.given_bytes = table_bytes
@@ -198,25 +186,6 @@ class FragmentState:
             task_state.piece_bytes += table_bytes
         else:
             task_state.table_bytes = table_bytes
-
-    def droppable(self) -> list[str]:
-        """Stages with rows needed only by stages that also wait for others."""
-        return [
-            name
-            for name, task_state in self.task_states.items()
-            if task_state.table is not None
-            and all(
-                reader.waits_for and not reader.started
-                for reader in self.task_states.values()
-                if name in reader.spec.upstream and not reader.done
-            )
-        ]
-
-    def drop(self, stage: str) -> int:
-        """Drop a stage's rows, which are later read from its part; return their bytes."""
-        task_state = self.task_states[stage]
-        task_state.table, task_state.dropped = None, True
-        return task_state.table_bytes
 
     def read(self, stage: str) -> None:
         """Record that one reader no longer needs a stage's rows."""

@@ -212,7 +212,6 @@ class WaveScheduler:
                 elif (
                     worker := worker_queue.pick_worker(task.exclusive)
                 ) and self._budget.may_continue(task.run):
-                    self._budget.make_room(task.run)
                     self._assign(worker_queue, task, worker)
                 else:
                     break
