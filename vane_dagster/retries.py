@@ -16,7 +16,6 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 | a server crashed or did not start | 12 crashes, 3 starts in a row | 1 to 30 s | the server |
 | a transient error of storage | 3 more times | 0.5 to 2 s | the operation |
 | a conflict with another writer of a table | 59 more times | up to 1.6 s | the transaction |
-| a damaged part | planned again in 3 more passes | | the run |
 
 A fragment with more than three counts fails; rows whose errors are not isolated count for theirs.
 """
@@ -33,8 +32,6 @@ from typing import Any, Final, Literal, TypeVar, Union
 _T = TypeVar("_T")
 
 OnError = Literal["raise", "quarantine", "null"]
-MAX_PASSES = 4
-"""Passes of a run over its partitions, because of damaged parts."""
 MAX_FAILED_STARTS = 4
 """Failed starts in a row, of a worker and those that it replaces, after which a pool has failed."""
 STORAGE_ATTEMPTS = 4

@@ -39,7 +39,7 @@ class Clock:
 
 def counts(clock: Clock, events: list) -> tuple[WaveProgress, dict]:
     """Counts of a stage over two partitions of one fragment of 100 source rows."""
-    plan = SimpleNamespace(missing=(0,), row_retries={})
+    plan = SimpleNamespace(missing=(0,))
     partition = SimpleNamespace(fragments=[SimpleNamespace(start=0, stop=100)], stages={"a": plan})
     stats = {(0, "a"): StageStats(), (1, "a"): StageStats()}
     state = SimpleNamespace(

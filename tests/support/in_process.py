@@ -147,9 +147,6 @@ def compute(
 
     run_id = run_id or secrets.token_hex(8)
 
-    def plan(some: Sequence[str | None]) -> Any:
-        return plan_run(pipeline, tuple(pipeline.stages), some, store, run_id=run_id, **options)
-
     class Order:
         def all(self) -> Sequence[str]:
             return keys or [key for key in partitions if key is not None]
@@ -158,13 +155,14 @@ def compute(
             known = list(self.all())
             return known[: known.index(partition)][::-1]
 
-    planned = plan(partitions)
+    stages = tuple(pipeline.stages)
+    planned = plan_run(pipeline, stages, partitions, store, run_id=run_id, **options)
     if planned.failed:
         raise next(iter(planned.failed.values()))
     events: list[Event] = []
     runner = CheckRunner(pipeline, store, Order())
     given: Any = backend or InProcess()
-    execute(planned, given, store, run_id, events.append, threading.Event(), {}, runner, plan)
+    execute(planned, given, store, run_id, events.append, threading.Event(), {}, runner)
     for event in events:
         if isinstance(event, Failed):
             raise event.error

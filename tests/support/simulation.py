@@ -486,10 +486,6 @@ class World:
         pipeline, run_id = self.pipeline(), secrets.token_hex(8)
         events: list[Event] = []
 
-        def plan(some: Sequence[str | None]) -> Any:
-            names = tuple(pipeline.stages)
-            return plan_run(pipeline, names, some, self.store, run_id=run_id, **options)
-
         class Order:
             def all(self) -> Sequence[str]:
                 return PARTITIONS
@@ -497,12 +493,13 @@ class World:
             def before(self, partition: str) -> Iterator[str]:
                 return iter(PARTITIONS[: PARTITIONS.index(partition)][::-1])
 
-        planned = plan(list(partitions))
+        given = (pipeline, tuple(pipeline.stages), list(partitions), self.store)
+        planned = plan_run(*given, run_id=run_id, **options)
         assert not planned.failed, planned.failed
         runner = CheckRunner(pipeline, self.store, Order())
         backend: Any = workers
         cancelled = threading.Event()
-        execute(planned, backend, self.store, run_id, events.append, cancelled, {}, runner, plan)
+        execute(planned, backend, self.store, run_id, events.append, cancelled, {}, runner)
         return events
 
     def places(self, partitions: Sequence[str]) -> list[tuple[str, str]]:

@@ -217,11 +217,7 @@ def _expected(state: RunState, stage: str) -> StageRows:
         plan = partition.stages[stage]
         for i in plan.missing:
             rows.expect(index, i, partition.fragments[i].stop - partition.fragments[i].start)
-            if i in plan.row_retries:
-                rows.set_input_rows(
-                    index, i, plan.row_retries[i].info.quarantined + plan.row_retries[i].info.nulled
-                )
-            elif i in above:
+            if i in above:
                 rows.set_input_rows(index, i, above[i].info.rows)
     return rows
 

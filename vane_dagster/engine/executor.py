@@ -12,7 +12,7 @@ from vane_dagster.compute.api import IO_WORKERS, Backend
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims, NoClaims
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.engine.damaged_parts import PartRepair, partitions_to_replan
+from vane_dagster.engine.damaged_parts import fail_damaged
 from vane_dagster.engine.fragment_queue import FoundParts
 from vane_dagster.engine.preflight import Checked, PreflightFinding, check_all, refuse
 from vane_dagster.engine.run_state import RunState
@@ -21,19 +21,15 @@ from vane_dagster.engine.slicing import DEFAULT_BATCH
 from vane_dagster.engine.tasks import WorkBuilder
 from vane_dagster.errors import StoreError
 from vane_dagster.events import (
-    Committed,
     Event,
     Noticed,
-    Unchanged,
     WaveStarted,
-    about_plan,
 )
 from vane_dagster.fingerprint.bundle import CodeBundle
 from vane_dagster.fingerprint.local_file import LocalFile
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.stored_parts import stored_parts
-from vane_dagster.retries import MAX_PASSES
 from vane_dagster.storage.packages import distributions
 from vane_dagster.storage.shipped_files import (
     discard,
@@ -57,70 +53,33 @@ def execute(
     cancelled: threading.Event,
     info: Mapping[str, Any],
     check_runner: CheckRunner,
-    replan: Callable[[Sequence[str | None]], RunPlan] | None = None,
     priority: int = 0,
 ) -> None:
     """Compute and commit the remaining work of a plan."""
-    emit_new = _NewEvents(emit, store, plan.pipeline.name)
-    state: RunState | None = None
     claims: Claims = NoClaims()
-    if backend is not None and plan.needed():
+    checked, pools = None, {}
+    if needed := plan.needed():
+        assert backend is not None, "there is something to compute, and nothing to do it"
         claims = backend.claims(run_id)
     try:
-        for count in range(1, MAX_PASSES + 1):
-            checked, pools = None, {}
-            if needed := plan.needed():
-                assert backend is not None, "there is something to compute, and nothing to do it"
-                first = _written_first(plan, needed)
-                checked = check_all(plan.pipeline, needed, first, store, backend)
-                refuse(checked.findings)
-                for text in checked.notices if count == 1 else ():
-                    emit(Noticed(text))
-                pools = stage_pools(plan, checked, store)
-                refuse(edited(plan, needed))
-                refuse(_ship_files(plan, needed, store, emit_new))
-            state = RunState(
-                plan, store, run_id, emit_new, info, check_runner, claims, state, pools
-            )
-            part_repair = PartRepair(state, last=replan is None or count == MAX_PASSES)
-            try:
-                state.begin()
-                if checked is not None and backend is not None:
-                    given = (checked, pools, cancelled, part_repair, priority)
-                    _compute(backend, state, needed, *given)
-                again = partitions_to_replan(state)
-            finally:
-                state.close()
-            if not again or replan is None:
-                return
-            plan, emit_new.anew = replan(again), True
-            for event in about_plan(plan):
-                emit_new(event)
+        if needed and backend is not None:
+            checked = check_all(plan.pipeline, needed, _written_first(plan, needed), store, backend)
+            refuse(checked.findings)
+            for text in checked.notices:
+                emit(Noticed(text))
+            pools = stage_pools(plan, checked, store)
+            refuse(edited(plan, needed))
+            refuse(_ship_files(plan, needed, store, emit))
+        state = RunState(plan, store, run_id, emit, info, check_runner, claims, pools)
+        try:
+            state.begin()
+            if checked is not None and backend is not None:
+                _compute(backend, state, needed, checked, pools, cancelled, priority)
+                fail_damaged(state)
+        finally:
+            state.close()
     finally:
         claims.close()
-
-
-class _NewEvents:
-    """Emits events. Omits those already emitted for stages that are done when replanned.
-
-    A stage that another run has committed meanwhile is reported as if this run had committed it.
-    """
-
-    def __init__(self, emit: Callable[[Event], None], store: Store, pipeline: str) -> None:
-        self._emit, self._store, self._pipeline = emit, store, pipeline
-        self._seen: set[tuple[str, str | None]] = set()
-        self.anew = False
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, (Committed, Unchanged)):
-            place = (event.stage, event.partition)
-            if isinstance(event, Unchanged) and self.anew:
-                if place in self._seen:
-                    return
-                manifest = self._store.read(self._pipeline, *place, event.name)
-                event = Committed(*place, event.name, manifest)
-            self._seen.add(place)
-        self._emit(event)
 
 
 def _compute(
@@ -130,7 +89,6 @@ def _compute(
     checked: Checked,
     pools: Mapping[str, PoolSpec],
     cancelled: threading.Event,
-    part_repair: PartRepair,
     priority: int,
 ) -> None:
     plan, store, capacity = state.plan, state.store, checked.capacity
@@ -155,7 +113,7 @@ def _compute(
             places = {False, *(pool.on_driver for pool in own.values())}
             object_bytes = min(capacity.of(place).object_bytes for place in places)
             budget = int(object_bytes * _BUDGET_SHARE)
-            wave = (state, tuple(stages), lease, own, work_builder, budget, cancelled, part_repair)
+            wave = (state, tuple(stages), lease, own, work_builder, budget, cancelled)
             WaveScheduler(*wave, look_up, priority, used).run()
         finally:
             lease.release()

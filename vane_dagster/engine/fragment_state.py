@@ -12,8 +12,7 @@ from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord
-from vane_dagster.storage.row_records import RecordedPart
-from vane_dagster.worker.protocol import KnownRows, RowRetry
+from vane_dagster.worker.protocol import RowLookup
 from vane_dagster.worker.reports import Tally
 
 TaskKind = Literal["load", "slice", "gather", "whole"]
@@ -41,8 +40,7 @@ class StageTaskState:
         tally: For a map: counts of the rows of its slices.
         given_bytes: For a map: bytes of `given`, if it was loaded for this map.
         piece_bytes: Bytes of `pieces`.
-        table_bytes: Bytes of `table`, also after it was dropped.
-        dropped: Whether `table` was dropped while readers need it; they read the part instead.
+        table_bytes: Bytes of `table`.
     """
 
     spec: StageSpec
@@ -54,7 +52,7 @@ class StageTaskState:
     table_rows: int = 0
     given: Any = None
     given_rows: int = 0
-    known: KnownRows | None = None
+    known: RowLookup | None = None
     left: list[tuple[int, int]] = field(default_factory=list)
     pieces: dict[int, tuple[Any, int]] = field(default_factory=dict)
     slices_in_flight: int = 0
@@ -62,7 +60,6 @@ class StageTaskState:
     given_bytes: int = 0
     piece_bytes: int = 0
     table_bytes: int = 0
-    dropped: bool = False
 
     def give(self, table: Any, rows: int, shares: Sequence[int] = ()) -> None:
         """Set a map's input."""
@@ -113,8 +110,7 @@ class FragmentState:
         task_states: Its stages to compute, upstream first.
         epoch: Incremented when it starts over, which identifies late answers.
         bytes_read: Bytes of the parts that it reads first.
-        peak: Maximum bytes of its tables at one time, including dropped ones.
-        row_retries: Former parts for which only the failed rows are computed, by stage.
+        peak: Maximum bytes of its tables at one time.
         known: Where rows are looked up, by stage, apart from the parts that this run has written.
         claimed: The run's claims on it, by stage.
     """
@@ -127,8 +123,7 @@ class FragmentState:
     epoch: int = 0
     bytes_read: int = 0
     peak: int = 0
-    row_retries: dict[str, Part] = field(default_factory=dict)
-    known: dict[str, KnownRows] = field(default_factory=dict)
+    known: dict[str, RowLookup] = field(default_factory=dict)
     claimed: dict[str, bytes] = field(default_factory=dict)
 
     def is_arranged(self, spec: StageSpec) -> bool:
@@ -148,14 +143,11 @@ class FragmentState:
         parts = [each for each, _ in looked_up.sources()]
         if not any(part in each.files for each in parts):
             return False
-        if isinstance(known, RowRetry):
-            del self.known[stage]
-        else:
-            groups = [
-                replace(group, parts=tuple(p for p in group.parts if part not in p.files))
-                for group in known.groups
-            ]
-            self.known[stage] = replace(known, groups=tuple(groups))
+        groups = [
+            replace(group, parts=tuple(p for p in group.parts if part not in p.files))
+            for group in known.groups
+        ]
+        self.known[stage] = replace(known, groups=tuple(groups))
         return True
 
     @property
@@ -184,19 +176,9 @@ class FragmentState:
         """Bytes of its tables in shared memory."""
         return sum(task_state.held for task_state in self.task_states.values())
 
-    @property
-    def dropped(self) -> int:
-        """Bytes of dropped tables that are still to be read from their parts."""
-        task_states = self.task_states.values()
-        return sum(
-            task_state.table_bytes
-            for task_state in task_states
-            if task_state.dropped and task_state.readers
-        )
-
     def hold(self, stage: str, kind: TaskKind, table_bytes: int) -> None:
         """Add the bytes of a returned table to those of the inputs."""
-        self.peak = max(self.peak, self.held + self.dropped + table_bytes)
+        self.peak = max(self.peak, self.held + table_bytes)
         task_state = self.task_states[stage]
         if kind == "load":
             task_state.given_bytes = table_bytes
@@ -204,25 +186,6 @@ class FragmentState:
             task_state.piece_bytes += table_bytes
         else:
             task_state.table_bytes = table_bytes
-
-    def droppable(self) -> list[str]:
-        """Stages with rows needed only by stages that also wait for others."""
-        return [
-            name
-            for name, task_state in self.task_states.items()
-            if task_state.table is not None
-            and all(
-                reader.waits_for and not reader.started
-                for reader in self.task_states.values()
-                if name in reader.spec.upstream and not reader.done
-            )
-        ]
-
-    def drop(self, stage: str) -> int:
-        """Drop a stage's rows, which are later read from its part; return their bytes."""
-        task_state = self.task_states[stage]
-        task_state.table, task_state.dropped = None, True
-        return task_state.table_bytes
 
     def read(self, stage: str) -> None:
         """Record that one reader no longer needs a stage's rows."""
@@ -265,22 +228,8 @@ def fragment_state(
     state: RunState, specs: Sequence[StageSpec], order: int, partition: int, index: int
 ) -> FragmentState:
     """Create the state of a fragment with missing parts."""
-    planned = state.plan.partitions[partition]
-    names = {spec.name for spec in specs}
-    # If the input of a stage is computed too, all of its rows are.
-    row_retries = {
-        spec.name: planned.stages[spec.name].row_retries[index]
-        for spec in specs
-        if index in planned.stages[spec.name].row_retries and not names & set(spec.upstream)
-    }
-    task_states = make_task_states(specs)
-    run = FragmentState(
-        order, partition, index, planned.fragments[index], task_states, row_retries=row_retries
-    )
-    for name, part in row_retries.items():
-        if not planned.stages[name].row_definition:
-            recorded = RecordedPart.of(part.folder, part.info)
-            run.known[name] = RowRetry(recorded, input_id(state.pipeline, name))
+    fragment = state.plan.partitions[partition].fragments[index]
+    run = FragmentState(order, partition, index, fragment, make_task_states(specs))
     run.bytes_read = bytes_read(state.parts, partition, index, specs)
     return run
 

@@ -35,18 +35,16 @@ class MemoryBudget:
         self._known: set[_Stages] = set()
         self._charges: dict[int, int] = {}
         self._charged = 0
-        self._credited: dict[int, FragmentState] = {}
 
     def has_room_for(self, run: FragmentState) -> bool:
-        """Whether there is room for a fragment, including tables that `charge` may drop for it."""
+        """Whether there is room for a fragment."""
         if not self._runs:
             return True
-        return len(self._runs) < self._most and self._is_possible(self._wanted_to_begin(run))
+        wanted = self._charged + self._charge(run, _stages(run))
+        return len(self._runs) < self._most and wanted <= self._limit
 
     def charge(self, run: FragmentState) -> None:
-        """Charge a new fragment, and drop tables that wait for a join to make room for it."""
-        if self._runs:
-            self._make_room(self._wanted_to_begin(run))
+        """Charge a new fragment."""
         self._runs[run.order] = run
         self._stages[run.order] = _stages(run)
         self._recharge([run])
@@ -56,29 +54,25 @@ class MemoryBudget:
     ) -> None:
         """Record a returned table; update the expansion from the bytes that the fragment holds."""
         run.hold(stage, kind, table_bytes)
-        self._recharge([run, *self._credited.values()])
         if (measured := run.peak / _source(run)) > self._expansion:
             self._expansion = measured
             self._recharge(self._runs.values())
 
     def may_continue(self, run: FragmentState) -> bool:
-        """Whether a fragment in progress may continue: it and earlier ones have room to grow.
-
-        Tables that `make_room` may drop for it count as room.
-        """
-        return self._is_unrestrained(run) or self._is_possible(self._wanted_to_go_on(run))
-
-    def make_room(self, run: FragmentState) -> None:
-        """Drop tables that wait for a join, as far as a fragment needs the room to continue."""
-        if not self._is_unrestrained(run):
-            self._make_room(self._wanted_to_go_on(run))
+        """Whether a fragment in progress may continue: it and earlier ones have room to grow."""
+        if self._charged <= self._limit or run.order <= min(self._runs):
+            return True
+        held = {order: under_way.held for order, under_way in self._runs.items()}
+        growth = sum(
+            max(0, self._charges[order] - held[order]) for order in held if order <= run.order
+        )
+        return sum(held.values()) + growth <= self._limit
 
     def release(self, run: FragmentState) -> None:
         """Release a fragment's bytes."""
         if self._runs.pop(run.order, None) is None:
             return
         self._charged -= self._charges.pop(run.order)
-        self._credited.pop(run.order, None)
         del self._stages[run.order]
         if (stages := _stages(run)) not in self._known:
             self._known.add(stages)
@@ -93,49 +87,7 @@ class MemoryBudget:
     def _charge(self, run: FragmentState, stages: _Stages) -> int:
         is_known = any(stages <= known for known in self._known)
         expansion = self._expansion if is_known else max(self._expansion, _UNKNOWN_EXPANSION)
-        return int(_source(run) * expansion) - run.dropped
-
-    def _wanted_to_begin(self, run: FragmentState) -> int:
-        """All bytes charged if a fragment began."""
-        return self._charged + self._charge(run, _stages(run))
-
-    def _is_unrestrained(self, run: FragmentState) -> bool:
-        """Whether memory is no reason to hold back a fragment in progress."""
-        if self._charged <= self._limit:
-            return True
-        return run.order <= min(self._runs)
-
-    def _wanted_to_go_on(self, run: FragmentState) -> int:
-        """The bytes now held, plus the possible growth of a fragment and of those before it."""
-        held = {order: under_way.held for order, under_way in self._runs.items()}
-        growth = sum(
-            max(0, self._charges[order] - held[order]) for order in held if order <= run.order
-        )
-        return sum(held.values()) + growth
-
-    def _droppable(self) -> list[tuple[FragmentState, str]]:
-        """Tables that can be read again, those of the youngest fragments first.
-
-        Their joins are the furthest away.
-        """
-        youngest_first = sorted(self._runs.values(), key=lambda run: -run.order)
-        return [(run, stage) for run in youngest_first for stage in run.droppable()]
-
-    def _is_possible(self, wanted: int) -> bool:
-        """Whether `wanted` bytes are within the limit once all droppable tables are dropped."""
-        short = wanted - self._limit
-        if short <= 0:
-            return True
-        return short <= sum(run.task_states[stage].table_bytes for run, stage in self._droppable())
-
-    def _make_room(self, wanted: int) -> None:
-        """Drop tables until `wanted` bytes are within the limit; none if that is impossible."""
-        short = wanted - self._limit
-        for run, stage in self._droppable() if short > 0 and self._is_possible(wanted) else ():
-            if short > 0:
-                short -= run.drop(stage)
-                self._credited[run.order] = run
-        self._recharge(self._credited.values())
+        return int(_source(run) * expansion)
 
 
 def _source(run: FragmentState) -> int:

@@ -91,7 +91,7 @@ class RowLookups:
     def record(self, run: FragmentState, stage: str, report: WorkReport) -> None:
         """Count a fragment's rows, and how many of them were found in other partitions."""
         known = run.known.get(stage)
-        if isinstance(known, RowLookup) and any(not group.is_own for group in known.groups):
+        if known is not None and any(not group.is_own for group in known.groups):
             self._counted[stage][run.partition].add(report.rows_out, report.found_elsewhere)
 
     def _definition(self, partition: int, stage: str) -> str:
@@ -110,7 +110,7 @@ class RowLookups:
         state, planned = self._state, self._plan.partitions[index]
         if planned.stages[stage].done or (index, stage) in state.failed:
             return False
-        if any(partition == index for partition, _ in state.damaged):  # it is planned again later
+        if any(partition == index for partition, _ in state.damaged):  # it fails later
             return False
         return len(state.parts[index, stage]) < len(planned.fragments)
 

@@ -53,10 +53,8 @@ class RunState:
         info: Mapping[str, Any],
         check_runner: CheckRunner,
         claims: Claims | None = None,
-        former: RunState | None = None,
         pools: Mapping[str, PoolSpec] | None = None,
     ) -> None:
-        """Start with a new run, or with another pass of a run."""
         self.plan = plan
         self.pipeline = plan.pipeline
         self.run_id = run_id
@@ -75,29 +73,24 @@ class RunState:
         self._queued: set[tuple[int, str]] = set()
         self.token_budget = TokenBudget(plan.pipeline)
         self.failed: dict[tuple[int, str], VaneError] = {}
-        self.damaged: dict[tuple[int, int], VaneError] = {}  # fragments that wait for a new plan
+        self.damaged: dict[tuple[int, int], VaneError] = {}  # fragments with removed parts
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.stats: dict[tuple[int, str], StageStats] = {}
         self.floors: dict[str, int] = {}  # of the stages with row keys to compute
-        counted = former.counted() if former else {}
-        self.usage: PoolUsage = former.usage if former else PoolUsage()
+        self.usage = PoolUsage()
         self._servers = {s: tuple(pool.uses.values()) for s, pool in (pools or {}).items()}
         for index, partition in enumerate(plan.partitions):
             for stage, stage_plan in partition.stages.items():
                 self.parts[index, stage] = {}
                 for i, part in stage_plan.parts.items():
                     self._take(index, stage, i, part)
-                self.stats[index, stage] = counted.get((partition.key, stage)) or StageStats()
+                self.stats[index, stage] = StageStats()
             for stage, manifest in partition.inputs.items():
                 # A sample may read parts that a stage has computed under a former name.
                 folder = store.parts(self.pipeline.name, manifest.stage, partition.key)
                 self.parts[index, stage] = {
                     i: Part(folder, part) for i, part in enumerate(manifest.parts)
                 }
-
-    def counted(self) -> dict[tuple[str | None, str], StageStats]:
-        """Statistics so far, by partition key and stage."""
-        return {(self.plan.partitions[i].key, s): stats for (i, s), stats in self.stats.items()}
 
     def fragments_left(self, stages: Sequence[str]) -> int:
         """Number of fragments with at least one stage to compute that was not given up."""

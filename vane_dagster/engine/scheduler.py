@@ -17,7 +17,7 @@ from vane_dagster.compute.api import (
 )
 from vane_dagster.compute.waits import Waits
 from vane_dagster.engine.accounting import PartVerifier, WaveProgress
-from vane_dagster.engine.damaged_parts import PartRepair
+from vane_dagster.engine.damaged_parts import remove_copied, remove_damaged
 from vane_dagster.engine.fragment_queue import FoundParts, FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
 from vane_dagster.engine.memory_budget import MemoryBudget
@@ -57,7 +57,6 @@ class WaveScheduler:
         work_builder: WorkBuilder,
         budget_bytes: int,
         cancelled: threading.Event,
-        part_repair: PartRepair,
         look_up: Callable[[int, Sequence[str]], FoundParts],
         priority: int = 0,
         servers: Mapping[str, PoolSpec] | None = None,
@@ -70,7 +69,6 @@ class WaveScheduler:
         self._active: dict[int, FragmentState] = {}
         self._lost_calls = LostCalls()
         self._executing: dict[Worker, set[int]] = {}
-        self._part_repair = part_repair
         self._clock = clock
         self._waits = Waits(state.emit, clock)
         self._sharing = WorkerSharing(lease, pools, priority, self._waits)
@@ -214,7 +212,6 @@ class WaveScheduler:
                 elif (
                     worker := worker_queue.pick_worker(task.exclusive)
                 ) and self._budget.may_continue(task.run):
-                    self._budget.make_room(task.run)
                     self._assign(worker_queue, task, worker)
                 else:
                     break
@@ -350,16 +347,15 @@ class WaveScheduler:
     def _refused(self, task: Task, fault: Fault) -> None:
         if fault.part and task.run.forget(task.stage, fault.part):
             self._state.emit(Noticed(f"{fault.message}. Rows that it has are computed again"))
-            if error := self._part_repair.remove_copied(task.run.partition, task.stage, fault):
+            if error := remove_copied(self._state, task.run.partition, task.stage, fault):
                 self._fail(task.run.partition, task.stage, error)
-                return
-            self._start_over(task.run)
-            return
-        if error := self._part_repair.remove_damaged(task.run, task.stage, fault):
+            else:
+                self._start_over(task.run)
+        elif error := remove_damaged(self._state, task.run, fault):
             self._fail(task.run.partition, task.stage, error)
-            return
-        task.run.abandon(set(task.run.task_states))
-        self._end_if_finished(task.run)
+        else:
+            task.run.abandon(set(task.run.task_states))
+            self._end_if_finished(task.run)
 
     def _fail(self, partition: int, stage: str, error: VaneError) -> None:
         given_up = self._state.fail(partition, stage, error)

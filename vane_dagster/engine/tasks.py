@@ -40,7 +40,6 @@ from vane_dagster.worker.protocol import (
     Faults,
     Gather,
     Join,
-    KnownRows,
     Op,
     PartRows,
     Project,
@@ -101,10 +100,8 @@ class WorkBuilder:
         schema = self._upstream_schema(run, task_state.spec, upstream)
         op: Op = Gather()
         if run.is_arranged(spec := task_state.spec):
-            id, keying = self._pipeline._keys_of(upstream)[0].column, self._keying(run, spec)
-            op = Arrange(
-                id, spec.row_order, shares, keying, self._known(run, task_state, is_costly)
-            )
+            known = self._known(run, task_state, is_costly)
+            op = Arrange(spec.row_order, shares, self._keying(run, spec), known)
         return self._work(run, task_state, worker, op, (rows,), schema=schema), tables
 
     def whole(
@@ -122,21 +119,19 @@ class WorkBuilder:
         if keying and spec.runs_udf and isinstance(op, CallUdf):
             known = self._known(run, task_state, is_costly)
             own = spec.own_columns(self._pipeline)
-            op = ReuseAndCall(
-                Arrange(op.ids[0], keying=keying, known=known), Restore(op, own, known)
-            )
+            op = ReuseAndCall(Arrange(keying=keying, known=known), Restore(op, own, known))
         return self._part(run, task_state, worker, op, tuple(rows)), tables
 
     def _known(
         self, run: FragmentState, task_state: StageTaskState, is_costly: bool
-    ) -> KnownRows | None:
+    ) -> RowLookup | None:
         """Where a map's rows are looked up: in earlier results, and in parts of this run.
 
         The latter takes half a microsecond a row, which fast functions do not repay.
         """
         stage = task_state.spec.name
         known = run.known.get(stage)
-        if isinstance(known, RowLookup) and is_costly:
+        if known is not None and is_costly:
             plan = self._plan.partitions[run.partition].stages[stage]
             parts = list(self._parts[run.partition, stage].values())
             own = written_groups(parts, len(plan.parts), input_id(self._pipeline, stage))
@@ -195,8 +190,6 @@ class WorkBuilder:
         assert spec.runs_udf
         assert isinstance(call, CallUdf)
         op = Restore(call, spec.own_columns(self._pipeline), task_state.known)
-        if (former := run.row_retries.get(spec.name)) and (made := former.info.made):
-            tally = replace(tally, packages=tuple(sorted({*made.packages, *tally.packages})))
         rows, tables = (*rows, TableRows(len(tables))), [*tables, task_state.given]
         return self._part(run, task_state, worker, op, rows, tally=tally), tables
 

@@ -126,7 +126,6 @@ def run_pipeline(
     """Bring stages of some partitions up to date."""
     look = _Diagnosis(pipeline, selected, partitions, compute, store, log)
     connection = _Connection(look)
-    resolved = pipeline
 
     def connect(room: bool) -> bool:
         stages = [each.name for each in pipeline if each.name in selected]
@@ -134,11 +133,6 @@ def run_pipeline(
         if is_cluster and room:
             make_room()
         return is_cluster
-
-    def replan(keys: Sequence[str | None]) -> RunPlan:
-        return plan_run(
-            resolved, selected, keys, store, force, run_id, retry_quarantined, connect=connect
-        )
 
     def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
         backend = connection.backend(first.needed())
@@ -148,7 +142,8 @@ def run_pipeline(
         try:
             with SchemaInference(store, preview, run_id, listen, connect=connect) as inference:
                 resolved = inference.resolve(pipeline, selected, partitions)
-            plan = replan(partitions)
+            given = (resolved, selected, partitions, store, force, run_id, retry_quarantined)
+            plan = plan_run(*given, connect=connect)
         except VaneError as unplanned:
             look.refuse_with([unplanned])
             raise
@@ -169,7 +164,6 @@ def run_pipeline(
                 cancelled,
                 versions(),
                 check_runner,
-                replan,
                 priority,
             ),
             listen,

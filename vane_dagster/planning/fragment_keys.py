@@ -1,4 +1,4 @@
-"""Fragment keys across generations, and fragments with a row retry.
+"""Fragment keys across generations.
 
 A forced run raises a stage's generation for all of its fragments. A run that retries quarantined
 rows raises it too, but fragments without failed rows keep their key and so their part. The parts of
@@ -8,26 +8,9 @@ one manifest can therefore be of several generations.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from vane_dagster.fingerprint.hashing import digest
-from vane_dagster.planning.plan import Part
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest, PartInfo
-
-
-@dataclass(frozen=True)
-class FragmentKeys:
-    """The keys of a stage's fragments.
-
-    Attributes:
-        keys: The key of each fragment.
-        row_retries: Former parts of the fragments that compute only their failed rows again, by
-            fragment index.
-    """
-
-    keys: tuple[str, ...]
-    row_retries: dict[int, Part] = field(default_factory=dict)
 
 
 def has_faults(manifest: Manifest) -> bool:
@@ -40,21 +23,18 @@ def fragment_keys(
     generation: int,
     upstream: Sequence[Sequence[str]],
     former: Manifest | None,
-    folder: Location,
     retry: bool,
-) -> FragmentKeys:
+) -> tuple[str, ...]:
     """Return the keys of a stage's fragments in a generation."""
     parts = {part.key: part for part in former.parts} if former else {}
     keys: list[str] = []
-    row_retries: dict[int, Part] = {}
     for above in zip(*upstream):
         own = digest(definition, generation, *above)
         known = _kept(definition, generation, above, parts) or own
         if retry and known != own and parts[known].faults:
-            row_retries[len(keys)] = Part(folder, parts[known])
             known = own
         keys.append(known)
-    return FragmentKeys(tuple(keys), row_retries)
+    return tuple(keys)
 
 
 def _kept(

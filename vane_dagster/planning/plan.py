@@ -48,8 +48,6 @@ class StagePlan:
         keys: A fragment key for each fragment; empty if the whole partition is done.
         parts: Stored parts, by fragment index.
         leaving: Indexes of fragments with a part that the store is about to delete.
-        row_retries: Former parts of fragments that compute only their failed rows, by fragment
-            index.
         former: The manifest that was in force when the plan was made.
         renamed: The stage's former name, and the manifest under that name with the parts to reuse.
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
@@ -62,7 +60,6 @@ class StagePlan:
     keys: tuple[str, ...] = ()
     parts: Mapping[int, Part] = field(default_factory=dict)
     leaving: frozenset[int] = frozenset()
-    row_retries: Mapping[int, Part] = field(default_factory=dict)
     former: ManifestName | None = None
     renamed: tuple[str, ManifestName] | None = None
     row_definition: str = ""

@@ -275,18 +275,15 @@ class _Planner:
             upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
             former = None if self._is_forced(stage) else in_force
-            folder = store.parts(name, stage, key)
             if plan.renamed:
                 former = store.read(name, plan.renamed[0], key, plan.renamed[1])
-                folder = store.parts(name, plan.renamed[0], key)
-            made = (self.definitions[stage], plan.generation, upstream, former, folder, self.retry)
-            own = fragment_keys(*made)
-            where = (store, self.pipeline, stage, key, own.keys, in_force, condemned)
+            made = (self.definitions[stage], plan.generation, upstream, former, self.retry)
+            keys[stage] = fragment_keys(*made)
+            where = (store, self.pipeline, stage, key, keys[stage], in_force, condemned)
             parts, leaving = stored_parts(*where, self.warnings.append)
-            parts = {**self._former_parts(key, plan, own.keys), **parts}
+            parts = {**self._former_parts(key, plan, keys[stage]), **parts}
             if self._is_forced(stage) and self.run_id is not None:
                 parts = {i: part for i, part in parts.items() if _is_of(part, self.run_id)}
-            keys[stage] = own.keys
             publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some parts were deleted
@@ -299,7 +296,6 @@ class _Planner:
                 parts=parts,
                 done=done,
                 leaving=leaving,
-                row_retries=own.row_retries,
                 row_definition=self._row_definition(stage, schemas),
             )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)

@@ -252,46 +252,22 @@ class RowLookup:
 
 
 @dataclass(frozen=True)
-class RowRetry:
-    """An earlier part for the same input, without row records.
-
-    Only the rows that failed in it are computed again.
-
-    Attributes:
-        part: The part.
-        id: The part's column with the id of the stage's input.
-    """
-
-    part: RecordedPart
-    id: str
-
-    def sources(self) -> list[tuple[RecordedPart, str]]:
-        """Return the part, with its column of the input's ids."""
-        return [(self.part, self.id)]
-
-
-KnownRows = Union[RowLookup, RowRetry]
-
-
-@dataclass(frozen=True)
 class Arrange:
     """One input: first the rows to compute, in an order and divided into shares, then the others.
 
     The result has an additional last column, which `Restore` reads; see `row_reuse`.
 
     Attributes:
-        id: The id column.
         order: The order of the rows to compute; None for their own.
         shares: Number of workers.
         keying: The row keys; None for rows without keys.
         known: Where the outcomes of rows may be found; None to compute all.
     """
 
-    id: str
     order: RowOrder | None = None
     shares: int = 1
     keying: RowKeying | None = None
-    known: KnownRows | None = None
+    known: RowLookup | None = None
 
 
 @dataclass(frozen=True)
@@ -308,7 +284,7 @@ class Restore:
 
     call: CallUdf
     own: tuple[str, ...]
-    known: KnownRows | None = None
+    known: RowLookup | None = None
 
 
 @dataclass(frozen=True)

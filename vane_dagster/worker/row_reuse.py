@@ -9,7 +9,7 @@ Between the two, the rows travel in one table, with these fields in its last col
 - ``part``: the position of the part that it is copied from among the sources of `KnownRows`, or
   `COMPUTED`, or `DUPLICATE`;
 - ``record``: its position in the part's row records; of a duplicate, the place of the row that it
-  equals; -1 for rows of `RowRetry`, which are found by their ids.
+  equals.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ from vane_dagster.worker.protocol import (
     Restore,
     RowKeying,
     RowLookup,
-    RowRetry,
     SourceFiles,
     Work,
 )
@@ -79,13 +78,7 @@ def arrange(rows: pa.Table, op: Arrange, files: SourceFiles | None = None) -> Co
     fields: dict[str, _Numbers] = {}
     if op.keying is not None:
         fields[KEY_HIGH], fields[KEY_LOW] = _keys(rows, op.keying, files)
-    if isinstance(op.known, RowRetry):
-        assert op.known.part.faults
-        failed = read_part(op.known.part.folder, op.known.part.faults, ["id"]).column("id")
-        ids = rows.column(op.id)
-        again = pc.is_in(ids, value_set=failed.combine_chunks().cast(ids.type))
-        known.part[~_numpy(again)] = 0
-    elif isinstance(op.known, RowLookup):
+    if op.known is not None:
         known.look_up(op.known, rows, fields[KEY_HIGH], fields[KEY_LOW])
     places, ends = _ordered(rows, op, np.flatnonzero(known.part == COMPUTED))
     places = np.concatenate([places, np.flatnonzero(known.part != COMPUTED)])
@@ -258,10 +251,7 @@ class _Restored:
             self._faults.add(faults, owners)
             may_pass = _numpy(pc.fill_null(faults.column(TRANSIENT), False))
             self._outcomes[owners] = np.where(may_pass, Outcome.PASSING, Outcome.FAILED)
-        if isinstance(self._op.known, RowRetry):
-            self._copy_unrecorded(self._op.known)
-        else:
-            self._copy()
+        self._copy()
         equals = np.arange(len(self._ids))
         is_duplicate = info["part"] == DUPLICATE
         equals[is_duplicate] = self._order[info["record"][is_duplicate]]
@@ -306,18 +296,6 @@ class _Restored:
         if taken:
             origins = pa.concat_tables(records for _, records in taken).unify_dictionaries()
             self._origins.copy(origins, np.concatenate([owners for owners, _ in taken]))
-
-    def _copy_unrecorded(self, retry: RowRetry) -> None:
-        """Take the outcomes of the same rows, none of which failed, from a part without records."""
-        owners = np.flatnonzero(self._info["part"] >= 0)
-        ids, columns = self._ids.take(pa.array(owners)), [retry.id, *self._op.own]
-        table = read_part(retry.part.folder, retry.part.part, list(dict.fromkeys(columns)))
-        value_set = ids.cast(table.schema.field(retry.id).type)
-        found = pc.index_in(table.column(retry.id), value_set=value_set)
-        rows = np.flatnonzero(_numpy(pc.is_valid(found)))
-        source = owners[_numpy(found.combine_chunks().take(pa.array(rows)))]
-        self._outcomes[source] = Outcome.OUTPUT
-        self._add_known(_taken(table.select([*self._op.own]), rows), source)
 
     def _add_known(self, own: pa.Table, owners: Places) -> None:
         if self._nulls and ERROR_COLUMN not in own.column_names:

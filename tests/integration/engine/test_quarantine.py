@@ -137,6 +137,7 @@ def test_rows_that_failed_are_tried_again_alone(on_error, tmp_path, local, mater
         fn=Fixed,
         on_error=on_error,
         batch_size=10,
+        columns=["x"],
         fn_constructor_kwargs={"folder": str(tmp_path)},
     )
     docs["double"].project("below", {"z": "y + 1"})
@@ -165,6 +166,22 @@ def test_rows_that_failed_are_tried_again_alone(on_error, tmp_path, local, mater
         result = materialize(docs, local, config=config)
         assert metadata(result, "double")["fragments_computed"] == 0
     assert not seen.read_text()
+
+
+def test_without_row_keys_the_fragments_of_rows_that_failed_are_computed_again(
+    tmp_path, local, materialize
+):
+    docs = pipeline(tmp_path, fn=Fixed, fn_constructor_kwargs={"folder": str(tmp_path)})
+    materialize(docs, local)
+    seen, store = tmp_path / "seen", tmp_path / "store"
+    seen.write_text("")
+    (tmp_path / "fixed").touch()
+    result = materialize(docs, local, config={"retry_quarantined": True})
+    assert metadata(result, "double")["fragments_computed"] == 3
+    assert metadata(result, "double")["fragments_reused"] == 1
+    assert len(seen.read_text().split()) == 150
+    assert read_stage(store, "docs", "double")["y"].to_pylist() == [2 * i for i in range(ROWS)]
+    assert vd.quarantine("docs/double", store=str(store)).num_rows == 0
 
 
 def test_a_row_is_tried_again_where_what_it_is_made_from_is_lost(tmp_path, local, materialize):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import dagster as dg
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
@@ -265,21 +264,3 @@ def test_a_worker_that_dies_counts_its_rows_once(run, source):
     assert done.result.success
     assert done.sum("fragments_computed") == 3 * FILES * len(KEYS)
     assert done.sum("model_loads") == len(done.ready()) == done.notes["load"] >= 2
-
-
-def test_fragments_of_a_second_pass_are_counted_once(run, source):
-    """A part that turns out to be damaged is computed again, after all others."""
-    run(pipeline(source))
-    damaged = sorted((source / "store/sums/clean/parts").rglob("*.parquet"))[0]
-    data = pq.read_table(damaged)
-    damaged.write_bytes(damaged.read_bytes()[:-40])
-    assert data.num_rows == ROWS
-
-    done = run(pipeline(source, batch_size=8, max_retries=1, cardinality="filter"))
-
-    assert done.result.success
-    for stage in ("one", "two"):
-        assert done.sum("fragments_computed", stage) == FILES * len(KEYS)
-        assert done.sum("fragments_reused", stage) == 0
-    assert done.sum("batches") == done.notes["call"]
-    assert done.sum("model_loads") == done.notes["load"]

@@ -1,4 +1,4 @@
-"""Admission by measured bytes: what is known of fragments, and what makes room for the next."""
+"""Admission by measured bytes: what is known of fragments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vane_dagster.planning.plan import Part
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
 from vane_dagster.storage.row_records import RecordedPart
-from vane_dagster.worker.protocol import RowRetry
+from vane_dagster.worker.protocol import RecordGroup, RowLookup
 
 MIB = 1 << 20
 
@@ -87,7 +87,7 @@ def test_a_fragment_that_went_through_some_stages_says_nothing_of_all():
 def test_repaired_fragments_say_nothing_of_whole_ones():
     budget, (repaired, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
     former = RecordedPart(Location("/parts"), "part", "", "faults")
-    repaired.known["slow"] = RowRetry(former, "id")
+    repaired.known["slow"] = RowLookup((RecordGroup((former,), "id", True),))
     finish(budget, repaired, 20)
     assert admitted(budget, waiting) == 3
 
@@ -144,52 +144,3 @@ def test_parts_that_a_wave_begins_with_count_as_its_source():
     specs = [pipeline[name].spec for name in ("mid", "joined")]
     assert bytes_read(parts, 2, 5, specs) == 700
     assert bytes_read({}, 2, 5, [low.spec]) == 0
-
-
-# Rows that wait for a join
-
-
-def waiting_for_join(budget: MemoryBudget, run: FragmentState, mib: int) -> None:
-    """The wide project of a fragment is done, and the map that its rows are joined with is not."""
-    budget.record_table(run, "quick", "whole", mib * MIB)
-    quick = run.task_states["quick"]
-    quick.done, quick.table = True, object()
-    run.task_states["joined"].waits_for.discard("quick")
-    run.task_states["slow"].started = True
-
-
-def test_rows_that_wait_for_a_join_make_room_for_the_next_fragment():
-    budget, (known, first, second, third) = MemoryBudget(100 * MIB, 100), runs(4)
-    finish(budget, known, 60)
-    assert admitted(budget, [first, second]) == 1
-    waiting_for_join(budget, first, 50)
-    assert budget.has_room_for(second)
-    assert first.task_states["quick"].table is not None, "asking drops nothing"
-    budget.charge(second)
-    assert first.task_states["quick"].table is None, "it is read from its part again"
-    assert (first.held, first.dropped, first.peak) == (0, 50 * MIB, 60 * MIB - 10 * MIB)
-    assert not budget.has_room_for(third), "10 and 60 MiB are taken"
-    first.read("quick")
-    assert first.dropped == 0
-
-
-def test_rows_are_kept_where_dropping_them_would_not_make_enough_room():
-    budget, (known, first, second) = MemoryBudget(100 * MIB, 100), runs(3)
-    finish(budget, known, 60)
-    budget.charge(first)
-    waiting_for_join(budget, first, 15)
-    assert not budget.has_room_for(second)
-    assert first.task_states["quick"].table is not None
-
-
-def test_rows_that_a_stage_needs_now_are_kept():
-    for change in ("joined starts", "slow is done"):
-        budget, (known, first, second) = MemoryBudget(100 * MIB, 100), runs(3)
-        finish(budget, known, 60)
-        budget.charge(first)
-        waiting_for_join(budget, first, 50)
-        first.task_states["joined"].started = change == "joined starts"
-        if change == "slow is done":
-            first.task_states["joined"].waits_for.clear()
-        assert not budget.has_room_for(second), change
-        assert first.task_states["quick"].table is not None

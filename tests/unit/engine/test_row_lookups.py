@@ -102,7 +102,7 @@ def test_partitions_in_progress_do_not_count():
     assert days.waiting() == [3]
 
 
-def test_nobody_waits_for_a_partition_that_failed_or_is_planned_again():
+def test_nobody_waits_for_a_partition_that_failed_or_has_a_damaged_part():
     for name, place in (("failed", (0, "m")), ("damaged", (0, 0))):
         days = Days(2)
         getattr(days.state, name)[place] = "error"

@@ -19,7 +19,6 @@ from support.arguments import grouped
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Cancelled, Worker
 from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
-from vane_dagster.engine.damaged_parts import PartRepair
 from vane_dagster.engine.partition_order import NoOrder
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import WaveScheduler
@@ -314,7 +313,7 @@ class Wave:
         pools = {stage: pool for stage, pool in self.pools.items() if stage in stages}
         WaveScheduler(
             state, stages, self.lease, pools, builder, self._budget, self.cancelled,
-            PartRepair(state, last=True), lambda index, stages: self._found, clock=self.clock,
+            lambda index, stages: self._found, clock=self.clock,
         ).run()  # fmt: skip
         return self
 

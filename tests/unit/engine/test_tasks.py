@@ -20,19 +20,15 @@ from vane_dagster.planning.plan import Part
 from vane_dagster.providers.template import PrefixOrder, parse_template
 from vane_dagster.retries import WORKER_DIED, RetriedRows
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo, PartProvenance
-from vane_dagster.storage.row_records import RecordedPart
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.protocol import (
-    Arrange,
     CallUdf,
     Gather,
     PartRows,
     Project,
     Reject,
-    Restore,
-    RowRetry,
     SampledRows,
     SourceRows,
     TableRows,
@@ -216,31 +212,6 @@ def test_the_gather_writes_the_pieces_by_their_first_row_with_their_counts():
     assert work.inputs == (TableRows(0), TableRows(1))
     assert work.tally == state.tally
     assert work.target is not None
-
-
-def test_only_the_failed_rows_of_a_former_part_are_loaded_and_then_replaced():
-    fragment = Fragment("model", on_error="quarantine")
-    upstream = PartInfo("above", "d", 100, 10)
-    fragment.parts[0, "clean"] = {0: Part(Location("/parts"), upstream)}
-    made = PartProvenance("earlier", (), 0.0, 0.0, ("numpy==1",))
-    info = PartInfo("k", "d", 98, 10, rows_in=100, faults="k.faults.parquet", made=made)
-    former = RecordedPart(Location("/former"), info.name, "", info.faults)
-    fragment.run.row_retries["model"] = Part(Location("/former"), info)
-    fragment.run.known["model"] = retry = RowRetry(former, "id")
-    state = fragment.state("model")
-
-    work, _, _, _ = fragment.take("load")
-    assert work.op == Arrange("id", None, 2, None, retry)
-    assert work.target is None
-
-    state.give("arranged", 2)
-    state.pieces, state.tally = {0: ("again", 1)}, Tally(rows_in=2, packages=("torch==2",))
-    work, tables, _, _ = fragment.take("gather")
-    assert isinstance(work.op, Restore)
-    assert (work.op.own, work.op.known) == (("x",), retry)
-    assert tables == ["again", "arranged"]
-    assert work.tally is not None
-    assert work.tally.packages == ("numpy==1", "torch==2")
 
 
 def test_a_task_of_a_fragment_that_started_over_or_was_given_up_is_not_current():

@@ -33,7 +33,7 @@ def rows(docs: list[str | None], **columns: Any) -> pa.Table:
 
 
 def arrange(table: pa.Table, order: Any, shares: int) -> tuple[pa.Table, tuple[int, ...]]:
-    arranged = row_reuse.arrange(table, Arrange("id", order, shares))
+    arranged = row_reuse.arrange(table, Arrange(order, shares))
     return arranged.rows, arranged.report.shares
 
 

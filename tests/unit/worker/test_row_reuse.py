@@ -28,7 +28,6 @@ from vane_dagster.worker.protocol import (
     Restore,
     RowKeying,
     RowLookup,
-    RowRetry,
     Work,
 )
 from vane_dagster.worker.reports import Computed, Tally
@@ -125,7 +124,7 @@ class Stage:
     def run(self, table: pa.Table, known: Any = None, run_id: str = "run") -> Computed:
         """Compute a fragment as the engine does."""
         work = self.work(run_id)
-        found = arrange(table, Arrange("id", keying=work.keying, known=known))
+        found = arrange(table, Arrange(keying=work.keying, known=known))
         arranged, ends = found.rows, found.report.shares
         made, faults = self.compute(arranged.slice(0, ends[-1]), work)
         work = replace(work, tally=Tally())
@@ -214,20 +213,14 @@ def test_failures_are_inherited_in_their_own_partition_alone(tmp_path):
     assert stage.model.calls == ["bad"]
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_a_retry_computes_the_failed_rows_of_a_part_alone(tmp_path, recorded):
+def test_a_retry_computes_the_failed_rows_of_a_part_alone(tmp_path):
     stage = Stage(tmp_path)
     table = rows(("1", "a"), ("2", "bad"), ("3", "none"), ("4", "bad passing"), ("5", "bad"))
     part = stage.write(stage.run(table, run_id="first"), "first")
     stage.model.calls.clear()
-    known: Any = stage.lookup(part, inherits_failures=False)
-    if not recorded:
-        known = RowRetry(replace(part, records=""), "id")
-    again = stage.run(table, known, "again")
-    assert stage.model.calls == ["bad", "bad passing"] + ([] if recorded else ["bad"])
+    again = stage.run(table, stage.lookup(part, inherits_failures=False), "again")
+    assert stage.model.calls == ["bad", "bad passing"]
     assert plain(again) == plain(Stage(tmp_path).run(table))
-    if not recorded:
-        return
     assert again.row_records is not None
     assert again.row_records["run_id"].to_pylist() == ["first", "again", "first", "again", "again"]
     assert again.row_records["outcome"].to_pylist() == [0, 2, 1, 3, 2]
