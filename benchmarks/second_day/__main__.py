@@ -129,7 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         + ", ".join(f"{name} {value}" for name, value in versions.items())
     )
     print("\n" + table(measured) + "\n\n" + NOTE.format(expected=[len(one) for one in expected]))
-    print(f"\nWritten: {write(options, found, {'days': [asdict(one) for one in measured]}, 'days-')}")
+    print(
+        f"\nWritten: {write(options, found, {'days': [asdict(one) for one in measured]}, 'days-')}"
+    )
     ours = [one for one in measured if one.contender.startswith("vane")]
     return 0 if all(one.verdict.equal for one in ours) else 1
 
