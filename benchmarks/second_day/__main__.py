@@ -165,7 +165,8 @@ class Runner:
         if day.kills:
             (state / "kill").touch()
         errors, seconds, versions = self._attempts(day)
-        (state / "kill").unlink(missing_ok=True)
+        if (state / "kill").exists():
+            raise BenchmarkError(f"{LABELS[self.contender.key]}: no worker was killed")
         index = day.number - 1
         return Measured(
             self.contender.key,

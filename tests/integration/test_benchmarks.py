@@ -147,4 +147,4 @@ def test_the_day_after_is_computed_and_judged(tmp_path: Path) -> None:
     assert first == 200
     assert 6 < second < 20
     assert third > 201
-    assert [one["loads"] for one in measured] == [2, 3, 2]
+    assert all(1 <= one["loads"] <= 3 for one in measured)
