@@ -190,7 +190,8 @@ class Runner:
         job = Job(module, "second_day", self.quick, (step,), str(state / "loads"), str(temp))
         environment = process_environment(self.contender) | {STATE: str(state)}
         environment["PYTHONPATH"] += f":{self.folder / 'code'}"
-        errors, seconds = [], 0.0
+        errors: list[str] = []
+        seconds = 0.0
         with contextlib.ExitStack() as stack:
             if self.contender.serves:
                 cluster = running_cluster(self.contender, job, environment, self.folder)
