@@ -64,8 +64,6 @@ _PRESTARTED = 3
 Ray would start one for each CPU.
 """
 
-_RAY_OVERRIDES = "RAY_OVERRIDE_RESOURCES"  # read by Ray's count, and not inherited by the head
-
 RAY_START = (
     "import sys; "
     "others = ['ray.serve', 'ray.dashboard.modules.job.cli', 'ray.util.state.state_cli']; "
@@ -411,12 +409,6 @@ class LocalHead(HeadFolder):
         self.settings = tuple(
             f"--{key}={value}" for key, value in asked.items() if value is not None
         )
-        self._asked = {
-            "num_cpus": num_cpus,
-            "num_gpus": num_gpus,
-            "resources": dict(resources or {}),
-            "object_store_memory": object_store_memory,
-        }
         self.name = name
         self.idle_minutes = idle_minutes
         self.ray_version = _ray_version()
@@ -441,23 +433,6 @@ class LocalHead(HeadFolder):
                     head = self._start()
         self._check_settings(head)
         return head
-
-    def planned_node(self) -> Mapping[str, float] | None:
-        """Return the resources of the node that `ensure` would start, under Ray's names.
-
-        Ray counts them as at the start of the head. Its memory depends on what is free then, so the
-        machine's whole memory stands for it: what does not fit here never fits.
-        """
-        if self.find() is not None or _RAY_OVERRIDES in os.environ:
-            return None
-        from ray._private.resource_and_label_spec import ResourceAndLabelSpec
-
-        try:
-            spec = ResourceAndLabelSpec(**self._asked).resolve(True, "127.0.0.1")
-            node: dict[str, float] = spec.to_resource_dict()
-        except ValueError:  # the start of the head reports it, with its log
-            return None
-        return {**node, "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
 
     def connect(self, namespace: str | None = None, start: bool = True) -> Head | None:
         """Connect this process to the head, which is not stopped as idle meanwhile."""

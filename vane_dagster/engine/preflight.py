@@ -81,7 +81,6 @@ def check_all(
     partitions: Mapping[str, str | None],
     store: Store,
     backend: Backend | None,
-    planned: Capacity | None = None,
 ) -> Checked:
     """Collect all problems that prevent computing some stages.
 
@@ -94,13 +93,11 @@ def check_all(
             for location, write_target in _written(pipeline, stages, partitions, store)
         ]
         code, findings = packed(pipeline, stages)
-        capacity = planned or Capacity((), 0)
+        capacity = Capacity((), 0)
         if backend is not None:
             capacity = backend.capacity()
             findings += misplaced(pipeline, stages, capacity)
             findings += too_large(pipeline, stages, capacity)
-        elif planned is not None:
-            findings += too_large_to_start(pipeline, stages, planned)
         servers, more = _servers(pipeline, stages, capacity, store)
         findings += more
         for asked in written:
@@ -299,18 +296,6 @@ def too_large(
             fix = _BESIDE_CLUSTER if place is not capacity else ""
             findings.append(PreflightFinding(where, message, fix))
     return findings
-
-
-def too_large_to_start(
-    pipeline: Pipeline, stages: Sequence[str], planned: Capacity
-) -> list[PreflightFinding]:
-    """Find the workers that a cluster could not hold that is not started yet.
-
-    Subprocesses beside it are validated when it runs: which GPUs are theirs depends on it.
-    """
-    specs = {stage: pipeline[stage].spec for stage in stages}
-    there = [stage for stage, spec in specs.items() if not (spec.runs_udf and spec.on_driver)]
-    return too_large(pipeline, there, planned)
 
 
 def _written(

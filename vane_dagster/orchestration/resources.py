@@ -9,7 +9,7 @@ evaluation.
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
@@ -19,7 +19,7 @@ from vane_dagster.errors import ComputeError
 from vane_dagster.orchestration.resource_arguments import DeclaredArguments
 
 if TYPE_CHECKING:
-    from vane_dagster.compute.api import Backend, Capacity
+    from vane_dagster.compute.api import Backend
 
 _log = logging.getLogger(__name__)
 _connecting = threading.Lock()
@@ -66,15 +66,6 @@ class LocalCluster(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[
             ComputeError: If the head does not start or is not reachable.
         """
         self._head().connect("vane_dagster", start)
-
-    def planned_node(self) -> Mapping[str, float] | None:
-        """Return the resources of the node that `connect` would start; None if unknown, or it runs.
-
-        Raises:
-            ComputeError: If the state folder of the head is not private.
-        """
-        node: Mapping[str, float] | None = self._head().planned_node()
-        return node
 
     def conflicts(self) -> list[str]:
         """Return a warning for each other local head that claims the same CPUs or GPUs."""
@@ -123,14 +114,6 @@ class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-
     def is_up(self) -> bool:
         """Whether the backend is available without starting anything persistent."""
         return True
-
-    def planned_capacity(self) -> "Capacity | None":
-        """Resources of the cluster that `backend` would start; None if it starts none.
-
-        Raises:
-            ComputeError: If that cannot be determined.
-        """
-        return None
 
 
 class RayCompute(Compute):
@@ -221,16 +204,6 @@ class RayCompute(Compute):
         import ray
 
         return bool(ray.is_initialized())
-
-    def planned_capacity(self) -> "Capacity | None":
-        """Implement `Compute.planned_capacity`, for a local head that does not run yet."""
-        own = self.cluster is None or isinstance(self.cluster, LocalCluster)
-        if self.address is not None or not own or self.is_up():
-            return None
-        from vane_dagster.compute.api import Capacity
-
-        node = (self.cluster or LocalCluster()).planned_node()
-        return None if node is None else Capacity((node,), int(node["object_store_memory"]))
 
     def _connect(self, warn: Callable[[str], None], start: bool) -> None:
         with _connecting:

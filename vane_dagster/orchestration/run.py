@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from vane_dagster.compute.api import Backend, Capacity
+from vane_dagster.compute.api import Backend
 from vane_dagster.compute.client import make_room
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute
@@ -22,7 +22,6 @@ from vane_dagster.engine.preflight import (
     check_all,
     new_findings,
     refuse,
-    too_large_to_start,
 )
 from vane_dagster.errors import VaneError
 from vane_dagster.events import (
@@ -128,14 +127,13 @@ def run_pipeline(
     connection = _Connection(look)
 
     def connect(room: bool) -> bool:
-        stages = [each.name for each in pipeline if each.name in selected]
-        is_cluster = connection.backend(stages).capacity().is_cluster
+        is_cluster = connection.backend().capacity().is_cluster
         if is_cluster and room:
             make_room()
         return is_cluster
 
     def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
-        backend = connection.backend(first.needed())
+        backend = connection.backend()
         return execute_preview(first, backend, store, run_id, listen, check, check_runner, priority)
 
     try:
@@ -152,7 +150,7 @@ def run_pipeline(
             listen(event)
         if plan.failed and not plan.partitions:
             look.refuse_with(list(plan.failed.values()))
-        backend = connection.backend(needed) if (needed := plan.needed()) else None
+        backend = connection.backend() if plan.needed() else None
         listen(Connected())
         _on_a_thread(
             lambda emit, cancelled: execute(
@@ -263,11 +261,8 @@ class _Diagnosis:
     store: Store
     log: Callable[[str], None]
 
-    def backend(self, needed: Sequence[str]) -> Backend:
-        """Connect to the backend, unless it would start a cluster that cannot hold the workers."""
-        planned = self.compute.planned_capacity()
-        if planned is not None and too_large_to_start(self.pipeline, needed, planned):
-            refuse(self._findings([], planned=planned, stages=needed))
+    def backend(self) -> Backend:
+        """Connect to the backend."""
         try:
             return _connected(self.compute, self.pipeline, self.selected, self.log)
         except VaneError as error:
@@ -280,7 +275,7 @@ class _Diagnosis:
         Only a running cluster is validated: a plan that fails does not start one.
         """
         if not self.compute.is_up():
-            found = self._findings(errors, planned=self.compute.planned_capacity())
+            found = self._findings(errors)
         else:
             try:
                 backend = _connected(self.compute, self.pipeline, self.selected, self.log)
@@ -298,13 +293,10 @@ class _Diagnosis:
         self,
         errors: Sequence[VaneError],
         backend: Backend | None = None,
-        planned: Capacity | None = None,
-        stages: Sequence[str] | None = None,
     ) -> Sequence[PreflightFinding]:
-        if stages is None:
-            stages = [stage.name for stage in self.pipeline if stage.name in self.selected]
+        stages = [stage.name for stage in self.pipeline if stage.name in self.selected]
         first = dict.fromkeys(stages, next(iter(self.partitions), None))
-        checked = check_all(self.pipeline, stages, first, self.store, backend, planned)
+        checked = check_all(self.pipeline, stages, first, self.store, backend)
         return new_findings(checked.findings, errors)
 
 
@@ -316,11 +308,11 @@ class _Connection:
         self._backend: Backend | None = None
         self._lock = threading.Lock()
 
-    def backend(self, needed: Sequence[str]) -> Backend:
+    def backend(self) -> Backend:
         """Return the backend."""
         with self._lock:
             if self._backend is None:
-                self._backend = self._look.backend(needed)
+                self._backend = self._look.backend()
             return self._backend
 
     def close(self) -> None:

@@ -16,7 +16,6 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
@@ -337,35 +336,6 @@ def test_workers_get_the_starters_environment_without_its_traps(shared: Shared) 
     assert not {item for item in HOSTILE.items() if environment.get(item[0]) == item[1]}
     resources = json.loads(lines[1])
     assert (resources["CPU"], resources["slot"]) == (2, 3)
-
-
-def test_the_planned_node_is_the_one_that_starts(shared: Shared) -> None:
-    """Ray's private count, which `planned_node` uses, agrees with the head that runs."""
-    asked: dict[str, Any] = {"num_cpus": 2, "resources": {"slot": 3}, "home": shared.home}
-    planned = LocalHead(**asked, name="planned").planned_node()
-    code = """
-        import json
-        from vane_dagster.compute.local_head import LocalHead, connect
-        connect(LocalHead().ensure())
-        import ray
-        print(json.dumps(ray.nodes()[0]["Resources"]))
-    """
-    started = json.loads(driven(code, shared.home).stdout)
-    assert planned is not None
-    assert started.pop("memory") <= planned["memory"]
-    measured = {"memory", "object_store_memory"}
-    assert {k: v for k, v in planned.items() if k not in measured} == {
-        k: v for k, v in started.items() if k not in measured
-    }
-    assert shared.local.planned_node() is None, "a head runs"
-
-
-def test_a_planned_node_that_ray_refuses_is_left_to_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert LocalHead(resources={"slot": 0.5}, home=tmp_path).planned_node() is None
-    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"GPU": 8}')
-    assert LocalHead(home=tmp_path).planned_node() is None
 
 
 def test_other_settings_than_the_running_heads_are_an_error(shared: Shared) -> None:

@@ -21,7 +21,6 @@ from vane_dagster.engine.preflight import (
     other_variables,
     refuse,
     too_large,
-    too_large_to_start,
 )
 from vane_dagster.errors import PreflightError
 
@@ -247,17 +246,3 @@ def test_what_a_stage_reserves_is_compared_with_its_place():
     )
     assert there.startswith("stage 'docs/license_there': Model: 1 worker of 1 license was")
     assert too_large(docs, stages[3:], MACHINE) == []
-
-
-def test_subprocesses_are_not_validated_against_a_cluster_that_is_not_started():
-    docs = declared(
-        there={"gpus": 3},
-        own={"gpus": 3, "execution_backend": "subprocess_actor"},
-        fits={"gpus": 2},
-    )
-    docs.project("plain", ["id"])
-    planned = Capacity(({"CPU": 8.0, "GPU": 2.0},), 0)
-    (finding,) = too_large_to_start(docs, ["there", "own", "fits", "plain"], planned)
-    assert str(finding).startswith(
-        "stage 'docs/there': Model: 1 worker of 3 GPU was asked for; the cluster has 2 GPU"
-    )
