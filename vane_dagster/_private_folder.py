@@ -115,14 +115,6 @@ def check_private_file(path: str | Path, fix: str) -> None:
     check_parents(file)
 
 
-def check_own_record(path: str | Path, found: os.stat_result, fix: str) -> None:
-    """Verify that only this user or root can have written an open file, in any folder."""
-    own = stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid())
-    if not own or _others_write(Path(path), found):
-        expected = f"a regular file owned by user {os.geteuid()} or root and not writable by others"
-        raise ComputeError(_refusal(Path(path), found, expected, fix))
-
-
 @contextlib.contextmanager
 def temporary_folder(prefix: str = "vane-") -> Iterator[Path]:
     """Create a private folder for temporary files, and remove it at the end."""

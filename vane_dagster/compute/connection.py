@@ -14,11 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vane_dagster._private_folder import (
-    check_own_record,
-    check_private_file,
-    is_safe_to_import_from,
-)
+from vane_dagster._private_folder import check_private_file, is_safe_to_import_from
 from vane_dagster.compute.head_watch import outliving_head
 from vane_dagster.errors import ComputeError
 
@@ -78,31 +74,19 @@ def connect(head: Head, namespace: str | None = None) -> None:
         ) from error
 
 
-def recorded_address(address: str | None) -> str | None:
-    """Resolve "auto" to a cluster address, if this user or root has recorded the address.
+def named_address(address: str | None) -> str | None:
+    """An address that `ray.init` does not look up: "local" for none; raise for a bare "auto".
 
     `ray.init` would read it from a file that any user can create, or from any user's processes.
     """
-    if address not in (None, "auto") or os.environ.get("RAY_ADDRESS"):
+    if os.environ.get("RAY_ADDRESS"):
         return address
-    utils: Any = importlib.import_module("ray._common.utils")
-    file = utils.get_ray_address_file(None)
-    fix = "Name the address, or set RAY_ADDRESS."
-    try:
-        opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        if address is None:
-            return None  # Ray starts a cluster
+    if address == "auto":
         raise ComputeError(
-            f"{file}, which names the cluster for address='auto', does not exist. {fix}"
-        ) from None
-    except OSError as error:  # including a symbolic link
-        raise ComputeError(
-            f"{file}, which names the cluster for address={address!r}, is not read: {error}. {fix}"
-        ) from error
-    with open(opened) as record:
-        check_own_record(file, os.fstat(opened), fix)
-        return record.read().strip()
+            "address='auto' is the cluster in the variable RAY_ADDRESS, which is not set. Set it, "
+            "or name the address that `ray start` has shown"
+        )
+    return address or "local"
 
 
 def _connected(head: Head) -> bool:

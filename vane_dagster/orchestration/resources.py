@@ -133,7 +133,10 @@ class RayCompute(Compute):
     subprocesses: dg.ResourceDependency[Any] = None  # type: ignore[assignment]  # optional
     address: str | None = Field(
         default=None,
-        description="Address of a running cluster: 'host:port', 'ray://host:10001' or 'auto'.",
+        description=(
+            "Address of a running cluster: 'host:port', 'ray://host:10001', or 'auto' for the one "
+            "in the variable RAY_ADDRESS."
+        ),
     )
     idle_timeout: float = Field(
         default=600.0,
@@ -233,7 +236,7 @@ def connect_address(address: str | None, options: dict[str, Any]) -> None:
     """Connect this process to a Ray cluster, unless it is already connected to it."""
     import ray
 
-    from vane_dagster.compute.connection import job_config, recorded_address
+    from vane_dagster.compute.connection import job_config, named_address
     from vane_dagster.compute.head_watch import outliving_head
 
     if ray.is_initialized():
@@ -241,7 +244,7 @@ def connect_address(address: str | None, options: dict[str, Any]) -> None:
         return
     # Drivers that use Ray Client have no folders for workers to import from.
     job = {} if "://" in (address or "") else {"job_config": job_config()}
-    address = recorded_address(address)
+    address = named_address(address)
     try:
         _check_answers(address)
         with outliving_head():
