@@ -111,11 +111,12 @@ def is_connected_to(folder: Path) -> bool:
     """Whether this process is connected to the head with its sessions in a folder."""
     if "ray" not in sys.modules:
         return False
-    worker: Any = importlib.import_module("ray._private.worker")
-    node = worker.global_worker.node  # None without a connection, and with Ray Client
-    if node is None:
+    import ray
+
+    if not ray.is_initialized() or ray.util.client.ray.is_connected():
         return False
-    return Path(os.path.realpath(node.get_session_dir_path())).is_relative_to(folder.resolve())
+    session: str = ray.get_runtime_context().get_session_name()
+    return (folder / session).is_dir()
 
 
 def check_answers(address: str, seconds: float) -> None:

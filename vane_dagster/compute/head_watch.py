@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -95,7 +95,8 @@ class HeadWatch:
         node = ray.get_runtime_context().get_node_id()
         watch = cls(internal_kv_get_gcs_client(), node, limit)
         own = weakref.ref(watch)
-        given = (own, watch._over, _connected_raylet())
+        nodes = watch.call(ray.nodes)
+        given = (own, watch._over, _connected_raylet(node, nodes))
         threading.Thread(target=_watch, args=given, daemon=True).start()
         return watch
 
@@ -199,16 +200,16 @@ def _watch(
             del watch
 
 
-def _connected_raylet() -> socket.socket | None:
+def _connected_raylet(node: str, nodes: Iterable[Mapping[str, Any]]) -> socket.socket | None:
     """An idle connection to this machine's raylet; None if it is not available.
 
     The connection ends with the raylet, seconds before the GCS notices. By then Ray would have
     ended this process, as it does at the next use of the raylet.
     """
-    worker: Any = importlib.import_module("ray._private.worker")
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(worker.global_worker.node.raylet_socket_name)
+        (path,) = (each["RayletSocketName"] for each in nodes if each["NodeID"] == node)
+        connection.connect(path)
     except OSError:
         connection.close()
         return None

@@ -327,7 +327,7 @@ class HeadFolder:
 
         First disconnect this process, which Ray would end with the head.
         """
-        if not is_connected_to(self.temp_dir):
+        if not is_connected_to(self.temp_dir / "r"):
             return end(self.mark)
         shutdown = begin_shutdown()
         shutdown.join(_DISCONNECT_SECONDS)

@@ -417,8 +417,9 @@ def _ray_logs() -> str:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return ""
-    node = ray._private.worker._global_node
-    return "" if node is None else str(node.get_logs_dir_path())
+    own = ray.get_runtime_context().get_node_id()
+    (raylet,) = (n["RayletSocketName"] for n in ray.nodes() if n["NodeID"] == own)
+    return os.path.join(os.path.dirname(os.path.dirname(raylet)), "logs")
 
 
 def _filled(text: str, values: dict[str, str]) -> str:
