@@ -1,9 +1,8 @@
-"""End process groups after the process that is responsible for them was killed.
+"""End the workers of `LocalCompute`, and remove their tables, after their driver was killed.
 
-These are the workers of a `LocalCompute` run, whose tables are removed too, and the processes of a
-local head that is being stopped. A worker ends by itself when its driver is gone, unless code holds
-the interpreter lock. So a small process reads the current process groups from a pipe, and kills
-those left when the pipe ends. This file is run as a script and uses only the standard library.
+A worker ends by itself when its driver is gone, unless code holds the interpreter lock. So a small
+process reads the current process groups from a pipe, and kills those left when the pipe ends. This
+file is run as a script and uses only the standard library.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ class Guard:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            # It would count as a process of the head that it names.
-            env={k: v for k, v in os.environ.items() if k != "VANE_DAGSTER_HEAD"},
         )
 
     def add(self, group: int) -> None:

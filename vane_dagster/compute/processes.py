@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from vane_dagster._private_folder import MARK
-from vane_dagster.compute.local_guard import Guard
 from vane_dagster.errors import ComputeError, names
 
 GRACE_SECONDS = 1.0
@@ -119,25 +118,8 @@ def command_line(pid: int) -> tuple[list[str], dict[str, str]]:
 
 
 def end(mark: str) -> bool:
-    """End every process of a head: first SIGTERM, then SIGKILL. Return whether there was one.
-
-    They are killed at once if this process ends meanwhile.
-    """
-    if not (found := _births(marked(mark))):
-        return False
-    guard, groups = Guard(), _groups(found)
-    try:
-        for group in groups:
-            guard.add(group)
-        _end(mark, found)
-        for group in groups:
-            guard.remove(group)
-    finally:
-        guard.close()
-    return True
-
-
-def _end(mark: str, found: dict[int, str]) -> None:
+    """End every process of a head: first SIGTERM, then SIGKILL. Return whether there was one."""
+    found = _births(marked(mark))
     everything = dict(found)
     _signal(found, signal.SIGTERM)
     grace = time.monotonic() + GRACE_SECONDS
@@ -153,15 +135,7 @@ def _end(mark: str, found: dict[int, str]) -> None:
                 "network file system) before another head is started."
             )
         time.sleep(0.05)
-
-
-def _groups(pids: Iterable[int]) -> set[int]:
-    """The process groups of some processes, except for the caller's."""
-    groups = set()
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            groups.add(os.getpgid(pid))
-    return groups - {os.getpgrp()}
+    return bool(found)
 
 
 def _births(pids: dict[int, str]) -> dict[int, str]:

@@ -716,37 +716,6 @@ def test_processes_that_will_not_end_are_an_error(
         stubborn.communicate()
 
 
-def test_processes_end_also_if_the_one_that_ends_them_is_killed(tmp_path: Path) -> None:
-    environment = {**os.environ, processes.MARK: str(tmp_path)}
-    stubborn, other = (
-        subprocess.Popen(
-            ["sh", "-c", f"{trap} echo; read x"],
-            env=environment,
-            stdin=-1,
-            stdout=-1,
-            start_new_session=True,
-        )
-        for trap in ("trap '' TERM;", "")
-    )
-    for each in (stubborn, other):
-        assert each.stdout is not None
-        each.stdout.readline()
-    code = (
-        "from vane_dagster.compute import processes; processes.GRACE_SECONDS = 600; "
-        f"processes.end({str(tmp_path)!r})"
-    )
-    ending = subprocess.Popen([sys.executable, "-c", code], env=driver_environment(tmp_path))
-    try:
-        other.wait(60)  # by SIGTERM
-        assert stubborn.poll() is None
-        ending.kill()
-        assert stubborn.wait(60) == -signal.SIGKILL
-    finally:
-        for process in (stubborn, other, ending):
-            process.kill()
-            process.communicate()
-
-
 def test_a_process_that_lost_its_mark_is_known_by_its_session(tmp_path: Path) -> None:
     """As Ray's agents do, which overwrite their environment with their title."""
     script = "(env -i sleep 60 & echo $!); read x"
