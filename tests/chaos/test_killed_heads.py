@@ -17,11 +17,12 @@ from support.head_processes import (
     assert_nothing_left,
     cli,
     driver_environment,
+    lives,
     processes_of,
     python,
 )
 from vane_dagster.compute.local_head import Head, LocalHead
-from vane_dagster.compute.processes import birth, marked
+from vane_dagster.compute.processes import marked
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_a_killed_head_is_replaced_and_its_leftovers_end(default: Head, tmp_path
         assert_switching_heads(default, tmp_path)
 
         leftover = int(python(LEAVE_PROCESS, tmp_path).stdout)
-        assert birth(leftover)
+        assert lives(leftover)
         os.kill(first.pid, signal.SIGKILL)
         while first.alive():
             time.sleep(0.01)
@@ -68,7 +69,7 @@ def test_a_killed_head_is_replaced_and_its_leftovers_end(default: Head, tmp_path
         second = local.ensure()
         assert second.pid != first.pid
         assert not dead & processes_of(local)
-        assert not birth(leftover)
+        assert not lives(leftover)
         assert Path(first.session_dir, "logs").is_dir()
         assert local.find() == second
 

@@ -29,6 +29,7 @@ from support.attacks import (
     writable_by_all,
 )
 from support.data import write_source
+from support.heads import HEAD, accepting
 from support.results import Run, failure
 from vane_dagster._private_folder import (
     MARK,
@@ -37,8 +38,7 @@ from vane_dagster._private_folder import (
     worker_folder,
 )
 from vane_dagster.compute.connection import connect_environment
-from vane_dagster.compute.local_head import Head, LocalHead
-from vane_dagster.compute.processes import birth
+from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.errors import ComputeError, DefinitionError
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import code_identity
@@ -166,42 +166,24 @@ def bundle(obj: Any) -> CodeBundle:
 # The local Ray head.
 
 
-def record(local: LocalHead, token: Path) -> Head:
-    """A head as a record says it, whose processes are this one's."""
-    return Head(
-        address="127.0.0.1:1",
-        pid=os.getpid(),
-        birth=str(birth(os.getpid())),
-        raylet_pid=os.getpid(),
-        raylet_birth=str(birth(os.getpid())),
-        session_dir="/",
-        token_path=str(token),
-        started_at=time.time(),
-        ray_version=local.ray_version,
-        python_version="3",
-        prefix=sys.prefix,
-        settings=(),
-    )
-
-
 @as_root
 @pytest.mark.parametrize("plant", [writable_by_all, of_nobody, link_of_nobody])
 def test_a_planted_record_is_not_a_head(tmp_path: Path, plant: Callable[[Path], None]) -> None:
     """It would connect drivers to another user's head, whose objects they unpickle."""
     local = LocalHead(home=tmp_path)
     plant(local.folder)
-    planted = json.dumps(dataclasses.asdict(record(local, local.folder / "token")))
-    (local.folder / "head.json").write_text(planted)
-    for use in (local.find, local.ensure, local.stop):
-        with pytest.raises(ComputeError, match=r"is not private.* set VANE_DAGSTER_HOME to"):
-            use()
+    with accepting() as alive:
+        (local.folder / "head.json").write_text(json.dumps(dataclasses.asdict(alive)))
+        for use in (local.find, local.ensure, local.stop):
+            with pytest.raises(ComputeError, match=r"is not private.* set VANE_DAGSTER_HOME to"):
+                use()
 
 
 def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("f" * 64)
     token.chmod(0o600)
-    head = record(LocalHead(home=tmp_path), token)
+    head = dataclasses.replace(HEAD, token_path=str(token))
     assert connect_environment(head)["RAY_AUTH_TOKEN_PATH"] == str(token)
     for bits in (0o640, 0o604, 0o620):
         token.chmod(bits)

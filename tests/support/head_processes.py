@@ -9,9 +9,11 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 import vane_dagster
 from vane_dagster.compute.local_head import LocalHead
-from vane_dagster.compute.processes import birth, marked
+from vane_dagster.compute.processes import marked
 
 ROOT = Path(next(iter(vane_dagster.__path__))).parent
 
@@ -54,7 +56,15 @@ def processes_of(local: LocalHead) -> set[int]:
             found.add(int(entry.name))
     sessions = {os.getsid(pid) for pid in found}
     everything = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
-    return found | {pid for pid in everything if birth(pid) and os.getsid(pid) in sessions}
+    return found | {pid for pid in everything if lives(pid) and os.getsid(pid) in sessions}
+
+
+def lives(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def assert_nothing_left(local: LocalHead) -> None:

@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -20,9 +21,7 @@ from vane_dagster.compute.local_head import RAY_START, Head
 HEAD = Head(
     address="127.0.0.1:1",
     pid=1,
-    birth="0",
     raylet_pid=1,
-    raylet_birth="0",
     session_dir="/nowhere",
     token_path="/nowhere/token",
     started_at=0.0,
@@ -33,6 +32,22 @@ HEAD = Head(
     name="default",
 )
 """The record of a head that does not exist."""
+
+
+@contextlib.contextmanager
+def accepting() -> Iterator[Head]:
+    """The record of a head whose sockets this process holds."""
+    with (
+        tempfile.TemporaryDirectory() as session,
+        socket.create_server(("127.0.0.1", 0)) as gcs,
+        socket.socket(socket.AF_UNIX) as raylet,
+    ):
+        os.mkdir(f"{session}/sockets")
+        raylet.bind(f"{session}/sockets/raylet")
+        raylet.listen()
+        address = f"127.0.0.1:{gcs.getsockname()[1]}"
+        yield replace(HEAD, address=address, session_dir=session)
+
 
 ENTRY = f"{RAY_START}scripts.main()"
 

@@ -16,6 +16,7 @@ import platform
 import secrets
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -33,7 +34,7 @@ from vane_dagster.compute.connection import (
     is_connected_to,
 )
 from vane_dagster.compute.head_watch import SHUTDOWN_SECONDS, begin_shutdown
-from vane_dagster.compute.processes import birth, end, marked
+from vane_dagster.compute.processes import end, marked
 from vane_dagster.errors import ComputeError
 from vane_dagster.storage.codec import Codec
 
@@ -41,6 +42,7 @@ __all__ = ["Head", "HeadFolder", "LocalHead", "connect", "connect_environment"]
 
 START_SECONDS = 60.0
 _DISCONNECT_SECONDS = 2.0
+_ACCEPT_SECONDS = 5.0
 
 # A socket path has at most 103 bytes on macOS, 107 on Linux. Ray's are in the head's folder.
 _MAX_TEMP_DIR_LENGTH = 103 - len(
@@ -125,16 +127,14 @@ class Head:
     """A running head, as recorded in the state folder.
 
     Attributes:
-        pid: Process id of the GCS server; `birth` is its start time, which detects a reused pid.
+        pid: Process id of the GCS server.
         settings: The requested options of ``ray start``.
-        name: See `LocalHead`; empty in records of former versions.
+        name: See `LocalHead`.
     """
 
     address: str
     pid: int
-    birth: str
     raylet_pid: int
-    raylet_birth: str
     session_dir: str
     token_path: str
     started_at: float
@@ -142,15 +142,21 @@ class Head:
     python_version: str
     prefix: str
     settings: tuple[str, ...]
-    name: str = ""
+    name: str
 
     def alive(self) -> bool:
-        """Whether the recorded processes still run."""
-        return (
-            birth(self.pid) == self.birth
-            and birth(self.raylet_pid) == self.raylet_birth
-            and Path(self.session_dir).is_dir()
-        )
+        """Whether the GCS and the raylet accept connections, as processes that hang do too."""
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _ACCEPT_SECONDS).close()
+            with socket.socket(socket.AF_UNIX) as raylet:
+                raylet.settimeout(_ACCEPT_SECONDS)
+                raylet.connect(f"{self.session_dir}/sockets/raylet")
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except (TimeoutError, BlockingIOError):  # it hangs, and its queue of connections is full
+            pass
+        return True
 
 
 _HEAD_CODEC = Codec(Head, read={"settings": tuple})
@@ -207,15 +213,16 @@ class HeadFolder:
         private. No file in a folder that is not private is used or changed.
         """
         try:
-            if not is_private_folder(self.folder, HOME):
-                return self._end()
+            is_private = is_private_folder(self.folder, HOME)
         except ComputeError:
             if not marked(self.mark):
                 raise
-            return self._end()
-        with self._lock():
-            stopped = self._end()
-            self._discard_record()
+            is_private = False
+        with self._lock() if is_private else contextlib.nullcontext():
+            stopped = self._end_processes()
+            shutil.rmtree(self.temp_dir, ignore_errors=True)
+            if is_private:
+                self._discard_record()
         return stopped
 
     def stop_if(self, condition: Callable[[], bool]) -> bool:
@@ -315,12 +322,6 @@ class HeadFolder:
         """End the processes with this head's mark, drop its record; the caller holds the lock."""
         self._end_processes()
         self._discard_record()
-
-    def _end(self) -> bool:
-        """End the head's processes, delete their temporary files; return whether there were any."""
-        ended = self._end_processes()
-        shutil.rmtree(self.temp_dir, ignore_errors=True)
-        return ended
 
     def _end_processes(self) -> bool:
         """End the processes with this head's mark; return whether there were any.
@@ -507,19 +508,15 @@ class LocalHead(HeadFolder):
                 "version that vane_dagster was tested with."
             )
         pids = {name: pid for pid, name in marked(self.mark).items()}
-        gcs, raylet = pids.get("gcs_server", 0), pids.get("raylet", 0)
-        births = birth(gcs), birth(raylet)
-        if births[0] is None or births[1] is None:
+        if not {"gcs_server", "raylet"} <= set(pids):
             raise ComputeError(
                 f"The local Ray head {self.name!r} died right after its start. "
                 f"Ray's logs: {ray_dir / 'session_latest' / 'logs'}"
             )
         return Head(
             address=address,
-            pid=gcs,
-            birth=births[0],
-            raylet_pid=raylet,
-            raylet_birth=births[1],
+            pid=pids["gcs_server"],
+            raylet_pid=pids["raylet"],
             session_dir=str((ray_dir / "session_latest").resolve()),
             token_path=str(self.folder / "token"),
             started_at=time.time(),

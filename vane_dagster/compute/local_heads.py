@@ -32,8 +32,7 @@ class RunningHead:
     gpus: tuple[str, ...]
 
     def __str__(self) -> str:
-        name = f" {self.head.name!r}" if self.head.name else ""
-        return f"Ray head{name} of {self.head.prefix} at {self.head.address}"
+        return f"Ray head {self.head.name!r} of {self.head.prefix} at {self.head.address}"
 
 
 def running_heads(home: Path | None = None) -> list[RunningHead]:

@@ -1,4 +1,4 @@
-"""The processes of a local Ray head: finding them, checking that they live, ending them."""
+"""The processes of a local Ray head: finding and ending them."""
 
 from __future__ import annotations
 
@@ -21,25 +21,13 @@ GRACE_SECONDS = 1.0
 KILL_SECONDS = 10.0
 
 
-def birth(pid: int) -> str | None:
-    """Start time of a process, as a token to compare; None for a dead process or a zombie."""
-    if sys.platform == "linux":
-        # Ticks since boot: psutil's time moves with the wall clock.
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return None
-        return None if fields[0] in "ZX" else fields[19]
-    psutil = _psutil()
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
-    except psutil.Error:
-        return None
-
-
 def marked(mark: str) -> dict[int, str]:
-    """The live processes of a head, pid to name.
+    """The live processes of a head, pid to name."""
+    return {process.pid: process.info["name"] for process in _marked(mark)}
+
+
+def _marked(mark: str) -> set[Any]:
+    """The live processes of a head, which psutil compares by pid and start time.
 
     These are this user's processes with its mark; those in the same terminal sessions, since some
     of Ray's processes overwrite their environment with their title; and all their descendants.
@@ -47,17 +35,17 @@ def marked(mark: str) -> dict[int, str]:
     psutil = _psutil()
     attributes = ["pid", "ppid", "name", "status", "environ", "uids"]
     table = {
-        info["pid"]: info
-        for info in (process.info for process in psutil.process_iter(attributes))
-        if info["status"] != psutil.STATUS_ZOMBIE and info["pid"] != os.getpid()
-        if info["uids"] is not None and info["uids"].real == os.getuid()
+        process.pid: process
+        for process in psutil.process_iter(attributes)
+        if process.info["status"] != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
+        if process.info["uids"] is not None and process.info["uids"].real == os.getuid()
     }
-    found = {pid for pid, info in table.items() if (info["environ"] or {}).get(MARK) == mark}
+    found = {pid for pid, p in table.items() if (p.info["environ"] or {}).get(MARK) == mark}
     sessions = {_session(pid) for pid in found} - {None, _session(os.getpid())}
     found |= {pid for pid in table if found and _session(pid) in sessions}
-    while more := {pid for pid, info in table.items() if info["ppid"] in found} - found:
+    while more := {pid for pid, p in table.items() if p.info["ppid"] in found} - found:
         found |= more
-    return {pid: table[pid]["name"] for pid in found}
+    return {table[pid] for pid in found}
 
 
 def drivers(mark: str, address: str) -> dict[int, str]:
@@ -119,37 +107,34 @@ def command_line(pid: int) -> tuple[list[str], dict[str, str]]:
 
 def end(mark: str) -> bool:
     """End every process of a head: first SIGTERM, then SIGKILL. Return whether there was one."""
-    found = _births(marked(mark))
-    everything = dict(found)
-    _signal(found, signal.SIGTERM)
+    processes = _marked(mark)
+    is_found = bool(processes)
     grace = time.monotonic() + GRACE_SECONDS
-    deadline = grace + KILL_SECONDS
-    while left := {**_living(everything), **_births(marked(mark))}:
-        everything.update(left)
+    _signal(processes, signal.SIGTERM)
+    while processes := {each for each in processes if _lives(each)} | _marked(mark):
         if time.monotonic() > grace:
-            _signal(left, signal.SIGKILL)
-        if time.monotonic() > deadline:
+            _signal(processes, signal.SIGKILL)
+        if time.monotonic() > grace + KILL_SECONDS:
             raise ComputeError(
-                f"Processes {names(sorted(left))} of the local Ray head live on "
-                f"{KILL_SECONDS:g} s after SIGKILL. Find out what holds them (a driver, a "
+                f"Processes {names(sorted(p.pid for p in processes))} of the local Ray head live "
+                f"on {KILL_SECONDS:g} s after SIGKILL. Find out what holds them (a driver, a "
                 "network file system) before another head is started."
             )
         time.sleep(0.05)
-    return bool(found)
+    return is_found
 
 
-def _births(pids: dict[int, str]) -> dict[int, str]:
-    return {pid: born for pid in pids if (born := birth(pid)) is not None}
+def _signal(processes: Iterable[Any], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(_psutil().NoSuchProcess):
+            process.send_signal(number)
 
 
-def _living(births: dict[int, str]) -> dict[int, str]:
-    return {pid: born for pid, born in births.items() if birth(pid) == born}
-
-
-def _signal(births: dict[int, str], number: signal.Signals) -> None:
-    for pid in _living(births):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+def _lives(process: Any) -> bool:
+    psutil = _psutil()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _session(pid: int) -> int | None:

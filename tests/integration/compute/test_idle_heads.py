@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def test_a_run_warns_of_a_head_that_competes(
     cluster.connect()
     head = cluster._head().find()
     monkeypatch.setattr(local_heads.os, "cpu_count", lambda: 2)
-    other = dataclasses.replace(head, name="other", prefix="/env/other", address="127.0.0.1:1")
+    gcs = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{gcs.getsockname()[1]}"
+    other = dataclasses.replace(head, name="other", prefix="/env/other", address=address)
     folder = Path(os.environ["VANE_DAGSTER_HOME"]) / "other"
     folder.mkdir()
     (folder / "head.json").write_text(json.dumps(dataclasses.asdict(other)))
@@ -62,8 +65,9 @@ def test_a_run_warns_of_a_head_that_competes(
             )
             logged = [r.user_message for r in instance.all_logs(result.run_id) if r.level == 30]
     finally:
+        gcs.close()
         (folder / "head.json").unlink()
     (warning,) = [text for text in logged if "claims the same CPUs" in text]
-    assert "Ray head 'other' of /env/other at 127.0.0.1:1" in warning
+    assert f"Ray head 'other' of /env/other at {address}" in warning
     (warning,) = [text for text in logged if "idle_timeout" in text]
     assert "idle_minutes=60" in warning

@@ -22,12 +22,18 @@ import ray
 from click.testing import CliRunner
 
 from support import forked
-from support.head_processes import assert_nothing_left, driver_environment, processes_of, python
+from support.head_processes import (
+    assert_nothing_left,
+    driver_environment,
+    lives,
+    processes_of,
+    python,
+)
 from vane_dagster.cli.main import main
 from vane_dagster.compute import connection, local_head, processes
 from vane_dagster.compute.connection import LOOPBACK_ONLY
 from vane_dagster.compute.local_head import Head, LocalHead, connect
-from vane_dagster.compute.processes import birth, drivers, marked
+from vane_dagster.compute.processes import drivers, marked
 from vane_dagster.errors import ComputeError
 
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -345,30 +351,28 @@ def test_other_settings_than_the_running_heads_are_an_error(shared: Shared) -> N
         LocalHead(num_cpus=7, home=shared.home).ensure()
 
 
-def test_a_recycled_pid_is_not_the_head(shared: Shared) -> None:
-    bystander = subprocess.Popen(["sleep", "60"])
-    try:
-        other = LocalHead(home=shared.home, name="recycled")
-        other.folder.mkdir()
-        record = other.folder / "head.json"
-        record.write_text(json.dumps(dataclasses.asdict(shared.head)))
-        assert other.find() == shared.head
-        stale = dataclasses.replace(shared.head, pid=bystander.pid)
-        record.write_text(json.dumps(dataclasses.asdict(stale)))
+def test_a_head_is_alive_while_both_of_its_processes_accept_connections(
+    shared: Shared, tmp_path: Path
+) -> None:
+    other = LocalHead(home=shared.home, name="record")
+    other.folder.mkdir()
+    record = other.folder / "head.json"
+    record.write_text(json.dumps(dataclasses.asdict(shared.head)))
+    assert other.find() == shared.head
+    for gone in ({"address": f"127.0.0.1:{free_port()}"}, {"session_dir": str(tmp_path)}):
+        dead = dataclasses.replace(shared.head, **gone)
+        record.write_text(json.dumps(dataclasses.asdict(dead)))
         assert other.find() is None
         assert not record.exists()
-        assert bystander.poll() is None
-        assert shared.head.alive()
-    finally:
-        bystander.kill()
-        bystander.wait()
+    assert shared.head.alive()
 
 
 def test_find_leaves_a_stale_record_to_whoever_holds_the_lock(shared: Shared) -> None:
     other = LocalHead(home=shared.home, name="locked")
     other.folder.mkdir()
     record = other.folder / "head.json"
-    record.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(shared.head, birth="0"))))
+    dead = dataclasses.replace(shared.head, session_dir="/nowhere")
+    record.write_text(json.dumps(dataclasses.asdict(dead)))
     with LocalHead(home=shared.home, name="locked")._lock():
         assert other.find() is None
         assert record.exists()
@@ -472,31 +476,21 @@ def test_a_head_is_stopped_by_its_address(shared: Shared) -> None:
     assert shared.head.alive()
 
 
-def test_status_of_a_head_that_does_not_answer(shared: Shared) -> None:
-    deaf = LocalHead(home=shared.home, name="deaf")
-    deaf.folder.mkdir()
-    record = dataclasses.replace(shared.head, address=f"127.0.0.1:{free_port()}")
-    (deaf.folder / "head.json").write_text(json.dumps(dataclasses.asdict(record)))
-    status = cli(shared.home, "status", "--name", "deaf")
-    assert status.returncode == 1
-    assert f"{record.address} does not answer" in status.stderr
-    assert "Traceback" not in status.stderr
-
-
 @pytest.mark.parametrize("command", [["cluster", "status"], ["pools"]])
+@pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_head_whose_gcs_hangs_is_an_error(
-    shared: Shared, command: list[str], monkeypatch: pytest.MonkeyPatch
+    shared: Shared, command: list[str], options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray.shutdown()  # from the head of tests before
     monkeypatch.setenv("VANE_DAGSTER_HOME", str(shared.home))
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.3)
     os.kill(shared.head.pid, signal.SIGSTOP)
     try:
-        done = CliRunner().invoke(main, [*command, "--json"])
+        done = CliRunner().invoke(main, [*command, *options])
     finally:
         os.kill(shared.head.pid, signal.SIGCONT)
     assert done.exit_code == 1
-    message = json.loads(done.stdout)["error"]
+    message = json.loads(done.stdout)["error"] if options else done.stderr
     assert f"{shared.head.address} does not answer (no response within 0.3 s)" in message
     assert f"`vane-dagster cluster stop --address {shared.head.address}`" in message
 
@@ -733,23 +727,10 @@ def test_a_process_that_lost_its_mark_is_known_by_its_session(tmp_path: Path) ->
         orphan = int(leader.stdout.readline())
         assert set(marked(str(tmp_path))) == {leader.pid, orphan}
         assert processes.end(str(tmp_path))
-        assert not birth(orphan)
+        assert not lives(orphan)
     finally:
         leader.kill()
         leader.communicate()
-
-
-def test_birth_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    child = subprocess.Popen(["sleep", "60"])
-    monkeypatch.setattr(sys, "platform", "darwin")
-    try:
-        assert birth(child.pid) == birth(child.pid) != birth(os.getpid())
-    finally:
-        child.kill()
-    while birth(child.pid):  # a zombie until it is waited for
-        time.sleep(0.01)
-    child.wait()
-    assert birth(child.pid) is None
 
 
 def test_psutil_is_the_one_that_ray_carries(tmp_path: Path) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import os
+import socket
 from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 import vane_dagster as vd
-from support.heads import HEAD
+from support.heads import HEAD, accepting
 from vane_dagster.compute import idle_watcher, local_heads
 from vane_dagster.compute.idle_watcher import CHECK_SECONDS, pause, stop_if_idle
 from vane_dagster.compute.local_head import HeadFolder
 from vane_dagster.compute.local_heads import RunningHead, conflicts, running_heads
-from vane_dagster.compute.processes import birth
 
 MINUTE = 60.0
 
@@ -90,21 +90,33 @@ def test_the_last_setting_is_in_force(watched: Watched) -> None:
 
 
 def test_a_head_of_another_start_is_left_alone(watched: Watched) -> None:
-    other = dataclasses.replace(HEAD, birth="1")
+    other = dataclasses.replace(HEAD, pid=2)
     (watched.place.folder / "head.json").write_text(json.dumps(dataclasses.asdict(other)))
     assert not watched.stops_after(1000)
+
+
+def test_a_head_whose_queue_of_connections_is_full_is_alive() -> None:
+    """As of a raylet that hangs while the watcher looks for days."""
+    with accepting() as head, contextlib.ExitStack() as held:
+        for _ in range(10_000):
+            waiting = held.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            try:
+                waiting.connect(f"{head.session_dir}/sockets/raylet")
+            except BlockingIOError:
+                break
+            else:
+                waiting.close()
+        else:
+            pytest.fail("the queue was never full")
+        assert head.alive()
+    assert not head.alive()
 
 
 def test_the_watcher_goes_on_while_the_folder_is_not_private(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = watched.place.folder
-    born = birth(os.getpid()) or ""
-    alive = dataclasses.replace(
-        HEAD, pid=os.getpid(), birth=born, raylet_pid=os.getpid(), raylet_birth=born,
-        session_dir=str(folder),
-    )  # fmt: skip
-    (folder / "head.json").write_text(json.dumps(dataclasses.asdict(alive)))
     modes = [0o777, 0o777, 0o700]
 
     def step(_: float) -> None:
@@ -114,7 +126,9 @@ def test_the_watcher_goes_on_while_the_folder_is_not_private(
         folder.chmod(modes.pop(0))
 
     monkeypatch.setattr(idle_watcher.time, "sleep", step)
-    idle_watcher.watch(str(folder))
+    with accepting() as alive:
+        (folder / "head.json").write_text(json.dumps(dataclasses.asdict(alive)))
+        idle_watcher.watch(str(folder))
     assert capsys.readouterr().out.count("is not private") == 1
     assert modes == []
 
