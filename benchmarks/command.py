@@ -60,7 +60,7 @@ def chosen(contenders: Sequence[Contender], options: argparse.Namespace) -> list
         options: The parsed command line.
     """
     return [
-        replace(contender, python=options.daft_python) if contender.key == "daft" else contender
+        replace(contender, python=options.daft_python) if contender.package == "daft" else contender
         for contender in contenders
         if contender.key not in options.skip
     ]

@@ -85,7 +85,7 @@ def requester(contender: str, url: str, in_flight: int) -> Callable[[], Awaitabl
         client = openai.AsyncOpenAI(
             api_key="none", base_url=f"{url}/v1", max_retries=0, http_client=http
         )
-        return lambda: client.chat.completions.create(model="m", messages=MESSAGES)  # type: ignore
+        return lambda: client.chat.completions.create(model="m", messages=MESSAGES)
     from vane_dagster.providers.anthropic import AnthropicProvider
     from vane_dagster.providers.base import Request
     from vane_dagster.providers.openai import OpenAIProvider

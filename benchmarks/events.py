@@ -72,8 +72,8 @@ def main() -> None:
                     measured = _child(kind, root, checkout, given)
                     found.setdefault((kind, name), []).append(measured)
     print(f"{given.partitions} partitions of {len(STAGES)} stages; medians a partition")
-    for (kind, name), measured in found.items():
-        cells = {key: statistics.median(each[key] for each in measured) for key in measured[0]}
+    for (kind, name), runs in found.items():
+        cells = {key: statistics.median(each[key] for each in runs) for key in runs[0]}
         shown = ", ".join(f"{key} {value / given.partitions:.5g}" for key, value in cells.items())
         print(f"{kind} ({name}): {shown}")
     if given.against:
@@ -206,7 +206,7 @@ def _instance(root: Path, postgres: str | None) -> Iterator[dg.DagsterInstance]:
 
 
 def _bytes(root: Path, instance: dg.DagsterInstance) -> int:
-    storage = instance.event_log_storage
+    storage: Any = instance.event_log_storage
     if storage.is_run_sharded:
         folder = Path(instance.root_directory) / "history" / "runs"
         return sum(file.stat().st_size for file in folder.glob("*.db*"))

@@ -170,11 +170,11 @@ def _measure(bench: Bench, contender: Contender, repeat: int, folder: Path) -> M
             f"install it, or pass --skip {contender.key}"
         )
     job = _job(bench, contender, folder)
-    environment = {**_environment(contender), MARKS: job.marks}
+    environment = {**process_environment(contender), MARKS: job.marks}
     with contextlib.ExitStack() as stack:
         start = time.perf_counter()
         if contender.serves:
-            service = stack.enter_context(_serving(contender, job, environment, folder))
+            service = stack.enter_context(running_cluster(contender, job, environment, folder))
             job = replace(job, service=service)
         serving = time.perf_counter() - start
         count = None if contender.living else bench.steps_per_process
@@ -182,7 +182,7 @@ def _measure(bench: Bench, contender: Contender, repeat: int, folder: Path) -> M
         for first in range(0, len(job.steps), count or len(job.steps)):
             steps = tuple(job.steps[first : first + (count or len(job.steps))])
             start = time.perf_counter()
-            results.append(_run(contender, replace(job, steps=steps), environment, folder))
+            results.append(run_process(contender, replace(job, steps=steps), environment, folder))
             process_seconds.append(time.perf_counter() - start)
     outputs = [glob for result in results for glob in result.outputs]
     verify(bench, contender, job.steps, outputs)
@@ -216,7 +216,7 @@ def _job(bench: Bench, contender: Contender, folder: Path) -> Job:
     return Job(contender.module, bench.key, bench.quick, tuple(steps), str(marks), str(temp))
 
 
-def _environment(contender: Contender) -> dict[str, str]:
+def process_environment(contender: Contender) -> dict[str, str]:
     """Return the environment of the processes: no hub, no telemetry, and only their own cluster."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -224,7 +224,7 @@ def _environment(contender: Contender) -> dict[str, str]:
     return {
         **inherited,
         # vane_dagster closes its cluster itself.
-        **(closed if contender.key == "raydata" else {}),
+        **({} if contender.package == "vane_dagster" else closed),
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -237,7 +237,7 @@ def _environment(contender: Contender) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _serving(
+def running_cluster(
     contender: Contender, job: Job, environment: Mapping[str, str], folder: Path
 ) -> Iterator[dict[str, str]]:
     """Keep a contender's cluster running as long as its processes need it."""
@@ -257,10 +257,25 @@ def _serving(
             _finish(process, 60)
 
 
-def _run(contender: Contender, job: Job, environment: Mapping[str, str], folder: Path) -> Result:
+def run_process(
+    contender: Contender,
+    job: Job,
+    environment: Mapping[str, str],
+    folder: Path,
+    limit: float = PROCESS_SECONDS,
+) -> Result:
+    """Run a job's steps in a process of the contender's.
+
+    Args:
+        contender: The contender.
+        job: The steps.
+        environment: What `process_environment` returned.
+        folder: A folder for the log and the answer.
+        limit: Seconds after which the process is killed.
+    """
     with (folder / "run.log").open("w+") as log:
         process, answer = _start(contender, "run", job, environment, folder, log)
-        code = _finish(process, PROCESS_SECONDS)
+        code = _finish(process, limit)
         if code != 0 or not answer.exists():
             raise BenchmarkError(_failure(contender, f"its process ended with code {code}", log))
     return Result(**json.loads(answer.read_text()))

@@ -26,13 +26,14 @@ import pyarrow.parquet as pq
 
 from benchmarks.report import machine
 from vane_dagster.engine import committer
+from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.planning.source_code import pack_source
 from vane_dagster.sources.files import listed_file
 from vane_dagster.sources.parquet import parquet
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FragmentRecord, Manifest, PartInfo
 from vane_dagster.storage.part_file import PartTarget, write_part
-from vane_dagster.worker import batch_formats, host, source_rows
+from vane_dagster.worker import host, output_ids, source_rows
 from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.protocol import CallUdf, SourceRows, Work
 
@@ -121,10 +122,10 @@ def _share(root: Path, ids: pa.Array, fn: Callable[..., Any]) -> tuple[float, fl
     fragment = FragmentRecord(str(file), 0, len(ids), "", 0)
     files = (listed_file(str(file), source),)
     rows = SourceRows(pack_source(source), fragment, table.schema, files, "id")
-    arguments = cloudpickle.dumps(((), {}))
-    op = CallUdf(arguments, None, "pyarrow", 8192, "one_to_one", 1, ("id",))
+    arguments = cloudpickle.dumps({})
+    op = CallUdf(arguments, None, BatchCall("pyarrow"), 8192, "one_to_one", 1, ("id",), ("y",))
     worker = host.Host()
-    worker.models.hold(ModelSpec("f", False, "plain", "", b""), fn)
+    worker.model.hold(ModelSpec("f", False, "", b""), fn)
     shares, totals = [], []
     for repeat in range(REPEATS):
         target = PartTarget(Location(str(root / "out")), f"{repeat:040x}", "id", ("y",))
@@ -132,7 +133,7 @@ def _share(root: Path, ids: pa.Array, fn: Callable[..., Any]) -> tuple[float, fl
         spent = [0.0]
         restore = [
             _timed(source_rows, "repeated_or_null", spent),
-            _timed(batch_formats, "_check_returned", spent),
+            _timed(output_ids, "_check_returned", spent),
         ]
         started = time.perf_counter()
         _, report = worker.run(work)

@@ -159,7 +159,7 @@ def stage(job: Job) -> list[float]:
     from vane_dagster.providers.prompting import PromptTask
 
     if not job.ordered:
-        PromptTask.order = None  # rows are then asked in their stored order
+        PromptTask.order = None  # type: ignore[assignment, method-assign]  # rows are then asked in their stored order
     keys = [Path(partition).name for partition in job.partitions]
     docs = vd.Pipeline(
         "docs",

@@ -17,6 +17,9 @@ LABELS = {
     "daft": "Daft",
     "vane": "vane_dagster",
     "vane_keys": "vane_dagster, row keys",
+    "vane_local": "vane_dagster, `LocalCompute`",
+    "anti_join": "anti-join by id (Daft)",
+    "anti_join_text": "anti-join by id and text (Daft)",
 }
 FOOTNOTES = {
     "a": (

@@ -86,7 +86,7 @@ def ours(model: str, partition: str, store: str) -> dict[str, float]:
     )
     seconds = time.perf_counter() - began
     (event,) = done.get_asset_materialization_events()
-    found = event.materialization.metadata
+    found: Any = event.materialization.metadata
     return {
         "seconds": seconds,
         "start": float(found["server_start_seconds"].value),
@@ -336,7 +336,7 @@ def _on_nodes(partition: str, store: str, choice: str) -> dict[str, float]:
     )
     seconds = time.perf_counter() - began
     (event,) = done.get_asset_materialization_events()
-    found = event.materialization.metadata
+    found: Any = event.materialization.metadata
     near = vd.load(pipeline["near"], store=opened)["near"].to_pylist()
     ray.shutdown()
     cluster.shutdown()

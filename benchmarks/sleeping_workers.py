@@ -77,7 +77,7 @@ def simulate(plan: RunPlan, store: Store, workers: int, row_seconds: float) -> S
         row_seconds: Seconds that a worker sleeps for a row.
     """
     clock, events = Clock(), list[Event]()
-    cluster = SleepingWorkers(plan, workers, row_seconds, clock)
+    cluster: Any = SleepingWorkers(plan, workers, row_seconds, clock)
     scheduler = functools.partial(WaveScheduler, clock=clock)
     began = time.process_time()
     with mock.patch.object(executor, "WaveScheduler", scheduler):

@@ -132,6 +132,11 @@ class RunPlanned:
 
 
 @dataclass(frozen=True)
+class Connected:
+    """The run is connected to the machines that compute."""
+
+
+@dataclass(frozen=True)
 class SchemaInferred:
     """The schema of a stage was inferred from its first rows, and pinned.
 
@@ -329,6 +334,7 @@ class Failed:
 
 Event = Union[
     RunPlanned,
+    Connected,
     SchemaInferred,
     WaveStarted,
     WorkerReady,

@@ -14,6 +14,7 @@ from vane_dagster.errors import VaneError
 _COMMANDS = {
     "demo": "vane_dagster.cli.demo:demo",
     "search": "vane_dagster.cli.demo:search",
+    "run": "vane_dagster.cli.run:run",
     "cluster": "vane_dagster.cli.cluster:cluster",
     "pools": "vane_dagster.cli.pools:pools",
     "servers": "vane_dagster.cli.servers:servers",

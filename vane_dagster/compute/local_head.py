@@ -155,25 +155,7 @@ class Head:
         )
 
 
-_HEAD_CODEC = Codec(
-    Head,
-    {
-        "address": "address",
-        "pid": "pid",
-        "birth": "birth",
-        "raylet_pid": "raylet_pid",
-        "raylet_birth": "raylet_birth",
-        "session_dir": "session_dir",
-        "token_path": "token_path",
-        "started_at": "started_at",
-        "ray_version": "ray_version",
-        "python_version": "python_version",
-        "prefix": "prefix",
-        "settings": "settings",
-        "name": "name",
-    },
-    read={"settings": tuple},
-)
+_HEAD_CODEC = Codec(Head, read={"settings": tuple})
 
 
 @dataclass(frozen=True)

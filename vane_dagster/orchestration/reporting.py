@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary
 from vane_dagster.orchestration.read_ahead import ReadAhead
 from vane_dagster.orchestration.source_asset import SourceLog
+from vane_dagster.orchestration.timeline import PROFILE, Timeline
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.definition import stage_definition
@@ -97,6 +99,7 @@ class RunReport:
         self._log = context.log
         self._progress = ProgressReport(context.log.info)
         self._summary = RunSummary()
+        self._timeline = Timeline() if PROFILE in os.environ else None
         self._failed: list[Failed] = []
         self._roots: list[Failed] = []
         self._done: ReadAhead | None = None
@@ -196,6 +199,8 @@ class RunReport:
 
     def _take(self, event: Event) -> None:
         self._summary.take(event)
+        if self._timeline is not None:
+            self._timeline.take(event)
         if isinstance(event, RunPlanned):
             self._planned(event.plan)
         elif isinstance(event, (Progress, Writing)):
@@ -331,6 +336,8 @@ class RunReport:
         if self._done is not None:
             self._done.close()
             self._log.info(self._summary.text(finished=kind is None))
+        if self._timeline is not None:
+            self._log.info(self._timeline.text(self._context))
         if kind is not None:  # the run ends with another error
             for failure in self._roots[:_SHOWN]:
                 self._log.error(_failure_message(failure))

@@ -27,6 +27,7 @@ from vane_dagster.engine.preflight import (
 from vane_dagster.errors import VaneError
 from vane_dagster.events import (
     Committed,
+    Connected,
     Event,
     Failed,
     Noticed,
@@ -152,6 +153,7 @@ def run_pipeline(
         if plan.failed and not plan.partitions:
             look.refuse_with(list(plan.failed.values()))
         backend = connection.backend(needed) if (needed := plan.needed()) else None
+        listen(Connected())
         _on_a_thread(
             lambda emit, cancelled: execute(
                 plan,

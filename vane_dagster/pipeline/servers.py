@@ -25,7 +25,7 @@ from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.pipeline.records import Workers
-from vane_dagster.providers.vllm_arguments import KNOWN, OPERATIONAL_ARGUMENTS, misspelled
+from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS, misspelled
 from vane_dagster.servers.handle import HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
 from vane_dagster.servers.launch import flags as flags_of
@@ -64,7 +64,7 @@ _OF_STAGES = ("max_batches", "keyed_env_vars", "execution_backend")
 """The fields of `Workers` that only workers of stages have."""
 _FIELDS = {each.name: f"write replicas=vd.Workers({each.name}=...)" for each in fields(Workers)}
 _ADVICE = advice({"gpus": "gpus=..."})
-_FIELDS_OF_VLLM = {flag: f"write flags=dict({flag}=...)" for flag in KNOWN} | _FIELDS
+_FLAGS = "; write a flag of `vllm serve` as flags=dict(...)"
 
 
 class _Options(NamedTuple):
@@ -342,7 +342,7 @@ class VLLMServer(ModelServer):
 
     kind = "vLLM server"
 
-    @known_keywords("vd.VLLMServer", advice=_ADVICE, fields=_FIELDS_OF_VLLM)
+    @known_keywords("vd.VLLMServer", advice=_ADVICE, fields=_FIELDS, more=_FLAGS)
     def __init__(
         self,
         model: str | os.PathLike[str] | LocalFile,
@@ -560,7 +560,7 @@ def _flags(where: str, flags: Any, is_elsewhere: bool) -> dict[str, Any]:
                 f"{where}: leave {name!r} out of flags: each replica has an address and a key of "
                 "its own, and clients connect by HTTP"
             )
-        correction = misspelled(name, (), is_elsewhere)
+        correction = None if is_elsewhere else misspelled(name)
         if "-" in name:
             correction = f"Write {name.strip('-').replace('-', '_')!r}"
         if correction is not None:

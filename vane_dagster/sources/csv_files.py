@@ -7,8 +7,7 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,12 +23,12 @@ from vane_dagster.sources.text_stream import (
     BLOCK,
     BlockReader,
     TextStream,
-    whole_lines,
     with_compressed,
 )
 from vane_dagster.sources.text_types import TextTypes
 from vane_dagster.types.schema import SchemaLike
 
+_UNQUOTED = python_csv.QUOTE_NONE
 _DELIMITERS = (",", "\t", ";", "|")
 _HEADER_BYTES = 4 << 20
 """Bytes in which the header has to end."""
@@ -48,13 +47,11 @@ class _Header(NamedTuple):
         names: The names of the columns.
         delimiter: The character between fields.
         bytes: The number of bytes before the first row.
-        lines: The number of lines before it.
     """
 
     names: Sequence[str]
     delimiter: str
     bytes: int
-    lines: int
 
 
 @dataclass(frozen=True)
@@ -132,11 +129,11 @@ class CsvSource(IngestedSource):
                 if batch.num_rows:
                     yield pa.Table.from_batches([batch])
         except pa.ArrowInvalid as error:
-            raise self._explained(error, header, stream) from error
+            raise _explained(error, stream) from error
         if ending != [_LAST] + [None] * (len(names) - 1):
             raise stream.refused(
-                "a quote is not closed. Close it, or declare another quote, or quote=None",
-                line=self._line(count, header, stream),
+                f"row {count}: a quote is not closed. Close it, or declare another quote, or "
+                "quote=None"
             )
 
     def _header(self, head: bytes, stream: TextStream) -> _Header:
@@ -152,15 +149,19 @@ class CsvSource(IngestedSource):
                     "it is empty, and has no header. Write it again, take it out of the source, "
                     "or declare header=False"
                 )
-            return _Header(self._own_names(0), ",", start, 0)
+            return _Header(self._own_names(0), ",", start)
         separator = _SEPARATOR.match(line)  # as Excel writes and reads it
         if separator:
             start = begin = lines.tell()
 
         def first(delimiter: str) -> list[str]:
             lines.seek(start)
+            quoting: Any = {"quotechar": self.quote} if self.quote else {"quoting": _UNQUOTED}
+            read = python_csv.reader(
+                lines, delimiter=delimiter, escapechar=self.escape, strict=self.header, **quoting
+            )
             try:
-                return next(self._records(lines, delimiter, strict=self.header), [])
+                return next(read, [])
             except python_csv.Error:  # no such record, or a field of more than 128 KiB
                 return []
 
@@ -170,7 +171,7 @@ class CsvSource(IngestedSource):
         if not self.header:
             names = self._own_names(len(fields))
             start = begin if len(names) == 1 else start  # of one column, empty lines are rows
-            return _Header(names, delimiter, start, len(head[:start].splitlines()))
+            return _Header(names, delimiter, start)
         if not fields or lines.tell() == len(head) >= _HEADER_BYTES:
             raise stream.refused(
                 f"its header cannot be parsed, or does not end in {_HEADER_BYTES >> 20} MiB. Check "
@@ -183,55 +184,28 @@ class CsvSource(IngestedSource):
                 f"the header has the column {repeated[0]!r} twice (SQL ignores case). Rename one, "
                 "or declare skip_rows=1 and header=[...]"
             )
-        end = lines.tell()
-        return _Header(names, delimiter, end, len(head[:end].splitlines()))
+        return _Header(names, delimiter, lines.tell())
 
     def _own_names(self, count: int) -> Sequence[str]:
         """Return the names of the columns of a file without a header."""
         declared = self.columns.names if self.columns is not None else self.column_names
         return declared or [f"column{number}" for number in range(count)]
 
-    def _records(self, lines: Iterable[str], delimiter: str, strict: bool = False) -> Any:
-        """Return Python's own reader of some lines."""
-        quoting: dict[str, Any] = {"quotechar": self.quote}
-        if not self.quote:
-            quoting = {"quoting": python_csv.QUOTE_NONE}
-        return python_csv.reader(
-            lines, delimiter=delimiter, escapechar=self.escape, strict=strict, **quoting
-        )
 
-    def _line(self, row: int, header: _Header, stream: TextStream) -> int | None:
-        """Return the number of the line at which a row begins; None if Python cannot tell."""
-        blocks = whole_lines(stream.blocks(), stream)
-        lines = (
-            line.decode("latin-1") for block in blocks for line in block.splitlines(keepends=True)
+def _explained(error: Exception, stream: TextStream) -> Exception:
+    """Return what is wrong by the message of Arrow's reader, without the data in it."""
+    text = str(error)
+    if "straddling" in text or "block size" in text:
+        return stream.refused(
+            f"a row has more than {BLOCK >> 20} MiB. Check the quotes and the newlines"
         )
-        below = itertools.islice(lines, header.lines, None)
-        records = self._records(below, header.delimiter)
-        number = header.lines
-        with suppress(python_csv.Error):
-            for record in records:
-                row -= bool(record) or len(header.names) == 1
-                if not row:
-                    return number + 1
-                number = header.lines + int(records.line_num)
-        return None
-
-    def _explained(self, error: Exception, header: _Header, stream: TextStream) -> Exception:
-        """Return what is wrong by the message of Arrow's reader, without the data in it."""
-        text = str(error)
-        if "straddling" in text or "block size" in text:
-            return stream.refused(
-                f"a row has more than {BLOCK >> 20} MiB. Check the quotes and the newlines"
-            )
-        if width := _WIDTH.search(text):
-            row, expected, found = map(int, width.groups())
-            return stream.refused(
-                f"the row has {found} fields, expected {expected}. Fix the row, or check "
-                "delimiter=, quote= and skip_rows=",
-                line=self._line(row, header, stream),
-            )
-        return stream.refused("it cannot be parsed as CSV. Check delimiter=, quote= and escape=")
+    if width := _WIDTH.search(text):
+        row, expected, found = map(int, width.groups())
+        return stream.refused(
+            f"row {row} has {found} fields, expected {expected}. Fix the row, or check "
+            "delimiter=, quote= and skip_rows="
+        )
+    return stream.refused("it cannot be parsed as CSV. Check delimiter=, quote= and escape=")
 
 
 @known_keywords("vd.csv")

@@ -15,7 +15,7 @@ import json
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
@@ -56,7 +56,7 @@ from vane_dagster.sources.files import file_identity
 from vane_dagster.sources.grouping import SizedFile, divide
 from vane_dagster.sources.parquet_scan import counts, groups_between, opened
 from vane_dagster.sources.piece_writer import PieceWriter
-from vane_dagster.sources.planned_read import check_unchanged, current_record
+from vane_dagster.sources.planned_read import check_unchanged
 from vane_dagster.sources.text_stream import TextStream, parse_encoding
 from vane_dagster.sources.text_types import MOST_MISFITS, TextTypes, cast_each, is_readable
 from vane_dagster.storage.filesystem import Location, in_threads
@@ -374,7 +374,11 @@ class IngestedSource(FileSource):
                     return types
 
                 try:
-                    found.append(self._read_version(listed[file.url], convert, location))
+                    try:
+                        types = with_retries(_failpoints.failing("read", file.url, convert))
+                    finally:
+                        check_unchanged(self, [listed[file.url]], location)
+                    found.append(types)
                 except SourceError as error:
                     writer.begin(key)  # again, without its rows
                     found.append(error)
@@ -382,16 +386,6 @@ class IngestedSource(FileSource):
             types if isinstance(types, SourceError) else IngestedFile(writer.pieces(key), types)
             for key, types in zip(keys, found)
         ]
-
-    def _read_version(
-        self, file: FileRecord, read: Callable[[], pa.Schema], location: str
-    ) -> pa.Schema:
-        """Read a file by a function, and check before and afterwards that it is as listed."""
-        check_unchanged(self, [file], location)
-        try:
-            return with_retries(_failpoints.failing("read", file.url, read))
-        finally:
-            check_unchanged(self, [file], location)
 
     # Types.
 
@@ -517,22 +511,11 @@ class IngestedSource(FileSource):
             faults[index] = {"error": "SourceError", "message": message}
         return table.append_column(ROW_ERROR, pa.array(faults, ROW_ERROR_TYPE))
 
-    def find(
-        self, spans: Sequence[FileSpan], column: pa.Field, id: Any
-    ) -> tuple[FileSpan, int] | None:
-        """Find a row; in the files as they are now if their rows in the store were collected."""
-        try:
-            return super().find(spans, column, id)
-        except _GoneError:
-            now = {replace(span, detail=""): span for span in spans}
-            hit = super().find(list(now), column, id)
-            return hit and (now[hit[0]], hit[1])
-
     def _pieces(
         self, fragment: FragmentRecord, wanted: Sequence[str], context: ReadContext
     ) -> list[_Rows]:
         """Read the pieces of a fragment, each file in the store once."""
-        placed = [(span, *each) for span in fragment.spans for each in self._places(span, context)]
+        placed = [(span, *each) for span in fragment.spans for each in self._places(span)]
         edges: dict[str, list[int]] = {}
         for _, _, place in placed:
             edges.setdefault(place.name, []).extend((place.start, place.stop))
@@ -571,19 +554,11 @@ class IngestedSource(FileSource):
                 f"that all have, for example types={{{column.name!r}: 'VARCHAR'}}"
             ) from error
 
-    def _places(self, span: FileSpan, context: ReadContext) -> Iterator[tuple[int, ParquetRows]]:
-        """Yield where the rows of a span are stored, each with the number of its first row.
-
-        A span without a detail is one of the file as it is now, which is then converted.
-        """
-        detail = span.detail
-        if not detail:
-            file = current_record(self, FileRecord(span.url, 0, ""), context.location)
-            (rows,) = self._ingest([file], context.location, {file.url: file})
-            if isinstance(rows, SourceError):
-                raise rows
-            detail = rows.detail(span.start, span.stop)
-        first, _, text = detail.partition(" ")
+    def _places(self, span: FileSpan) -> Iterator[tuple[int, ParquetRows]]:
+        """Yield where the rows of a span are stored, each with the number of its first row."""
+        if not span.detail:
+            raise FileNotFoundError(span.url)
+        first, _, text = span.detail.partition(" ")
         number = span.start
         for place in clipped(loaded_places(text), number - int(first), span.stop - int(first)):
             assert isinstance(place, ParquetRows)
@@ -615,7 +590,7 @@ class IngestedSource(FileSource):
             return with_retries(_failpoints.failing("read", file.url, read))
         except FileNotFoundError as error:
             records = folder.child(RECORDS, self._digest("shown")).url
-            raise _GoneError(
+            raise SourceError(
                 f"{context.location}: the rows of {fragment} are no longer in the store, at "
                 f"{file.url!r}. If that file was deleted, delete {records!r} too, and run the "
                 "partition again"
@@ -637,10 +612,6 @@ class IngestedSource(FileSource):
 
     def _stream(self, url: str, location: str) -> TextStream:
         return TextStream(url, self.encoding, location, self.options_for(url))
-
-
-class _GoneError(SourceError):
-    """Rows in the store were collected or deleted."""
 
 
 class _Rows(NamedTuple):

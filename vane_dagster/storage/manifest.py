@@ -11,18 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.storage.codec import FORMAT, Codec, require_format
+from vane_dagster.storage.codec import FORMAT, STORE_FORMAT, Codec, require_format
 from vane_dagster.types.schema import read_schema, schema_record
 
-MANIFEST_FORMAT = 3
-"""The newest manifest format. It is incremented if an older release would misread a manifest.
-
-Format 3 has fragments of several files, a source that is not Parquet, or computed ids. A manifest
-that has none of these is written in format 2, which older releases read.
-"""
-PART_FORMAT = 1
-"""The newest format of part footers. It is incremented if an older release would misread one."""
-_SPARSE = ("source", "id_rule", "row_definition", "components", "figures")
 _NAME = re.compile(r"(\d{8,})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
 _PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
 
@@ -110,9 +101,8 @@ class PartInfo:
         } | {name: dict(sums) for name, sums in self.measures.items() if name not in self.inherited}
 
     def as_record(self) -> dict[str, Any]:
-        """Convert the part to a JSON record, without empty fields."""
-        record = _PART_CODEC.record(self)
-        return {n: v for n, v in record.items() if v or n in ("rows", "id_min", "id_max")}
+        """Convert the part to a JSON record."""
+        return _PART_CODEC.record(self)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> PartInfo:
@@ -139,7 +129,7 @@ def part_footer(part: PartInfo) -> str:
 def read_part_footer(text: bytes, file: str, **known: Any) -> PartInfo:
     """Read a text that `part_footer` wrote."""
     record = json.loads(text)
-    require_format(record, PART_FORMAT, file)
+    require_format(record, file)
     return _PART_CODEC.load(record["part"], sample=record["sample"], **known)
 
 
@@ -402,171 +392,62 @@ class Manifest:
 
     def dumps(self) -> bytes:
         """Convert the manifest to JSON."""
-        record = _MANIFEST_CODEC.record(self)
-        record = {n: v for n, v in record.items() if v or n not in _SPARSE}
-        has_files = any(fragment.files for fragment in self.fragments)
-        is_newer = self.source or self.id_rule or has_files
-        return json.dumps({**record, FORMAT: MANIFEST_FORMAT if is_newer else 2}).encode()
+        return json.dumps({**_MANIFEST_CODEC.record(self), FORMAT: STORE_FORMAT}).encode()
 
     @classmethod
     def loads(cls, data: bytes, file: str = "manifest") -> Manifest:
         """Read a manifest that `dumps` wrote."""
         record = json.loads(data)
-        require_format(record, MANIFEST_FORMAT, file)
+        require_format(record, file)
         return _MANIFEST_CODEC.load(record)
-
-
-def _many(codec: Codec[Any]) -> Callable[[Any], Any]:
-    return lambda values: [codec.record(value) for value in values]
-
-
-def _read_many(codec: Codec[Any]) -> Callable[[Any], Any]:
-    return lambda records: [codec.load(record) for record in records]
 
 
 def _optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: value and convert(value)
 
 
-# The format on disk. The names on the left are in every store and must not change.
-
-_PROVENANCE_CODEC = Codec(
-    PartProvenance,
-    {
-        "run_id": "run_id",
-        "workers": "workers",
-        "at": "at",
-        "seconds": "seconds",
-        "packages": "packages",
-    },
-    read={"workers": tuple, "packages": tuple},
-)
+def _many(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda values: [convert(value) for value in values]
 
 
-def _provenance_record(made: PartProvenance) -> dict[str, Any]:
-    record = _PROVENANCE_CODEC.record(made)
-    return {name: value for name, value in record.items() if value or name != "packages"}
-
-
+_PROVENANCE_CODEC = Codec(PartProvenance, read={"workers": tuple, "packages": tuple})
 _PART_CODEC = Codec(
     PartInfo,
-    {
-        "key": "key",
-        "digest": "digest",
-        "rows": "rows",
-        "bytes": "bytes",
-        "id_min": "id_min",
-        "id_max": "id_max",
-        "rows_in": "rows_in",
-        "filtered": "filtered",
-        "quarantined": "quarantined",
-        "nulled": "nulled",
-        "unread": "unread",
-        "faults": "faults",
-        "row_records": "row_records",
-        "copied": "copied",
-        "made": "made",
-        "measures": "measures",
-        "inherited": "inherited",
-    },
     read={"made": _optional(_PROVENANCE_CODEC.load)},
-    write={"made": _optional(_provenance_record)},
+    write={"made": _optional(_PROVENANCE_CODEC.record)},
+    omitted=("sample",),
 )
-_SPAN_CODEC = Codec(FileSpan, {"url": "url", "start": "start", "stop": "stop", "detail": "detail"})
+_SPAN_CODEC = Codec(FileSpan)
 _FRAGMENT_CODEC = Codec(
     FragmentRecord,
-    {
-        "url": "url",
-        "start": "start",
-        "stop": "stop",
-        "identity": "identity",
-        "bytes": "bytes",
-        "files": "files",
-        "detail": "detail",
-    },
     read={"files": lambda records: tuple(map(_SPAN_CODEC.load, records))},
-    write={"files": lambda spans: [_sparse(_SPAN_CODEC.record(span)) for span in spans]},
+    write={"files": _many(_SPAN_CODEC.record)},
 )
-
-
-def _sparse(record: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what most fragments do not have."""
-    return {n: value for n, value in record.items() if value or n not in ("files", "detail")}
-
-
-_FILE_CODEC = Codec(
-    FileRecord,
-    {"url": "url", "size": "size", "version": "version", "content": "content"},
-)
-_CHECK_CODEC = Codec(
-    CheckResult,
-    {
-        "name": "name",
-        "passed": "passed",
-        "blocking": "blocking",
-        "severity": "severity",
-        "description": "description",
-        "metadata": "metadata",
-        "definition": "definition",
-    },
-)
-_PUBLISHED_CODEC = Codec(
-    Published,
-    {"url": "url", "files": "files", "format": "format", "version": "version"},
-)
+_FILE_CODEC = Codec(FileRecord, omitted=("modified",))
+_CHECK_CODEC = Codec(CheckResult)
+_PUBLISHED_CODEC = Codec(Published)
 _MANIFEST_CODEC = Codec(
     Manifest,
-    {
-        "pipeline": "pipeline",
-        "stage": "stage",
-        "partition": "partition",
-        "generation": "generation",
-        "plan": "plan",
-        "definition": "definition",
-        "upstream": "upstream",
-        "run_id": "run_id",
-        "committed_at": "committed_at",
-        "info": "info",
-        "kind": "kind",
-        "model": "model",
-        "lineage": "lineage",
-        "keys": "keys",
-        "reads": "reads",
-        "sample": "sample",
-        "schema": "schema",
-        "fragments": "fragments",
-        "parts": "parts",
-        "files": "files",
-        "checks": "checks",
-        "published": "published",
-        "source": "source",
-        "id_rule": "id_rule",
-        "row_definition": "row_definition",
-        "components": "components",
-        "figures": "figures",
-    },
     read={
         "keys": tuple,
         "reads": tuple,
         "sample": tuple,
         "schema": read_schema,
-        "fragments": _read_many(_FRAGMENT_CODEC),
-        "parts": _read_many(_PART_CODEC),
-        "files": _read_many(_FILE_CODEC),
+        "fragments": _many(_FRAGMENT_CODEC.load),
+        "parts": _many(_PART_CODEC.load),
+        "files": _many(_FILE_CODEC.load),
         "checks": lambda records: tuple(map(_CHECK_CODEC.load, records)),
         "published": _optional(_PUBLISHED_CODEC.load),
         "components": lambda records: tuple(Component(*record) for record in records),
     },
     write={
-        "components": lambda all: [(each.kind, each.name, each.digest) for each in all],
         "schema": schema_record,
-        "fragments": lambda fragments: [
-            _sparse(_FRAGMENT_CODEC.record(each)) for each in fragments
-        ],
-        "parts": lambda parts: [part.as_record() for part in parts],
-        "files": _many(_FILE_CODEC),
-        "checks": _many(_CHECK_CODEC),
+        "fragments": _many(_FRAGMENT_CODEC.record),
+        "parts": _many(_PART_CODEC.record),
+        "files": _many(_FILE_CODEC.record),
+        "checks": _many(_CHECK_CODEC.record),
         "published": _optional(_PUBLISHED_CODEC.record),
+        "components": _many(lambda each: (each.kind, each.name, each.digest)),
     },
 )
 

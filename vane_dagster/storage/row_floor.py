@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-from vane_dagster.errors import StoreError
-from vane_dagster.storage.codec import require_format
+from vane_dagster.storage.codec import Codec, read_file
 from vane_dagster.storage.store import Store
 
 _FILE = "row_floor.json"
-_FORMAT = 1
 
 
 def read_floor(store: Store, pipeline: str, stage: str) -> int:
@@ -57,22 +55,14 @@ class _Floor:
     former: tuple[str, ...] = ()
 
 
+_CODEC = Codec(_Floor, read={"former": tuple})
+
+
 def _write(store: Store, pipeline: str, stage: str, floor: _Floor) -> None:
-    record = {"format": _FORMAT, **asdict(floor)}
-    store.root.child(pipeline, stage).write(_FILE, json.dumps(record).encode())
+    record = json.dumps(_CODEC.record(floor))
+    store.root.child(pipeline, stage).write(_FILE, record.encode())
 
 
 def _read(store: Store, pipeline: str, stage: str) -> _Floor:
-    folder = store.root.child(pipeline, stage)
-    try:
-        record = json.loads(folder.read(_FILE))
-        require_format(record, _FORMAT, folder.file_url(_FILE))
-        former = tuple(map(str, record.get("former", ())))
-        return _Floor(int(record["floor"]), str(record["run_id"]), former)
-    except FileNotFoundError:
-        return _Floor()
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(
-            f"{folder.file_url(_FILE)!r} is not readable: {error}. Restore it, or delete it and "
-            "then materialize the stage with force"
-        ) from error
+    fix = "Restore it, or delete it and then materialize the stage with force"
+    return read_file(store.root.child(pipeline, stage), _FILE, _CODEC.load, fix) or _Floor()

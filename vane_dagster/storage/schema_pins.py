@@ -14,13 +14,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.codec import Codec, require_format
+from vane_dagster.storage.codec import Codec, read_file
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 from vane_dagster.types.schema import read_schema, schema_record
-
-_FORMAT = 1
-"""The newest format; format 1 is not written."""
 
 
 @dataclass(frozen=True)
@@ -40,28 +37,13 @@ class SchemaPin:
     pinned_at: float
 
 
-_CODEC = Codec(
-    SchemaPin,
-    {"schema": "schema", "rows": "rows", "run_id": "run_id", "pinned_at": "pinned_at"},
-    read={"schema": read_schema},
-    write={"schema": schema_record},
-)
+_CODEC = Codec(SchemaPin, read={"schema": read_schema}, write={"schema": schema_record})
 
 
 def read_pin(store: Store, pipeline: str, stage: str, definition: str) -> SchemaPin | None:
     """Return the pinned schema of a stage; None if there is none."""
-    folder, name = _folder(store, pipeline, stage), f"{definition}.json"
-    try:
-        record = json.loads(folder.read(name))
-        require_format(record, _FORMAT, folder.file_url(name))
-        return _CODEC.load(record)
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise StoreError(
-            f"{folder.file_url(name)!r} is not readable: {error}. Delete it, and the next run "
-            "infers the schema again"
-        ) from error
+    fix = "Delete it, and the next run infers the schema again"
+    return read_file(_folder(store, pipeline, stage), f"{definition}.json", _CODEC.load, fix)
 
 
 def keep_pin(store: Store, pipeline: str, stage: str, definition: str, pin: SchemaPin) -> SchemaPin:

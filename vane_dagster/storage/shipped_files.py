@@ -7,20 +7,19 @@ writes its record again, so the record's age tells garbage collection when it wa
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.codec import require_format
+from vane_dagster.storage.codec import parse_file
 from vane_dagster.storage.filesystem import Location, in_threads
 
 FILES = "~files"
 """The folder below the store's root; no pipeline has such a name."""
 RECORD = ".json"
 """The suffix of records."""
-_FORMAT = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -50,17 +49,16 @@ def shipped_files(root: Location) -> Location:
 
 def parse_record(data: bytes, url: str) -> StoredFile:
     """Parse a record."""
-    try:
-        record = json.loads(data)
-        require_format(record, _FORMAT, url)
+
+    def parse(record: Any) -> StoredFile:
         files = {str(name): (str(d), int(size)) for name, (d, size) in record["files"].items()}
-        stored = StoredFile(str(record["name"]), files)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{url!r} is not readable: {error}. Delete it") from error
-    places = [stored.name, *(part for name in files if name for part in name.split("/"))]
+        return StoredFile(str(record["name"]), files)
+
+    stored = parse_file(data, url, parse)
+    places = [stored.name, *(part for name in stored.files if name for part in name.split("/"))]
     if any(place in ("", ".", "..") or "/" in place for place in places):
         raise StoreError(f"{url!r} names a file outside of its folder. Delete it")
-    if not all(_SHA256.fullmatch(digest) for digest, _ in files.values()):
+    if not all(_SHA256.fullmatch(digest) for digest, _ in stored.files.values()):
         raise StoreError(f"{url!r} names a content by something other than a sha256. Delete it")
     return stored
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.codec import FORMAT, require_format
+from vane_dagster.storage.codec import FORMAT, read_file
 from vane_dagster.storage.damage import read_whole
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
@@ -21,8 +21,6 @@ from vane_dagster.storage.manifest import (
 )
 from vane_dagster.storage.paths import partition_folder
 
-_SETTING_FORMAT = 1
-"""The format of `condemned.json`, `target.json` and pipeline settings; format 1 is not written."""
 _LISTED_ONE_BY_ONE = 8
 ANNOUNCED = "publishing-"
 """The name prefix of manifests with an unfinished publication."""
@@ -187,56 +185,37 @@ class Store:
 
     def condemned(self, pipeline: str, stage: str) -> dict[str, float]:
         """Return the parts of a stage that are marked for deletion."""
-        folder = self.root.child(pipeline, stage)
-        try:
-            record = json.loads(folder.read(CONDEMNED))
-            require_format(record, _SETTING_FORMAT, folder.file_url(CONDEMNED))
+
+        def parse(record: Any) -> dict[str, float]:
             return {str(path): float(since) for path, since in record.items() if path != FORMAT}
-        except FileNotFoundError:
-            return {}
-        except (ValueError, AttributeError, TypeError) as error:
-            raise StoreError(
-                f"{folder.file_url(CONDEMNED)!r} is not readable: {error}. Delete it"
-            ) from error
+
+        return read_file(self.root.child(pipeline, stage), CONDEMNED, parse) or {}
 
     def target(self, pipeline: str, stage: str) -> tuple[str, str] | None:
         """The URL pattern and format of a `write` stage's target, as the last run kept it."""
-        folder = self.root.child(pipeline, stage)
-        try:
-            record = json.loads(folder.read(TARGET))
-            require_format(record, _SETTING_FORMAT, folder.file_url(TARGET))
-            return str(record["url"]), str(record.get("publisher", "parquet"))
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(
-                f"{folder.file_url(TARGET)!r} is not readable: {error}. Delete it"
-            ) from error
 
-    def keep_target(self, pipeline: str, stage: str, url: str, format: str = "parquet") -> None:
+        def parse(record: Any) -> tuple[str, str]:
+            return str(record["url"]), str(record["publisher"])
+
+        return read_file(self.root.child(pipeline, stage), TARGET, parse)
+
+    def keep_target(self, pipeline: str, stage: str, url: str, format: str) -> None:
         """Store the URL pattern of a `write` stage's target, for garbage collection in it."""
         if self.target(pipeline, stage) != (url, format):
-            record = {"url": url} if format == "parquet" else {"url": url, "publisher": format}
-            self.root.child(pipeline, stage).write(TARGET, json.dumps(record).encode())
+            record = json.dumps({"url": url, "publisher": format})
+            self.root.child(pipeline, stage).write(TARGET, record.encode())
 
     def setting(
         self, pipeline: str, name: str, default: Mapping[str, Any], keep: bool = True
     ) -> dict[str, Any]:
         """Return a pipeline's stored setting; on first use, store `default` and return it."""
-        folder = self.root.child(pipeline)
-        try:
-            record = dict(json.loads(folder.read(f"{name}.json")))
-            require_format(record, _SETTING_FORMAT, folder.file_url(f"{name}.json"))
+        folder, file = self.root.child(pipeline), f"{name}.json"
+        record = read_file(folder, file, dict, "Fix it, or delete it to restore the default")
+        if record is not None:
             return record
-        except FileNotFoundError:
-            if keep and not folder.create(f"{name}.json", json.dumps(dict(default)).encode()):
-                return self.setting(pipeline, name, default)  # another run was first
-            return dict(default)
-        except ValueError as error:
-            raise StoreError(
-                f"{folder.file_url(name)}.json is not JSON: {error}. Fix it, or delete it to "
-                "restore the default"
-            ) from error
+        if keep and not folder.create(file, json.dumps(dict(default)).encode()):
+            return self.setting(pipeline, name, default)  # another run was first
+        return dict(default)
 
 
 def _same(manifest: Manifest, former: ManifestName | None, names: list[str]) -> ManifestName | None:

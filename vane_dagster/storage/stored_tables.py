@@ -22,8 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.errors import StoreError
-from vane_dagster.storage.codec import require_format
+from vane_dagster.storage.codec import parse_file, read_file
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.types.schema import read_schema, schema_record
 
@@ -38,7 +37,6 @@ COMPLETE = "complete"
 """The name of a table's record, which is written last."""
 KEPT_TYPES = "types"
 """The name of the record of a source's types, which is never collected."""
-_FORMAT = 1
 _SUFFIX = ".json"
 
 
@@ -179,12 +177,7 @@ def create_record(
 
 def read_record(root: Location, identity: str, name: str = COMPLETE) -> StoredTable | None:
     """Return a table by one of its records; None if there is no such record."""
-    folder = _records(root, identity)
-    try:
-        data = folder.read(name + _SUFFIX)
-    except FileNotFoundError:
-        return None
-    return _parsed(data, folder.file_url(name + _SUFFIX))
+    return read_file(_records(root, identity), name + _SUFFIX, _table)
 
 
 def has_all_rows(root: Location, table: StoredTable) -> bool:
@@ -241,7 +234,6 @@ def _dumped(table: StoredTable) -> bytes:
         for piece in table.pieces
     ]
     record = {
-        "format": _FORMAT,
         "schema": schema_record(table.schema),
         "pieces": pieces,
         "facts": dict(table.facts),
@@ -250,13 +242,12 @@ def _dumped(table: StoredTable) -> bytes:
 
 
 def _parsed(data: bytes, url: str) -> StoredTable:
-    try:
-        record = json.loads(data)
-        require_format(record, _FORMAT, url)
-        pieces = tuple(
-            Piece(str(identity), int(rows), int(size), tuple(map(_place, places)))
-            for identity, rows, size, places in record["pieces"]
-        )
-        return StoredTable(read_schema(record["schema"]), pieces, record["facts"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{url!r} is not readable: {error}. Delete it") from error
+    return parse_file(data, url, _table)
+
+
+def _table(record: Any) -> StoredTable:
+    pieces = tuple(
+        Piece(str(identity), int(rows), int(size), tuple(map(_place, places)))
+        for identity, rows, size, places in record["pieces"]
+    )
+    return StoredTable(read_schema(record["schema"]), pieces, record["facts"])

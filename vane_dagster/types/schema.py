@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import json
 import re
@@ -14,6 +15,7 @@ import pyarrow as pa
 from vane_dagster._lazy import duckdb, pq
 from vane_dagster.errors import SchemaError, UdfError, first_line
 from vane_dagster.types.duckdb_connection import connect
+from vane_dagster.types.id_texts import parse_kind
 from vane_dagster.types.tensors import is_tensor, storage_type, tensor_name
 
 ERROR_COLUMN = "error"
@@ -89,6 +91,8 @@ def _column_type(column: object, kind: object, where: str) -> pa.DataType:
     except SchemaError as error:
         raise SchemaError(f"{where}: column {column!r} is {error}") from None
     except duckdb.Error as error:
+        with contextlib.suppress(ValueError):
+            return parse_kind(kind)
         if "ARRAY type size" in str(error):
             raise SchemaError(
                 f"{where}: column {column!r} is {kind!r}, and SQL has no arrays of more than "
@@ -196,11 +200,11 @@ def type_name(kind: pa.DataType) -> str:
 
 
 def type_code(kind: pa.DataType) -> str:
-    """Return the Python code of an Arrow type in a schema: an SQL type string if there is one."""
+    """Return the Python code of a type in a schema: a tensor, or the name in SQL, else in Arrow."""
+    if is_tensor(kind):
+        return tensor_name(kind)
     name = sql_name(kind)
-    if name is not None and _declares(name, kind):
-        return json.dumps(name, ensure_ascii=False)
-    return _arrow_code(kind)
+    return json.dumps(name if name and _declares(name, kind) else str(kind), ensure_ascii=False)
 
 
 def _declares(name: str, kind: pa.DataType) -> bool:
@@ -209,42 +213,6 @@ def _declares(name: str, kind: pa.DataType) -> bool:
         return bool(sql_type(name) == kind)
     except (duckdb.Error, SchemaError):  # an array larger than SQL's
         return False
-
-
-_ARROW_NAMES = {
-    pa.float16(): "pa.float16()",
-    pa.date64(): "pa.date64()",
-    pa.month_day_nano_interval(): "pa.month_day_nano_interval()",
-}
-
-
-def _arrow_code(kind: pa.DataType) -> str:
-    """Return the Python code of a type that SQL cannot name, or that contains one."""
-    if is_tensor(kind):
-        return tensor_name(kind)
-    if kind in _ARROW_NAMES:
-        return _ARROW_NAMES[kind]
-    if pa.types.is_struct(kind):
-        fields = ", ".join(f"{json.dumps(f.name)}: {_arrow_code(f.type)}" for f in kind)
-        return f"pa.struct({{{fields}}})"
-    if pa.types.is_map(kind):
-        return f"pa.map_({_arrow_code(kind.key_type)}, {_arrow_code(kind.item_type)})"
-    if pa.types.is_fixed_size_list(kind):
-        return f"pa.list_({_arrow_code(kind.value_type)}, {kind.list_size})"
-    if pa.types.is_list(kind):
-        return f"pa.list_({_arrow_code(kind.value_type)})"
-    if pa.types.is_timestamp(kind):
-        zone = f", {json.dumps(kind.tz)}" if kind.tz else ""
-        return f'pa.timestamp("{kind.unit}"{zone})'
-    if pa.types.is_duration(kind) or pa.types.is_time(kind):
-        name = "duration" if pa.types.is_duration(kind) else f"time{kind.bit_width}"
-        return f'pa.{name}("{kind.unit}")'
-    if pa.types.is_decimal(kind):
-        return f"pa.decimal{kind.bit_width}({kind.precision}, {kind.scale})"
-    if pa.types.is_fixed_size_binary(kind):
-        return f"pa.binary({kind.byte_width})"
-    plain = {"float": "float32", "double": "float64", "bool": "bool_", "date32[day]": "date32"}
-    return f"pa.{plain.get(str(kind), str(kind))}()"
 
 
 def schema_code(fields: Iterable[pa.Field]) -> str:

@@ -57,59 +57,20 @@ def literal(text: str) -> str:
 
 
 _TOKEN = re.compile(
-    r"""
-    (?P<space>[ \t\n\r\f\v]+)
-    | (?P<comment>--[^\n\r]*)
-    | (?P<block>/\*)
-    | (?P<escaped>[eE]'(?:[^'\\]|\\.|'')*')
-    | (?P<unicode>[uU]&(?=['"]))
-    | (?P<string>'(?:[^']|'')*')
-    | (?P<quoted>"(?:[^"]|"")*")
-    | (?P<dollar>\$(?P<tag>[^\W\d]\w*|)\$.*?\$(?P=tag)\$)
-    | (?P<word>[\w$.]+)
-    | (?P<operator>(?:(?!--|/\*)[-+*/<>=~!@\#%^&|`?:])+)
-    | (?P<mark>.)
-    """,
-    re.VERBOSE | re.DOTALL,
+    r"""(?:[uU]&|\w*)(?:'(?:[^']|'')*'|"(?:[^"]|"")*")"""
+    r"|--[^\n\r]*|[\w.]+|(?:(?!--)[-+*/<>=~!@\#%^&|`?:])+|\S"
 )
-_BLOCK_EDGE = re.compile(r"/\*|\*/")
-_JOINED_BY_SPACE = frozenset({"operator", "mark", ""})
+_OTHER_QUOTES = re.compile(r"\\|\$|/\*")
 
 
 def tokens(expression: str) -> tuple[str, ...]:
-    """Return the tokens of an expression, independent of layout and comments.
+    """Return the tokens of an expression, independent of white space and ``--`` comments.
 
-    An empty token separates two tokens that touch and would mean something else if separated, as in
-    ``E'a'``. This follows the lexer of PostgreSQL, which DuckDB uses; it is independent of DuckDB's
-    version.
+    An expression with a backslash, ``$`` or ``/*``, which quote in other ways, is one token.
     """
-    found: list[str] = []
-    at, last, apart = 0, "", True
-    while at < len(expression):
-        match = _TOKEN.match(expression, at)
-        assert match is not None, "a mark is any character"
-        kind = str(match.lastgroup)
-        at = match.end()
-        if kind in ("space", "comment", "block"):
-            if kind == "block":
-                at = _end_of_block(expression, match.start())
-            apart = True
-            continue
-        if not apart and not {kind, last} & _JOINED_BY_SPACE:
-            found.append("")
-        found.append(match.group())
-        last, apart = kind, False
-    return tuple(found)
-
-
-def _end_of_block(expression: str, start: int) -> int:
-    """Return the end of a block comment, which may be nested; the end of the text if unclosed."""
-    depth = 0
-    for match in _BLOCK_EDGE.finditer(expression, start):
-        depth += 1 if match.group() == "/*" else -1
-        if depth == 0:
-            return match.end()
-    return len(expression)
+    if _OTHER_QUOTES.search(expression):
+        return (expression,)
+    return tuple(part for part in _TOKEN.findall(expression) if not part.startswith("--"))
 
 
 def select_list(columns: Sequence[tuple[str, str]]) -> str:
@@ -147,12 +108,6 @@ def referenced_columns(expression: str, where: str) -> frozenset[str]:
                 f"{where}: {expression!r} names a column by its position, #{node.get('index')}; "
                 "which one that is depends on how the rows are read. Name the column"
             )
-        if reason := _failed_literal(node):
-            raise DefinitionError(
-                f"{where}: {expression!r} holds a literal that does not fit its type, so that it "
-                f"fails for every row: {reason}. Write a value of that type; for a time of the "
-                "clock, as 'now' or 'today', put that time into the expression as a constant"
-            )
         if node.get("class") == "COLUMN_REF":
             first, *rest = node["column_names"]
             columns |= {first, *rest[:1]} if first.lower() == "source" else {first}
@@ -166,20 +121,6 @@ def computed_from(
     texts = [text for _, text in columns] + ([where] if where else [])
     wanted = {name.lower() for text in texts for name in referenced_columns(text, "project")}
     return [name for name in schema.names if name.lower() in wanted]
-
-
-def _failed_literal(node: Mapping[str, Any]) -> str | None:
-    """Return why the cast of a literal fails; None if it succeeds, or `node` is not such a cast."""
-    parts = [part.get("class") for part in _expressions(node)]
-    if node.get("class") != "CAST" or not {*parts} <= {"CAST", "CONSTANT", "TYPE", None}:
-        return None
-    try:
-        _asked(f"SELECT {_text(node)}")
-    except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
-        return first_line(error)
-    except duckdb.Error:  # an error of the type, which is reported when the expression is bound
-        return None
-    return None
 
 
 def _not_row_dependent(expression: str, what: str, where: str) -> DefinitionError:

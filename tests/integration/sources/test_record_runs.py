@@ -161,7 +161,7 @@ def test_previews_and_inferred_columns(tmp_path, local):
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b"id,text\n1,a\n2\n", "a.csv', line 3: the row has 1 fields, expected 2"),
+        (b"id,text\n1,a\n2\n", "a.csv': row 2 has 1 fields, expected 2"),
         (b"id,text\n", "hold no rows"),
         (b"id,other\n1,a\n", "text"),
         (b"id,text\n1,a\n1,b\n", "1 ids more than once"),

@@ -357,7 +357,7 @@ def test_a_target_that_cannot_be_read_is_told_and_passed_over(killed):
     gc(root, 8)
     before = (root / "store/docs/out/condemned.json").read_bytes()
     kept = root / "store/docs/out/target.json"
-    kept.write_text('{"url": "nosuch://lake/x"}')
+    kept.write_text('{"url": "nosuch://lake/x", "publisher": "parquet"}')
     found = gc(root, 10)["docs/out"]
     assert "has no file system" in found.unreadable["nosuch://lake/x"]
     assert (root / "store/docs/out/condemned.json").read_bytes() == before

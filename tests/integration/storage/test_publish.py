@@ -716,4 +716,4 @@ def test_the_store_knows_the_target(tmp_path, local, materialize):
     write_source(tmp_path / "src/a", rows(range(3)))
     materialize(docs(tmp_path, keys=["a"]), local, partition="a")
     kept = json.loads((tmp_path / "store/docs/out/target.json").read_bytes())
-    assert kept == {"url": f"{tmp_path}/out/{{partition_key}}"}
+    assert kept == {"url": f"{tmp_path}/out/{{partition_key}}", "publisher": "parquet"}

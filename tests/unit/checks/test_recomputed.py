@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import math
 from datetime import date
 from decimal import Decimal
@@ -23,7 +22,7 @@ from vane_dagster.engine.recompute import read_row_outcomes
 from vane_dagster.errors import DefinitionError
 from vane_dagster.planning.sample_plan import MAX_FRAGMENTS, choose
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import PartInfo, PartProvenance
+from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.packages import distributions, installed
 from vane_dagster.storage.part_file import PartTarget, write_part
 
@@ -232,12 +231,3 @@ def test_modules_are_told_by_the_packages_that_they_are_in():
     assert distributions(["not_here"]) == ("not_here",)
     assert installed(["not_here"]) == ()
     assert installed(["numpy"]) == (f"numpy=={importlib.metadata.version('numpy')}",)
-
-
-def test_parts_without_packages_are_read_as_before():
-    old = {"run_id": "r", "workers": ["w"], "at": 1.0, "seconds": 2.0}
-    record = {"key": "0" * 40, "digest": "1" * 16, "rows": 1, "bytes": 1, "made": old}
-    assert PartInfo.from_record(record).made == PartProvenance("r", ("w",), 1.0, 2.0)
-    new = part("r", "numpy==1.0")
-    assert PartInfo.from_record(json.loads(json.dumps(new.as_record()))) == new
-    assert "packages" not in part("r").as_record()["made"], "older versions can read it"

@@ -428,21 +428,6 @@ def test_a_column_is_not_named_by_its_position():
     assert referenced_columns("'#1' || \"#2\"", "here") == {"#2"}
 
 
-def test_literals_that_do_not_fit_their_type():
-    for text in (
-        "'today'::DATE", "'now'::TIMESTAMP", "timestamptz 'now'", "TIME 'now'", "d > date 'today'",
-        "date_diff('day', d, 'yesterday'::VARCHAR::DATE)", "'x'::INT", "300::TINYINT",
-    ):  # fmt: skip
-        with pytest.raises(vd.DefinitionError, match="a literal that does not fit its type"):
-            referenced_columns(text, "here")
-    for text in (
-        "DATE '2026-01-31'", "'2026-01-31 12:00'::TIMESTAMPTZ", "'infinity'::DATE", "NULL::DATE",
-        "TRY_CAST('x' AS INT)", "s::DATE", "interval '1 day'", "'1.5'::DECIMAL(10,2)",
-        "'[1, 2]'::INT[]", "x'00'::BLOB",
-    ):  # fmt: skip
-        referenced_columns(text, "here")
-
-
 def test_names_that_sql_takes_for_the_time_are_columns_only_where_there_is_one():
     given = pa.schema([("id", pa.int64()), ("Current_Date", pa.int32())])
     for columns, where in (

@@ -70,7 +70,10 @@ def test_flags_of_vllm():
         (lambda: vd.VLLMServer("m", {"port": 8000}), "leave 'port' out of flags: each replica has"),
         (lambda: vd.VLLMServer("m", num_gpus=1), "write gpus=..."),
         (lambda: vd.VLLMServer("m", num_cpus=1), "write replicas=vd.Workers(num_cpus=...)"),
-        (lambda: vd.VLLMServer("m", max_model_len=8), "write flags=dict(max_model_len=...)"),
+        (
+            lambda: vd.VLLMServer("m", max_model_len=8),
+            "write a flag of `vllm serve` as flags=dict(...)",
+        ),
         (lambda: vd.VLLMServer("m", {"max-model-len": 8}), "Write 'max_model_len'"),
         (lambda: vd.VLLMServer("m", ["--seed"]), "flags is a list; expected a mapping"),
         (

@@ -1,4 +1,4 @@
-"""Misspelled arguments of vLLM, where it is installed and where it is not."""
+"""Misspelled arguments of vLLM, where it is installed."""
 
 from __future__ import annotations
 
@@ -66,28 +66,22 @@ def test_the_installed_vllm_decides():
         "The vLLM that is installed here does not have it. Did you mean 'max_model_len'?"
     )
     assert misspelled("tensor_parallel_size") == "The vLLM that is installed here does not have it."
-    assert misspelled("tensor_parallel_size", is_elsewhere=True) is None, "of another interpreter"
 
 
 @pytest.mark.usefixtures("absent")
-def test_without_vllm_a_name_that_is_nearly_a_known_one_is_refused():
-    for name in ("max_model_len", "chat_template", "api_server_count", "brand_new"):
-        assert misspelled(name) is None, name
-    for name in ("max_model_lenn", "max_model_length", "max_modle_len"):
-        assert misspelled(name) == "Did you mean 'max_model_len'?"
-    assert misspelled("pythn", ["python"]) == "Did you mean 'python'?"
+def test_without_vllm_the_worker_decides():
+    assert misspelled("max_model_lenn") is None
 
 
-@pytest.mark.usefixtures("absent")
+@pytest.mark.usefixtures("installed")
 def test_a_worker_refuses_nothing(monkeypatch):
     """It imports declarations too, and may have another vLLM."""
     monkeypatch.setattr(vllm_arguments, "is_worker", lambda: True)
     assert misspelled("max_model_lenn") is None
 
 
-@pytest.mark.parametrize("where", ["installed", "absent"])
-def test_servers_and_providers_refuse_what_is_misspelled(where, request, tmp_path):
-    request.getfixturevalue(where)
+@pytest.mark.usefixtures("installed")
+def test_servers_and_providers_refuse_what_is_misspelled(tmp_path):
     given: dict[str, Any] = {
         "provider": "vllm",
         "model": vd.Model("m", options={"engine_kwargs": {"max_model_lenn": 8}}),
@@ -106,3 +100,4 @@ def test_servers_and_providers_refuse_what_is_misspelled(where, request, tmp_pat
     for message, declare in refused.items():
         with pytest.raises(vd.DefinitionError, match=f"{re.escape(message)}.*Did you mean"):
             declare()
+    vd.VLLMServer("m", {"max_model_lenn": 8}, python="/other/bin/python")  # another vLLM decides

@@ -19,7 +19,6 @@ import vane_dagster as vd
 from support.ingested import CONTEXT, RULE, bound, misfits, refusal, rows, split, types
 from vane_dagster.sources import FragmentRule
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FileSpan, FragmentRecord
 from vane_dagster.storage.store import Store
 
 
@@ -408,9 +407,9 @@ def test_compressed_files_are_cut_too(name, pack, tmp_path):
         (b'"a,b\n1,2\n', "its header cannot be parsed"),
         (b"a,a\n1,2\n", "has the column 'a' twice"),
         (b"a,A\n1,2\n", "has the column 'a' twice"),
-        (b"a,b\n1,2\n3\n", ", line 3: the row has 1 fields, expected 2"),
-        (b"a,b\n1,2\n3,4,5\n", ", line 3: the row has 3 fields, expected 2"),
-        (b'a,b\n1,"x\ny"\n3,4,5\n', ", line 4: the row has 3 fields, expected 2"),
+        (b"a,b\n1,2\n3\n", ": row 2 has 1 fields, expected 2"),
+        (b"a,b\n1,2\n3,4,5\n", ": row 2 has 3 fields, expected 2"),
+        (b'a,b\n1,"x\ny"\n3,4,5\n', ": row 2 has 3 fields, expected 2"),
         (b"a,b\n1,\xe9\n", ", line 2: it is not valid UTF-8. Set encoding="),
         (b"\x1f\x8b\x08", "is gzip-compressed data; rename it to end in .gz"),
         (b"PAR1", "is Parquet; read it by vd.parquet"),
@@ -431,8 +430,8 @@ def test_bad_files_are_refused(data, expected, tmp_path):
 @pytest.mark.parametrize(
     ("rows_before", "row", "given", "expected"),
     [
-        (1, b'1,"x\n2,y\n', {}, ", line 3: a quote is not closed"),
-        (600_000, b'1,"x\n2,y\n', {}, ", line 600002: a quote is not closed"),
+        (1, b'1,"x\n2,y\n', {}, ": row 2: a quote is not closed"),
+        (600_000, b'1,"x\n2,y\n', {}, ": row 600001: a quote is not closed"),
         (600_000, b'5" pipe,z\n1,"x\n2,y\n', {}, "a quote is not closed"),
         (1, b'1,"x"" y""\n2,y', {}, "a quote is not closed"),
         (1, b'1,"', {}, "a quote is not closed"),
@@ -451,10 +450,10 @@ def test_all_bad_files_are_named_at_once(tmp_path):
     assert "b.csv': the header has the column 'x' twice" in message
 
 
-def test_a_row_far_behind_the_head_names_its_line(tmp_path):
+def test_a_row_far_behind_the_head_is_named_by_its_number(tmp_path):
     data = b"a,b\n" + b"1,2\n" * 1_200_000 + b"3,4,5\n"
     source = vd.csv(write(tmp_path, a__csv=data))
-    assert "line 1200002: the row has 3 fields, expected 2" in refusal(source)
+    assert "row 1200001 has 3 fields, expected 2" in refusal(source)
 
 
 def test_cuts_hold_at_most_the_rows_and_bytes_of_the_rule(tmp_path):
@@ -533,19 +532,6 @@ def test_options_that_change_rows_change_fragments(tmp_path):
         source = vd.csv(url, **given)
         seen.add((split(source).fragments[0].identity, source.splitting))
     assert len({identity for identity, _ in seen}) == len({text for _, text in seen}) == 6
-
-
-def test_a_span_without_a_detail_is_read_as_the_file_is_now(tmp_path):
-    write(tmp_path, a__csv=b"id,s\n" + b"".join(b"%d,x\n" % n for n in range(10)))
-    source = bound(vd.csv(str(tmp_path)))
-    url = f"file://{tmp_path}/a.csv"
-    field = pa.field("id", pa.int64())
-    rest = source.read(FragmentRecord(url, 3, 1 << 60, "", 0), pa.schema([field]), CONTEXT)
-    assert rest["id"].to_pylist() == list(range(3, 10))
-    span = FileSpan(url, 0, 1 << 60)
-    assert source.find([span], field, 7) == (span, 7)
-    spans = [s for f in split(source, FragmentRule(4)).fragments for s in f.spans]
-    assert source.find(spans, field, 9) == (spans[-1], 9)
 
 
 def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):

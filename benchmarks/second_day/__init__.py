@@ -1,0 +1,1 @@
+"""The day after: what is computed again, and whether the output equals a run from nothing."""

@@ -1,0 +1,38 @@
+"""What is written by hand: compute the rows that are not among the outputs, and append them.
+
+On Daft's native runner, which is the fastest of those here: it needs no cluster.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import daft  # type: ignore[import-not-found,unused-ignore]  # it may be in another environment
+
+from benchmarks.job import Job, Result
+from benchmarks.second_day.daft_ import EXIT_AT_ONCE, model
+
+__all__ = ["EXIT_AT_ONCE", "run"]
+
+
+def run(job: Job, on: tuple[str, ...] = ("id",)) -> Result:
+    """Anti-join with the outputs; rows without a vector are not written, so they come again.
+
+    Args:
+        job: The day.
+        on: The columns that a row is recognized by, which the output keeps.
+    """
+    (step,) = job.steps
+    start = time.perf_counter()
+    daft.set_runner_native()
+    rows = daft.read_parquet(f"{step.source}/*.parquet")
+    out = Path(step.out, "rows")
+    if any(out.glob("*.parquet")):
+        done = daft.read_parquet(f"{out}/*.parquet").select(*on)
+        rows = rows.join(done, on=list(on), how="anti")
+    embed = model(use_process=False)(job.quick)
+    rows = rows.with_column("embedding", embed(rows["text"]))
+    rows = rows.where(rows["embedding"].not_null()).select(*on, "embedding")
+    rows.write_parquet(str(out), write_mode="append")
+    return Result([time.perf_counter() - start], {"daft": daft.__version__})

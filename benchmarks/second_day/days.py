@@ -1,0 +1,88 @@
+"""The input and the function of each day, and what a run from nothing gives."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.second_day import embedder
+from benchmarks.workloads import WORDS
+
+PARTITIONS = 20
+CHANGED, NEW = 0.02, 0.01
+EDIT = ('f"passage: {one}"', 'f"query: {one}"')
+"""The line of the function that is edited before the third day."""
+Texts = Mapping[int, str]
+Vectors = dict[int, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Day:
+    """What changed since the day before.
+
+    Args:
+        number: 1, 2 or 3.
+        texts: The text of each id.
+        edited: Whether the function is the edited one.
+        kills: Whether a worker is killed.
+    """
+
+    number: int
+    texts: Texts
+    edited: bool = False
+    kills: bool = False
+
+    def write(self, source: Path, code: Path) -> None:
+        """Replace the files of the source and the function's file."""
+        for number in range(PARTITIONS):
+            ids = [id for id in self.texts if id % PARTITIONS == number]
+            columns: dict[str, list[int] | list[str]] = {"id": ids}
+            columns["text"] = [self.texts[id] for id in ids]
+            if self.number > 1:
+                columns["author"] = [f"author {id % 7}" for id in ids]
+            pq.write_table(pa.table(columns), source / f"p{number:02}.parquet")
+        shutil.copy(embedder.__file__, code / "embedder.py")
+        if self.edited:
+            written = (code / "embedder.py").read_text()
+            assert written.count(EDIT[0]) == 1
+            (code / "embedder.py").write_text(written.replace(*EDIT))
+
+
+def three_days(rows: int) -> list[Day]:
+    """Draw the texts of each day: on the second some changed and some new, one of them poisoned."""
+    random = np.random.default_rng(7)
+
+    def text() -> str:
+        return " ".join(random.choice(WORDS, random.integers(10, 31)))
+
+    first = {id: text() for id in range(rows)}
+    changed = random.choice(rows, max(1, round(CHANGED * rows)), replace=False).tolist()
+    new = range(rows, rows + max(2, round(NEW * rows)))
+    second = first | {id: text() for id in [*changed, *new]}
+    second[new[0]] += f" {embedder.POISON}"
+    return [Day(1, first), Day(2, second, kills=True), Day(3, second, edited=True)]
+
+
+def from_nothing(days: list[Day], embed: Callable[[list[str]], np.ndarray]) -> list[Vectors]:
+    """Return the expected vector of each id of each day: of all texts but the poisoned one.
+
+    Args:
+        days: The days.
+        embed: Computes the vectors of texts, prefixes included.
+    """
+    known: dict[str, np.ndarray] = {}
+    expected = []
+    for day in days:
+        prefix = EDIT[day.edited].removeprefix('f"').removesuffix('{one}"')
+        given = {id: prefix + text for id, text in day.texts.items() if embedder.POISON not in text}
+        missing = [text for text in given.values() if text not in known]
+        if missing:
+            known |= dict(zip(missing, embed(missing)))
+        expected.append({id: known[text] for id, text in given.items()})
+    return expected

@@ -1,0 +1,44 @@
+"""Ray Data with its job-level checkpointing, kept for later incremental executions."""
+
+from __future__ import annotations
+
+import time
+
+import ray
+import ray.data
+from ray.data.checkpoint import CheckpointConfig
+
+from benchmarks.contenders.raydata import ACTOR_CPUS, connect, serve
+from benchmarks.job import Job, Result
+from benchmarks.second_day.days import PARTITIONS
+
+__all__ = ["run", "serve"]
+
+
+def run(job: Job) -> Result:
+    """Compute the rows whose ids have no checkpoint; a block with an error is left out."""
+    from embedder import Embed  # type: ignore[import-not-found,unused-ignore]
+
+    (step,) = job.steps
+    start = time.perf_counter()
+    connect(job)
+    settings = ray.data.DataContext.get_current()
+    settings.max_errored_blocks = -1
+    settings.checkpoint_config = CheckpointConfig(
+        id_column="id",
+        checkpoint_path=f"{step.out}/checkpoint",
+        delete_checkpoint_on_success=False,
+    )
+    rows = ray.data.read_parquet(
+        step.source, columns=["id", "text"], override_num_blocks=PARTITIONS
+    )
+    rows.map_batches(
+        Embed,
+        batch_size=64,
+        batch_format="pyarrow",
+        num_cpus=ACTOR_CPUS,
+        compute=ray.data.ActorPoolStrategy(size=2),
+        fn_constructor_kwargs={"quick": job.quick},
+    ).write_parquet(f"{step.out}/rows")
+    ray.shutdown()
+    return Result([time.perf_counter() - start], {"ray": ray.__version__})

@@ -1,0 +1,67 @@
+"""vane_dagster: one stage with row keys, which is the default, all partitions in one run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import ray
+
+import vane_dagster as vd
+from benchmarks.contenders.vane import own_home, serve
+from benchmarks.job import Job, Result
+from benchmarks.second_day.days import PARTITIONS
+
+__all__ = ["read", "run", "serve"]
+
+KEYS = [f"p{number:02}" for number in range(PARTITIONS)]
+RANGE = {
+    "dagster/asset_partition_range_start": KEYS[0],
+    "dagster/asset_partition_range_end": KEYS[-1],
+}
+STORE = "store"
+
+
+def run(job: Job) -> Result:
+    """Materialize all partitions; a poisoned row is quarantined, and fails no run."""
+    own_home(job)
+    from embedder import Embed  # type: ignore[import-not-found,unused-ignore]
+
+    (step,) = job.steps
+    start = time.perf_counter()
+    texts = vd.Pipeline(
+        "texts",
+        source=vd.parquet(f"{step.source}/{{partition_key}}.parquet"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(KEYS),
+    )
+    texts.map_batches(
+        "embeddings",
+        Embed,
+        columns=["text"],
+        schema={"embedding": "FLOAT[384]"},
+        batch_size=64,
+        on_error="quarantine",
+        concurrency=2,
+        fn_constructor_kwargs={"quick": job.quick},
+    )
+    store = vd.FragmentStore(root=str(Path(step.out, STORE)))
+    compute = vd.LocalCompute() if job.workload == "local" else vd.RayCompute()
+    with dg.DagsterInstance.local_temp(job.temp) as instance:
+        dg.materialize(
+            [texts.build_assets()],
+            instance=instance,
+            tags=RANGE,
+            resources={"compute": compute, "store": store},
+        )
+    versions = {"vane_dagster": vd.__version__, "dagster": dg.__version__, "ray": ray.__version__}
+    return Result([time.perf_counter() - start], versions)
+
+
+def read(out: Path) -> pa.Table:
+    """Return the rows as somebody reads them who uses the store."""
+    store = vd.FragmentStore(root=str(out / STORE))
+    tables = [vd.load("texts/embeddings", key, store=store) for key in KEYS]
+    return pa.concat_tables(tables)

@@ -1,0 +1,113 @@
+"""The timeline of a step: where its time went, from Dagster's events and those of the run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import dagster as dg
+
+from vane_dagster.events import (
+    Committed,
+    Connected,
+    Event,
+    Progress,
+    RunPlanned,
+    Unchanged,
+    WaveStarted,
+    WorkerReady,
+)
+
+PROFILE = "VANE_DAGSTER_PROFILE"
+"""If set, each step logs its timeline; a Unix time is when the command began."""
+
+PHASES = {
+    "RUN_START": "start of Python, import of Dagster and the definitions",
+    "RESOURCE_INIT_STARTED": "launch of the step by Dagster",
+    "STEP_START": "resources: connection to a cluster that runs",
+    "step": "import of the code of a step",
+    "planned": "plan",
+    "connected": "connection, or start of the local head",
+    "leased": "preflight validation",
+    "ready": "lease, start of the workers",
+    "loaded": "load of the model",
+    "computed": "read, compute, write",
+    "committed": "commit",
+    "end": "events in Dagster",
+}
+"""The phases of a step in their order, by the mark that ends each."""
+
+
+class Timeline:
+    """The time at which each phase of a step ended.
+
+    A mark is the time at which this process handled the event. Of several waves, the start of
+    workers is that of the first; later ones count as computing.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._marks = {"step": clock()}
+        self._loads: dict[str, list[float]] = {}
+        self._work: dict[str, tuple[float, float]] = {}
+
+    def take(self, event: Event) -> None:
+        """Mark the end of the phase that an event ends."""
+        now = self._clock()
+        if isinstance(event, RunPlanned):
+            self._marks["planned"] = now
+        elif isinstance(event, Connected):
+            self._marks["connected"] = now
+        elif isinstance(event, WaveStarted):
+            self._marks.setdefault("leased", now)
+        elif isinstance(event, WorkerReady):
+            self._loads.setdefault(event.model, [])
+            if not event.report.warm:
+                self._loads[event.model].append(event.report.seconds)
+            if "loaded" not in self._marks:
+                self._marks["loaded"] = now
+                self._marks["ready"] = now - (0 if event.report.warm else event.report.seconds)
+        elif isinstance(event, Progress):
+            self._marks["computed"] = now
+        elif isinstance(event, (Committed, Unchanged)):
+            self._marks["committed"] = now
+        if isinstance(event, Committed):
+            whole, calls = self._work.get(event.stage, (0.0, 0.0))
+            stats = event.stats
+            self._work[event.stage] = whole + stats.work_seconds, calls + stats.call_seconds
+
+    def text(self, context: dg.AssetExecutionContext) -> str:
+        """Return the timeline until now, as a table."""
+        return "\n".join(self._lines({**self._marks, **_dagster_marks(context)}))
+
+    def _lines(self, marks: Mapping[str, float]) -> Iterator[str]:
+        marks = {**marks, "end": self._clock()}
+        command = float(os.environ[PROFILE])
+        known = [(name, marks[name]) for name in PHASES if name in marks]
+        last = began = command if known[0][1] - command < 3600 else known[0][1]
+        yield "timeline of the step\n     at s  seconds  share  phase"
+        for name, mark in known:
+            at, mark = last, max(last, mark)
+            last = mark
+            if mark > at:
+                share = (mark - at) / (marks["end"] - began)
+                yield f"{at - began:9.2f}{mark - at:9.2f}{share:7.0%}  {PHASES[name]}"
+        yield f"{last - began:9.2f}  until here"
+        for model, loads in self._loads.items():
+            yield f"  {model}: {len(loads)} loads, together {sum(loads):.2f} s"
+        for stage, (whole, calls) in self._work.items():
+            yield f"  {stage}: its workers took {whole:.2f} s, {calls:.2f} s of it in your code"
+
+
+def _dagster_marks(context: dg.AssetExecutionContext) -> dict[str, float]:
+    """The times of the first events of each kind in the run's log, for this step."""
+    kinds = {dg.DagsterEventType[name] for name in PHASES if name.isupper()}
+    found = context.instance.get_records_for_run(context.run.run_id, of_type=kinds).records
+    marks: dict[str, float] = {}
+    for record in found:
+        entry = record.event_log_entry
+        event = entry.dagster_event
+        if event and event.step_key in (None, context.op_execution_context.op_def.name):
+            marks.setdefault(event.event_type.name, entry.timestamp)
+    return marks
