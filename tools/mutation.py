@@ -35,7 +35,7 @@ GROUPS = {
         "compute/test_work_claims.py test_simulation.py",
     ),
     "row reuse": (
-        "worker/row_reuse.py worker/row_index.py engine/row_lookups.py",
+        "worker/row_reuse.py worker/recorded_rows.py engine/row_lookups.py",
         "worker/test_row_order.py worker/test_row_index.py worker/test_row_reuse.py "
         "engine/test_reused_files.py engine/test_reused_partitions.py engine/test_row_lookups.py "
         "test_simulation.py",

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from support.simulation import PARTITIONS, Disturbance, Node, World
 from vane_dagster import retries
 from vane_dagster.engine import slicing
-from vane_dagster.worker import node_files, stored_rows
+from vane_dagster.worker import recorded_rows
 
 KINDS = ("project", "map", "map", "map", "flat_map", "filter", "join", "write")
 
@@ -168,16 +168,15 @@ def _no_time_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Functions here stand for costly ones, however fast this machine calls them."""
     monkeypatch.setattr(retries, "STORAGE", retries.Backoff(0.0, 0.0))
     monkeypatch.setattr(slicing.SliceSizer, "is_costly", lambda _self, _stage: True)
-    for kind in ("row_indexes", "stored_rows"):
-        (tmp_path / kind).mkdir()
-    monkeypatch.setattr(node_files, "worker_folder", lambda kind: tmp_path / kind)
+    (tmp_path / "row_reuse").mkdir()
+    monkeypatch.setattr(recorded_rows, "worker_folder", lambda kind: tmp_path / kind)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # killed
 @pytest.mark.parametrize("few", [8, 0])
 def test_simulation(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     """With 0, each copy is one of few rows of a part."""
-    monkeypatch.setattr(stored_rows, "_FEW", few)
+    monkeypatch.setattr(recorded_rows, "_FEW", few)
     run_state_machine_as_test(
         Simulation,
         settings=settings(

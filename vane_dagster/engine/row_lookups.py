@@ -28,6 +28,8 @@ _MIN_FOUND = 0.05
 """Share of rows found in other partitions below which partitions no longer wait for each other."""
 _BLOCK = 8
 """Groups of a run's parts that are replaced by one; see `written_groups`."""
+_GROUP_ROWS = 4_000_000
+"""Rows of an index at most, unless one part has more: about 300 MB while it is built."""
 
 
 @dataclass
@@ -73,7 +75,7 @@ class RowLookups:
         if (partition, stage) not in self._lookups:
             groups = () if self._plan.forced else tuple(self._groups(partition, spec))
             self._lookups[partition, stage] = RowLookup(
-                tuple(group for group in groups if group.parts),
+                groups,
                 self._state.floors.get(stage, 0),
                 inherits_failures=spec.isolates_rows and not self._plan.retried,
             )
@@ -147,7 +149,7 @@ class RowLookups:
             if index is None or computed is None:
                 yield from add(partial(store.in_force, pipeline, stage, key))
                 continue
-            yield _group(computed, id, False)
+            yield from _recorded_groups(computed, id, False)
             former = self._plan.partitions[index].stages[stage].former
             if former is not None:  # it has the rows that have moved from there to this partition
                 names = {part.info.name for part in computed}
@@ -209,30 +211,40 @@ class RowLookups:
         parts = [Part(folder, part) for part in manifest.parts if part.name not in without]
         id = manifest.keys[manifest.input_key]
         is_own = manifest.partition == self._plan.partitions[partition].key
-        yield _group(parts, id, is_own)
+        yield from _recorded_groups(parts, id, is_own)
 
 
 def written_groups(parts: Sequence[Part], found: int, id: str) -> Iterator[RecordGroup]:
     """Divide the parts of a partition into groups that most later fragments look in too.
 
-    Each group has an index on each node. The parts that the run has found are one group. Those that
-    it has written, in this order, are in blocks of 1, 8, 64 and so on, each of which starts at a
-    multiple of its size. So a fragment looks in few indexes, and a part is in few.
+    Each group has an index on each node. Parts that the run has written, in this order, are in
+    blocks of 1, 8, 64 and so on, each of which starts at a multiple of its size. So a fragment
+    looks in few indexes, and a part is in few.
     """
-    if found:
-        yield _group(parts[:found], id, True)
+    yield from _recorded_groups(parts[:found], id, True)
     written, start = parts[found:], 0
     while start < len(written):
         size = 1
         while start % (_BLOCK * size) == 0 and start + _BLOCK * size <= len(written):
             size *= _BLOCK
-        yield _group(written[start : start + size], id, True)
+        yield from _recorded_groups(written[start : start + size], id, True)
         start += size
 
 
-def _group(parts: Sequence[Part], id: str, is_own: bool) -> RecordGroup:
-    recorded = (RecordedPart.of(p.folder, p.info) for p in parts if p.info.row_records)
-    return RecordGroup(tuple(recorded), id, is_own)
+def _recorded_groups(parts: Sequence[Part], id: str, is_own: bool) -> Iterator[RecordGroup]:
+    """Divide parts into groups of so many rows that an index is built in little memory."""
+    group: list[RecordedPart] = []
+    rows = 0
+    for part in parts:
+        if not part.info.row_records:
+            continue
+        if group and rows + part.info.rows_in > _GROUP_ROWS:
+            yield RecordGroup(tuple(group), id, is_own)
+            group, rows = [], 0
+        group.append(RecordedPart.of(part.folder, part.info))
+        rows += part.info.rows_in
+    if group:
+        yield RecordGroup(tuple(group), id, is_own)
 
 
 def _are_related(some: str, other: str) -> bool:

@@ -10,23 +10,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
-import json
 import os
 import shutil
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from vane_dagster._private_folder import new_temporary_folder, temporary_root, worker_folder
+from vane_dagster._private_folder import new_temporary_folder, temporary_root
 from vane_dagster.errors import StoreError
 
 UNUSED_SECONDS = 86_400.0
 """Seconds that an entry is kept after the last process that used it has started to."""
-_DERIVED_SECONDS = 3600.0
-"""A run searches an index within minutes; others may have as many as there are partitions."""
 
 _USED, _LOCK, _PARTIAL, _CLEANED = ".used", ".lock", ".partial", ".cleaned"
 _CLEAN_SECONDS = 60.0
@@ -76,42 +71,14 @@ def new_entry(folder: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-class DerivedFiles(Generic[T]):
-    """Mapped files that are made of others once on a node. They are deleted an hour after a use."""
-
-    def __init__(self, kind: str, read: Callable[[Path], T], most: int) -> None:
-        self._kind, self._read, self._most = kind, read, most
-        self.opened: OrderedDict[Path, T] = OrderedDict()
-
-    def open(self, identity: object, build: Callable[[Path], None], folder: Path | None) -> T:
-        """Open an entry, and make it first if the node has none."""
-        entries = folder or worker_folder(self._kind)
-        place = entries / hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-
-        def find() -> T | None:
-            with contextlib.suppress(FileNotFoundError, ValueError):
-                return self._read(place)
-            return None
-
-        def make() -> T:
-            with new_entry(entries, place.name) as partial:
-                build(partial)
-            return self._read(place)
-
-        if place not in self.opened:
-            # A mapped file that another process deletes can still be read, so no lock is held.
-            self.opened[place] = shared_entry(
-                entries, place.name, find, make, hold=False, unused_seconds=_DERIVED_SECONDS
-            )
-            if len(self.opened) > self._most:
-                self.opened.popitem(last=False)
-        self.opened.move_to_end(place)
-        return self.opened[place]
+def free_bytes(folder: Path) -> int:
+    """Return the free space of a folder's disk."""
+    return shutil.disk_usage(folder).free
 
 
 def check_room(folder: Path, needed: int, what: str) -> None:
     """Raise a StoreError if a folder's disk has less free space than needed."""
-    if (free := shutil.disk_usage(folder).free) < needed:
+    if (free := free_bytes(folder)) < needed:
         raise StoreError(
             f"{what} needs {needed:,} bytes in {str(folder)!r} of this node, where "
             f"{free:,} are free. Make room, or set TMPDIR of the workers (now "

@@ -57,9 +57,8 @@ from vane_dagster.worker.protocol import (
     SourceFiles,
     Work,
 )
+from vane_dagster.worker.recorded_rows import equals_former, open_index, stored_rows
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
-from vane_dagster.worker.row_index import open_index
-from vane_dagster.worker.stored_rows import stored_rows
 
 COMPUTED, DUPLICATE = -1, -2
 _KEYED_BYTES = 3 << 20
@@ -169,23 +168,17 @@ class _KnownPlaces:
     def _sorted_without_duplicates(self, wanted: Places, high: _Numbers, low: _Numbers) -> Places:
         """Return the first row with each key, sorted by key; the others are duplicates of it."""
         order = wanted[np.argsort(high[wanted])]
-        is_same = _equals_former(high[order])
+        is_same = equals_former(high[order])
         if not is_same.any():
             return order
-        if not _equals_former(low[order])[is_same].all():  # different keys with equal halves
-            order = wanted[np.lexsort((low[wanted], high[wanted]))]
-            is_same = _equals_former(high[order]) & _equals_former(low[order])
+        # Of keys that share their high half, some may be missed, and are computed again.
+        is_same &= equals_former(low[order])
         firsts: Places = np.minimum.reduceat(order, np.flatnonzero(~is_same))
         equals = firsts[np.cumsum(~is_same) - 1]
         is_duplicate = order != equals
         self.part[order[is_duplicate]] = DUPLICATE
         self.record[order[is_duplicate]] = equals[is_duplicate]
         return firsts
-
-
-def _equals_former(values: _Numbers) -> npt.NDArray[np.bool_]:
-    """Return for each value whether it equals the one before it."""
-    return np.concatenate([np.zeros(len(values[:1]), bool), values[1:] == values[:-1]])
 
 
 def restore(

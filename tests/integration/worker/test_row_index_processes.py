@@ -27,20 +27,23 @@ import os, signal, sys
 from pathlib import Path
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.row_records import RecordedPart
-from vane_dagster.worker import row_index
+from vane_dagster.worker import recorded_rows
 
 folder, records, mode = sys.argv[1:]
-read = row_index.read_part
+read = recorded_rows.read_part
 
 def counted(*given):
     with open(Path(folder, "reads"), "a") as file:
         file.write("x")
-    if mode == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
     return read(*given)
 
-row_index.read_part = counted
-print(len(row_index.open_index([RecordedPart(Location(folder), "", records)], 1, Path(folder))))
+def killed(*given):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+recorded_rows.read_part = counted
+if mode == "killed":
+    recorded_rows._write = killed
+print(len(recorded_rows.open_index([RecordedPart(Location(folder), "", records)], 1, Path(folder))))
 """
 
 

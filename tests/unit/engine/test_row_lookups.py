@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from vane_dagster.engine import row_lookups
 from vane_dagster.engine.row_lookups import RowLookups, written_groups
 from vane_dagster.pipeline.records import Reuse
 from vane_dagster.planning.plan import Part
@@ -20,7 +21,9 @@ from vane_dagster.worker.reports import WorkReport
 def groups(parts: int, found: int = 0) -> list[list[str]]:
     """The keys of the parts of each group, after a number of parts were written."""
     folder = Location("memory://parts")
-    infos = [PartInfo(f"{n}", "digest", 1, 1, row_records=f"{n}.rows") for n in range(parts)]
+    infos = [
+        PartInfo(f"{n}", "digest", 1, 1, rows_in=10, row_records=f"{n}.rows") for n in range(parts)
+    ]
     made = list(written_groups([Part(folder, info) for info in infos], found, "id"))
     assert all(group.is_own and group.id == "id" for group in made)
     return [[part.records.partition(".")[0] for part in group.parts] for group in made]
@@ -38,9 +41,13 @@ def test_a_part_is_in_few_groups_while_a_run_writes():
     assert sum("5" in group for group in every) <= 3
 
 
-def test_parts_that_were_found_are_one_group():
+def test_parts_that_were_found_are_one_group_unless_they_have_many_rows(monkeypatch):
     assert groups(5, found=3) == [["0", "1", "2"], ["3"], ["4"]]
     assert groups(2, found=3) == [["0", "1"]]
+    monkeypatch.setattr(row_lookups, "_GROUP_ROWS", 25)
+    assert groups(5, found=3) == [["0", "1"], ["2"], ["3"], ["4"]]
+    monkeypatch.setattr(row_lookups, "_GROUP_ROWS", 5)
+    assert groups(2, found=2) == [["0"], ["1"]]
 
 
 class Days:

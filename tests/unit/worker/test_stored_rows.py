@@ -14,8 +14,8 @@ from vane_dagster.errors import DamagedPartError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.row_records import Outcome, RecordedPart, records_schema, write_records
-from vane_dagster.worker import node_files, stored_rows
-from vane_dagster.worker.stored_rows import StoredRows
+from vane_dagster.worker import node_files, recorded_rows
+from vane_dagster.worker.recorded_rows import StoredRows
 
 IDS = ["a", "b", "c", "d"]
 OUTCOMES = [Outcome.OUTPUT, Outcome.FILTERED, Outcome.OUTPUT, Outcome.FAILED]
@@ -24,8 +24,8 @@ WORDS = [("c", 0, [3.0]), ("a", 0, [1.0]), ("a", 1, None), ("d", 0, None)]
 
 
 @pytest.fixture(autouse=True)
-def nothing_open(monkeypatch):
-    monkeypatch.setattr(stored_rows._parts, "opened", type(stored_rows._parts.opened)())
+def nothing_open():
+    recorded_rows._opened.clear()
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def part(tmp_path) -> RecordedPart:
 
 
 def read(part: RecordedPart, folder: Path, wanted: int = 1) -> StoredRows:
-    return stored_rows.stored_rows(part, "id", ["n", "values"], wanted, folder)
+    return recorded_rows.stored_rows(part, "id", ["n", "values"], wanted, folder)
 
 
 @pytest.mark.parametrize("wanted", [1, 125])
@@ -59,7 +59,7 @@ def test_rows_come_in_the_order_that_is_asked_for(tmp_path, part, wanted):
             {"n": n, "values": v}
             for n, v in [(0, [3.0]), (0, [1.0]), (1, None), (0, [1.0]), (1, None)]
         ]
-        stored_rows._parts.opened.clear()
+        recorded_rows._opened.clear()
     assert bool(list(tmp_path.glob("*.used"))) == (wanted == 1)
 
 
@@ -67,15 +67,15 @@ def test_a_part_is_decoded_once_for_the_node(tmp_path, part):
     read(part, tmp_path)
     for file in (tmp_path / "store").iterdir():
         file.unlink()
-    stored_rows._parts.opened.clear()
+    recorded_rows._opened.clear()
     assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
 
 
 def test_incomplete_files_are_made_again(tmp_path, part):
     read(part, tmp_path)
-    (path,) = tmp_path.glob("*/values.arrow")
+    (path,) = tmp_path.glob("*/values")
     path.write_bytes(b"")
-    stored_rows._parts.opened.clear()
+    recorded_rows._opened.clear()
     assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
     assert path.stat().st_size
 
@@ -84,7 +84,8 @@ def test_rows_are_read_from_the_part_if_the_node_has_no_room(tmp_path, part, mon
     usage = namedtuple("usage", "total used free")(10, 4, 6)
     monkeypatch.setattr(node_files.shutil, "disk_usage", lambda folder: usage)
     assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
-    assert not list(tmp_path.glob("*/values.arrow"))
+    assert not list(tmp_path.glob("*/values"))
+    assert not recorded_rows._opened, "it is not kept in memory"
 
 
 def test_a_part_without_the_rows_of_its_records_is_damaged(tmp_path, part):

@@ -1,0 +1,224 @@
+"""The rows of earlier parts: found by their keys, and taken to be copied.
+
+What is made of the files of parts is shared by the processes of a node, as mapped Arrow files,
+which are deleted an hour after their last use. Without room for them, a process makes it each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster._private_folder import worker_folder
+from vane_dagster.errors import DamagedPartError
+from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.row_records import (
+    EPOCH,
+    ID,
+    KEY_HIGH,
+    KEY_LOW,
+    ORIGIN,
+    OUTCOME,
+    Outcome,
+    RecordedPart,
+)
+from vane_dagster.types.tensors import unsliced
+from vane_dagster.worker.node_files import free_bytes, new_entry, shared_entry
+from vane_dagster.worker.protocol import Places
+
+_FORMAT = 1
+"""Increment if the files change."""
+_MOST_OPEN = 256
+_UNUSED_SECONDS = 3600.0
+"""A run needs a file within minutes; others may have as many as there are partitions."""
+_FEW = 8
+"""A fragment takes few rows of a part if it has more than this many times as many."""
+_PART, _RECORD, _FAILED = "part", "record", "failed"
+_FIRST, _COUNT = "first", "count"
+
+Numbers = npt.NDArray[Any]
+_Tables = Mapping[str, pa.Table]
+_opened: OrderedDict[Path, _Tables] = OrderedDict()
+
+
+def _shared(
+    identity: Sequence[Any], names: Sequence[str], make: Callable[[], _Tables], folder: Path | None
+) -> _Tables:
+    """Return tables that the node has, and make them first if it has none."""
+    entries = folder or worker_folder("row_reuse")
+    name = hashlib.sha256(json.dumps([_FORMAT, *identity]).encode()).hexdigest()
+    place = entries / name
+
+    def find() -> _Tables | None:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return {each: _mapped(place / each) for each in names}
+        return None
+
+    def written() -> _Tables:
+        tables = make()
+        if free_bytes(entries) < sum(table.nbytes for table in tables.values()):
+            return tables
+        with contextlib.suppress(OSError), new_entry(entries, name) as partial:
+            for each, table in tables.items():
+                _write(table, partial / "new" / each)
+        return find() or tables
+
+    if place in _opened:
+        _opened.move_to_end(place)
+        return _opened[place]
+    # A mapped file that another process deletes can still be read, so no lock is held.
+    tables = shared_entry(entries, name, find, written, hold=False, unused_seconds=_UNUSED_SECONDS)
+    if place.is_dir():
+        _opened[place] = tables
+        if len(_opened) > _MOST_OPEN:
+            _opened.popitem(last=False)
+    return tables
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    table = table.unify_dictionaries().combine_chunks()
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _mapped(path: Path) -> pa.Table:
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).read_all()
+
+
+class RowIndex:
+    """The row records of parts, one for each row key and sorted by it.
+
+    Of several records with a key, it has the first that did not fail, else the first.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self._columns = {name: table.column(name).to_numpy() for name in table.column_names}
+
+    def __len__(self) -> int:
+        return len(self._columns[KEY_HIGH])
+
+    def find(self, high: Numbers, low: Numbers, *, failed: bool) -> tuple[Numbers, Numbers]:
+        """Return the part and the position of each key's record; -1 without one."""
+        columns = self._columns
+        entry = np.searchsorted(columns[KEY_HIGH], high)
+        rows = np.flatnonzero(entry < len(self))
+        # A key whose high half is that of another one may be missed, and is computed again.
+        for name, halves in ((KEY_HIGH, high), (KEY_LOW, low)):
+            rows = rows[columns[name][entry[rows]] == halves[rows]]
+        if not failed:
+            rows = rows[columns[_FAILED][entry[rows]] == 0]
+        part, record = (np.full(len(high), -1, np.int32) for _ in range(2))
+        part[rows], record[rows] = columns[_PART][entry[rows]], columns[_RECORD][entry[rows]]
+        return part, record
+
+
+def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = None) -> RowIndex:
+    """Open the index of a group of parts, without records of an epoch below the floor."""
+    urls = [part.folder.file_url(part.records) for part in parts]
+    tables = _shared([floor, urls], ["index"], lambda: {"index": _index(parts, floor)}, folder)
+    return RowIndex(tables["index"])
+
+
+def _index(parts: Sequence[RecordedPart], floor: int) -> pa.Table:
+    pieces = []
+    for number, part in enumerate(parts):
+        table = read_part(part.folder, part.records, (KEY_HIGH, KEY_LOW, OUTCOME, EPOCH))
+        outcome = table[OUTCOME].to_numpy()
+        kept = np.flatnonzero((outcome != Outcome.PASSING) & (table[EPOCH].to_numpy() >= floor))
+        pieces.append(
+            {
+                KEY_HIGH: table[KEY_HIGH].to_numpy()[kept],
+                KEY_LOW: table[KEY_LOW].to_numpy()[kept],
+                _FAILED: (outcome[kept] == Outcome.FAILED).astype(np.uint8),
+                _PART: np.full(len(kept), number, np.int32),
+                _RECORD: kept.astype(np.int32),
+            }
+        )
+    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    high, low, failed = columns[KEY_HIGH], columns[KEY_LOW], columns[_FAILED]
+    order = np.argsort(high)  # much faster than lexsort
+    same = equals_former(high[order])
+    if same.any():
+        tied = np.flatnonzero(same | np.append(same[1:], False))
+        among = order[tied]
+        order[tied] = among[np.lexsort((among, failed[among], low[among], high[among]))]
+        order = order[~(same & equals_former(low[order]))]
+    return pa.table({name: values[order] for name, values in columns.items()})
+
+
+def equals_former(values: Numbers) -> npt.NDArray[np.bool_]:
+    """Return for each value whether it equals the one before it."""
+    return np.concatenate([np.zeros(len(values[:1]), bool), values[1:] == values[:-1]])
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The outcomes of a part's input rows.
+
+    Attributes:
+        records: Their ids, outcomes and origins, in the order of the input, each with the first of
+            its output rows and their number.
+        values: The columns that the code has made of them.
+    """
+
+    records: pa.Table
+    values: pa.Table
+
+    def take(self, places: Places) -> tuple[pa.Table, pa.Table, Places]:
+        """Return the records at some positions, their output rows, and how many each has."""
+        records = self.records.take(pa.array(places))
+        first, count = (records.column(name).to_numpy() for name in (_FIRST, _COUNT))
+        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        return records, self.values.take(pa.array(np.repeat(first, count) + within)), count
+
+
+def stored_rows(
+    part: RecordedPart, id: str, own: Sequence[str], wanted: int, folder: Path | None = None
+) -> StoredRows:
+    """Return the outcomes of a part's input rows.
+
+    If a fragment takes only few of them, as after a table was shuffled, others are likely to take
+    the rest. Then the part is decoded once for all processes of the node.
+    """
+    if wanted * _FEW >= part.rows:
+        return StoredRows(**_read(part, id, own))
+    identity = [part.folder.url, part.part, part.records, id, *own]
+    names = ("records", "values")
+    return StoredRows(**_shared(identity, names, lambda: _read(part, id, own), folder))
+
+
+def _read(part: RecordedPart, id: str, own: Sequence[str]) -> dict[str, pa.Table]:
+    records = read_part(part.folder, part.records, (ID, OUTCOME, *ORIGIN))
+    rows = unsliced(read_part(part.folder, part.part, list(dict.fromkeys([id, *own]))))
+    ids = records.column(ID).combine_chunks().cast(rows.schema.field(id).type)
+    owner = pc.fill_null(pc.index_in(rows.column(id), value_set=ids), -1).to_numpy()
+    order = np.argsort(owner, kind="stable")
+    has_output = records.column(OUTCOME).to_numpy() == Outcome.OUTPUT
+    count = np.bincount(owner[owner >= 0], minlength=len(ids))
+    if (count[has_output] == 0).any():
+        url = part.folder.file_url(part.part)
+        raise DamagedPartError(
+            f"part {url!r} lacks rows that its records {part.records!r} name", part.part
+        )
+    first = np.searchsorted(owner[order], np.arange(len(ids)))
+    columns = {_FIRST: first, _COUNT: np.where(has_output, count, 0)}
+    for name, values in columns.items():
+        records = records.append_column(name, pa.array(values))
+    values = rows.select(list(own))
+    is_sorted = np.array_equal(order, np.arange(len(order)))
+    return {
+        "records": records,
+        "values": values if is_sorted else values.take(pa.array(order)),
+    }
