@@ -131,8 +131,7 @@ def _workspaces_removed() -> Iterator[None]:
 def test_texts_by_triton_without_a_model_path(
     pytriton: str, data: Path, local: vd.LocalCompute, materialize: Run
 ) -> None:
-    # Replicas that start in the same second name the same workspace; one of them starts again.
-    triton = vd.TritonServer(triton_server, python=pytriton, replicas=2)
+    triton = vd.TritonServer(triton_server, python=pytriton)
     reviews = vd.Pipeline("reviews", source=vd.parquet("reviews.parquet"), id="id")
     reviews.predict_batch(
         "backwards",
