@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
-from dagster._check import CheckError
 
 from vane_dagster._secrets import masked
 from vane_dagster.engine.check_runner import CheckRunner
@@ -397,20 +396,15 @@ def _source_log(
 
 
 def _is_observed(context: dg.AssetExecutionContext, pipeline: Pipeline) -> bool:
-    """Whether the code location contains the asset from `Pipeline.build_source`.
+    """Whether the run's definitions contain the asset from `Pipeline.build_source`.
 
-    An in-process run has no code location. Its job has the asset too, which it does not execute, or
-    a stub if it was made without the asset.
+    A job that was made without the asset has a stub in its place.
     """
     if pipeline.source.asset:
         return False
     key = stage_key(pipeline, SOURCE)
-    try:
-        graph = context.repository_def.asset_graph
-    except CheckError:
-        graph = context.job_def.asset_layer.asset_graph
-        return graph.has(key) and not graph.get(key).assets_def.is_auto_created_stub
-    return graph.has(key) and graph.get(key).is_observable
+    graph = context.job_def.asset_layer.asset_graph
+    return graph.has(key) and not graph.get(key).assets_def.is_auto_created_stub
 
 
 def _logged_before(
