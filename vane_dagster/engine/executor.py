@@ -56,13 +56,13 @@ def execute(
     priority: int = 0,
 ) -> None:
     """Compute and commit the remaining work of a plan."""
-    claims: Claims = NoClaims()
+    needed = plan.needed()
+    assert backend is not None or not needed, "a plan with missing parts needs a backend"
+    backend = backend if needed else None
+    claims: Claims = NoClaims() if backend is None else backend.claims(run_id)
     checked, pools = None, {}
-    if needed := plan.needed():
-        assert backend is not None, "there is something to compute, and nothing to do it"
-        claims = backend.claims(run_id)
     try:
-        if needed and backend is not None:
+        if backend is not None:
             checked = check_all(plan.pipeline, needed, _written_first(plan, needed), store, backend)
             refuse(checked.findings)
             for text in checked.notices:
