@@ -27,7 +27,6 @@ from vane_dagster.events import (
 )
 from vane_dagster.fingerprint.bundle import CodeBundle
 from vane_dagster.fingerprint.local_file import LocalFile
-from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.storage.packages import distributions
@@ -239,7 +238,7 @@ def _pool(
             udf.stateful,
             bundle.digest,
             bundle.payload,
-            _packages(plan, spec),
+            distributions((*checked.identities[stage].packages, *spec.packages)),
             exact=plan.forced,
             files=store.root if plan.files.get(stage) else None,
         ),
@@ -250,8 +249,3 @@ def _pool(
         on_driver=on_driver,
         uses={key: checked.servers[one].identity for key, one in udf.servers.items()},
     )
-
-
-def _packages(plan: RunPlan, spec: MapBatchesSpec) -> tuple[str, ...]:
-    """The installed packages with versions recorded in a stage's parts."""
-    return distributions((*spec.code(plan.pipeline).packages, *spec.packages))

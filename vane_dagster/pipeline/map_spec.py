@@ -351,8 +351,6 @@ class MapBatchesSpec(StageKind):
         ids = [key.column for key in pipeline._keys_of(self.name)]
         passed = {*(ids[1:] if self.makes_rows else ids)}
         passed |= {*(given.names if self.include is True else self.include)}
-        if self.failures.on_error == "null":
-            passed.add(ERROR_COLUMN)
         made = [field for field in found if field.name not in passed]
         if not made:
             raise SchemaError(

@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from vane_dagster._arguments import positive
 from vane_dagster._keywords import require_columns, similar
 from vane_dagster._secrets import keep_arguments
-from vane_dagster.errors import CodeIdentityError, DefinitionError, names
+from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.contracts import BatchCall
@@ -85,6 +87,19 @@ class ModelStageSpec(MapBatchesSpec):
             ),
             *environment(pipeline, self),
         ]
+
+    def inferred_schema(
+        self, pipeline: Pipeline, found: pa.Schema, given: pa.Schema, rows: int
+    ) -> pa.Schema:
+        """The column of vectors, if all have one size."""
+        schema = super().inferred_schema(pipeline, found, given, rows)
+        if not pa.types.is_fixed_size_list(schema[0].type):
+            raise SchemaError(
+                f"{pipeline._location(self.name)}: the vectors of the first {rows:,} rows differ "
+                "in size. Declare dimensions=, so that vectors of another size are errors of their "
+                "rows"
+            )
+        return schema
 
     @property
     def runs_own_code(self) -> bool:

@@ -76,21 +76,11 @@ class Resources:
 
     def validate(self, where: str) -> None:
         """Raise DefinitionError for a negative amount, or one that Ray rejects."""
-        for name, amount in (
-            ("num_cpus", self.num_cpus),
-            ("gpus", self.gpus),
-            ("memory", self.memory),
-            *self.custom.items(),
-        ):
-            number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
-            if not number or not math.isfinite(amount) or amount < 0:
-                raise DefinitionError(f"{where}: {name} is {amount!r}; expected a number from 0 up")
-            if 0 < amount < _LEAST:
-                raise DefinitionError(f"{where}: {name} is {amount!r}; the least is {_LEAST}")
-        if self.gpus > 1 and self.gpus != int(self.gpus):
-            raise DefinitionError(
-                f"{where}: gpus is {self.gpus}; above one GPU only whole numbers can be reserved"
-            )
+        check_amount(where, "num_cpus", self.num_cpus)
+        check_amount(where, "gpus", self.gpus)
+        check_amount(where, "memory", self.memory)
+        for name, amount in self.custom.items():
+            check_amount(where, name, amount)
         if self.accelerator_type is not None and not isinstance(self.accelerator_type, str):
             raise DefinitionError(
                 f"{where}: accelerator_type is {self.accelerator_type!r}; expected a name"
@@ -99,6 +89,19 @@ class Resources:
             raise DefinitionError(
                 f"{where}: resources names {taken[0]!r}; use num_cpus, gpus or memory for it"
             )
+
+
+def check_amount(where: str, name: str, amount: Any) -> None:
+    """Raise DefinitionError for an amount of a resource that Ray rejects."""
+    number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
+    if not number or not math.isfinite(amount) or amount < 0:
+        raise DefinitionError(f"{where}: {name} is {amount!r}; expected a number from 0 up")
+    if 0 < amount < _LEAST:
+        raise DefinitionError(f"{where}: {name} is {amount!r}; the least is {_LEAST}")
+    if name == "gpus" and amount > 1 and amount != int(amount):
+        raise DefinitionError(
+            f"{where}: gpus is {amount}; above one GPU only whole numbers can be reserved"
+        )
 
 
 class RowOrder(Protocol):

@@ -507,6 +507,16 @@ def test_vectors_have_the_size_that_the_first_run_finds(tmp_path, local, materia
     assert read(tmp_path)["id"].to_pylist() == [0, 1, 3]
 
 
+def test_first_rows_with_vectors_of_several_sizes_are_refused(tmp_path, local, materialize):
+    pipeline = docs(tmp_path, ["a", "short"])
+    options = {"provider": Lengths, "model": "m", "on_error": "quarantine", "batch_size": 1}
+    pipeline.embed("asked", "text", **options)
+
+    result = materialize(pipeline, local, raises=False)
+
+    assert "the vectors of the first 2 rows differ in size. Declare dimensions=" in failure(result)
+
+
 def test_a_prompt_and_an_embedding_of_one_model_share_its_worker(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     shared = {"provider": Reversed, "model": "m", "concurrency": 1, "max_concurrency": 8}

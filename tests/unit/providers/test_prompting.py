@@ -85,6 +85,8 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
 
     first = version()
     assert version() == first
+    either = [{"temperature": 0, "seed": 1}, {"seed": 1, "temperature": 0}]
+    assert len({version(sampling_params=given) for given in either}) == 1
     assert (
         version(concurrency=4, batch_size=7, model=vd.Model("m", options={"address": "x"})) == first
     )
