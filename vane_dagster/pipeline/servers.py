@@ -25,7 +25,7 @@ from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.pipeline.records import Workers
-from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS, misspelled
+from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS
 from vane_dagster.servers.handle import HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
 from vane_dagster.servers.launch import flags as flags_of
@@ -359,7 +359,7 @@ class VLLMServer(ModelServer):
     ) -> None:
         where = "vd.VLLMServer"
         path = _word(where, "model", model, "a name or path")
-        given = _flags(where, flags, python is not None)
+        given = _flags(where, flags)
         short = os.path.basename(str(path).rstrip("/"))
         served = given.setdefault("served_model_name", [short])
         if isinstance(served, bool):
@@ -551,7 +551,7 @@ def _variables(where: str, given: Any) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _flags(where: str, flags: Any, is_elsewhere: bool) -> dict[str, Any]:
+def _flags(where: str, flags: Any) -> dict[str, Any]:
     """Validate flags of ``vllm serve``."""
     given = mapping(where, "flags", flags)
     for name in given:
@@ -560,11 +560,9 @@ def _flags(where: str, flags: Any, is_elsewhere: bool) -> dict[str, Any]:
                 f"{where}: leave {name!r} out of flags: each replica has an address and a key of "
                 "its own, and clients connect by HTTP"
             )
-        correction = None if is_elsewhere else misspelled(name)
         if "-" in name:
-            correction = f"Write {name.strip('-').replace('-', '_')!r}"
-        if correction is not None:
-            raise DefinitionError(f"{where}: {name!r} is no flag of `vllm serve`. {correction}")
+            written = name.strip("-").replace("-", "_")
+            raise DefinitionError(f"{where}: flags has {name!r}; write {written!r}")
     found = given.items()
     return {name: _flag_value(where, name, value) for name, value in found if value is not None}
 
