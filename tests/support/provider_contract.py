@@ -226,7 +226,7 @@ def test_the_definition_has_what_may_change_results_and_nothing_else(offered, tm
     def identities(arguments: Arguments) -> tuple[str, str]:
         pipeline = docs(tmp_path)
         spec = offered.declare(pipeline, **arguments).spec
-        return stage_definition(pipeline, spec), pool_identity(pipeline, spec).digest
+        return stage_definition(pipeline, spec), pool_identity(pipeline, spec)
 
     provider = offered.declare(docs(tmp_path)).spec.provider
     declared = getattr(provider, "OPERATIONAL", ())

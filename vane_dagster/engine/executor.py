@@ -226,13 +226,12 @@ def _pool(
     udf, cpus = spec.udf, checked.capacity.of(on_driver).cpus
     useful = min(cpus, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
     workers = spec.concurrency or (1, max(1, useful))
-    identity = plan.pool(spec)
     return PoolSpec(
-        identity=identity.digest,
+        identity=plan.pool(spec),
         label=udf.name,
         workers=(1, 1) if plan.is_sample else workers,  # a warm pool does not grow for a sample
         bundle=spec.resources.bundle(),
-        slots=identity.slots,
+        slots=spec.slots,
         model=ModelSpec(
             udf.name,
             udf.stateful,

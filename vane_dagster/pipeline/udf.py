@@ -18,6 +18,8 @@ from vane_dagster.pipeline.lazy_instances import LazyInstance, lazy_in
 from vane_dagster.pipeline.servers import ModelServer, servers_by_key
 from vane_dagster.types.callables import qualname, signature_of, unwrapped
 
+_ASYNC = ("async", "async_generator")
+
 
 @dataclass(frozen=True)
 class Udf:
@@ -84,7 +86,15 @@ class Udf:
     @property
     def is_async(self) -> bool:
         """Whether several calls can be in flight in one actor."""
-        return self.style in ("async", "async_generator")
+        return self.style in _ASYNC
+
+    @property
+    def has_async_code(self) -> bool:
+        """Whether it, or a method of its class that another stage may call, is async."""
+        target = unwrapped(self.target)
+        methods = _members(target) if inspect.isclass(target) else {}
+        methods.pop("check_health", None)
+        return self.is_async or any(style_of(each) in _ASYNC for each in methods.values())
 
 
 def make_udf(

@@ -71,7 +71,7 @@ def test_stages_share_a_worker_unless_their_answers_are_validated_by_other_class
     pipeline = docs(tmp_path)
     for name, form in formats.items():
         pipeline.prompt(name, "{text}", provider=Reversed, model="m", return_format=form)
-    pools = {name: pool_identity(pipeline, pipeline[name].spec).digest for name in formats}
+    pools = {name: pool_identity(pipeline, pipeline[name].spec) for name in formats}
     assert pools["plain"] == pools["choices"]
     assert len(set(pools.values())) == 3
 
