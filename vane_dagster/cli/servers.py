@@ -24,7 +24,6 @@ from vane_dagster.compute.client import ask_worker
 _POLL_SECONDS = 0.5
 _REFRESH_SECONDS = 5.0
 _PART_BYTES = 2**20
-_FIRST_BYTES = 2**16
 _STOP_SECONDS = 180.0
 _Cluster = tuple[str | None, str | None]
 _SERVER = click.argument("server")
@@ -60,7 +59,7 @@ def servers(context: click.Context, name: str | None, address: str | None, as_js
 @servers.command()
 @_SERVER
 @click.option("-f", "--follow", is_flag=True, help="Go on until the server stops.")
-@click.option("--lines", default=100, show_default=True, type=click.IntRange(0), help="Last lines.")
+@click.option("--lines", default=100, show_default=True, type=click.IntRange(0), help="At most.")
 @NAME
 @ADDRESS
 @click.pass_obj
@@ -236,15 +235,8 @@ class _LogReader:
 
     def last(self, lines: int) -> list[str]:
         """Return the last lines, and continue after them."""
-        size, found = _FIRST_BYTES, self._read(-_FIRST_BYTES, _FIRST_BYTES)
-        while found.count(b"\n") <= lines:
-            size *= 4
-            more = self._read(-size, size)
-            if len(more) <= len(found):
-                break
-            found = more
-        found_lines = self._whole(found)
-        return found_lines[-lines:] if lines else []
+        found = self._whole(self._read(-_PART_BYTES, _PART_BYTES))
+        return found[-lines:] if lines else []
 
     def new(self) -> list[str]:
         """Return the lines that were written since."""
