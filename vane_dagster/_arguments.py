@@ -45,11 +45,6 @@ def parse_concurrency(
         return None
     pair: Any = (value, value) if isinstance(value, int) else value
     whole = isinstance(pair, (tuple, list)) and all(type(n) is int and n >= 1 for n in pair)
-    if whole and len(pair) == 3 and pair[0] <= pair[2] <= pair[1]:  # Ray's (min, max, initial)
-        raise DefinitionError(
-            f"{where}: {name} is {value!r}; write {name}=({pair[0]}, {pair[1]}). The "
-            f"number of {what} to begin with is not set: it follows the work"
-        )
     if isinstance(value, bool) or not whole or len(pair) != 2 or pair[0] > pair[1]:
         raise DefinitionError(
             f"{where}: {name} is {value!r}; expected a number of {what} from 1 up, or "

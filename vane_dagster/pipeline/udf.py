@@ -14,7 +14,7 @@ from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.local_file import LocalFile, found_in, local_files_in, servers_in
 from vane_dagster.pipeline.contracts import CALL, CallStyle, DeclaredCall
 from vane_dagster.pipeline.decorators import NO_OPTIONS, CallOptions, options_of
-from vane_dagster.pipeline.lazy_instances import LazyInstance, lazy_in
+from vane_dagster.pipeline.lazy_instances import LazyInstance
 from vane_dagster.pipeline.servers import ModelServer, servers_by_key
 from vane_dagster.types.callables import qualname, signature_of, unwrapped
 
@@ -269,7 +269,8 @@ def _refuse_lazy_arguments(where: str, udf: Udf) -> None:
 
     It has no identity of its own: its class may change what the stage computes.
     """
-    found = lazy_in((udf.constructor_args, udf.constructor_kwargs, udf.kwargs))
+    given = (udf.constructor_args, udf.constructor_kwargs, udf.kwargs)
+    found = next(found_in(given, LazyInstance), None)
     if found is not None and udf.version is None:
         inner = qualname(found._lazy_target)
         raise DefinitionError(
