@@ -77,12 +77,22 @@ def whole(where: str, name: str, value: Any) -> None:
 
 def seconds(where: str, name: str, value: Any) -> float | None:
     """Validate a number of seconds above 0; None is allowed."""
-    if value is None:
-        return None
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value < float("inf"):
-        raise DefinitionError(f"{where}: {name} is {value!r}; expected seconds above 0, or None")
-    return float(value)
+    number(where, name, value, "seconds above 0, or None", lambda given: 0 < given < float("inf"))
+    return None if value is None else float(value)
+
+
+def number(where: str, name: str, value: Any, expected: str, fits: Callable[[float], bool]) -> None:
+    """Check that a value is a number that fits, or None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (is_number and fits(value)):
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
+
+
+def text(where: str, name: str, value: Any, expected: str = "a text") -> str:
+    """Validate a text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
+    return value
 
 
 def one_of(where: str, name: str, value: Any, allowed: Sequence[str]) -> Any:

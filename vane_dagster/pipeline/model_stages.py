@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from vane_dagster._arguments import positive
+from vane_dagster._arguments import positive, text
 from vane_dagster._keywords import require_columns, similar
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
@@ -313,11 +313,10 @@ def _parse_model(
     return found, replace(record, name=name, options=counted), {"model": name, "options": options}
 
 
-def name_of(location: str, value: Any, argument: str = "output_column") -> str:
-    """Return `value` if it is a column name."""
-    if not isinstance(value, str) or not value:
-        raise DefinitionError(f"{location}: {argument} is {value!r}; expected a name")
-    return value
+def column_named(location: str, stage: str, output_column: str | None) -> str:
+    """Return the column of a stage's result."""
+    given = stage if output_column is None else output_column
+    return text(location, "output_column", given, "a name")
 
 
 def _check_options(location: str, provider: type, options: Mapping[str, Any]) -> None:

@@ -13,7 +13,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from vane_dagster._arguments import mapping, parse_concurrency, path_text, positive, seconds
+from vane_dagster._arguments import (
+    mapping,
+    number,
+    parse_concurrency,
+    path_text,
+    positive,
+    seconds,
+    text,
+)
 from vane_dagster._keywords import known_keywords
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError, names
@@ -116,8 +124,7 @@ class ModelServer:
         if options.per_node is not None and given.count is not None:
             raise DefinitionError(f"{where}: expected either replicas or per_node")
         idle = options.idle_minutes
-        if type(idle) not in (int, float, type(None)) or not (idle is None or idle >= 0):
-            raise DefinitionError(f"{where}: idle_minutes is {idle!r}; expected a number from 0 up")
+        number(where, "idle_minutes", idle, "a number from 0 up", lambda given: given >= 0)
         self.workers, self.idle_minutes = given, idle
         self.replicas = parse_concurrency(where, given.count) or (1, 1)
         self.per_node = positive(where, "per_node", options.per_node)
@@ -301,8 +308,8 @@ class Server(ModelServer):
             health,
             tuple(port for port in _TRITON_PORTS if port == "port" or f"{{{port}}}" in used),
             variables,
-            _text(where, "api_key_env", api_key_env, "its name") if api_key_env else None,
-            _text(where, "model", model or "", "its name in requests"),
+            text(where, "api_key_env", api_key_env, "its name") if api_key_env else None,
+            text(where, "model", model, "its name in requests") if model else "",
         )
         keyed: dict[str, Any] = {"command": tuple(command), "env_vars": variables, "model": model}
         if version is not None:
@@ -463,7 +470,7 @@ class TritonServer(ModelServer):
                 "--metrics-port", "{metrics_port}",
             )  # fmt: skip
         self._fn = fn
-        model = _text(where, "model", model or "", "its name in requests")
+        model = text(where, "model", model, "its name in requests") if model else ""
         loaded = f"models/{urllib.parse.quote(model, safe='')}" if model else "health"
         env = {**_PYTRITON_ADDRESSES, **_OWN_ENVIRONMENT} if python else _PYTRITON_ADDRESSES
         launch = Launch("", command, f"/v2/{loaded}/ready", _TRITON_PORTS, env, model=model)
@@ -519,21 +526,15 @@ def _check_function(where: str, fn: Any, count: int) -> None:
         ) from None
 
 
-def _text(where: str, name: str, value: Any, expected: str) -> str:
-    if not isinstance(value, str):
-        raise DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
-    return value
-
-
 def _word(where: str, name: str, value: Any, expected: str) -> str | LocalFile:
     """Return a word of a command line: text, also of a path, or a local file."""
     if isinstance(value, LocalFile):
         return value
-    return _text(where, name, path_text(value) or None, expected)
+    return text(where, name, path_text(value), expected)
 
 
 def _python(where: str, python: Any) -> str:
-    return _text(where, "python", path_text(python) or "{python}", "an interpreter's path")
+    return text(where, "python", path_text(python) or "{python}", "an interpreter's path")
 
 
 def _variables(where: str, given: Any) -> dict[str, str]:

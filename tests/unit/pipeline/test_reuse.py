@@ -270,7 +270,7 @@ def test_wrong_values_are_refused(name, given, words):
         ({"mode": "row"}, "mode is 'row'; expected one of 'rows', 'fragments', 'none'"),
         ({"partitions": -1}, "partitions is -1; expected a whole number"),
         ({"partitions": True}, "partitions is True"),
-        ({"per_row": "yes"}, "per_row is 'yes'; expected a bool"),
+        ({"per_row": "yes"}, "per_row is 'yes'; expected True or False"),
     ],
 )
 def test_wrong_values_of_the_record_are_refused(given, words):

@@ -82,7 +82,7 @@ def test_flags_of_vllm():
         ),
         (lambda: vd.VLLMServer("m", startup_timeout=5), "startup_timeout_s"),
         (lambda: vd.VLLMServer("m", {"api_key": "sk"}), "an address and a key of its own"),
-        (lambda: vd.VLLMServer(""), "model is None; expected a name or path"),
+        (lambda: vd.VLLMServer(""), "model is ''; expected a name or path"),
         (
             lambda: vd.VLLMServer("m", {"hf_overrides": {"a": object()}}),
             "cannot be written as JSON",
