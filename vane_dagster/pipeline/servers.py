@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import os
@@ -37,6 +36,7 @@ from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS
 from vane_dagster.servers.handle import HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
 from vane_dagster.servers.launch import flags as flags_of
+from vane_dagster.types.callables import check_call, is_function, unwrapped
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
@@ -476,7 +476,7 @@ class TritonServer(ModelServer):
         launch = Launch("", command, f"/v2/{loaded}/ready", _TRITON_PORTS, env, model=model)
         default = os.path.basename(str(path).rstrip("/"))
         if fn is not None:
-            default = getattr(_called(fn), "__name__", "triton")
+            default = getattr(unwrapped(fn), "__name__", "triton")
         # The content of a bare word would not count.
         named: Any = Path(path) if isinstance(path, str) and "/" not in path else path
         keyed = {"fn": fn, "path": named, "model": model}
@@ -492,7 +492,7 @@ class TritonServer(ModelServer):
 
         if self._fn is None:
             return self._launch
-        payload = portable_payload(code_identity(_called(self._fn)).modules, self._fn)
+        payload = portable_payload(code_identity(unwrapped(self._fn)).modules, self._fn)
         if payload is None:
             raise DefinitionError(
                 f"{self.label}: its function cannot run in a process of its own, because code of "
@@ -502,28 +502,16 @@ class TritonServer(ModelServer):
         return replace(self._launch, payload=stamped(payload))
 
 
-def _called(fn: Any) -> Any:
-    return fn.func if isinstance(fn, functools.partial) else fn
-
-
 def _check_function(where: str, fn: Any, count: int) -> None:
     """Refuse what is no function of `count` positional arguments, as far as is known."""
     form = "fn(ports)" if count == 1 else "fn(ports, model_path)"
-    called = _called(fn)
-    of = called.__self__ if inspect.ismethod(called) else called
+    called = unwrapped(fn)
     is_later = inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called)
-    if is_later or not (inspect.isfunction(of) or inspect.isbuiltin(of) or inspect.isclass(of)):
+    if is_later or not is_function(called):
         raise DefinitionError(
             f"{where}: fn is {fn!r}; expected a plain function {form}, which serves until SIGTERM"
         )
-    try:
-        inspect.signature(fn).bind(*range(count))
-    except ValueError:  # a builtin may have no signature
-        return
-    except TypeError as error:
-        raise DefinitionError(
-            f"{where}: fn is {fn!r}, which cannot be called as {form}: {error}"
-        ) from None
+    check_call(where, fn, (None,) * count, {}, form)
 
 
 def _word(where: str, name: str, value: Any, expected: str) -> str | LocalFile:

@@ -103,7 +103,7 @@ def declared(tmp_path: Any, messages: Any = None, **kwargs: Any) -> vd.Stage:
         (Stateful().ask, "expected a plain function of a row"),
         (later, "expected a plain function of a row"),
         (several, "expected a plain function of a row"),
-        (no_row, "messages is 'no_row', which cannot be called with a row"),
+        (no_row, "cannot be called as messages(row)"),
     ],
 )
 def test_functions_that_do_not_fit(function, message, tmp_path):
