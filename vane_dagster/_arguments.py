@@ -88,6 +88,14 @@ def number(where: str, name: str, value: Any, expected: str, fits: Callable[[flo
         raise DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
 
 
+def check_name(where: str, value: Any) -> None:
+    """Check the name of a pipeline or a stage."""
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise DefinitionError(
+            f"{where}: a name has letters, digits and '_', and does not begin with a digit"
+        )
+
+
 def text(where: str, name: str, value: Any, expected: str = "a text") -> str:
     """Validate a text that is not empty."""
     if not isinstance(value, str) or not value:

@@ -219,10 +219,6 @@ class MapBatchesSpec(StageKind):
         own = [pipeline._keys_of(self.upstream[0])[0].column] if self.reuse.per_row else []
         return (*own, *(sorted(listed) if self._reads_by_name else listed))
 
-    def own_columns(self, pipeline: Pipeline) -> tuple[str, ...]:
-        """Return the output columns that the code makes; they are what a copy of a row copies."""
-        return self.made_columns(pipeline, self.schema)
-
     def computation(self, pipeline: Pipeline) -> Sequence[object]:
         """Return everything that changes what the code makes of a row, besides rows and schema."""
         return [
@@ -388,7 +384,7 @@ class MapBatchesSpec(StageKind):
         require_columns(owner, self.asset.column_lineage, self.schema.names, DefinitionError)
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
-        """All declared columns except ids."""
+        """All declared columns except ids; they are what a copy of a row copies."""
         ids = {key.column for key in pipeline._keys_of(self.name)}
         return tuple(name for name in self.schema.names if name not in ids)
 
@@ -396,8 +392,8 @@ class MapBatchesSpec(StageKind):
         """All declared columns except ids."""
         if self.is_inferred:
             return None
-        ids = [key.column for key in pipeline._keys_of(self.name)]
-        return pa.schema([field for field in self.schema if field.name not in ids])
+        made = self.made_columns(pipeline, self.schema)
+        return pa.schema([self.schema.field(name) for name in made])
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]

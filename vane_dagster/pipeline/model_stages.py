@@ -327,9 +327,9 @@ def _check_options(location: str, provider: type, options: Mapping[str, Any]) ->
     except TypeError as error:
         unknown = [name for name in options if name not in takes]
         hint = similar(unknown[0], takes) if unknown else ""
-        text = f"{error}; it takes {names(takes, 20)}. {hint}".rstrip(". ")
+        problem = f"{error}; it takes {names(takes, 20)}. {hint}".rstrip(". ")
         raise DefinitionError(
-            f"{location}: the options of the model do not fit {provider.__name__}: {text}"
+            f"{location}: the options of the model do not fit {provider.__name__}: {problem}"
         ) from None
 
 

@@ -99,6 +99,9 @@ class ModelServer:
         reserved: What one replica reserves.
         env_vars: Names of environment variables that are sent to it.
         keyed: What counts in fragment keys, because it may change answers.
+        model: Name of the model in requests; empty if the server has none.
+        command: The command line, with placeholders.
+        label: Kind and name, for messages.
         key: Identifies the server to workers.
     """
 
@@ -133,9 +136,11 @@ class ModelServer:
         self.keyed = {"kind": self.kind, **keyed}
         for name in ("liveness_timeout_s", "drain_timeout_s"):
             seconds(where, name, getattr(options, name))
+        self.model, self.command = launch.model, launch.command
+        self.label = f"{self.kind} {self.name}"
         self._launch = replace(
             launch,
-            label=f"{self.kind} {self.name}",
+            label=self.label,
             startup_timeout_s=given.startup_timeout_s or STARTUP_SECONDS,
             liveness_timeout_s=options.liveness_timeout_s,
             drain_timeout_s=options.drain_timeout_s,
@@ -175,21 +180,6 @@ class ModelServer:
     def host_to_grpc_url(self) -> HostUrls:
         """URLs for gRPC by host name: ``grpc://host:port``; see `ServerHandle`."""
         return HostUrls(self.handle, "grpc")
-
-    @property
-    def model(self) -> str:
-        """Name of the model in requests; empty if the server has none."""
-        return self._launch.model
-
-    @property
-    def command(self) -> tuple[Any, ...]:
-        """The command line, with placeholders."""
-        return self._launch.command
-
-    @property
-    def label(self) -> str:
-        """Kind and name, for messages."""
-        return self._launch.label
 
     def launch(self) -> Launch:
         """Return how a replica is started.

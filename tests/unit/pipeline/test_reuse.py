@@ -312,7 +312,7 @@ def test_key_columns_count_in_the_order_that_code_can_observe():
 def test_own_columns_are_those_that_the_code_makes():
     def own(name: str, **more: Any) -> Any:
         stage = declare(name, **more)
-        return stage.spec.own_columns(stage.pipeline)
+        return stage.spec.made_columns(stage.pipeline, stage.spec.schema)
 
     assert own("named columns", schema={"id": "BIGINT", "x": "BIGINT"}) == ("x",)
     assert own("named columns", on_error="null", include_columns=True) == ("x",)
