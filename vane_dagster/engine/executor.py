@@ -29,6 +29,7 @@ from vane_dagster.fingerprint.bundle import CodeBundle
 from vane_dagster.fingerprint.local_file import LocalFile
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.stored_parts import stored_parts
+from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.packages import distributions
 from vane_dagster.storage.shipped_files import (
     discard,
@@ -164,8 +165,10 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
     """
     found = []
     for stage in stages:
-        planned = plan.code.get(stage, "")
-        if planned and plan.pipeline[stage].spec.code_digest() != planned:
+        spec, components = plan.pipeline[stage].spec, plan.components.get(stage, ())
+        planned = {each for each in components if each.kind == "code"}
+        parts = spec.code(plan.pipeline).parts if planned and spec.runs_udf else ()
+        if planned != {Component(*part) for part in parts if part[0] == "code"}:
             where = f"stage '{plan.pipeline.name}/{stage}'"
             found.append(
                 PreflightFinding(where, "its code was edited while the run began", "Run it again")

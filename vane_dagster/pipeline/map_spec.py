@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pyarrow as pa
 
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity, worker_code_digest
-from vane_dagster.fingerprint.files import LocalFiles
-from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.pipeline.contracts import CALL, TYPES, BatchCall, Contract, RowCall, TypesCall
 from vane_dagster.pipeline.identity import (
@@ -436,17 +434,6 @@ class MapBatchesSpec(StageKind):
             return code_identity(udf.target, version=udf.version, files=files)
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
-
-    @property
-    def _own_code(self) -> Sequence[Callable[..., Any]]:
-        """The user's code that it runs."""
-        return (self.udf.target,)
-
-    def code_digest(self) -> str:
-        """Digest of the function or class."""
-        unread, version = LocalFiles(read=False), self.udf.version
-        found = (code_identity(each, version=version, files=unread) for each in self._own_code)
-        return digest(*(each.digest for each in found))
 
     def local_files(self) -> Mapping[LocalFile, FileContent]:
         """Those among the arguments of the function or class."""

@@ -178,14 +178,6 @@ class StageKind(abc.ABC):
         See `planning.definition.stage_definition`.
         """
 
-    def code_digest(self) -> str:
-        """Return the digest of its user code alone, without the files that its values name.
-
-        A run may change such files itself, for example in a folder that an argument names as
-        output.
-        """
-        return ""
-
     def local_files(self) -> Mapping[LocalFile, FileContent]:
         """Return the local files among its arguments, with their present contents."""
         return {}

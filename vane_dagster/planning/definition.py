@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
@@ -48,7 +48,9 @@ def components(pipeline: Pipeline, spec: StageSpec) -> tuple[Component, ...]:
     return (kind, component("option", "id", pipeline.id), *spec.components(pipeline))
 
 
-def row_definition(pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema) -> str:
+def row_definition(
+    pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema, computation: Sequence[object]
+) -> str:
     """Return the digest of everything that determines what a stage makes of a row's key columns.
 
     Rows with equal row keys and an equal row definition may have the same results. The names of
@@ -71,7 +73,7 @@ def row_definition(pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema) 
         spec.kind,
         [_column(field) for field in made],
         [_column(field) for field in read],
-        *spec.computation(pipeline),
+        *computation,
     )
 
 

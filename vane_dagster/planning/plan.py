@@ -146,7 +146,6 @@ class RunPlan:
         listed_at: Time on the monotonic clock, in seconds, just before the store was listed.
         forced: Whether everything selected is recomputed.
         retried: Whether quarantined rows are computed again.
-        code: Digest of each selected stage's user code, as its keys were computed from it.
         files: The local files among each selected stage's arguments, with the contents that its
             keys were computed from.
     """
@@ -162,7 +161,6 @@ class RunPlan:
     listed_at: float = 0.0
     forced: bool = False
     retried: bool = False
-    code: Mapping[str, str] = field(default_factory=dict)
     components: Mapping[str, Sequence[Component]] = field(default_factory=dict)
     files: Mapping[str, Mapping[LocalFile, FileContent]] = field(default_factory=dict)
     _pools: dict[str, str] = field(default_factory=dict, repr=False, compare=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import Counter
@@ -59,8 +60,7 @@ def plan_run(
             failed[key] = outcome
     return RunPlan(
         pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
-        planner.warnings, listed_at, force, retry_quarantined, planner.code, planner.components,
-        planner.files,
+        planner.warnings, listed_at, force, retry_quarantined, planner.components, planner.files,
     )  # fmt: skip
 
 
@@ -99,7 +99,6 @@ class _Planner:
         self.force = force
         self.run_id = run_id
         # Before the definitions: an edit while these are computed then differs from what is here.
-        self.code = {s: pipeline[s].spec.code_digest() for s in selected}
         self.files = {s: pipeline[s].spec.local_files() for s in selected}
         with files_read_once():
             self.components = {s: components(pipeline, pipeline[s].spec) for s in selected}
@@ -300,6 +299,13 @@ class _Planner:
             )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
 
+    @functools.cached_property
+    def _computations(self) -> Mapping[str, Sequence[object]]:
+        """What determines the calls of each stage; computed for all once one has work."""
+        calls = {s: spec for s in self.selected if (spec := self.pipeline[s].spec).runs_udf}
+        with files_read_once():
+            return {s: spec.computation(self.pipeline) for s, spec in calls.items()}
+
     def _row_definition(self, stage: str, schemas: Mapping[str, pa.Schema]) -> str:
         """Return what determines a stage's output for a row; empty if its rows have no keys."""
         spec = self.pipeline[stage].spec
@@ -309,7 +315,9 @@ class _Planner:
         place = (stage, given.to_string(show_schema_metadata=False))
         with self._lock:
             if place not in self._row_definitions:
-                self._row_definitions[place] = row_definition(self.pipeline, spec, given)
+                self._row_definitions[place] = row_definition(
+                    self.pipeline, spec, given, self._computations[stage]
+                )
             return self._row_definitions[place]
 
     def _former_parts(
