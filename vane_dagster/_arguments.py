@@ -165,11 +165,6 @@ def selection(
 
 def check_url(where: str, url: str) -> None:
     """Validate that a URL is not empty and has only known placeholders."""
-    if isinstance(url, os.PathLike):
-        raise DefinitionError(
-            f"{where}: url is a {type(url).__name__}; expected a path or a URL as text. Write "
-            "str(path)"
-        )
     if not isinstance(url, str) or not url.strip():
         raise DefinitionError(f"{where}: url is {url!r}; expected a path or a URL")
     if "::" in url:

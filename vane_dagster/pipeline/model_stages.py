@@ -120,11 +120,6 @@ class ModelStageSpec(MapBatchesSpec):
         name = find(self.udf.constructor_kwargs["options"])
         return name if isinstance(name, str) else None
 
-    @property
-    def _own_code(self) -> Sequence[Callable[..., Any]]:
-        """A user's own provider, and the user's code that the model task needs."""
-        return self._with_provider(*self.model_task.classes, *self.model_task.functions)
-
     def _with_provider(self, *own: Callable[..., Any]) -> Sequence[Callable[..., Any]]:
         return own if built_in_name(self.provider) else (self.provider, *own)
 
@@ -134,7 +129,8 @@ class ModelStageSpec(MapBatchesSpec):
         Built-in providers count by frozen names and a number. A new version of this package
         therefore recomputes nothing unless its answers change.
         """
-        return self._code(pipeline, self._own_code)
+        task = self.model_task
+        return self._code(pipeline, self._with_provider(*task.classes, *task.functions))
 
     def _code(self, pipeline: Pipeline, own: Sequence[Callable[..., Any]]) -> CodeIdentity:
         """Return the identity of the provider, of which `own` is the user's code."""
