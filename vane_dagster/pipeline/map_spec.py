@@ -25,7 +25,15 @@ from vane_dagster.pipeline.identity import (
 from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.options import Cardinality, IncludeColumns, OnError, Resources
 from vane_dagster.pipeline.records import Children, Workers
-from vane_dagster.pipeline.stage_kind import Column, Schemas, StageKind, Table, check_id, named_in
+from vane_dagster.pipeline.stage_kind import (
+    KIND,
+    Column,
+    Schemas,
+    StageKind,
+    Table,
+    check_id,
+    named_in,
+)
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.sources.raw_files import PATH
 from vane_dagster.storage.manifest import Component
@@ -217,10 +225,12 @@ class MapBatchesSpec(StageKind):
         own = [pipeline._keys_of(self.upstream[0])[0].column] if self.reuse.per_row else []
         return (*own, *(sorted(listed) if self._reads_by_name else listed))
 
-    def computation(self, pipeline: Pipeline) -> Sequence[object]:
+    def computation(self, pipeline: Pipeline, components: Iterable[Component]) -> Sequence[object]:
         """Return everything that changes what the code makes of a row, besides rows and schema."""
+        options = ("method", "batch_format")  # the others concern columns and rows
+        called = [each for each in components if each.kind != "option" or each.name in options]
         return [
-            *(each.digest for each in self._called(pipeline)),
+            *(each.digest for each in called if each.kind != KIND),
             self.pinned,
             self.makes_rows,
             self.may_filter,  # else a row that was dropped would be missing where none may be
@@ -405,7 +415,12 @@ class MapBatchesSpec(StageKind):
         """The code, its arguments, and its input and output columns."""
         schema = INFER if self.is_inferred else self.schema.to_string(show_schema_metadata=False)
         return [
-            *self._called(pipeline),
+            *(Component(*part) for part in self.code(pipeline).parts),
+            *constructor_arguments(pipeline, self),
+            *call_arguments(pipeline, self),
+            component("option", "method", self.udf.method),
+            component("option", "batch_format", self.contract.keyed),
+            *environment(pipeline, self),
             component("option", "schema", schema),
             component("option", "columns", self._columns_seen(pipeline)),
             component("option", "cardinality", self.cardinality),
@@ -414,17 +429,6 @@ class MapBatchesSpec(StageKind):
             # The other two differ only in error handling.
             component("option", "on_error", self.failures.on_error == "null"),
             component("option", "include_columns", self.include),
-        ]
-
-    def _called(self, pipeline: Pipeline) -> list[Component]:
-        """Return what determines the result of a call, besides rows and columns."""
-        return [
-            *(Component(*part) for part in self.code(pipeline).parts),
-            *constructor_arguments(pipeline, self),
-            *call_arguments(pipeline, self),
-            component("option", "method", self.udf.method),
-            component("option", "batch_format", self.contract.keyed),
-            *environment(pipeline, self),
         ]
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:

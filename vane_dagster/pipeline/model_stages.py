@@ -26,9 +26,9 @@ from vane_dagster.pipeline.identity import (
     value_identity,
 )
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
-from vane_dagster.pipeline.options import IncludeColumns
 from vane_dagster.pipeline.records import Model, StageOptions, refuse_for_prompts
 from vane_dagster.pipeline.servers import ModelServer
+from vane_dagster.pipeline.stage_kind import KIND
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _RETRIES = 5
 _DEFAULTS = {"prompt": (32, 16)}
 """Rows of a batch and batches in flight in a worker, for kinds that differ from the others."""
+_INCLUDED = "include_columns"
 _ANSWERS = 1
 """Increment if the built-in providers' answers, or the rows made from them, change."""
 
@@ -62,31 +63,30 @@ class ModelStageSpec(MapBatchesSpec):
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The provider, the model, the values of the model task, and an inferred schema."""
         schema = self.schema.to_string(show_schema_metadata=False)
-        return [
-            *self._request(pipeline, self.include),
-            component("option", "on_error", self.failures.on_error == "null"),
-            *([component("option", "schema", schema)] if self.pinned else ()),
-        ]
-
-    def computation(self, pipeline: Pipeline) -> Sequence[object]:
-        """The same, without the columns that pass through."""
-        return [each.digest for each in self._request(pipeline, ())]
-
-    def _request(self, pipeline: Pipeline, include: IncludeColumns) -> list[Component]:
         options = in_any_order(self.provider, self.model.options)
         values = {
             "model": self.model.name,
             "provider_options": options,
-            **self.model_task.keyed(include),
+            **self.model_task.keyed(self.include),
         }
         return [
             Component("code", self.udf.name, self.code(pipeline).digest),
-            *(
-                component("option", name, value_identity(pipeline, self, name, value))
-                for name, value in values.items()
-            ),
+            *(self._option(pipeline, name, value) for name, value in values.items()),
             *environment(pipeline, self),
+            component("option", "on_error", self.failures.on_error == "null"),
+            *([component("option", "schema", schema)] if self.pinned else ()),
         ]
+
+    def computation(self, pipeline: Pipeline, components: Iterable[Component]) -> Sequence[object]:
+        """The same, without the columns that pass through."""
+        none = self._option(pipeline, _INCLUDED, ())
+        others = ("id", "on_error", "schema")
+        asked = [each for each in components if each.kind != "option" or each.name not in others]
+        found = (none if each.name == _INCLUDED else each for each in asked if each.kind != KIND)
+        return [each.digest for each in found]
+
+    def _option(self, pipeline: Pipeline, name: str, value: Any) -> Component:
+        return component("option", name, value_identity(pipeline, self, name, value))
 
     def inferred_schema(
         self, pipeline: Pipeline, found: pa.Schema, given: pa.Schema, rows: int

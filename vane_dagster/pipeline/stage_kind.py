@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SOURCE = "source"
 """The name of a pipeline's source among its nodes. A node is a stage or the source."""
+KIND = "kind"
+"""The component of a definition with the kind of its stage."""
 Schemas = Mapping[str, pa.Schema]
 """Schemas by node."""
 Column = tuple[str, str]

@@ -18,7 +18,7 @@ from vane_dagster.pipeline.identity import (
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
-from vane_dagster.pipeline.stage_kind import with_upstream
+from vane_dagster.pipeline.stage_kind import KIND, with_upstream
 from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.row_keys import ENCODING, row_keys
 from vane_dagster.types.schema import empty_table
@@ -44,12 +44,12 @@ def definition_digest(components: Iterable[Component]) -> str:
 
 def components(pipeline: Pipeline, spec: StageSpec) -> tuple[Component, ...]:
     """Return what a stage's definition consists of, in order."""
-    kind = component("kind", spec.kind, VERSION)
+    kind = component(KIND, spec.kind, VERSION)
     return (kind, component("option", "id", pipeline.id), *spec.components(pipeline))
 
 
 def row_definition(
-    pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema, computation: Sequence[object]
+    pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema, components: Sequence[Component]
 ) -> str:
     """Return the digest of everything that determines what a stage makes of a row's key columns.
 
@@ -73,7 +73,7 @@ def row_definition(
         spec.kind,
         [_column(field) for field in made],
         [_column(field) for field in read],
-        *computation,
+        *spec.computation(pipeline, components),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections import Counter
@@ -299,13 +298,6 @@ class _Planner:
             )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
 
-    @functools.cached_property
-    def _computations(self) -> Mapping[str, Sequence[object]]:
-        """What determines the calls of each stage; computed for all once one has work."""
-        calls = {s: spec for s in self.selected if (spec := self.pipeline[s].spec).runs_udf}
-        with files_read_once():
-            return {s: spec.computation(self.pipeline) for s, spec in calls.items()}
-
     def _row_definition(self, stage: str, schemas: Mapping[str, pa.Schema]) -> str:
         """Return what determines a stage's output for a row; empty if its rows have no keys."""
         spec = self.pipeline[stage].spec
@@ -316,7 +308,7 @@ class _Planner:
         with self._lock:
             if place not in self._row_definitions:
                 self._row_definitions[place] = row_definition(
-                    self.pipeline, spec, given, self._computations[stage]
+                    self.pipeline, spec, given, self.components[stage]
                 )
             return self._row_definitions[place]
 

@@ -15,7 +15,7 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.edits import Project
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
-from vane_dagster.planning.definition import row_definition, stage_definition
+from vane_dagster.planning.definition import components, row_definition, stage_definition
 from vane_dagster.types.tensors import tensor
 
 INPUT = pa.schema(
@@ -90,7 +90,7 @@ def found(project: Project, *args: Any, given: pa.Schema = INPUT, **options: Any
 
 
 def defined(pipeline: vd.Pipeline, spec: MapBatchesSpec, given: pa.Schema) -> str:
-    return row_definition(pipeline, spec, given, spec.computation(pipeline))
+    return row_definition(pipeline, spec, given, components(pipeline, spec))
 
 
 def with_type(name: str, kind: pa.DataType) -> pa.Schema:
