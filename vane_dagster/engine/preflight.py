@@ -112,8 +112,8 @@ def check_all(
                 findings.append(PreflightFinding("", str(error)))
             findings += [PreflightFinding(*each) for each in disagreements(nodes)]
             findings += missing_keys(pipeline, stages, capacity, nodes)
-    advice = (*models_on_import(pipeline, stages), *other_variables(pipeline, identities, nodes))
-    return Checked(capacity, code, identities, tuple(findings), advice, servers)
+    notices = (*models_on_import(pipeline, stages), *other_variables(pipeline, identities, nodes))
+    return Checked(capacity, code, identities, tuple(findings), notices, servers)
 
 
 def _servers(
