@@ -68,21 +68,20 @@ def answers(where: str, provider: str | type, method: str) -> bool:
 
 
 def _found(where: str, provider: str | type, method: str) -> Any:
-    return _named(where, provider, method) if isinstance(provider, str) else provider
+    if not isinstance(provider, str):
+        return provider
+    if provider not in _BUILT_IN:
+        raise DefinitionError(
+            f"{where}: unknown provider {provider!r}; there are {names(_BUILT_IN, 20)}, and a "
+            "class of yours can be given itself"
+        )
+    place = _BY_METHOD.get((provider, method), _BUILT_IN[provider])
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _has(provider: Any, method: str) -> bool:
     return inspect.iscoroutinefunction(getattr(provider, method, None))
-
-
-def _named(where: str, name: str, method: str) -> Any:
-    if name in _BUILT_IN:
-        module, _, attribute = _BY_METHOD.get((name, method), _BUILT_IN[name]).partition(":")
-        return getattr(importlib.import_module(module), attribute)
-    raise DefinitionError(
-        f"{where}: unknown provider {name!r}; there are {names(_BUILT_IN, 20)}, and a class of "
-        "yours can be given itself"
-    )
 
 
 def needs(library: str, extra: str, provider: str) -> Any:
