@@ -8,7 +8,6 @@ package never interrupts a worker with an exception of its own; a run is cancell
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import os
 import re
@@ -92,8 +91,7 @@ def hint(
         is_table = isinstance(error.obj, (pa.Table, pa.RecordBatch))
         if is_table and error.name in error.obj.schema.names:
             return f'Read a column of an Arrow table as batch["{error.name}"]'
-        kind = "DataFrame" if is_table else "Series"
-        return _AS_PANDAS if _is_of_pandas(kind, str(error.name)) else None
+        return _AS_PANDAS
     if isinstance(error, TypeError) and "'pyarrow.lib." in str(error):  # `batch["x"] = ...`, `+`
         return _AS_PANDAS if re.search("item assignment|operand|supported", str(error)) else None
     return None
@@ -113,13 +111,6 @@ def hinted(
     shown = {"__module__": kind.__module__, "__str__": lambda self: self.args[0]}
     made: BaseException = type(kind.__name__, (kind,), shown)(f"{error}. {text}")
     return made.with_traceback(error.__traceback__)
-
-
-def _is_of_pandas(kind: str, name: str) -> bool:
-    try:
-        return hasattr(getattr(importlib.import_module("pandas"), kind), name)
-    except ImportError:
-        return False
 
 
 def is_shutdown(error: BaseException) -> bool:
