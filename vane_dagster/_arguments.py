@@ -45,11 +45,6 @@ def parse_concurrency(
         return None
     pair: Any = (value, value) if isinstance(value, int) else value
     whole = isinstance(pair, (tuple, list)) and all(type(n) is int and n >= 1 for n in pair)
-    if whole and len(pair) == 3 and pair[0] <= pair[2] <= pair[1]:  # Ray's (min, max, initial)
-        raise DefinitionError(
-            f"{where}: {name} is {value!r}; write {name}=({pair[0]}, {pair[1]}). The "
-            f"number of {what} to begin with is not set: it follows the work"
-        )
     if isinstance(value, bool) or not whole or len(pair) != 2 or pair[0] > pair[1]:
         raise DefinitionError(
             f"{where}: {name} is {value!r}; expected a number of {what} from 1 up, or "
@@ -82,12 +77,30 @@ def whole(where: str, name: str, value: Any) -> None:
 
 def seconds(where: str, name: str, value: Any) -> float | None:
     """Validate a number of seconds above 0; None is allowed."""
-    if value is None:
-        return None
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value < float("inf"):
-        raise DefinitionError(f"{where}: {name} is {value!r}; expected seconds above 0, or None")
-    return float(value)
+    number(where, name, value, "seconds above 0, or None", lambda given: 0 < given < float("inf"))
+    return None if value is None else float(value)
+
+
+def number(where: str, name: str, value: Any, expected: str, fits: Callable[[float], bool]) -> None:
+    """Check that a value is a number that fits, or None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (is_number and fits(value)):
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
+
+
+def check_name(where: str, value: Any) -> None:
+    """Check the name of a pipeline or a stage."""
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise DefinitionError(
+            f"{where}: a name has letters, digits and '_', and does not begin with a digit"
+        )
+
+
+def text(where: str, name: str, value: Any, expected: str = "a text") -> str:
+    """Validate a text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
+    return value
 
 
 def one_of(where: str, name: str, value: Any, allowed: Sequence[str]) -> Any:
@@ -152,11 +165,6 @@ def selection(
 
 def check_url(where: str, url: str) -> None:
     """Validate that a URL is not empty and has only known placeholders."""
-    if isinstance(url, os.PathLike):
-        raise DefinitionError(
-            f"{where}: url is a {type(url).__name__}; expected a path or a URL as text. Write "
-            "str(path)"
-        )
     if not isinstance(url, str) or not url.strip():
         raise DefinitionError(f"{where}: url is {url!r}; expected a path or a URL")
     if "::" in url:

@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn, TypeVar
@@ -42,20 +42,20 @@ class PlannedFault:
         calls: The occurrences that fail, counted from 1; None for all.
         times: The maximum number of times that the fault fires; None for no limit.
         operation: The storage operation: "write", "read", "list" or "delete".
-        error: Name of the exception class.
-        message: The exception's message.
+        error: Name of the exception class; None for a class of this package.
+        message: The exception's message; None for one that names this package.
     """
 
     number: int
     place: str
     target: str
     does: str
-    ids: frozenset[str] | None
-    calls: frozenset[int] | None
+    calls: Sequence[int] | None
     times: int | None
-    operation: str
-    error: str
-    message: str
+    message: str | None
+    ids: Sequence[str] | None = None
+    operation: str = ""
+    error: str | None = None
 
 
 def variables() -> dict[str, str]:
@@ -142,17 +142,7 @@ def _planned(place: str) -> Iterable[PlannedFault]:
 def _plan(folder: str) -> tuple[PlannedFault, ...]:
     with open(os.path.join(folder, PLAN)) as file:
         records = json.load(file)
-    return tuple(
-        PlannedFault(
-            number=number,
-            **{
-                **record,
-                "ids": None if record["ids"] is None else frozenset(record["ids"]),
-                "calls": None if record["calls"] is None else frozenset(record["calls"]),
-            },
-        )
-        for number, record in enumerate(records)
-    )
+    return tuple(PlannedFault(number, **record) for number, record in enumerate(records))
 
 
 def _folder() -> str:
@@ -209,7 +199,7 @@ def _fail(fault: PlannedFault) -> NoReturn:
         raise ConnectionResetError(text)
     if fault.does == "out_of_memory":
         raise _error_class("OutOfMemoryError")(text)
-    raise _error_class(fault.error)(text)
+    raise _error_class(fault.error or "InjectedError")(text)
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,6 @@ package never interrupts a worker with an exception of its own; a run is cancell
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import os
 import re
@@ -28,9 +27,9 @@ _QUOTED = re.compile(r"""["'](.+?)["']""")
 _ARROW = (pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array)
 _AS_PANDAS = 'Batches are Arrow tables; for pandas data frames, declare batch_format="pandas"'
 _NOT_SET = (
-    "the environment variable {name} is not set in the worker. Set it where the run is launched, "
-    "and name it in vd.Workers(env_vars=...) or keyed_env_vars: workers on Ray have the "
-    "environment of the process that started the cluster"
+    "The environment variable is not set in the worker. Set it where the run is launched, and name "
+    "it in vd.Workers(env_vars=...) or keyed_env_vars: workers on Ray have the environment of the "
+    "process that started the cluster"
 )
 
 
@@ -49,14 +48,12 @@ def contained(error: Any) -> BaseException:
     is huge or is not valid UTF-8, if it lies about its class, if it is a group, or if it is not an
     `Exception`. The replacement has the same class names, the traceback, a text of limited length,
     and the costs of a `CostlyError`. The text of a group includes the messages of its inner
-    exceptions. A `KeyError` of ``os.environ`` in a worker is replaced by one that says what to do.
+    exceptions.
     """
     try:
         if isinstance(error, RowErrors):
             each = {place: contained(inner) for place, inner in error.errors.items()}
             return RowErrors(each, error.rows, used=error.used).with_traceback(_traceback(error))
-        if is_worker() and (name := _unset_variable(error)):
-            return _stand_in(error, _NOT_SET.format(name=name))
         if _behaves(error):
             return error  # type: ignore[no-any-return]  # `_behaves` ensures the type
     except BaseException:  # raised by the exception's own code; it is replaced
@@ -73,6 +70,8 @@ def hint(
             f"Install {error.name!r} where the workers run, or import it so that it is found as "
             "one of your own modules"
         )
+    if is_worker() and _is_of_environment(error):
+        return _NOT_SET
     if type(error) is KeyError and columns and error.args and isinstance(error.args[0], str):
         quoted = _QUOTED.search(error.args[0])  # as pyarrow and pandas word it
         key = quoted.group(1) if quoted else error.args[0]
@@ -92,8 +91,7 @@ def hint(
         is_table = isinstance(error.obj, (pa.Table, pa.RecordBatch))
         if is_table and error.name in error.obj.schema.names:
             return f'Read a column of an Arrow table as batch["{error.name}"]'
-        kind = "DataFrame" if is_table else "Series"
-        return _AS_PANDAS if _is_of_pandas(kind, str(error.name)) else None
+        return _AS_PANDAS
     if isinstance(error, TypeError) and "'pyarrow.lib." in str(error):  # `batch["x"] = ...`, `+`
         return _AS_PANDAS if re.search("item assignment|operand|supported", str(error)) else None
     return None
@@ -115,13 +113,6 @@ def hinted(
     return made.with_traceback(error.__traceback__)
 
 
-def _is_of_pandas(kind: str, name: str) -> bool:
-    try:
-        return hasattr(getattr(importlib.import_module("pandas"), kind), name)
-    except ImportError:
-        return False
-
-
 def is_shutdown(error: BaseException) -> bool:
     """Return whether Ray raised this to end the worker, as on SIGTERM or by `exit_actor`."""
     return type(error) is SystemExit and hasattr(error, "ray_terminate_msg")
@@ -138,22 +129,20 @@ def _behaves(error: Any) -> bool:
     return sum(map(len, texts)) <= _MAX_CHARACTERS and all(t == clean(t) for t in texts)
 
 
-def _unset_variable(error: Any) -> str | None:
-    """Return the name of the variable that ``os.environ[...]`` lacked; None for other errors."""
+def _is_of_environment(error: BaseException) -> bool:
+    """Return whether ``os.environ[...]`` has raised an error."""
     place = error.__traceback__ if type(error) is KeyError else None
     while place is not None and place.tb_next is not None:
         place = place.tb_next
-    if place is None or place.tb_frame.f_code is not type(os.environ).__getitem__.__code__:
-        return None
-    return repr(error.args[0])
+    return place is not None and place.tb_frame.f_code is type(os.environ).__getitem__.__code__
 
 
-def _stand_in(error: Any, text: str | None = None) -> BaseException:
+def _stand_in(error: Any) -> BaseException:
     """Return an exception of new classes with the names of the original's classes."""
     kind: type[BaseException] = RaisedCostly if issubclass(type(error), CostlyError) else Raised
     for name in reversed(_names(error)):
         kind = type(name, (kind,), {"__module__": Raised.__module__})
-    made = kind(text or _text(error)).with_traceback(_traceback(error))
+    made = kind(_text(error)).with_traceback(_traceback(error))
     with contextlib.suppress(BaseException):
         # The attribute is added to a class that is made here.
         made.status_code = http_status(error)  # type: ignore[attr-defined]

@@ -33,7 +33,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -46,7 +46,6 @@ from vane_dagster.types.id_texts import joined_values
 __all__ = ["CallFault", "Fault", "Injected", "LoadFault", "StorageFault", "faults"]
 
 _CALL = ("raise", "kill", "hang", "out_of_memory", "disconnect")
-_LOAD = _CALL
 _STORAGE = ("no_space", "denied", "disconnect", "kill")
 _OPERATIONS = ("write", "read", "list", "delete")
 
@@ -110,7 +109,7 @@ class LoadFault:
 
     def __post_init__(self) -> None:
         where = _where(self, "model", self.model)
-        one_of(where, "does", self.does, _LOAD)
+        one_of(where, "does", self.does, _CALL)
         _check(where, self)
 
 
@@ -217,22 +216,10 @@ def faults(*planned: Fault, folder: str | os.PathLike[str] | None = None) -> Ite
 
 def _record(fault: Fault) -> dict[str, Any]:
     """Convert a fault to the record of a `_failpoints.PlannedFault`."""
-    place, target = {
-        CallFault: ("call", getattr(fault, "stage", "")),
-        LoadFault: ("load", getattr(fault, "model", "")),
-        StorageFault: ("storage", getattr(fault, "url", "").removeprefix("file://")),
-    }[type(fault)]
-    return {
-        "place": place,
-        "target": target,
-        "does": fault.does,
-        "ids": getattr(fault, "ids", None),
-        "calls": fault.calls,
-        "times": fault.times,
-        "operation": getattr(fault, "operation", ""),
-        "error": getattr(fault, "error", None) or "InjectedError",
-        "message": fault.message or "",
-    }
+    names = {CallFault: ("call", "stage"), LoadFault: ("load", "model")}
+    place, name = names.get(type(fault), ("storage", "url"))
+    record = asdict(fault)
+    return {"place": place, "target": record.pop(name).removeprefix("file://"), **record}
 
 
 def _where(fault: Fault, name: str, value: Any) -> str:

@@ -15,8 +15,6 @@ from support.tiny_answers import greedy, scores, vectors
 from support.tiny_transformers import text_classifier
 from support.vllm_stages import ENGINE, ENV, needs_vllm
 from vane_dagster.compute.local_backend import LocalBackend
-from vane_dagster.providers.vllm_arguments import misspelled
-from vane_dagster.providers.vllm_engine import VllmEngine
 
 Maker = Callable[[Any, Path], Offered]
 
@@ -101,13 +99,7 @@ def sentence_transformers(backend: Any, model: Path) -> Offered:
 
 
 VLLM_KEYED = {"revision": "a", "engine_kwargs": {"dtype": "float16"}}
-SPELLED = ({"options": {"engine_kwargs": {"max_modellen": 1}}}, "Did you mean 'max_model")
-
-
-def vllm_options() -> list[str]:
-    """Return the operational options that the installed vLLM has."""
-    names = VllmEngine.OPERATIONAL
-    return [name for name in names if misspelled(name.rpartition(".")[2]) is None]
+UNKNOWN = ({"options": {"engine_kwargs": {"max_modellen": 1}}}, "engine_kwargs has 'max_modellen'")
 
 
 def vllm(backend: Any, model: Path) -> Offered:
@@ -129,7 +121,7 @@ def vllm(backend: Any, model: Path) -> Offered:
     )
     return Offered(
         backend, "prompt", arguments, functools.partial(greedy, model), PROMPT,
-        [beams("vllm"), adapter, refused, NO_FOLDER], [SPELLED], keyed, vllm_options(),
+        [beams("vllm"), adapter, refused, UNKNOWN, NO_FOLDER], keyed=keyed,
     )  # fmt: skip
 
 
@@ -142,8 +134,8 @@ def vllm_embeddings(backend: Any, model: Path) -> Offered:
     }  # fmt: skip
     bad = {**NULL, LONG: "PromptTooLong: .* tokens; the model takes 192", "": "empty"}
     return Offered(
-        backend, "embed", arguments, functools.partial(vectors, model), bad, [NO_FOLDER],
-        [SPELLED], VLLM_KEYED, vllm_options(),
+        backend, "embed", arguments, functools.partial(vectors, model), bad, [UNKNOWN, NO_FOLDER],
+        keyed=VLLM_KEYED,
     )  # fmt: skip
 
 

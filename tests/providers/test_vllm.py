@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -37,7 +35,7 @@ from support.vllm_stages import (
     watched,
 )
 from vane_dagster.compute.client import pool_managers
-from vane_dagster.providers import guard, vllm_arguments
+from vane_dagster.providers import guard
 from vane_dagster.providers.vllm import _TokenizerBatch
 
 SYSTEM = "The quick brown fox jumps over the lazy dog, and answers briefly."
@@ -286,27 +284,3 @@ def test_stages_with_different_adapters_and_none_share_an_engine(
     assert len({tuple(texts) for texts in found.values()}) == 3
     right = [found[name or "plain"][place] for place, name in enumerate(own)]
     assert answers(tmp_path, "mixed") == right
-
-
-_PARSER = """
-import dataclasses, json
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-flags = [f for a in make_arg_parser(FlexibleArgumentParser())._actions for f in a.option_strings]
-fields = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
-print(json.dumps([flags, fields]))
-"""
-
-
-@needs_vllm
-def test_the_names_of_its_arguments_are_read_from_its_source():
-    """Without an import of vLLM, see `vllm_arguments`."""
-    done = subprocess.run([sys.executable, "-c", _PARSER], capture_output=True, check=True)
-    flags, fields = json.loads(done.stdout.splitlines()[-1])
-    known = {flag[2:].replace("-", "_") for flag in flags if re.match("--(?!no-)", flag)}
-    known |= {name for name in fields if name[0] != "_"}
-    found = vllm_arguments._installed()
-    assert found is not None
-    assert known <= found
-    assert len(found) < len(known) + 10, "and hardly any other"

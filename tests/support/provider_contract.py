@@ -74,7 +74,6 @@ class Offered:
         broken: Arguments with which the stage fails, with part of the message.
         refused: Arguments that are refused at declaration, with part of the message.
         keyed: Values of all options that may change answers.
-        operational: Options that change no answer. Default: those that the provider names.
         server: The endpoint; None for a model in the worker.
     """
 
@@ -86,7 +85,6 @@ class Offered:
     broken: Sequence[tuple[Arguments, str]] = ()
     refused: Sequence[tuple[Arguments, str]] = ()
     keyed: Arguments = field(default_factory=dict)
-    operational: Sequence[str] | None = None
     server: Server | None = None
 
     def declare(self, pipeline: vd.Pipeline, **arguments: Any) -> vd.Stage:
@@ -228,17 +226,16 @@ def test_the_definition_has_what_may_change_results_and_nothing_else(offered, tm
     def identities(arguments: Arguments) -> tuple[str, str]:
         pipeline = docs(tmp_path)
         spec = offered.declare(pipeline, **arguments).spec
-        return stage_definition(pipeline, spec), pool_identity(pipeline, spec).digest
+        return stage_definition(pipeline, spec), pool_identity(pipeline, spec)
 
     provider = offered.declare(docs(tmp_path)).spec.provider
     declared = getattr(provider, "OPERATIONAL", ())
-    names = declared if offered.operational is None else offered.operational
     takes = {each.name for each in constructor_options(provider)} - {"server"}
     known = {name.partition(".")[0] for name in declared} | set(offered.keyed)
     assert takes <= known, "a value of each option is tested"
 
     base, pool = identities({})
-    for arguments in ({}, *OPERATIONAL, *({"options": _nested(name)} for name in names)):
+    for arguments in ({}, *OPERATIONAL, *({"options": _nested(name)} for name in declared)):
         assert identities(arguments)[0] == base, arguments
     options = [{"options": {name: value}} for name, value in offered.keyed.items()]
     models = [{"model": "another"}, *options]

@@ -52,25 +52,25 @@ def test_a_variable_that_a_worker_lacks_is_named_with_the_fix(read, monkeypatch)
     monkeypatch.setenv("VANE_DAGSTER_WORKER", "1")
     with pytest.raises(KeyError) as caught:
         read()
-    error = contained(caught.value)
+    error = hinted(contained(caught.value), ["text"])
     assert type(error).__name__ == "KeyError"
     assert str(error).startswith(
-        "the environment variable 'NOT_SET' is not set in the worker. Set it where the run is "
+        "'NOT_SET'. The environment variable is not set in the worker. Set it where the run is "
         "launched, and name it in vd.Workers(env_vars=...) or keyed_env_vars"
     )
     assert "test_user_errors.py" in user_traceback(error)
 
     monkeypatch.delenv("VANE_DAGSTER_WORKER")
-    assert contained(caught.value) is caught.value
+    assert hinted(caught.value) is caught.value
 
 
 def test_another_key_error_of_a_worker_stays_as_it_is(monkeypatch):
     monkeypatch.setenv("VANE_DAGSTER_WORKER", "1")
     never_raised = KeyError("NOT_SET")
-    assert contained(never_raised) is never_raised
+    assert hinted(never_raised) is never_raised
     with pytest.raises(KeyError) as caught:
         {"a": 1}["NOT_SET"]
-    assert contained(caught.value) is caught.value
+    assert hinted(caught.value) is caught.value
 
 
 class Refused(CostlyError):

@@ -412,11 +412,12 @@ def defaults_for(
     if kind != "write" and (kind != "join" or nullable):
         if columns is None or len(columns):
             quality.append(NullRate())
-        if columns is not None and kind != "join":
-            if any(pa.types.is_fixed_size_list(f.type) and is_floats(f.type) for f in columns):
-                rows.append(Vectors())
-            if any(is_text(f.type) for f in columns):
-                quality.append(Text())
+        made = () if columns is None or kind == "join" else columns
+        vectors = (pa.types.is_fixed_size_list(f.type) and is_floats(f.type) for f in made)
+        if kind == "embed" or any(vectors):
+            rows.append(Vectors())
+        if any(is_text(f.type) for f in made):
+            quality.append(Text())
     found = [Findings(tuple(rows), name=ROWS, blocking=True)]
     if quality:
         found.append(Findings(tuple(quality), name=QUALITY, severity="WARN"))

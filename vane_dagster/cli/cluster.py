@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from vane_dagster.cli.output import table
+from vane_dagster.cli.output import duration, table
 from vane_dagster.compute.local_head import HeadFolder, LocalHead
 from vane_dagster.compute.local_heads import RunningHead, conflicts, refused_heads, running_heads
 from vane_dagster.compute.processes import drivers, marked, memory_of
@@ -80,12 +80,8 @@ def status(name: str, as_json: bool) -> None:
         found = {"running": True, **record, "free": free, "total": total, "warnings": warnings}
         click.echo(json.dumps(found, indent=1))
         return
-    click.echo(f"{_who(local)} is running.")
-    click.echo(f"Address:      {head.address} (this machine only, by token)")
-    click.echo(f"Up for:       {_duration(time.time() - head.started_at)}")
-    click.echo(f"Memory:       {_gib(record['memory_bytes'])} in {record['processes']} processes")
-    click.echo(f"Drivers:      {_drivers(record) or 'none'}")
-    click.echo(f"Stops:        {_stops(record)}")
+    click.echo(f"{_who(local)} is running, for this machine only.")
+    click.echo(table([_HEADER, _row(record)]))
     click.echo(f"State folder: {local.folder}")
     click.echo(f"Ray's logs:   {head.session_dir}/logs")
     click.echo("Free of total:")
@@ -190,27 +186,14 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
         record["environment"],
         record["address"],
         str(record["pid"]),
-        _duration(time.time() - record["started_at"]),
+        duration(time.time() - record["started_at"]),
         f"{record['cpus']:g}",
         f"{record['gpus']:g}",
         _gib(record["memory_bytes"]),
         ", ".join(str(driver["pid"]) for driver in record["drivers"]) or "-",
-        "-" if idle is None else _duration(idle),
-        "-" if stops_at is None else _duration(max(0.0, stops_at - time.time())),
+        "-" if idle is None else duration(idle),
+        "-" if stops_at is None else duration(max(0.0, stops_at - time.time())),
     )
-
-
-def _stops(record: dict[str, Any]) -> str:
-    if record["stops_at"] is not None:
-        left = max(0.0, record["stops_at"] - time.time())
-        return f"in {_duration(left)}, unless a driver connects"
-    if record["idle_minutes"] is not None and record["drivers"]:
-        return f"{record['idle_minutes']:g} min after the last driver"
-    return "not by itself"
-
-
-def _drivers(record: dict[str, Any]) -> str:
-    return _processes({driver["pid"]: driver["process"] for driver in record["drivers"]})
 
 
 def _processes(found: dict[int, str]) -> str:
@@ -243,12 +226,3 @@ def _amount(resource: str, value: float) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
-    shown = [f"{value} {unit}" for value, unit in parts if value][:2]
-    return " ".join(shown) or "0 s"

@@ -19,6 +19,13 @@ NAME = click.option("--name", help="Which local head.  [default: default]")
 ADDRESS = click.option("--address", help="Address of another Ray cluster, or of a local head.")
 
 
+def is_list(context: click.Context, *options: object) -> bool:
+    """Return whether a group is called for its list, whose options its commands do not take."""
+    if context.invoked_subcommand and any(options):
+        raise click.UsageError(f"write the options after {context.invoked_subcommand}")
+    return context.invoked_subcommand is None
+
+
 def end_pool(pool_manager: Any, pool: dict[str, Any], force: bool) -> bool:
     """End a pool, unless runs lease it."""
     ray: Any = importlib.import_module("ray")

@@ -12,6 +12,7 @@ from vane_dagster.cli.managed_pools import (
     ADDRESS,
     NAME,
     end_pool,
+    is_list,
     listed_pools,
     managers_of,
 )
@@ -30,10 +31,7 @@ def pools(context: click.Context, name: str | None, address: str | None, as_json
 
     Exit code 1: the cluster or a pool manager does not answer.
     """
-    context.obj = (name, address)
-    if context.invoked_subcommand is not None:
-        if as_json:
-            raise click.UsageError(f"--json is for the list, not for {context.invoked_subcommand}")
+    if not is_list(context, name, address, as_json):
         return
     listed, silent = listed_pools(managers_of(name, address))
     if as_json:
@@ -51,9 +49,7 @@ def pools(context: click.Context, name: str | None, address: str | None, as_json
 @click.option("--force", is_flag=True, help="Leased ones too; their runs construct them again.")
 @NAME
 @ADDRESS
-@click.pass_obj
 def evict(
-    outer: tuple[str | None, str | None],
     identity: str | None,
     everything: bool,
     force: bool,
@@ -66,7 +62,7 @@ def evict(
     """
     if (identity is None) == (not everything):
         raise click.UsageError("give the identity of one pool, or --all")
-    found = managers_of(*(outer if name is None and address is None else (name, address)))
+    found = managers_of(name, address)
     every, silent = listed_pools(found)
     listed = _chosen(every, identity)
     ended = [pool for pool in listed if end_pool(found[pool["keeper"]], pool, force)]

@@ -14,6 +14,7 @@ from vane_dagster.cli.managed_pools import (
     ADDRESS,
     NAME,
     end_pool,
+    is_list,
     listed_pools,
     managers_of,
 )
@@ -24,9 +25,7 @@ from vane_dagster.compute.client import ask_worker
 _POLL_SECONDS = 0.5
 _REFRESH_SECONDS = 5.0
 _PART_BYTES = 2**20
-_FIRST_BYTES = 2**16
 _STOP_SECONDS = 180.0
-_Cluster = tuple[str | None, str | None]
 _SERVER = click.argument("server")
 
 
@@ -42,10 +41,7 @@ def servers(context: click.Context, name: str | None, address: str | None, as_js
 
     Exit code 1: the cluster or a pool manager does not answer.
     """
-    context.obj = (name, address)
-    if context.invoked_subcommand is not None:
-        if as_json:
-            raise click.UsageError(f"--json is for the list, not for {context.invoked_subcommand}")
+    if not is_list(context, name, address, as_json):
         return
     listed, silent = _listed(managers_of(name, address))
     if as_json:
@@ -60,18 +56,15 @@ def servers(context: click.Context, name: str | None, address: str | None, as_js
 @servers.command()
 @_SERVER
 @click.option("-f", "--follow", is_flag=True, help="Go on until the server stops.")
-@click.option("--lines", default=100, show_default=True, type=click.IntRange(0), help="Last lines.")
+@click.option("--lines", default=100, show_default=True, type=click.IntRange(0), help="At most.")
 @NAME
 @ADDRESS
-@click.pass_obj
-def logs(
-    outer: _Cluster, server: str, follow: bool, lines: int, name: str | None, address: str | None
-) -> None:
+def logs(server: str, follow: bool, lines: int, name: str | None, address: str | None) -> None:
     """Prints the log of SERVER, also while it starts; secrets in it are masked.
 
     Several replicas are told apart by a prefix. Exit code 1: no such server runs.
     """
-    found = _managers(outer, name, address)
+    found = managers_of(name, address)
     pool = _chosen(found, server)
     readers = {worker: _LogReader(worker) for worker in _workers(pool)}
     shows_replica = len(readers) > 1
@@ -102,13 +95,12 @@ def logs(
 @click.option("--force", is_flag=True, help="Although runs lease it; they start it again.")
 @NAME
 @ADDRESS
-@click.pass_obj
-def stop(outer: _Cluster, server: str, force: bool, name: str | None, address: str | None) -> None:
+def stop(server: str, force: bool, name: str | None, address: str | None) -> None:
     """Stops SERVER and frees what it holds, after it has finished its requests.
 
     Exit code 1: no such server runs, runs lease it, or it has not ended after three minutes.
     """
-    found = _managers(outer, name, address)
+    found = managers_of(name, address)
     pool = _chosen(found, server)
     shown = f"{pool['label']} ({pool['identity']})"
     if not end_pool(found[pool["keeper"]], pool, force):
@@ -132,20 +124,14 @@ def stop(outer: _Cluster, server: str, force: bool, name: str | None, address: s
 @click.option("--api-key", "with_key", is_flag=True, help="With its key, on a line of its own.")
 @NAME
 @ADDRESS
-@click.pass_obj
 def endpoint(
-    outer: _Cluster,
-    server: str,
-    as_json: bool,
-    with_key: bool,
-    name: str | None,
-    address: str | None,
+    server: str, as_json: bool, with_key: bool, name: str | None, address: str | None
 ) -> None:
     """Prints the URL of a ready replica of SERVER: on this machine, or the least busy one.
 
     It takes no lease, so the server may stop at any time. Exit code 1: none is ready.
     """
-    pool = _chosen(_managers(outer, name, address), server)
+    pool = _chosen(managers_of(name, address), server)
     own = socket.gethostname()
     ready = sorted(
         (worker for worker in pool["workers"] if _status(worker).get("state") == "ready"),
@@ -167,10 +153,6 @@ def endpoint(
     click.echo(info["url"])
     if with_key:
         click.echo(key)
-
-
-def _managers(outer: _Cluster, name: str | None, address: str | None) -> dict[str, Any]:
-    return managers_of(*(outer if name is None and address is None else (name, address)))
 
 
 def _listed(found: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -236,15 +218,8 @@ class _LogReader:
 
     def last(self, lines: int) -> list[str]:
         """Return the last lines, and continue after them."""
-        size, found = _FIRST_BYTES, self._read(-_FIRST_BYTES, _FIRST_BYTES)
-        while found.count(b"\n") <= lines:
-            size *= 4
-            more = self._read(-size, size)
-            if len(more) <= len(found):
-                break
-            found = more
-        found_lines = self._whole(found)
-        return found_lines[-lines:] if lines else []
+        found = self._whole(self._read(-_PART_BYTES, _PART_BYTES))
+        return found[-lines:] if lines else []
 
     def new(self) -> list[str]:
         """Return the lines that were written since."""

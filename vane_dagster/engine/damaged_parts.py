@@ -49,8 +49,8 @@ def _remove(
     partition = state.plan.partitions[fragment[0]]
     where = "" if partition.key is None else f", partition {partition.key!r}"
     text = (
-        f"{fault.message}. It belongs to the stage '{state.pipeline.name}/{owner}'{where}, and was "
-        f"removed. Materialize {owner!r} again: it is computed again"
+        f"{fault.message}. It was removed from the stage '{state.pipeline.name}/{owner}'{where}. "
+        f"Materialize {owner!r} again"
     )
     state.parts[fragment[0], owner].pop(fragment[1], None)
     state.damaged[fragment] = StoreError(text)

@@ -27,9 +27,9 @@ from vane_dagster.events import (
 )
 from vane_dagster.fingerprint.bundle import CodeBundle
 from vane_dagster.fingerprint.local_file import LocalFile
-from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.stored_parts import stored_parts
+from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.packages import distributions
 from vane_dagster.storage.shipped_files import (
     discard,
@@ -56,13 +56,13 @@ def execute(
     priority: int = 0,
 ) -> None:
     """Compute and commit the remaining work of a plan."""
-    claims: Claims = NoClaims()
+    needed = plan.needed()
+    assert backend is not None or not needed, "a plan with missing parts needs a backend"
+    backend = backend if needed else None
+    claims: Claims = NoClaims() if backend is None else backend.claims(run_id)
     checked, pools = None, {}
-    if needed := plan.needed():
-        assert backend is not None, "there is something to compute, and nothing to do it"
-        claims = backend.claims(run_id)
     try:
-        if needed and backend is not None:
+        if backend is not None:
             checked = check_all(plan.pipeline, needed, _written_first(plan, needed), store, backend)
             refuse(checked.findings)
             for text in checked.notices:
@@ -165,8 +165,10 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
     """
     found = []
     for stage in stages:
-        planned = plan.code.get(stage, "")
-        if planned and plan.pipeline[stage].spec.code_digest() != planned:
+        spec, components = plan.pipeline[stage].spec, plan.components.get(stage, ())
+        planned = {each for each in components if each.kind == "code"}
+        parts = spec.code(plan.pipeline).parts if planned and spec.runs_udf else ()
+        if planned != {Component(*part) for part in parts if part[0] == "code"}:
             where = f"stage '{plan.pipeline.name}/{stage}'"
             found.append(
                 PreflightFinding(where, "its code was edited while the run began", "Run it again")
@@ -227,19 +229,18 @@ def _pool(
     udf, cpus = spec.udf, checked.capacity.of(on_driver).cpus
     useful = min(cpus, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
     workers = spec.concurrency or (1, max(1, useful))
-    identity = plan.pool(spec)
     return PoolSpec(
-        identity=identity.digest,
+        identity=plan.pool(spec),
         label=udf.name,
         workers=(1, 1) if plan.is_sample else workers,  # a warm pool does not grow for a sample
         bundle=spec.resources.bundle(),
-        slots=identity.slots,
+        slots=spec.slots,
         model=ModelSpec(
             udf.name,
             udf.stateful,
             bundle.digest,
             bundle.payload,
-            _packages(plan, spec),
+            distributions((*checked.identities[stage].packages, *spec.packages)),
             exact=plan.forced,
             files=store.root if plan.files.get(stage) else None,
         ),
@@ -250,8 +251,3 @@ def _pool(
         on_driver=on_driver,
         uses={key: checked.servers[one].identity for key, one in udf.servers.items()},
     )
-
-
-def _packages(plan: RunPlan, spec: MapBatchesSpec) -> tuple[str, ...]:
-    """The installed packages with versions recorded in a stage's parts."""
-    return distributions((*spec.code(plan.pipeline).packages, *spec.packages))

@@ -14,7 +14,6 @@ from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.versions import differing_variables, disagreements
 from vane_dagster.engine.server_pools import declared_servers, server_pool
 from vane_dagster.errors import (
-    CodeIdentityError,
     ComputeError,
     PreflightError,
     StoreError,
@@ -22,6 +21,7 @@ from vane_dagster.errors import (
     names,
 )
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
+from vane_dagster.fingerprint.code import CodeIdentity
 from vane_dagster.fingerprint.loaded_models import advice, loaded_models
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.servers import ModelServer
@@ -63,6 +63,7 @@ class Checked:
     Attributes:
         capacity: Resources of the cluster.
         code: The packed code of each stage that runs user code.
+        identities: The identity of this code.
         servers: The pool of each server that the stages use.
         findings: All problems that prevent the run.
         notices: Advice about code that works, but wastes memory or time.
@@ -70,6 +71,7 @@ class Checked:
 
     capacity: Capacity
     code: Mapping[str, CodeBundle]
+    identities: Mapping[str, CodeIdentity]
     findings: Sequence[PreflightFinding] = field(default_factory=tuple)
     notices: Sequence[str] = ()
     servers: Mapping[ModelServer, PoolSpec] = field(default_factory=dict)
@@ -92,7 +94,7 @@ def check_all(
             threads.submit(_not_writable, location, write_target)
             for location, write_target in _written(pipeline, stages, partitions, store)
         ]
-        code, findings = packed(pipeline, stages)
+        code, identities, findings = packed(pipeline, stages)
         capacity = Capacity((), 0)
         if backend is not None:
             capacity = backend.capacity()
@@ -110,8 +112,8 @@ def check_all(
                 findings.append(PreflightFinding("", str(error)))
             findings += [PreflightFinding(*each) for each in disagreements(nodes)]
             findings += missing_keys(pipeline, stages, capacity, nodes)
-    notices = (*models_on_import(pipeline, stages), *other_variables(pipeline, stages, nodes))
-    return Checked(capacity, code, tuple(findings), notices, servers)
+    notices = (*models_on_import(pipeline, stages), *other_variables(pipeline, identities, nodes))
+    return Checked(capacity, code, identities, tuple(findings), notices, servers)
 
 
 def _servers(
@@ -159,9 +161,10 @@ def refuse(findings: Sequence[PreflightFinding | VaneError]) -> None:
 
 def packed(
     pipeline: Pipeline, stages: Sequence[str]
-) -> tuple[dict[str, CodeBundle], list[PreflightFinding]]:
+) -> tuple[dict[str, CodeBundle], dict[str, CodeIdentity], list[PreflightFinding]]:
     """Pack the code of each stage that runs user code."""
     code: dict[str, CodeBundle] = {}
+    identities: dict[str, CodeIdentity] = {}
     findings = []
     for stage in stages:
         spec = pipeline[stage].spec
@@ -170,12 +173,13 @@ def packed(
         udf = spec.udf
         payload = (udf.target, udf.constructor_args, dict(udf.constructor_kwargs))
         try:
-            code[stage] = pack(spec.code(pipeline).modules, payload, spec.local_files())
+            identities[stage] = identity = spec.code(pipeline)
+            code[stage] = pack(identity.modules, payload, spec.local_files())
         except VaneError as error:
             findings.append(
                 PreflightFinding(f"stage '{pipeline.name}/{stage}': {udf.name}", str(error))
             )
-    return code, findings
+    return code, identities, findings
 
 
 def misplaced(
@@ -211,22 +215,21 @@ def models_on_import(pipeline: Pipeline, stages: Sequence[str]) -> Iterator[str]
 
 
 def other_variables(
-    pipeline: Pipeline, stages: Sequence[str], nodes: Mapping[str, Versions | str]
+    pipeline: Pipeline,
+    identities: Mapping[str, CodeIdentity],
+    nodes: Mapping[str, Versions | str],
 ) -> Iterator[str]:
     """Yield a text for each stage with the name of a variable in its code that workers lack.
 
     Workers have the environment of the process that started their cluster. A string of the code
     that equals the name of a variable suffices.
     """
-    for stage in stages if nodes else ():
+    for stage, identity in identities.items() if nodes else ():
         spec = pipeline[stage].spec
         if not spec.runs_udf or spec.on_driver:
             continue
-        try:
-            literals = spec.code(pipeline).literals
-        except CodeIdentityError:  # a finding of `packed`
-            continue
-        if found := differing_variables(nodes, literals.difference(spec.workers._env_vars)):
+        named = identity.literals.difference(spec.workers._env_vars)
+        if found := differing_variables(nodes, named):
             listed = names(found)
             yield (
                 f"stage '{pipeline.name}/{stage}': its code names {listed}; environment variables "

@@ -215,11 +215,11 @@ class RowLookups:
 
 
 def written_groups(parts: Sequence[Part], found: int, id: str) -> Iterator[RecordGroup]:
-    """Divide the parts of a partition into groups that most later fragments look in too.
+    """Divide the parts of a partition into groups, each with an index on each node.
 
-    Each group has an index on each node. Parts that the run has written, in this order, are in
-    blocks of 1, 8, 64 and so on, each of which starts at a multiple of its size. So a fragment
-    looks in few indexes, and a part is in few.
+    Parts that this run has written are grouped in the order in which they were written: each group
+    has 1, 8, 64 or another power of 8 parts, and starts at a multiple of its size. Thus a fragment
+    searches few indexes, and each part is indexed few times.
     """
     yield from _recorded_groups(parts[:found], id, True)
     written, start = parts[found:], 0

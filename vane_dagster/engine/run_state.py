@@ -343,7 +343,7 @@ class RunState:
     def _model(self, spec: StageSpec) -> Mapping[str, str]:
         if not spec.runs_udf:
             return {}
-        return {"name": spec.udf.name, "pool": self.plan.pool(spec).digest}
+        return {"name": spec.udf.name, "pool": self.plan.pool(spec)}
 
     def _figures(self, index: int, stage: str, manifest: Manifest) -> dict[str, Any]:
         """Count what the partition took. Called on the committer's thread."""

@@ -118,7 +118,7 @@ class WorkBuilder:
         keying = self._keying(run, spec)
         if keying and spec.runs_udf and isinstance(op, CallUdf):
             known = self._known(run, task_state, is_costly)
-            own = spec.own_columns(self._pipeline)
+            own = spec.made_columns(self._pipeline, spec.schema)
             op = ReuseAndCall(Arrange(keying=keying, known=known), Restore(op, own, known))
         return self._part(run, task_state, worker, op, tuple(rows)), tables
 
@@ -189,7 +189,7 @@ class WorkBuilder:
         call = self.op(run, spec)
         assert spec.runs_udf
         assert isinstance(call, CallUdf)
-        op = Restore(call, spec.own_columns(self._pipeline), task_state.known)
+        op = Restore(call, spec.made_columns(self._pipeline, spec.schema), task_state.known)
         rows, tables = (*rows, TableRows(len(tables))), [*tables, task_state.given]
         return self._part(run, task_state, worker, op, rows, tally=tally), tables
 

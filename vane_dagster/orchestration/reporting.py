@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary
 from vane_dagster.orchestration.read_ahead import ReadAhead
 from vane_dagster.orchestration.source_asset import SourceLog
-from vane_dagster.orchestration.timeline import PROFILE, Timeline
+from vane_dagster.orchestration.timeline import Timeline
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.definition import stage_definition
@@ -98,7 +97,7 @@ class RunReport:
         self._log = context.log
         self._progress = ProgressReport(context.log.info)
         self._summary = RunSummary()
-        self._timeline = Timeline() if PROFILE in os.environ else None
+        self._timeline = Timeline.requested()
         self._failed: list[Failed] = []
         self._roots: list[Failed] = []
         self._done: ReadAhead | None = None

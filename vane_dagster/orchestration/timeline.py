@@ -1,4 +1,4 @@
-"""The timeline of a step: where its time went, from Dagster's events and those of the run."""
+"""The timeline of a step: the seconds of each phase, from the events of Dagster and of the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vane_dagster.events import (
 )
 
 PROFILE = "VANE_DAGSTER_PROFILE"
-"""If set, each step logs its timeline; a Unix time is when the command began."""
+"""If not empty, each step logs its timeline; may be the Unix time when the command began."""
 
 PHASES = {
     "RUN_START": "start of Python, import of Dagster and the definitions",
@@ -42,15 +42,26 @@ PHASES = {
 class Timeline:
     """The time at which each phase of a step ended.
 
-    A mark is the time at which this process handled the event. Of several waves, the start of
-    workers is that of the first; later ones count as computing.
+    A mark is the time at which this process handled the event. In a run of several waves, only the
+    first wave's start of workers is a phase; the others count as computing.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, command: float | None, clock: Callable[[], float] = time.time) -> None:
+        self._command = command
         self._clock = clock
         self._marks = {"step": clock()}
         self._loads: dict[str, list[float]] = {}
         self._work: dict[str, tuple[float, float]] = {}
+
+    @classmethod
+    def requested(cls) -> Timeline | None:
+        """Return a timeline if the environment asks for one."""
+        if not (value := os.environ.get(PROFILE)):
+            return None
+        try:
+            return cls(float(value))
+        except ValueError:  # 'true', say
+            return cls(None)
 
     def take(self, event: Event) -> None:
         """Mark the end of the phase that an event ends."""
@@ -83,9 +94,10 @@ class Timeline:
 
     def _lines(self, marks: Mapping[str, float]) -> Iterator[str]:
         marks = {**marks, "end": self._clock()}
-        command = float(os.environ[PROFILE])
         known = [(name, marks[name]) for name in PHASES if name in marks]
-        last = began = command if known[0][1] - command < 3600 else known[0][1]
+        last = began = known[0][1]
+        if self._command is not None and 0 <= began - self._command < 3600:
+            last = began = self._command
         yield "timeline of the step\n     at s  seconds  share  phase"
         for name, mark in known:
             at, mark = last, max(last, mark)

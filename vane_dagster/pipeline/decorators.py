@@ -20,7 +20,7 @@ from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.decorators import OPTIONS
 from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.lazy_instances import Construction, ConstructorSignature
-from vane_dagster.pipeline.options import Resources
+from vane_dagster.pipeline.options import check_amount
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.options import OnError
@@ -81,7 +81,8 @@ class CallOptions:
                 f"{where}: on_error is {self.on_error!r}; expected 'raise', 'log' or 'ignore'. To "
                 'store failed rows beside the output, give the stage on_error="quarantine"'
             )
-        Resources(self.num_cpus or 0, self.gpus or 0).validate(where)
+        check_amount(where, "cpus", self.num_cpus or 0)
+        check_amount(where, "gpus", self.gpus or 0)
         flag(where, "unnest", self.unnest)
         positive(where, "batch_size", self.batch_size)
         positive(where, "max_concurrency", self.max_concurrency)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vane_dagster._arguments import flag, positive
+from vane_dagster._arguments import flag, positive, text
 from vane_dagster.pipeline.known_arguments import adds_stage
-from vane_dagster.pipeline.model_stages import ModelStageRows, name_of
+from vane_dagster.pipeline.model_stages import ModelStageRows, column_named
 from vane_dagster.pipeline.options import OnError, ReuseMode
 from vane_dagster.pipeline.records import Asset, Failures, Model, Reuse, Workers, parse_options
 from vane_dagster.pipeline.servers import ModelServer
@@ -73,8 +73,8 @@ class EmbedRows(ModelStageRows):
 
         location = self.pipeline._location(name)
         model_task = EmbedTask(
-            name_of(location, column, "column"),
-            name_of(location, name if output_column is None else output_column),
+            text(location, "column", column, "a name"),
+            column_named(location, name, output_column),
             positive(location, "dimensions", dimensions),
             flag(location, "normalize", normalize),
         )

@@ -53,23 +53,11 @@ _FORMS: Mapping[str, str] = {
 _ABSENT: Mapping[str, str] = {
     "workers are placed where there is room, and vd.Workers(resources=..., accelerator_type=...) "
     "select nodes": "scheduling_strategy label_selector fallback_strategy",
-    "a worker that dies is replaced, and its rows are computed again": "max_restarts",
     "write what a worker reserves as gpus=... and concurrency=vd.Workers(...)": (
         "ray_remote_args ray_remote_args_fn ray_options"
     ),
     'vd.Workers(env_vars=["<NAME>"]) sends variables to the workers, and packages are installed '
     "where the cluster runs": "runtime_env",
-    "batch_size sets the rows of a call, and the pipeline's fragment_rows those of a task": (
-        "target_max_batch_bytes task_input_max_bytes output_target_max_bytes output_batch_size "
-        "min_task_batch_size preserve_compute_batch_boundaries"
-    ),
-    "batch_size times vd.Workers(max_concurrency=...) rows are in flight in one worker": (
-        "inflight_limit max_buffer_size"
-    ),
-    "workers get rows in an order that shares prefixes": (
-        "do_prefix_routing min_bucket_size prefix_match_threshold load_balance_threshold"
-    ),
-    "a stage has the columns of its schema and those that include_columns names": "remove_columns",
     "project(name, [...], where=...) filters by SQL, filter by a function": "expr",
     'map_batches(name, fn, schema=..., batch_format="numpy") calls fn with batches': (
         "batched batch_format"
@@ -79,7 +67,6 @@ _ABSENT: Mapping[str, str] = {
     "functools.partial(fn, ...) has its arguments": "fn_constructor_args fn_constructor_kwargs",
     "each worker is a process of its own": "use_process",
     "each column that schema names is a column of the stage": "unnest",
-    "each call gets a copy of its batch, which it may change": "zero_copy_batch",
 }
 """Arguments that no stage needs, by what holds instead."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vane_dagster._arguments import list_of_names
+from vane_dagster._arguments import list_of_names, text
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.known_arguments import adds_stage
-from vane_dagster.pipeline.model_stages import name_of
+from vane_dagster.pipeline.model_stages import column_named
 from vane_dagster.pipeline.options import OnError, ReuseMode
 from vane_dagster.pipeline.prompts import PromptRows
 from vane_dagster.pipeline.records import Asset, Failures, Model, Reuse, Workers, parse_options
@@ -79,7 +79,7 @@ class LabelRows(PromptRows):
         from vane_dagster.providers.labelling import LABEL_SAMPLING, ClassifyTask, label_prompt
 
         location = self.pipeline._location(name)
-        name_of(location, column, "column")
+        text(location, "column", column, "a name")
         if not isinstance(labels, (Sequence, Mapping)) or isinstance(labels, str) or not labels:
             raise DefinitionError(
                 f"{location}: labels is {labels!r}; expected a list of labels, or label to meaning"
@@ -108,9 +108,7 @@ class LabelRows(PromptRows):
         listed = list_of_names(location, "labels", [*labels]) or ()
         if len(set(listed)) < len(listed):
             raise DefinitionError(f"{location}: labels has one twice: {listed}")
-        model_task = ClassifyTask(
-            column, name_of(location, name if output_column is None else output_column), listed
-        )
+        model_task = ClassifyTask(column, column_named(location, name, output_column), listed)
         options = parse_options(
             location, include_columns, concurrency, gpus, on_error, reuse, asset
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vane_dagster._worker_process import is_worker
@@ -112,15 +112,3 @@ class LazyInstance:
     def __repr__(self) -> str:
         method = "" if self._lazy_method == "__call__" else f".{self._lazy_method}"
         return f"<{self._lazy_target.__qualname__}{method}, not constructed here>"
-
-
-def lazy_in(value: Any) -> LazyInstance | None:
-    """Return the first lazy instance that a value is or holds in lists, tuples, sets or dicts."""
-    if isinstance(value, LazyInstance):
-        return value
-    items: Iterable[Any] = ()
-    if isinstance(value, (list, tuple, set, frozenset)):
-        items = value
-    elif isinstance(value, dict):
-        items = value.values()
-    return next((found for item in items if (found := lazy_in(item)) is not None), None)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pyarrow as pa
 
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity, worker_code_digest
-from vane_dagster.fingerprint.files import LocalFiles
-from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.pipeline.contracts import CALL, TYPES, BatchCall, Contract, RowCall, TypesCall
 from vane_dagster.pipeline.identity import (
@@ -27,7 +25,15 @@ from vane_dagster.pipeline.identity import (
 from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.options import Cardinality, IncludeColumns, OnError, Resources
 from vane_dagster.pipeline.records import Children, Workers
-from vane_dagster.pipeline.stage_kind import Column, Schemas, StageKind, Table, check_id, named_in
+from vane_dagster.pipeline.stage_kind import (
+    KIND,
+    Column,
+    Schemas,
+    StageKind,
+    Table,
+    check_id,
+    named_in,
+)
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.sources.raw_files import PATH
 from vane_dagster.storage.manifest import Component
@@ -131,7 +137,7 @@ class MapBatchesSpec(StageKind):
     @property
     def slots(self) -> int:
         """Tasks that a worker has at the same time; with two, async code always has calls."""
-        return 2 if self.udf.is_async and self.max_concurrency > 1 else 1
+        return 2 if self.udf.has_async_code else 1
 
     @property
     def runs_own_code(self) -> bool:
@@ -219,14 +225,12 @@ class MapBatchesSpec(StageKind):
         own = [pipeline._keys_of(self.upstream[0])[0].column] if self.reuse.per_row else []
         return (*own, *(sorted(listed) if self._reads_by_name else listed))
 
-    def own_columns(self, pipeline: Pipeline) -> tuple[str, ...]:
-        """Return the output columns that the code makes; they are what a copy of a row copies."""
-        return self.made_columns(pipeline, self.schema)
-
-    def computation(self, pipeline: Pipeline) -> Sequence[object]:
+    def computation(self, pipeline: Pipeline, components: Iterable[Component]) -> Sequence[object]:
         """Return everything that changes what the code makes of a row, besides rows and schema."""
+        options = ("method", "batch_format")  # the others concern columns and rows
+        called = [each for each in components if each.kind != "option" or each.name in options]
         return [
-            *(each.digest for each in self._called(pipeline)),
+            *(each.digest for each in called if each.kind != KIND),
             self.pinned,
             self.makes_rows,
             self.may_filter,  # else a row that was dropped would be missing where none may be
@@ -351,8 +355,6 @@ class MapBatchesSpec(StageKind):
         ids = [key.column for key in pipeline._keys_of(self.name)]
         passed = {*(ids[1:] if self.makes_rows else ids)}
         passed |= {*(given.names if self.include is True else self.include)}
-        if self.failures.on_error == "null":
-            passed.add(ERROR_COLUMN)
         made = [field for field in found if field.name not in passed]
         if not made:
             raise SchemaError(
@@ -390,7 +392,7 @@ class MapBatchesSpec(StageKind):
         require_columns(owner, self.asset.column_lineage, self.schema.names, DefinitionError)
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
-        """All declared columns except ids."""
+        """All declared columns except ids; they are what a copy of a row copies."""
         ids = {key.column for key in pipeline._keys_of(self.name)}
         return tuple(name for name in self.schema.names if name not in ids)
 
@@ -398,8 +400,8 @@ class MapBatchesSpec(StageKind):
         """All declared columns except ids."""
         if self.is_inferred:
             return None
-        ids = [key.column for key in pipeline._keys_of(self.name)]
-        return pa.schema([field for field in self.schema if field.name not in ids])
+        made = self.made_columns(pipeline, self.schema)
+        return pa.schema([self.schema.field(name) for name in made])
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]
@@ -413,7 +415,12 @@ class MapBatchesSpec(StageKind):
         """The code, its arguments, and its input and output columns."""
         schema = INFER if self.is_inferred else self.schema.to_string(show_schema_metadata=False)
         return [
-            *self._called(pipeline),
+            *(Component(*part) for part in self.code(pipeline).parts),
+            *constructor_arguments(pipeline, self),
+            *call_arguments(pipeline, self),
+            component("option", "method", self.udf.method),
+            component("option", "batch_format", self.contract.keyed),
+            *environment(pipeline, self),
             component("option", "schema", schema),
             component("option", "columns", self._columns_seen(pipeline)),
             component("option", "cardinality", self.cardinality),
@@ -424,17 +431,6 @@ class MapBatchesSpec(StageKind):
             component("option", "include_columns", self.include),
         ]
 
-    def _called(self, pipeline: Pipeline) -> list[Component]:
-        """Return what determines the result of a call, besides rows and columns."""
-        return [
-            *(Component(*part) for part in self.code(pipeline).parts),
-            *constructor_arguments(pipeline, self),
-            *call_arguments(pipeline, self),
-            component("option", "method", self.udf.method),
-            component("option", "batch_format", self.contract.keyed),
-            *environment(pipeline, self),
-        ]
-
     def code(self, pipeline: Pipeline) -> CodeIdentity:
         """Return the identity of its function or class."""
         try:
@@ -442,17 +438,6 @@ class MapBatchesSpec(StageKind):
             return code_identity(udf.target, version=udf.version, files=files)
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
-
-    @property
-    def _own_code(self) -> Sequence[Callable[..., Any]]:
-        """The user's code that it runs."""
-        return (self.udf.target,)
-
-    def code_digest(self) -> str:
-        """Digest of the function or class."""
-        unread, version = LocalFiles(read=False), self.udf.version
-        found = (code_identity(each, version=version, files=unread) for each in self._own_code)
-        return digest(*(each.digest for each in found))
 
     def local_files(self) -> Mapping[LocalFile, FileContent]:
         """Those among the arguments of the function or class."""

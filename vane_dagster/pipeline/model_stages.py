@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from vane_dagster._arguments import positive
+import pyarrow as pa
+
+from vane_dagster._arguments import positive, text
 from vane_dagster._keywords import require_columns, similar
 from vane_dagster._secrets import keep_arguments
-from vane_dagster.errors import CodeIdentityError, DefinitionError, names
+from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.contracts import BatchCall
@@ -24,9 +26,9 @@ from vane_dagster.pipeline.identity import (
     value_identity,
 )
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
-from vane_dagster.pipeline.options import IncludeColumns
 from vane_dagster.pipeline.records import Model, StageOptions, refuse_for_prompts
 from vane_dagster.pipeline.servers import ModelServer
+from vane_dagster.pipeline.stage_kind import KIND
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 _RETRIES = 5
 _DEFAULTS = {"prompt": (32, 16)}
 """Rows of a batch and batches in flight in a worker, for kinds that differ from the others."""
+_INCLUDED = "include_columns"
 _ANSWERS = 1
 """Increment if the built-in providers' answers, or the rows made from them, change."""
 
@@ -60,31 +63,43 @@ class ModelStageSpec(MapBatchesSpec):
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The provider, the model, the values of the model task, and an inferred schema."""
         schema = self.schema.to_string(show_schema_metadata=False)
-        return [
-            *self._request(pipeline, self.include),
-            component("option", "on_error", self.failures.on_error == "null"),
-            *([component("option", "schema", schema)] if self.pinned else ()),
-        ]
-
-    def computation(self, pipeline: Pipeline) -> Sequence[object]:
-        """The same, without the columns that pass through."""
-        return [each.digest for each in self._request(pipeline, ())]
-
-    def _request(self, pipeline: Pipeline, include: IncludeColumns) -> list[Component]:
         options = in_any_order(self.provider, self.model.options)
         values = {
             "model": self.model.name,
             "provider_options": options,
-            **self.model_task.keyed(include),
+            **self.model_task.keyed(self.include),
         }
         return [
             Component("code", self.udf.name, self.code(pipeline).digest),
-            *(
-                component("option", name, value_identity(pipeline, self, name, value))
-                for name, value in values.items()
-            ),
+            *(self._option(pipeline, name, value) for name, value in values.items()),
             *environment(pipeline, self),
+            component("option", "on_error", self.failures.on_error == "null"),
+            *([component("option", "schema", schema)] if self.pinned else ()),
         ]
+
+    def computation(self, pipeline: Pipeline, components: Iterable[Component]) -> Sequence[object]:
+        """The same, without the columns that pass through."""
+        none = self._option(pipeline, _INCLUDED, ())
+        others = ("id", "on_error", "schema")
+        asked = [each for each in components if each.kind != "option" or each.name not in others]
+        found = (none if each.name == _INCLUDED else each for each in asked if each.kind != KIND)
+        return [each.digest for each in found]
+
+    def _option(self, pipeline: Pipeline, name: str, value: Any) -> Component:
+        return component("option", name, value_identity(pipeline, self, name, value))
+
+    def inferred_schema(
+        self, pipeline: Pipeline, found: pa.Schema, given: pa.Schema, rows: int
+    ) -> pa.Schema:
+        """The column of vectors, if all have one size."""
+        schema = super().inferred_schema(pipeline, found, given, rows)
+        if not pa.types.is_fixed_size_list(schema[0].type):
+            raise SchemaError(
+                f"{pipeline._location(self.name)}: the vectors of the first {rows:,} rows differ "
+                "in size. Declare dimensions=, so that vectors of another size are errors of their "
+                "rows"
+            )
+        return schema
 
     @property
     def runs_own_code(self) -> bool:
@@ -105,11 +120,6 @@ class ModelStageSpec(MapBatchesSpec):
         name = find(self.udf.constructor_kwargs["options"])
         return name if isinstance(name, str) else None
 
-    @property
-    def _own_code(self) -> Sequence[Callable[..., Any]]:
-        """A user's own provider, and the user's code that the model task needs."""
-        return self._with_provider(*self.model_task.classes, *self.model_task.functions)
-
     def _with_provider(self, *own: Callable[..., Any]) -> Sequence[Callable[..., Any]]:
         return own if built_in_name(self.provider) else (self.provider, *own)
 
@@ -119,7 +129,8 @@ class ModelStageSpec(MapBatchesSpec):
         Built-in providers count by frozen names and a number. A new version of this package
         therefore recomputes nothing unless its answers change.
         """
-        return self._code(pipeline, self._own_code)
+        task = self.model_task
+        return self._code(pipeline, self._with_provider(*task.classes, *task.functions))
 
     def _code(self, pipeline: Pipeline, own: Sequence[Callable[..., Any]]) -> CodeIdentity:
         """Return the identity of the provider, of which `own` is the user's code."""
@@ -298,11 +309,10 @@ def _parse_model(
     return found, replace(record, name=name, options=counted), {"model": name, "options": options}
 
 
-def name_of(location: str, value: Any, argument: str = "output_column") -> str:
-    """Return `value` if it is a column name."""
-    if not isinstance(value, str) or not value:
-        raise DefinitionError(f"{location}: {argument} is {value!r}; expected a name")
-    return value
+def column_named(location: str, stage: str, output_column: str | None) -> str:
+    """Return the column of a stage's result."""
+    given = stage if output_column is None else output_column
+    return text(location, "output_column", given, "a name")
 
 
 def _check_options(location: str, provider: type, options: Mapping[str, Any]) -> None:
@@ -313,9 +323,9 @@ def _check_options(location: str, provider: type, options: Mapping[str, Any]) ->
     except TypeError as error:
         unknown = [name for name in options if name not in takes]
         hint = similar(unknown[0], takes) if unknown else ""
-        text = f"{error}; it takes {names(takes, 20)}. {hint}".rstrip(". ")
+        problem = f"{error}; it takes {names(takes, 20)}. {hint}".rstrip(". ")
         raise DefinitionError(
-            f"{location}: the options of the model do not fit {provider.__name__}: {text}"
+            f"{location}: the options of the model do not fit {provider.__name__}: {problem}"
         ) from None
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Union
 
-from vane_dagster._arguments import list_of_names
+from vane_dagster._arguments import list_of_names, number, text
 from vane_dagster.errors import DefinitionError
 from vane_dagster.retries import OnError as OnError
 
@@ -45,6 +44,7 @@ IncludeColumns = Union[Literal[True], tuple[str, ...]]
 
 AUTO: Final = "auto"
 """The batch size of a stage that lets its workers determine it."""
+_INFINITE = float("inf")
 _LEAST = 0.0001
 """The least amount of a resource that Ray reserves."""
 
@@ -76,29 +76,28 @@ class Resources:
 
     def validate(self, where: str) -> None:
         """Raise DefinitionError for a negative amount, or one that Ray rejects."""
-        for name, amount in (
-            ("num_cpus", self.num_cpus),
-            ("gpus", self.gpus),
-            ("memory", self.memory),
-            *self.custom.items(),
-        ):
-            number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
-            if not number or not math.isfinite(amount) or amount < 0:
-                raise DefinitionError(f"{where}: {name} is {amount!r}; expected a number from 0 up")
-            if 0 < amount < _LEAST:
-                raise DefinitionError(f"{where}: {name} is {amount!r}; the least is {_LEAST}")
-        if self.gpus > 1 and self.gpus != int(self.gpus):
-            raise DefinitionError(
-                f"{where}: gpus is {self.gpus}; above one GPU only whole numbers can be reserved"
-            )
-        if self.accelerator_type is not None and not isinstance(self.accelerator_type, str):
-            raise DefinitionError(
-                f"{where}: accelerator_type is {self.accelerator_type!r}; expected a name"
-            )
+        check_amount(where, "num_cpus", self.num_cpus)
+        check_amount(where, "gpus", self.gpus)
+        check_amount(where, "memory", self.memory)
+        for name, amount in self.custom.items():
+            check_amount(where, name, amount)
+        if self.accelerator_type is not None:
+            text(where, "accelerator_type", self.accelerator_type, "a name")
         if taken := sorted(set(self.custom) & {"CPU", "GPU", "memory"}):
             raise DefinitionError(
                 f"{where}: resources names {taken[0]!r}; use num_cpus, gpus or memory for it"
             )
+
+
+def check_amount(where: str, name: str, amount: Any) -> None:
+    """Raise DefinitionError for an amount of a resource that Ray rejects."""
+    number(where, name, amount, "a number from 0 up", lambda given: 0 <= given < _INFINITE)
+    if 0 < amount < _LEAST:
+        raise DefinitionError(f"{where}: {name} is {amount!r}; the least is {_LEAST}")
+    if name == "gpus" and amount > 1 and amount != int(amount):
+        raise DefinitionError(
+            f"{where}: gpus is {amount}; above one GPU only whole numbers can be reserved"
+        )
 
 
 class RowOrder(Protocol):

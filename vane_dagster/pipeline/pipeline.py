@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from vane_dagster._arguments import (
-    NAME,
+    check_name,
     list_of_names,
     mapping,
     one_of,
@@ -131,10 +131,7 @@ class Pipeline(Rows):
         op_tags: Mapping[str, str] | None = None,
     ) -> None:
         location = f"pipeline {name!r}"
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise DefinitionError(
-                f"{location}: a name has letters, digits and '_', and does not begin with a digit"
-            )
+        check_name(location, name)
         if not isinstance(source, Source):
             from vane_dagster.sources.stored import as_source
 
@@ -360,10 +357,7 @@ class Pipeline(Rows):
 
     def _add(self, spec: StageSpec) -> Stage:
         location = self._location(spec.name)
-        if not isinstance(spec.name, str) or not NAME.fullmatch(spec.name):
-            raise DefinitionError(
-                f"{location}: a name has letters, digits and '_', and does not begin with a digit"
-            )
+        check_name(location, spec.name)
         if spec.name == SOURCE:
             raise DefinitionError(f"{location}: {SOURCE!r} is the name of the pipeline's source")
         cell, former = executing_cell(), self._cells.get(spec.name)

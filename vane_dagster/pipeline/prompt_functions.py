@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.portable import portable_payload
 from vane_dagster.pipeline.udf import style_of
 from vane_dagster.providers.prompt_function import PromptFunction, unpacked
-from vane_dagster.types.callables import unwrapped
+from vane_dagster.types.callables import check_call, is_function, unwrapped
 
 
 @dataclass(frozen=True)
@@ -40,20 +39,11 @@ class DeclaredFunction(PromptFunction):
 def prompt_function(where: str, function: Callable[..., Any]) -> PromptFunction:
     """Validate the function that makes the prompts of a stage."""
     plain = unwrapped(function)
-    of_class = inspect.ismethod(plain) and inspect.isclass(plain.__self__)
-    is_function = inspect.isfunction(plain) or inspect.isbuiltin(plain) or of_class
-    if not is_function or style_of(plain) != "plain":
+    if not is_function(plain) or style_of(plain) != "plain":
         raise DefinitionError(
             f"{where}: messages is {function!r}; expected a plain function of a row, which returns "
             "its prompt. A class that holds state, or requests to other services, are a stage "
             "before this one"
         )
-    try:
-        inspect.signature(function).bind({})
-    except TypeError as error:
-        raise DefinitionError(
-            f"{where}: messages is {plain.__name__!r}, which cannot be called with a row: {error}"
-        ) from None
-    except ValueError:  # builtins may have no signature
-        pass
+    check_call(where, function, ({},), {}, "messages(row)")
     return DeclaredFunction(function)

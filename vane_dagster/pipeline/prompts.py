@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vane_dagster._arguments import list_of_names, mapping
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.known_arguments import adds_stage
-from vane_dagster.pipeline.model_stages import ModelStageRows, name_of
+from vane_dagster.pipeline.model_stages import ModelStageRows, column_named
 from vane_dagster.pipeline.options import OnError, ReuseMode
 from vane_dagster.pipeline.records import (
     Asset,
@@ -111,7 +111,7 @@ class PromptRows(ModelStageRows):
             Template("", (), False, parse_system(location, system))
             if callable(messages)
             else parse_template(location, messages, system),
-            name_of(location, name if output_column is None else output_column),
+            column_named(location, name, output_column),
             mapping(location, "sampling_params", sampling_params),
             parse_format(location, return_format),
             options.failures.explain_errors,

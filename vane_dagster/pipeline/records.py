@@ -7,12 +7,15 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from vane_dagster._arguments import (
+    flag,
     list_of_names,
     mapping,
+    number,
     one_of,
     parse_concurrency,
     positive,
     seconds,
+    text,
     whole,
 )
 from vane_dagster._keywords import checked_record
@@ -176,11 +179,7 @@ class Failures:
         where, rate = "vd.Failures", self.max_error_rate
         if self.on_error is not None:
             one_of(where, "on_error", self.on_error, get_args(OnError))
-        number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
-        if rate is not None and not (number and 0 <= rate <= 1):
-            raise DefinitionError(
-                f"{where}: max_error_rate is {rate!r}; expected a share from 0 to 1"
-            )
+        number(where, "max_error_rate", rate, "a share from 0 to 1", lambda given: 0 <= given <= 1)
         whole(where, "max_retries", self.max_retries)
         whole(where, "explain_errors", self.explain_errors)
         object.__setattr__(self, "explain_errors", self.explain_errors or 0)
@@ -237,12 +236,10 @@ class Reuse:
             raise DefinitionError(
                 f"{where}: partitions is {self.partitions!r}; expected a whole number from 0 up"
             )
-        if self.per_row is not None and not isinstance(self.per_row, bool):
-            raise DefinitionError(f"{where}: per_row is {self.per_row!r}; expected a bool")
-        if self.version is not None and not (isinstance(self.version, str) and self.version):
-            raise DefinitionError(
-                f"{where}: version is {self.version!r}; expected a non-empty text, such as '2'"
-            )
+        if self.per_row is not None:
+            flag(where, "per_row", self.per_row)
+        if self.version is not None:
+            text(where, "version", self.version, "a non-empty text, such as '2'")
 
     def _resolved(self, location: str, obstacle: str | None) -> Reuse:
         """Return the record with the mode that it leaves open."""
@@ -277,12 +274,9 @@ class Children:
     parent_id: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("id", "parent_id"):
-            value = getattr(self, name)
-            if not (isinstance(value, str) and value) and (name == "id" or value is not None):
-                raise DefinitionError(
-                    f"vd.Children: {name} is {value!r}; expected the name of a column"
-                )
+        text("vd.Children", "id", self.id, "the name of a column")
+        if self.parent_id is not None:
+            text("vd.Children", "parent_id", self.parent_id, "the name of a column")
 
 
 @checked_record("vd.Model")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import os
@@ -13,7 +12,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from vane_dagster._arguments import mapping, parse_concurrency, path_text, positive, seconds
+from vane_dagster._arguments import (
+    mapping,
+    number,
+    parse_concurrency,
+    path_text,
+    positive,
+    seconds,
+    text,
+)
 from vane_dagster._keywords import known_keywords
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError, names
@@ -25,10 +32,11 @@ from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.pipeline.records import Workers
-from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS, misspelled
+from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS
 from vane_dagster.servers.handle import HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
 from vane_dagster.servers.launch import flags as flags_of
+from vane_dagster.types.callables import check_call, is_function, unwrapped
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
@@ -91,6 +99,9 @@ class ModelServer:
         reserved: What one replica reserves.
         env_vars: Names of environment variables that are sent to it.
         keyed: What counts in fragment keys, because it may change answers.
+        model: Name of the model in requests; empty if the server has none.
+        command: The command line, with placeholders.
+        label: Kind and name, for messages.
         key: Identifies the server to workers.
     """
 
@@ -116,8 +127,7 @@ class ModelServer:
         if options.per_node is not None and given.count is not None:
             raise DefinitionError(f"{where}: expected either replicas or per_node")
         idle = options.idle_minutes
-        if type(idle) not in (int, float, type(None)) or not (idle is None or idle >= 0):
-            raise DefinitionError(f"{where}: idle_minutes is {idle!r}; expected a number from 0 up")
+        number(where, "idle_minutes", idle, "a number from 0 up", lambda given: given >= 0)
         self.workers, self.idle_minutes = given, idle
         self.replicas = parse_concurrency(where, given.count) or (1, 1)
         self.per_node = positive(where, "per_node", options.per_node)
@@ -126,9 +136,11 @@ class ModelServer:
         self.keyed = {"kind": self.kind, **keyed}
         for name in ("liveness_timeout_s", "drain_timeout_s"):
             seconds(where, name, getattr(options, name))
+        self.model, self.command = launch.model, launch.command
+        self.label = f"{self.kind} {self.name}"
         self._launch = replace(
             launch,
-            label=f"{self.kind} {self.name}",
+            label=self.label,
             startup_timeout_s=given.startup_timeout_s or STARTUP_SECONDS,
             liveness_timeout_s=options.liveness_timeout_s,
             drain_timeout_s=options.drain_timeout_s,
@@ -168,21 +180,6 @@ class ModelServer:
     def host_to_grpc_url(self) -> HostUrls:
         """URLs for gRPC by host name: ``grpc://host:port``; see `ServerHandle`."""
         return HostUrls(self.handle, "grpc")
-
-    @property
-    def model(self) -> str:
-        """Name of the model in requests; empty if the server has none."""
-        return self._launch.model
-
-    @property
-    def command(self) -> tuple[Any, ...]:
-        """The command line, with placeholders."""
-        return self._launch.command
-
-    @property
-    def label(self) -> str:
-        """Kind and name, for messages."""
-        return self._launch.label
 
     def launch(self) -> Launch:
         """Return how a replica is started.
@@ -301,8 +298,8 @@ class Server(ModelServer):
             health,
             tuple(port for port in _TRITON_PORTS if port == "port" or f"{{{port}}}" in used),
             variables,
-            _text(where, "api_key_env", api_key_env, "its name") if api_key_env else None,
-            _text(where, "model", model or "", "its name in requests"),
+            text(where, "api_key_env", api_key_env, "its name") if api_key_env else None,
+            text(where, "model", model, "its name in requests") if model else "",
         )
         keyed: dict[str, Any] = {"command": tuple(command), "env_vars": variables, "model": model}
         if version is not None:
@@ -359,7 +356,7 @@ class VLLMServer(ModelServer):
     ) -> None:
         where = "vd.VLLMServer"
         path = _word(where, "model", model, "a name or path")
-        given = _flags(where, flags, python is not None)
+        given = _flags(where, flags)
         short = os.path.basename(str(path).rstrip("/"))
         served = given.setdefault("served_model_name", [short])
         if isinstance(served, bool):
@@ -463,13 +460,13 @@ class TritonServer(ModelServer):
                 "--metrics-port", "{metrics_port}",
             )  # fmt: skip
         self._fn = fn
-        model = _text(where, "model", model or "", "its name in requests")
+        model = text(where, "model", model, "its name in requests") if model else ""
         loaded = f"models/{urllib.parse.quote(model, safe='')}" if model else "health"
         env = {**_PYTRITON_ADDRESSES, **_OWN_ENVIRONMENT} if python else _PYTRITON_ADDRESSES
         launch = Launch("", command, f"/v2/{loaded}/ready", _TRITON_PORTS, env, model=model)
         default = os.path.basename(str(path).rstrip("/"))
         if fn is not None:
-            default = getattr(_called(fn), "__name__", "triton")
+            default = getattr(unwrapped(fn), "__name__", "triton")
         # The content of a bare word would not count.
         named: Any = Path(path) if isinstance(path, str) and "/" not in path else path
         keyed = {"fn": fn, "path": named, "model": model}
@@ -485,7 +482,7 @@ class TritonServer(ModelServer):
 
         if self._fn is None:
             return self._launch
-        payload = portable_payload(code_identity(_called(self._fn)).modules, self._fn)
+        payload = portable_payload(code_identity(unwrapped(self._fn)).modules, self._fn)
         if payload is None:
             raise DefinitionError(
                 f"{self.label}: its function cannot run in a process of its own, because code of "
@@ -495,45 +492,27 @@ class TritonServer(ModelServer):
         return replace(self._launch, payload=stamped(payload))
 
 
-def _called(fn: Any) -> Any:
-    return fn.func if isinstance(fn, functools.partial) else fn
-
-
 def _check_function(where: str, fn: Any, count: int) -> None:
     """Refuse what is no function of `count` positional arguments, as far as is known."""
     form = "fn(ports)" if count == 1 else "fn(ports, model_path)"
-    called = _called(fn)
-    of = called.__self__ if inspect.ismethod(called) else called
+    called = unwrapped(fn)
     is_later = inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called)
-    if is_later or not (inspect.isfunction(of) or inspect.isbuiltin(of) or inspect.isclass(of)):
+    if is_later or not is_function(called):
         raise DefinitionError(
             f"{where}: fn is {fn!r}; expected a plain function {form}, which serves until SIGTERM"
         )
-    try:
-        inspect.signature(fn).bind(*range(count))
-    except ValueError:  # a builtin may have no signature
-        return
-    except TypeError as error:
-        raise DefinitionError(
-            f"{where}: fn is {fn!r}, which cannot be called as {form}: {error}"
-        ) from None
-
-
-def _text(where: str, name: str, value: Any, expected: str) -> str:
-    if not isinstance(value, str):
-        raise DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
-    return value
+    check_call(where, fn, (None,) * count, {}, form)
 
 
 def _word(where: str, name: str, value: Any, expected: str) -> str | LocalFile:
     """Return a word of a command line: text, also of a path, or a local file."""
     if isinstance(value, LocalFile):
         return value
-    return _text(where, name, path_text(value) or None, expected)
+    return text(where, name, path_text(value), expected)
 
 
 def _python(where: str, python: Any) -> str:
-    return _text(where, "python", path_text(python) or "{python}", "an interpreter's path")
+    return text(where, "python", path_text(python) or "{python}", "an interpreter's path")
 
 
 def _variables(where: str, given: Any) -> dict[str, str]:
@@ -551,7 +530,7 @@ def _variables(where: str, given: Any) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _flags(where: str, flags: Any, is_elsewhere: bool) -> dict[str, Any]:
+def _flags(where: str, flags: Any) -> dict[str, Any]:
     """Validate flags of ``vllm serve``."""
     given = mapping(where, "flags", flags)
     for name in given:
@@ -560,11 +539,9 @@ def _flags(where: str, flags: Any, is_elsewhere: bool) -> dict[str, Any]:
                 f"{where}: leave {name!r} out of flags: each replica has an address and a key of "
                 "its own, and clients connect by HTTP"
             )
-        correction = None if is_elsewhere else misspelled(name)
         if "-" in name:
-            correction = f"Write {name.strip('-').replace('-', '_')!r}"
-        if correction is not None:
-            raise DefinitionError(f"{where}: {name!r} is no flag of `vllm serve`. {correction}")
+            written = name.strip("-").replace("-", "_")
+            raise DefinitionError(f"{where}: flags has {name!r}; write {written!r}")
     found = given.items()
     return {name: _flag_value(where, name, value) for name, value in found if value is not None}
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SOURCE = "source"
 """The name of a pipeline's source among its nodes. A node is a stage or the source."""
+KIND = "kind"
+"""The component of a definition with the kind of its stage."""
 Schemas = Mapping[str, pa.Schema]
 """Schemas by node."""
 Column = tuple[str, str]
@@ -177,14 +179,6 @@ class StageKind(abc.ABC):
 
         See `planning.definition.stage_definition`.
         """
-
-    def code_digest(self) -> str:
-        """Return the digest of its user code alone, without the files that its values name.
-
-        A run may change such files itself, for example in a folder that an argument names as
-        output.
-        """
-        return ""
 
     def local_files(self) -> Mapping[LocalFile, FileContent]:
         """Return the local files among its arguments, with their present contents."""

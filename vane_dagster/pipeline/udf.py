@@ -14,9 +14,11 @@ from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.local_file import LocalFile, found_in, local_files_in, servers_in
 from vane_dagster.pipeline.contracts import CALL, CallStyle, DeclaredCall
 from vane_dagster.pipeline.decorators import NO_OPTIONS, CallOptions, options_of
-from vane_dagster.pipeline.lazy_instances import LazyInstance, lazy_in
+from vane_dagster.pipeline.lazy_instances import LazyInstance
 from vane_dagster.pipeline.servers import ModelServer, servers_by_key
-from vane_dagster.types.callables import qualname, signature_of, unwrapped
+from vane_dagster.types.callables import check_call, is_function, qualname, unwrapped
+
+_ASYNC = ("async", "async_generator")
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,15 @@ class Udf:
     @property
     def is_async(self) -> bool:
         """Whether several calls can be in flight in one actor."""
-        return self.style in ("async", "async_generator")
+        return self.style in _ASYNC
+
+    @property
+    def has_async_code(self) -> bool:
+        """Whether it, or a method of its class that another stage may call, is async."""
+        target = unwrapped(self.target)
+        methods = _members(target) if inspect.isclass(target) else {}
+        methods.pop("check_health", None)
+        return self.is_async or any(style_of(each) in _ASYNC for each in methods.values())
 
 
 def make_udf(
@@ -144,14 +154,14 @@ def check_calls(where: str, udf: Udf, contract: DeclaredCall) -> None:
     """Check that the code takes its arguments, and that workers can have them."""
     if udf.stateful:
         arguments = (udf.constructor_args, udf.constructor_kwargs)
-        _bind(where, udf.target, *arguments, "(*fn_constructor_args, **fn_constructor_kwargs)")
+        check_call(where, udf.target, *arguments, "(*fn_constructor_args, **fn_constructor_kwargs)")
     if not udf.is_factory:
         call, has_self = called_function(udf.target, udf.method)
         given, named = contract.arguments()
         placed = (*(None,) * has_self, *given)
-        _bind(where, call, placed, {**named, **udf.kwargs}, contract.form)
+        check_call(where, call, placed, {**named, **udf.kwargs}, contract.form)
     if inspect.isclass(udf.target) and callable(probe := _members(udf.target).get("check_health")):
-        _bind(where, probe, (None,), {}, "check_health(self), by which a worker asks it")
+        check_call(where, probe, (None,), {}, "check_health(self), by which a worker asks it")
     _check_servers(where, udf)
     _refuse_lazy_arguments(where, udf)
 
@@ -184,8 +194,7 @@ def _check_callable(where: str, target: Any, method: str, is_factory: bool) -> N
                 f"and pass the method of an instance, as Model(...).{function.__name__}"
             )
         return
-    of_class = inspect.ismethod(function) and inspect.isclass(function.__self__)
-    if not (inspect.isbuiltin(function) or of_class):
+    if not is_function(function):
         raise DefinitionError(f"{where}: {_refusal(function)}")
 
 
@@ -259,7 +268,8 @@ def _refuse_lazy_arguments(where: str, udf: Udf) -> None:
 
     It has no identity of its own: its class may change what the stage computes.
     """
-    found = lazy_in((udf.constructor_args, udf.constructor_kwargs, udf.kwargs))
+    given = (udf.constructor_args, udf.constructor_kwargs, udf.kwargs)
+    found = next(found_in(given, LazyInstance), None)
     if found is not None and udf.version is None:
         inner = qualname(found._lazy_target)
         raise DefinitionError(
@@ -268,14 +278,3 @@ def _refuse_lazy_arguments(where: str, udf: Udf) -> None:
             "constructs an instance there, once in each worker. Pass that class what "
             f"{inner} needs, such as a path"
         )
-
-
-def _bind(where: str, call: Any, args: tuple[Any, ...], kwargs: Any, shape: str) -> None:
-    if (signature := signature_of(call)) is None:
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise DefinitionError(
-            f"{where}: {qualname(call)}{signature} cannot be called as {shape}: {error}"
-        ) from None

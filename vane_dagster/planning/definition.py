@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
@@ -19,7 +18,7 @@ from vane_dagster.pipeline.identity import (
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
-from vane_dagster.pipeline.stage_kind import with_upstream
+from vane_dagster.pipeline.stage_kind import KIND, with_upstream
 from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.row_keys import ENCODING, row_keys
 from vane_dagster.types.schema import empty_table
@@ -45,11 +44,13 @@ def definition_digest(components: Iterable[Component]) -> str:
 
 def components(pipeline: Pipeline, spec: StageSpec) -> tuple[Component, ...]:
     """Return what a stage's definition consists of, in order."""
-    kind = component("kind", spec.kind, VERSION)
+    kind = component(KIND, spec.kind, VERSION)
     return (kind, component("option", "id", pipeline.id), *spec.components(pipeline))
 
 
-def row_definition(pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema) -> str:
+def row_definition(
+    pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema, components: Sequence[Component]
+) -> str:
     """Return the digest of everything that determines what a stage makes of a row's key columns.
 
     Rows with equal row keys and an equal row definition may have the same results. The names of
@@ -57,7 +58,7 @@ def row_definition(pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema) 
     """
     if spec.reuse.mode != "rows" or spec.is_inferred:
         return ""
-    made = [spec.schema.field(name) for name in spec.own_columns(pipeline)]
+    made = [spec.schema.field(name) for name in spec.made_columns(pipeline, spec.schema)]
     read = [inputs.field(name) for name in spec.key_columns(pipeline)]
     if spec.reuse.per_row:
         read[0] = read[0].with_name("")  # the code does not see it
@@ -72,7 +73,7 @@ def row_definition(pipeline: Pipeline, spec: MapBatchesSpec, inputs: pa.Schema) 
         spec.kind,
         [_column(field) for field in made],
         [_column(field) for field in read],
-        *spec.computation(pipeline),
+        *spec.computation(pipeline, components),
     )
 
 
@@ -102,69 +103,28 @@ def inference_definition(pipeline: Pipeline, stage: str) -> str:
     return digest("inferred schema", *above)
 
 
-@dataclass(frozen=True)
-class PoolIdentity:
-    """Which workers a stage may use.
+def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
+    """Return the digest of what a stage's workers construct and reserve; 16 hex digits.
 
-    Attributes:
-        digest: Digest of the object that a worker constructs, and of its resources; 16 hex digits.
-            Stages with the same digest share warm workers.
-        slots: Tasks that a worker has at the same time.
+    Stages with the same digest share warm workers. A function's arguments count too: the function
+    may cache the content of a file that an argument names, and must not reuse it once the file has
+    changed. With `version=`, which replaces content in keys, what the workers are constructed from
+    counts as it is pickled for them: two stages with equal versions may differ in it. Subprocesses
+    beside a cluster have an identity of their own.
     """
-
-    digest: str
-    slots: int
-
-
-def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
-    """Compute the identity of a stage's workers.
-
-    A function's arguments count too: the function may cache the content of a file that an argument
-    names, and must not reuse it once the file has changed. With `version=`, which replaces content
-    in keys, what the workers are constructed from counts as it is pickled for them: two stages with
-    equal versions may differ in it. Subprocesses beside a cluster have an identity of their own.
-    Stages that share workers have as many slots as the async one with the most.
-    """
-    parts = _constructed_parts(pipeline, spec)
-    slots = max([spec.slots, *(each.slots for each in _sharing(pipeline, spec, parts))])
-    identity = digest(slots, *parts)[:16]
-    return PoolIdentity(identity, slots)
-
-
-def _constructed_parts(pipeline: Pipeline, spec: MapBatchesSpec) -> list[object]:
-    """Return what identifies the workers of a stage, except for the number of their slots."""
     udf = spec.udf
-    return [
+    return digest(
+        spec.slots,
         spec.worker_code(pipeline),
         *(each.digest for each in constructor_arguments(pipeline, spec)),
         *([] if udf.stateful else (each.digest for each in call_arguments(pipeline, spec))),
-        *_reserved(spec),
+        sorted(spec.resources.bundle().items()),
+        sorted(spec.workers._env_vars),
         *(each.digest for each in environment(pipeline, spec)),
         *(["driver"] if spec.on_driver else []),
         *((key, server.identity()) for key, server in udf.servers.items()),
         *([] if udf.version is None else [_pickled(spec)]),
-    ]
-
-
-def _reserved(spec: MapBatchesSpec) -> tuple[object, object]:
-    return sorted(spec.resources.bundle().items()), sorted(spec.workers._env_vars)
-
-
-def _sharing(
-    pipeline: Pipeline, spec: MapBatchesSpec, parts: Sequence[object]
-) -> Iterator[MapBatchesSpec]:
-    """Yield the stages with more slots that call other methods of the same workers."""
-    for stage in pipeline:
-        other = stage.spec
-        if (
-            other.runs_udf
-            and other.slots > spec.slots
-            and other.udf.target is spec.udf.target
-            and (*_reserved(other), other.workers.keyed_env_vars)
-            == (*_reserved(spec), spec.workers.keyed_env_vars)
-            and _constructed_parts(pipeline, other) == parts
-        ):
-            yield other
+    )[:16]
 
 
 def _pickled(spec: MapBatchesSpec) -> str:

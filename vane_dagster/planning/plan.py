@@ -15,7 +15,7 @@ from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import Causes, describe
-from vane_dagster.planning.definition import PoolIdentity, pool_identity
+from vane_dagster.planning.definition import pool_identity
 from vane_dagster.sources import FragmentRule, Source
 from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.filesystem import Location
@@ -146,7 +146,6 @@ class RunPlan:
         listed_at: Time on the monotonic clock, in seconds, just before the store was listed.
         forced: Whether everything selected is recomputed.
         retried: Whether quarantined rows are computed again.
-        code: Digest of each selected stage's user code, as its keys were computed from it.
         files: The local files among each selected stage's arguments, with the contents that its
             keys were computed from.
     """
@@ -162,12 +161,11 @@ class RunPlan:
     listed_at: float = 0.0
     forced: bool = False
     retried: bool = False
-    code: Mapping[str, str] = field(default_factory=dict)
     components: Mapping[str, Sequence[Component]] = field(default_factory=dict)
     files: Mapping[str, Mapping[LocalFile, FileContent]] = field(default_factory=dict)
-    _pools: dict[str, PoolIdentity] = field(default_factory=dict, repr=False, compare=False)
+    _pools: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
-    def pool(self, spec: MapBatchesSpec) -> PoolIdentity:
+    def pool(self, spec: MapBatchesSpec) -> str:
         """Return the identity of a stage's workers, which no edit during the run changes."""
         if spec.name not in self._pools:
             self._pools[spec.name] = pool_identity(self.pipeline, spec)

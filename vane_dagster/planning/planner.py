@@ -59,8 +59,7 @@ def plan_run(
             failed[key] = outcome
     return RunPlan(
         pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
-        planner.warnings, listed_at, force, retry_quarantined, planner.code, planner.components,
-        planner.files,
+        planner.warnings, listed_at, force, retry_quarantined, planner.components, planner.files,
     )  # fmt: skip
 
 
@@ -99,7 +98,6 @@ class _Planner:
         self.force = force
         self.run_id = run_id
         # Before the definitions: an edit while these are computed then differs from what is here.
-        self.code = {s: pipeline[s].spec.code_digest() for s in selected}
         self.files = {s: pipeline[s].spec.local_files() for s in selected}
         with files_read_once():
             self.components = {s: components(pipeline, pipeline[s].spec) for s in selected}
@@ -309,7 +307,9 @@ class _Planner:
         place = (stage, given.to_string(show_schema_metadata=False))
         with self._lock:
             if place not in self._row_definitions:
-                self._row_definitions[place] = row_definition(self.pipeline, spec, given)
+                self._row_definitions[place] = row_definition(
+                    self.pipeline, spec, given, self.components[stage]
+                )
             return self._row_definitions[place]
 
     def _former_parts(

@@ -60,6 +60,7 @@ class AnthropicProvider(HttpProvider):
     LIBRARY = "anthropic"
     CLIENT = "AsyncAnthropic"
     SERVER_PATH = ""
+    APIS = ("messages",)
 
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""

@@ -8,11 +8,10 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import datetime
 from typing import Any, ClassVar
 
 from vane_dagster._secrets import keep_variables
-from vane_dagster.errors import StageError, described
+from vane_dagster.errors import StageError, described, names
 from vane_dagster.providers.base import Answer, PromptTooLong, Request, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.rate_limiter import RateLimiter
@@ -58,11 +57,14 @@ class HttpProvider:
     """The name of the library's asynchronous client."""
     SERVER_PATH: ClassVar[str]
     """The path of the API at a server, as the client expects it."""
+    APIS: ClassVar[tuple[str, ...]]
+    """The names of its APIs; the first is the default."""
 
     def __init__(
         self,
         model: str,
         *,
+        api: str | None = None,
         base_url: str | None = None,
         api_key_env: str | None = "",
         timeout: float = 600.0,
@@ -74,7 +76,7 @@ class HttpProvider:
     ) -> None:
         self._api = needs(self.LIBRARY, self.LIBRARY, self.LIBRARY)
         self._aiohttp = needs("aiohttp", self.LIBRARY, self.LIBRARY)
-        self._model = model
+        self._model, self._api_name = model, api or self.APIS[0]
         self._base_url, self._timeout = base_url, timeout
         self._key_env = self.key_variable({"api_key_env": api_key_env})
         self._rooms = defaultdict[Endpoint | None, asyncio.Semaphore](
@@ -89,6 +91,9 @@ class HttpProvider:
     @classmethod
     def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
         """See `Provider`."""
+        if (api := options.get("api")) not in (None, *cls.APIS):
+            expected = names(cls.APIS)
+            raise ValueError(f"the options of the model have api={api!r}; expected {expected}")
         server = options.get("server")
         if server is not None and not isinstance(server, ServerHandle):
             raise ValueError(
@@ -265,15 +270,9 @@ def _wrong_body(where: str, body: Any) -> str | None:
 
 
 def _not_json(value: Any) -> str | None:
-    """Describe why a value is no JSON; None if it is, or the clients convert it."""
-
-    def converted(part: Any) -> str:
-        if isinstance(part, datetime) or hasattr(part, "model_dump"):
-            return ""
-        raise TypeError(f"a {type(part).__name__} is no JSON value")
-
+    """Describe why a value is no JSON; None if it is."""
     try:
-        json.dumps(value, default=converted, allow_nan=False).encode()
+        json.dumps(value, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         return str(error)
     return None

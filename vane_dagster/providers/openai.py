@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.http import HttpProvider, choice_schema
 from vane_dagster.providers.usage import finish_reason, token_count
-from vane_dagster.servers.handle import ServerHandle
-
-_APIS = ("chat", "completions")
 
 
 class OpenAIProvider(HttpProvider):
@@ -19,62 +16,28 @@ class OpenAIProvider(HttpProvider):
     LIBRARY = "openai"
     CLIENT = "AsyncOpenAI"
     SERVER_PATH = "/v1"
-
-    def __init__(
-        self,
-        model: str,
-        *,
-        api: str = "chat",
-        base_url: str | None = None,
-        api_key_env: str | None = "",
-        timeout: float = 600.0,
-        max_connections: int = 64,
-        requests_per_minute: float | None = None,
-        tokens_per_minute: float | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        server: ServerHandle | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            base_url=base_url,
-            api_key_env=api_key_env,
-            timeout=timeout,
-            max_connections=max_connections,
-            requests_per_minute=requests_per_minute,
-            tokens_per_minute=tokens_per_minute,
-            extra_body=extra_body,
-            server=server,
-        )
-        self._completes = api == "completions"
-
-    @classmethod
-    def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
-        """See `HttpProvider.check_options`."""
-        if (api := options.get("api", "chat")) not in _APIS:
-            raise ValueError(
-                f"the options of the model have api={api!r}; expected 'chat' or 'completions'"
-            )
-        super().check_options(options, sampling)
+    APIS = ("chat", "completions")
 
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
         fields, messages = self._fields(request.sampling), list(request.messages)
+        is_completion = self._api_name == "completions"
         body: dict[str, Any] = {"model": self._model}
         schema = choice_schema(request.choices) if request.choices else request.schema
-        if self._completes:
+        if is_completion:
             body["prompt"] = "\n\n".join(message["content"] for message in messages)
         else:
             body["messages"] = messages
             if schema is not None:
                 named = {"name": "answer", "schema": dict(schema)}
                 body["response_format"] = {"type": "json_schema", "json_schema": named}
-        path = "/completions" if self._completes else "/chat/completions"
+        path = "/completions" if is_completion else "/chat/completions"
         found = await self._post(path, body | fields)
         with self._reading(found):
             choice = found["choices"][0]
             # A message without content is an answer without text.
-            text = choice["text"] if self._completes else choice["message"].get("content")
-            refusal = None if self._completes else choice["message"].get("refusal")
+            text = choice["text"] if is_completion else choice["message"].get("content")
+            refusal = None if is_completion else choice["message"].get("refusal")
             reason = finish_reason(choice.get("finish_reason"))
             if not (text is None or isinstance(text, str)):
                 raise self._malformed(found)

@@ -123,7 +123,7 @@ class PromptTask:
         return {
             **({"columns": self.columns} if self.function else {}),
             "messages": (self.template.text, self.template.system),
-            "sampling_params": self.sampling,
+            "sampling_params": dict(sorted(self.sampling.items())),
             "return_format": (self.format.schema, self.format.choices, self.format.model),
             "output_column": self.output,
             "include_columns": include,

@@ -1,4 +1,4 @@
-"""Providers by name: built-in ones, and those of installed packages."""
+"""The built-in providers by name, and their libraries."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import importlib
 import inspect
 import os
 import sys
-from importlib.metadata import entry_points
 from typing import Any
 
 from vane_dagster.errors import DefinitionError, names
 
-GROUP = "vane_dagster.providers"
-"""The entry-point group under which a package registers its provider class."""
 _BUILT_IN = {
     "anthropic": "vane_dagster.providers.anthropic:AnthropicProvider",
     "openai": "vane_dagster.providers.openai:OpenAIProvider",
@@ -55,7 +52,7 @@ def provider_class(where: str, provider: str | type, method: str = "submit") -> 
     provider = _found(where, provider, method)
     if not inspect.isclass(provider):
         raise DefinitionError(
-            f"{where}: provider is {asked!r}; expected a name ({names(_known(), 20)}) or a class "
+            f"{where}: provider is {asked!r}; expected a name ({names(_BUILT_IN, 20)}) or a class "
             f"with `async def {method}`"
         )
     if not _has(provider, method):
@@ -71,28 +68,20 @@ def answers(where: str, provider: str | type, method: str) -> bool:
 
 
 def _found(where: str, provider: str | type, method: str) -> Any:
-    return _named(where, provider, method) if isinstance(provider, str) else provider
+    if not isinstance(provider, str):
+        return provider
+    if provider not in _BUILT_IN:
+        raise DefinitionError(
+            f"{where}: unknown provider {provider!r}; there are {names(_BUILT_IN, 20)}, and a "
+            "class of yours can be given itself"
+        )
+    place = _BY_METHOD.get((provider, method), _BUILT_IN[provider])
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _has(provider: Any, method: str) -> bool:
     return inspect.iscoroutinefunction(getattr(provider, method, None))
-
-
-def _known() -> list[str]:
-    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
-
-
-def _named(where: str, name: str, method: str) -> Any:
-    if name in _BUILT_IN:
-        module, _, attribute = _BY_METHOD.get((name, method), _BUILT_IN[name]).partition(":")
-        return getattr(importlib.import_module(module), attribute)
-    for point in entry_points(group=GROUP):
-        if point.name == name:
-            return point.load()
-    raise DefinitionError(
-        f"{where}: unknown provider {name!r}; there are {names(_known(), 20)}. A package registers "
-        f"its own under the entry points {GROUP!r}, and a class can be given itself"
-    )
 
 
 def needs(library: str, extra: str, provider: str) -> Any:

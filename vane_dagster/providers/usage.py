@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster._arguments import number
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.providers.base import Answer
 
@@ -79,26 +80,21 @@ def parse_prices(where: str, prices: Any) -> Mapping[str, float]:
     if prices is None:
         return {}
     fits = isinstance(prices, Mapping) and prices and set(prices) <= set(_PRICED)
-    if not fits or not all(_is_price(price) for price in prices.values()):
+    if not fits:
         raise DefinitionError(
             f"{where}: prices is {prices!r}; expected the price of a million tokens by kind, "
             f"{names(_PRICED)}, as {{'prompt': 0.15, 'completion': 0.6}}"
         )
+    for kind, price in prices.items():
+        number(where, f"prices[{kind!r}]", price, "a number from 0 up", lambda given: given >= 0)
     return dict(prices)
-
-
-def _is_price(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
 def parse_budget(where: str, cost_budget: Any, prices: Mapping[str, float]) -> float | None:
     """Parse the cost budget of a run; None for no limit."""
     if cost_budget is None:
         return None
-    if not _is_price(cost_budget) or not cost_budget:
-        raise DefinitionError(
-            f"{where}: cost_budget is {cost_budget!r}; expected an amount above 0"
-        )
+    number(where, "cost_budget", cost_budget, "an amount above 0", lambda given: given > 0)
     if not prices:
         raise DefinitionError(f"{where}: cost_budget={cost_budget} needs prices, to reckon by")
     return float(cost_budget)

@@ -15,7 +15,7 @@ from vane_dagster._private_folder import new_temporary_folder
 from vane_dagster.errors import names
 from vane_dagster.providers import guard
 from vane_dagster.providers.registry import check_folder, needs
-from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS, misspelled
+from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS
 
 _THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 """Variables with a worker's share of cores. vLLM's processes bind one thread to each core. With
@@ -40,17 +40,6 @@ class VllmEngine:
     OPERATIONAL = frozenset(
         {"tensor_parallel_size", *(f"engine_kwargs.{name}" for name in OPERATIONAL_ARGUMENTS)}
     )
-
-    @classmethod
-    def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
-        """See `HttpProvider.check_options`."""
-        given = options.get("engine_kwargs")
-        for name in given if isinstance(given, Mapping) else ():
-            if correction := misspelled(str(name)):
-                raise ValueError(
-                    f"engine_kwargs has {name!r}, which is no argument of vLLM's engine. "
-                    f"{correction}"
-                )
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class Codec(Generic[T]):
         """The default of each recorded attribute; MISSING without one."""
         return {
             each.name: each.default if each.default_factory is MISSING else each.default_factory()
-            for each in fields(self.kind)  # type: ignore[arg-type]
+            for each in fields(self.kind)  # type: ignore[arg-type]  # a class, as a callable
             if each.name not in self.omitted
         }
 

@@ -6,6 +6,8 @@ import functools
 import inspect
 from typing import Any
 
+from vane_dagster.errors import DefinitionError
+
 
 def unwrapped(obj: Any) -> Any:
     """Return the function or class wrapped by partials and method descriptors."""
@@ -20,6 +22,24 @@ def signature_of(function: Any) -> inspect.Signature | None:
         return inspect.signature(function)
     except (TypeError, ValueError):  # builtins and extension types may have no signature
         return None
+
+
+def is_function(obj: Any) -> bool:
+    """Return whether an object is a function, a builtin, or a method of a class itself."""
+    of_class = inspect.ismethod(obj) and inspect.isclass(obj.__self__)
+    return inspect.isfunction(obj) or inspect.isbuiltin(obj) or of_class
+
+
+def check_call(where: str, call: Any, args: tuple[Any, ...], kwargs: Any, form: str) -> None:
+    """Raise DefinitionError if arguments do not fit a signature, as far as there is one."""
+    if (signature := signature_of(call)) is None:
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise DefinitionError(
+            f"{where}: {qualname(unwrapped(call))}{signature} cannot be called as {form}: {error}"
+        ) from None
 
 
 def qualname(target: object) -> str:

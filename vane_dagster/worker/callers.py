@@ -105,10 +105,10 @@ class BatchCaller:
         if isinstance(self._contract, ColumnsCall):
             result = as_columns(self._contract, result, op, work)
         origin, passed_on = op.parent or op.ids[0], op.carried(work)
-        ids = {work.id, origin, *op.ids}
-        if op.policy.on_error == "null":
-            ids.add(ERROR_COLUMN)
-        return from_result(result, work.schema, ids, origin, work.location, passed_on, op.pinned)
+        ids, schema = {work.id, origin, *op.ids}, work.schema
+        if op.policy.on_error == "null":  # only this package fills the column
+            schema = schema.remove(schema.get_field_index(ERROR_COLUMN))
+        return from_result(result, schema, ids, origin, work.location, passed_on, op.pinned)
 
 
 class BatchTypesCaller(BatchCaller):

@@ -114,7 +114,7 @@ class RowIndex:
         columns = self._columns
         entry = np.searchsorted(columns[KEY_HIGH], high)
         rows = np.flatnonzero(entry < len(self))
-        # A key whose high half is that of another one may be missed, and is computed again.
+        # Of keys with equal high halves only the first is found; the other rows are recomputed.
         for name, halves in ((KEY_HIGH, high), (KEY_LOW, low)):
             rows = rows[columns[name][entry[rows]] == halves[rows]]
         if not failed:

@@ -455,6 +455,9 @@ def test_heads_are_listed_with_what_they_claim(shared: Shared) -> None:
     state = json.loads(cli(shared.home, "status", "--json").stdout)
     assert state["running"]
     assert state["total"]["slot"] == state["free"]["slot"] == 3
+    text = cli(shared.home, "status").stdout
+    assert shared.head.address in text
+    assert "  slot: 3 of 3" in text.splitlines()
 
 
 def test_no_head_is_an_empty_list(tmp_path: Path) -> None:

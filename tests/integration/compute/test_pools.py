@@ -393,7 +393,7 @@ def test_a_pool_that_grows_keeps_its_first_actor_is_listed_and_evicted(
     lease = backend.lease("a-run-of-mine", [PoolSpec("leased", "Leased", (1, 1))])
 
     def call(*args: str) -> Any:
-        return CliRunner().invoke(main, ["pools", "--name", "tests", *args])
+        return CliRunner().invoke(main, ["pools", *args, "--name", "tests"])
 
     pools = {pool["label"]: pool for pool in json.loads(call("--json").output)}
     assert {w["pid"] for w in pools["Model"]["workers"]} == set(pids)

@@ -84,7 +84,7 @@ def test_a_variable_that_the_head_lacks_fails_with_the_fix(
     monkeypatch.setenv("VT_UNSET", "1")
     text = run(source, "a", {"model": model}, more_code, address=old_head.address).failed()
     assert ("its code names 'VT_UNSET'" in text) == (model == "Unset")
-    assert "KeyError: the environment variable 'VT_UNSET' is not set in the worker. Set it" in text
+    assert "KeyError: 'VT_UNSET'. The environment variable is not set in the worker. Set it" in text
     assert "name it in vd.Workers(env_vars=...) or keyed_env_vars" in text
 
 

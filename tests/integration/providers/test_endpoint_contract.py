@@ -66,14 +66,17 @@ WRONG_KEYS = [
 NO_BODY = [
     ({"options": {"extra_body": "x"}}, "an extra_body of type str; expected a dict"),
     ({"sampling_params": {"extra_headers": {"K": SECRET}}}, "sampling_params has 'extra_headers'"),
-    ({"sampling_params": {"top_k": b"x"}}, "has 'top_k', which cannot be sent: a bytes"),
+    (
+        {"sampling_params": {"top_k": b"x"}},
+        "has 'top_k', which cannot be sent: Object of type bytes",
+    ),
 ]
 BODY = {"extra_body": {"a": 1}}
 
 
 def openai(api: str, other: str) -> Maker:
     def make(backend: Any, server: Server, url: str) -> Offered:
-        wrong = ({"options": {"api": "x"}}, "have api='x'; expected 'chat' or 'completion")
+        wrong = ({"options": {"api": "x"}}, "have api='x'; expected 'chat', 'completions")
         arguments = endpoint_arguments("openai", url, api=api)
         return Offered(
             backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [*NO_BODY, wrong],
@@ -97,7 +100,8 @@ def anthropic(backend: Any, server: Server, url: str) -> Offered:
     seed = ({"sampling_params": {"seed": 1}}, "has 'seed', which Anthropic's API does not take")
     arguments = endpoint_arguments("anthropic", url.removesuffix("/v1"))
     return Offered(
-        backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [*NO_BODY, seed], BODY,
+        backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [*NO_BODY, seed],
+        {"api": "messages", **BODY},
         server=server,
     )  # fmt: skip
 

@@ -88,32 +88,6 @@ def test_a_field_that_the_source_does_not_have(tmp_path, local, materialize):
 # Providers
 
 
-def test_an_installed_package_registers_a_provider(tmp_path, local, monkeypatch, materialize):
-    installed = tmp_path / "installed"
-    (installed / "house-1.0.dist-info").mkdir(parents=True)
-    (installed / "house-1.0.dist-info" / "METADATA").write_text("Name: house\nVersion: 1.0\n")
-    (installed / "house-1.0.dist-info" / "entry_points.txt").write_text(
-        "[vane_dagster.providers]\nhouse = house_llm:House\n"
-    )
-    (installed / "house_llm.py").write_text(
-        "from vane_dagster.providers.base import Answer\n\n\n"
-        "class House:\n"
-        "    def __init__(self, model):\n"
-        "        self.model = model\n\n"
-        "    async def submit(self, request):\n"
-        "        return Answer(f'{self.model}: {request.messages[-1][\"content\"]}')\n"
-    )
-    monkeypatch.syspath_prepend(str(installed))
-    pipeline = docs(tmp_path, ["a fox"])
-    pipeline.prompt("asked", "{text}", provider="house", model="barn")
-
-    materialize(pipeline, local)
-
-    assert read(tmp_path)["asked"].to_pylist() == ["barn: a fox"]
-    with pytest.raises(vd.DefinitionError, match="there are 'anthropic', 'house', 'openai'"):
-        pipeline.prompt("other", "{text}", provider="hose", model="barn")
-
-
 def test_more_gpus_than_there_are(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus=64)
@@ -505,6 +479,16 @@ def test_vectors_have_the_size_that_the_first_run_finds(tmp_path, local, materia
     messages = {row["id"]: row["message"] for row in aside}
     assert "fixed_size_list<item: float>[4]" in messages[4]
     assert read(tmp_path)["id"].to_pylist() == [0, 1, 3]
+
+
+def test_first_rows_with_vectors_of_several_sizes_are_refused(tmp_path, local, materialize):
+    pipeline = docs(tmp_path, ["a", "short"])
+    options = {"provider": Lengths, "model": "m", "on_error": "quarantine", "batch_size": 1}
+    pipeline.embed("asked", "text", **options)
+
+    result = materialize(pipeline, local, raises=False)
+
+    assert "the vectors of the first 2 rows differ in size. Declare dimensions=" in failure(result)
 
 
 def test_a_prompt_and_an_embedding_of_one_model_share_its_worker(tmp_path, local, materialize):

@@ -53,6 +53,7 @@ def test_defaults_follow_what_a_stage_makes():
     assert named(lists, "map_batches", False) == calls
     assert named(pa.schema([]), "map_batches", False)["quality"] == ["packages_unchanged"]
     assert named(None, "project", False) == {"rows": rows, "quality": ["null_rate"]}
+    assert named(None, "embed") == {"rows": [*rows, "vectors"], "quality": ["null_rate"]}
     assert named(made, "join", False) == {"rows": rows}
     assert named(made, "join", True) == {"rows": rows, "quality": ["null_rate"]}
     assert named(made, "write", True) == {"rows": rows}

@@ -19,6 +19,7 @@ from vane_dagster.engine.preflight import (
     misplaced,
     missing_keys,
     other_variables,
+    packed,
     refuse,
     too_large,
 )
@@ -78,7 +79,7 @@ def node(**variables: str | None) -> Mapping[str, Versions | str]:
 def noticed(nodes: Mapping[str, Versions | str], **given: Any) -> list[str]:
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     docs.map_batches("read", Reader, schema={"n": "BIGINT"}, **grouped(given))
-    return list(other_variables(docs, ["read"], nodes))
+    return list(other_variables(docs, packed(docs, ["read"])[1], nodes))
 
 
 @pytest.mark.parametrize("here", [None, "new"])

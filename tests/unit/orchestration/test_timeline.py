@@ -10,11 +10,28 @@ from vane_dagster.orchestration.timeline import PROFILE, Timeline
 from vane_dagster.worker.reports import LoadReport
 
 
-def test_each_phase_ends_with_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PROFILE, "90.0")
+@pytest.mark.parametrize(
+    ("value", "command"),
+    [(None, "off"), ("", "off"), ("true", None), ("1", 1.0), ("90.5", 90.5)],
+)
+def test_the_environment_asks_for_a_timeline(value, command, monkeypatch) -> None:
+    monkeypatch.delenv(PROFILE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(PROFILE, value)
+    requested = Timeline.requested()
+    assert (requested._command if requested else "off") == command
+
+
+@pytest.mark.parametrize("command", [None, 1.0, 1e9, float("nan")])
+def test_without_the_time_of_the_command_the_first_event_begins_the_timeline(command) -> None:
+    lines = list(Timeline(command, lambda: 1e5 + 2)._lines({"step": 1e5}))
+    assert lines[1].split(maxsplit=3) == ["0.00", "2.00", "100%", "events in Dagster"]
+
+
+def test_each_phase_ends_with_its_event() -> None:
     clock = Clock()
     clock.now = 100.0
-    timeline = Timeline(clock)
+    timeline = Timeline(90.0, clock)
     wave, progress = WaveStarted(1, 1, ("a",), ()), Progress({"a": 1}, {"a": 1}, 0.0)
     load = LoadReport(warm=False, seconds=3.0, pid=1, device="cpu", node="n")
     ready = WorkerReady(("a",), "Model", "w", load)

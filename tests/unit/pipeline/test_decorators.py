@@ -343,6 +343,8 @@ WRONG = {
     "a process": (lambda: vd.cls(use_process=False)(Alone), "always a process of its own"),
     "ray": (lambda: vd.cls(ray_options={"a": 1})(Alone), "concurrency=vd.Workers"),
     "errors": (lambda: vd.cls(on_error="skip")(Alone), "'raise', 'log' or 'ignore'"),
+    "cpus": (lambda: vd.func(cpus=-1)(add), "a decorator of vd: cpus is -1"),
+    "gpus": (lambda: vd.cls(gpus=1.5)(Alone), "gpus is 1.5; above one GPU only whole"),
     "workers": (lambda: vd.cls(max_concurrency=0)(Alone), "whole number from 1 up"),
     "retries": (lambda: vd.method(max_retries=-1)(Alone.add), "whole number from 0 up"),
     "rows": (lambda: vd.method.batch(return_dtype="INT", batch_size=0)(Alone.add), "batch_size"),

@@ -158,7 +158,7 @@ def test_columns_that_pass_through_are_not_part_of_the_schema():
     found = [("id", pa.int64()), ("n", pa.int64()), ("x", pa.int64()), ("error", pa.string())]
     assert inferred(found) == ["n", "x", "error"]
     assert inferred(found, include_columns=["n"]) == ["x", "error"]
-    assert inferred(found, include_columns=True, on_error="null") == ["x"]
+    assert inferred(found, include_columns=True) == ["x", "error"]
 
 
 def test_a_new_id_that_is_returned_is_part_of_the_schema():

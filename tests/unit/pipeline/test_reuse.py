@@ -270,7 +270,7 @@ def test_wrong_values_are_refused(name, given, words):
         ({"mode": "row"}, "mode is 'row'; expected one of 'rows', 'fragments', 'none'"),
         ({"partitions": -1}, "partitions is -1; expected a whole number"),
         ({"partitions": True}, "partitions is True"),
-        ({"per_row": "yes"}, "per_row is 'yes'; expected a bool"),
+        ({"per_row": "yes"}, "per_row is 'yes'; expected True or False"),
     ],
 )
 def test_wrong_values_of_the_record_are_refused(given, words):
@@ -312,7 +312,7 @@ def test_key_columns_count_in_the_order_that_code_can_observe():
 def test_own_columns_are_those_that_the_code_makes():
     def own(name: str, **more: Any) -> Any:
         stage = declare(name, **more)
-        return stage.spec.own_columns(stage.pipeline)
+        return stage.spec.made_columns(stage.pipeline, stage.spec.schema)
 
     assert own("named columns", schema={"id": "BIGINT", "x": "BIGINT"}) == ("x",)
     assert own("named columns", on_error="null", include_columns=True) == ("x",)

@@ -15,7 +15,7 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.edits import Project
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
-from vane_dagster.planning.definition import row_definition, stage_definition
+from vane_dagster.planning.definition import components, row_definition, stage_definition
 from vane_dagster.types.tensors import tensor
 
 INPUT = pa.schema(
@@ -86,7 +86,11 @@ def declared(
 
 
 def found(project: Project, *args: Any, given: pa.Schema = INPUT, **options: Any) -> str:
-    return row_definition(*declared(project, *args, **options), given)
+    return defined(*declared(project, *args, **options), given)
+
+
+def defined(pipeline: vd.Pipeline, spec: MapBatchesSpec, given: pa.Schema) -> str:
+    return row_definition(pipeline, spec, given, components(pipeline, spec))
 
 
 def with_type(name: str, kind: pa.DataType) -> pa.Schema:
@@ -285,7 +289,7 @@ def test_what_a_server_serves_changes_it_and_its_replicas_do_not(project):
 def test_it_is_the_same_in_another_order_where_code_reads_by_name(project):
     first = found(project, "prompt", "{text} {n}", **MODEL)
     pipeline, spec = declared(project, "prompt", "{text} {n}", **MODEL)
-    assert row_definition(pipeline, replace(spec, columns=("n", "text")), INPUT) == first
+    assert defined(pipeline, replace(spec, columns=("n", "text")), INPUT) == first
 
 
 def test_other_modes_have_none(project):
@@ -319,9 +323,9 @@ def test_other_columns_have_one(project, kind):
 
 def test_an_inferred_schema_counts_once_it_is_known(project):
     pipeline, spec = declared(project, "map_batches", schema="infer")
-    assert row_definition(pipeline, spec, INPUT) == ""
+    assert defined(pipeline, spec, INPUT) == ""
     pinned = spec.with_schema(pipeline, pa.schema({"x": pa.int64()}))
-    found_inferred = row_definition(pipeline, pinned, INPUT)
+    found_inferred = defined(pipeline, pinned, INPUT)
     assert found_inferred not in ("", found(project, "map_batches"))
 
 

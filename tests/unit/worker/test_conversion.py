@@ -79,6 +79,18 @@ def test_it_is_the_error_of_one_row_where_rows_are_isolated():
     assert "column 'score'" in table["error"].to_pylist()[2]
 
 
+def test_a_function_does_not_fill_the_column_of_errors():
+    def own(batch):
+        return {"x": batch["n"], "error": pa.array(["mine", None, None])}
+
+    def without(text):
+        return {"x": text, "error": "mine"}
+
+    for method, fn, kind in (("map_batches", own, "BIGINT"), ("map", without, "VARCHAR")):
+        stage = row_stage(method, fn, schema={"x": kind}, on_error="null")
+        assert run_stage(stage, ROWS)["error"].to_pylist() == [None] * 3
+
+
 COLUMNS = {"x": [1, 2, 3], "y": [4, 5, 6]}
 
 
