@@ -129,6 +129,28 @@ def test_nothing_of_a_killed_run_is_left_behind(published, killed_in, monkeypatc
     assert published.ids == [4]
 
 
+def test_a_killed_publication_that_others_changed_is_made_once(published, monkeypatch):
+    """Its first names are in the table's history, so it gets others, and is recognized by them."""
+
+    def killed() -> list[Any]:
+        with monkeypatch.context() as patch:
+            patch.setattr(published.store, "commit", interrupted_after(0, None))
+            made = published.manifest("p", {"b": [1, 2], "c": [3], "d": [4]}, "2")
+            assert not isinstance(published.commit("p", made), ManifestName)
+        return [*published.versions()]
+
+    published.publish("p", {"a": [1]})
+    killed()
+    published.remove(3)
+    before = killed()
+    assert not before or published.ids == [1, 2, 3, 4]
+    assert killed() == before
+    published.publish("p", {"b": [1, 2], "c": [3], "d": [4]}, "2")
+    assert published.ids == [1, 2, 3, 4]
+    assert [*published.versions()] == before
+    assert published.clean("p")
+
+
 @pytest.mark.parametrize("step", ["_create", "_replace"])
 def test_partitions_that_are_published_at_once_are_both_kept(published, step, monkeypatch):
     """The other run commits between this one's look at the table and its transaction."""

@@ -88,6 +88,11 @@ class PartInfo:
         return part_name(self.key, self.digest)
 
     @property
+    def stem(self) -> str:
+        """The part's file name without its suffix."""
+        return f"{self.key}-{self.digest}"
+
+    @property
     def files(self) -> tuple[str, ...]:
         """The names of its files, in the order in which they are written: itself last."""
         return (*filter(None, (self.faults, self.row_records)), self.name)

@@ -67,11 +67,8 @@ def _publish(
     place = (manifest.pipeline, manifest.stage, manifest.partition)
     if name is None or name.unfinished:
         store.require_announced(*place)
-    former = None
-    if name is not None and name.content == manifest.content:
-        former = store.read(*place, name).published
     sequence = name.sequence if name else 0
-    manifest = replace(manifest, published=publisher.planned(manifest, sequence, former))
+    manifest = replace(manifest, published=publisher.planned(manifest, sequence))
     store.announce(manifest)
     manifest = replace(manifest, published=publisher.publish(manifest))
     name = store.commit(manifest)
@@ -158,8 +155,11 @@ class Publisher(abc.ABC):
         """Check, before anything is computed, that the target accepts rows of a stored schema."""
 
     @abc.abstractmethod
-    def planned(self, manifest: Manifest, sequence: int, former: Published | None) -> Published:
-        """Return the planned publication, to announce it."""
+    def planned(self, manifest: Manifest, sequence: int) -> Published:
+        """Return the planned publication, to announce it.
+
+        `sequence` is the number of commits of the stage in the partition.
+        """
 
     @abc.abstractmethod
     def publish(self, manifest: Manifest) -> Published:

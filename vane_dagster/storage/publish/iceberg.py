@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,8 +22,6 @@ from vane_dagster.storage.publish.compaction import CompactedFile
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
 
-_FOLDER = "data"
-_PROTOCOL = re.compile(r"(?:(file|s3|s3a|gs|gcs|abfs|abfss)://)?(?![A-Za-z][A-Za-z0-9+.\-]*://)")
 _WIDER = {
     pa.int8(): pa.int32(), pa.int16(): pa.int32(), pa.uint8(): pa.int32(), pa.uint16(): pa.int32(),
     pa.uint32(): pa.int64(), pa.float16(): pa.float32(), pa.large_string(): pa.string(),
@@ -45,6 +42,8 @@ class IcebergPublisher(TablePublisher):
 
     format = "iceberg"
     label = "Iceberg table"
+    schemes = ("s3", "s3a", "gs", "gcs", "abfs", "abfss")
+    altered_by = "pyiceberg's table.update_schema()"
     options: ClassVar[Mapping[str, Any]] = {"catalog": None, "table": None}
 
     def __init__(self, declared: Target, partition: str | None) -> None:
@@ -68,11 +67,6 @@ class IcebergPublisher(TablePublisher):
             )
         catalog = parse_catalog(where, declared.options["catalog"])
         table = parse_identifier(where, declared.options["table"])
-        if not _PROTOCOL.match(declared.url):
-            raise DefinitionError(
-                f"{where}: {declared.url!r} cannot be the folder of an Iceberg table; expected a "
-                "local path, s3://, gs:// or abfs://"
-            )
         declared = replace(
             declared,
             options={"catalog": catalog.name, "table": table},
@@ -94,8 +88,8 @@ class IcebergPublisher(TablePublisher):
     def _stored_type(self, kind: pa.DataType) -> pa.DataType | None:
         return iceberg_type(kind)
 
-    def _folder(self) -> str:
-        return _FOLDER
+    def _prefix(self) -> str:
+        return "data/"
 
     # The table
 
@@ -123,11 +117,11 @@ class IcebergPublisher(TablePublisher):
             return table
         return self._opened()
 
-    def _active(self, table: Any) -> set[str] | None:
+    def _active(self, table: Any) -> dict[str, Any] | None:
         if table is None:
             return None
         below = f"{self._base}/"
-        return {file.file_path.removeprefix(below) for file in self._data_files(table)}
+        return {file.file_path.removeprefix(below): file for file in self._data_files(table)}
 
     def _data_files(self, table: Any) -> Iterator[Any]:
         """Yield the data files of the partition, from the manifests that may have some."""
@@ -178,16 +172,11 @@ class IcebergPublisher(TablePublisher):
             field.name: str(iceberg_type(field.type)) + ("" if field.nullable else " not null")
             for field in schema_to_pyarrow(table.schema(), include_field_ids=False)
         }
-        for name in dict.fromkeys([*wanted, *there]):
-            if wanted.get(name) != there.get(name):
-                raise SchemaError(
-                    f"{location}: column {name!r} is {wanted.get(name, 'no column')} here, but "
-                    f"{there.get(name, 'no column')} in the Iceberg table {self._name!r}. Make "
-                    "the rows fit with a project, change the table (pyiceberg's "
-                    "table.update_schema()), or publish into another one"
-                )
+        self._require_columns(location, wanted, there)
 
-    def _replace(self, table: Any, manifest: Manifest, made: Mapping[str, CompactedFile]) -> bool:
+    def _replace(
+        self, table: Any, active: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
+    ) -> Any:
         from pyiceberg.exceptions import (
             CommitFailedException,
             CommitStateUnknownException,
@@ -196,28 +185,21 @@ class IcebergPublisher(TablePublisher):
 
         transaction = table.transaction()
         _map_names(transaction)
-        former = list(self._data_files(table))
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            added = list(threads.map(lambda item: self._data_file(table, *item), made.items()))
-        properties = {
-            "vane_dagster.stage": f"{manifest.pipeline}/{manifest.stage}",
-            "vane_dagster.run_id": manifest.run_id,
-            "vane_dagster.publication": manifest.content,
-        }
-        if self._key is not None:
-            properties["vane_dagster.partition"] = self._key
+            new = list(threads.map(lambda item: self._data_file(table, *item), added.items()))
+        properties = self._properties(manifest)
         try:
             with transaction.update_snapshot(properties).overwrite() as snapshot:
                 # Other writers of this partition, and no others, are a conflict.
                 snapshot.delete_by_predicate(self._predicate)
-                for file in former:
+                for file in active.values():
                     snapshot.delete_data_file(file)
-                for file in added:
+                for file in new:
                     snapshot.append_data_file(file)
             transaction.commit_transaction()
         except (CommitFailedException, CommitStateUnknownException, ValidationException):
-            return False
-        return True
+            return None
+        return table
 
     def _data_file(self, table: Any, name: str, file: CompactedFile) -> Any:
         """Describe a file for a manifest, with the statistics of its footer."""

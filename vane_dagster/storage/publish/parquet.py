@@ -48,7 +48,7 @@ class FolderPublisher(Publisher):
     def check(self, schema: pa.Schema, location: str) -> None:
         self._refuse_table()
 
-    def planned(self, manifest: Manifest, sequence: int, former: Published | None) -> Published:
+    def planned(self, manifest: Manifest, sequence: int) -> Published:
         self._refuse_table()  # one may have been created since the plan was made
         if self._declared.target_bytes is None:
             return Published(self.target.url, [part.name for part in manifest.parts])
