@@ -42,8 +42,8 @@ class Golden(Check):
         tolerance: The largest difference, absolute or as a share of the expected number.
         max_distance: The largest cosine distance of vectors. If set, it replaces the tolerance for
             vectors.
-        min_found: How many of the ids must be in a partition. With the default of 0, a partition
-            without any of them passes.
+        min_found: How many of the ids must be in a partition. Default: all of them; or none, if the
+            pipeline is partitioned. Set it if the ids are those of several partitions.
         storage_options: Options of the fsspec file system of a URL; not part of the definition.
     """
 
@@ -51,7 +51,7 @@ class Golden(Check):
     columns: Sequence[str] | None = field(default=None, kw_only=True)
     tolerance: float = field(default=1e-6, kw_only=True)
     max_distance: float | None = field(default=None, kw_only=True)
-    min_found: int = field(default=0, kw_only=True)
+    min_found: int | None = field(default=None, kw_only=True)
     storage_options: Mapping[str, Any] | None = field(
         default=None, kw_only=True, repr=False, hash=False, compare=False
     )
@@ -71,7 +71,7 @@ class Golden(Check):
         if self.max_distance is not None:
             distance = bound(self._location, "max_distance", self.max_distance)
             self._set(max_distance=distance)
-        if type(self.min_found) is not int or self.min_found < 0:
+        if self.min_found is not None and (type(self.min_found) is not int or self.min_found < 0):
             raise DefinitionError(
                 f"{self._location}: min_found is {self.min_found!r}; expected a number from 0 up"
             )
@@ -132,9 +132,11 @@ class Golden(Check):
             first = np.flatnonzero(differs)[:_NAMED]
             found = actual.column(id).take(pa.array(first)).to_pylist()
             metadata["differing_ids"] = ", ".join(map(str, found))
-        described = _described(self, actual.num_rows, len(ids), count, metadata)
-        passed = not count and actual.num_rows >= self.min_found
-        return CheckOutcome(passed, described, metadata)
+        required = len(ids) if self.min_found is None else self.min_found
+        if self.min_found is None and context.partition is not None and not actual.num_rows:
+            required = 0
+        described = _described(required, actual.num_rows, len(ids), count, metadata)
+        return CheckOutcome(not count and actual.num_rows >= required, described, metadata)
 
     @property
     def description(self) -> str:
@@ -185,15 +187,15 @@ def _serialized(table: pa.Table) -> bytes:
 
 
 def _described(
-    check: Golden, found: int, expected: int, count: int, metadata: dict[str, Any]
+    required: int, found: int, expected: int, count: int, metadata: dict[str, Any]
 ) -> str:
     if count:
         more = f" and {count - _NAMED} more" if count > _NAMED else ""
         differing = f"ids {metadata['differing_ids']}{more}"
         return f"{count:,} of {found:,} rows differ from the expected values: {differing}"
     present = f"{found:,} of {expected:,} expected ids are in the output"
-    if found < check.min_found:
-        return f"{present}; at least {check.min_found:,} are required"
+    if found < required:
+        return f"{present}; at least {required:,} are required"
     if not found:
         return f"{present}, so nothing was compared"
     return f"{present}, and their rows match the expected values"
