@@ -42,10 +42,13 @@ from vane_dagster.storage.row_records import (
     ORIGIN,
     RUN_ID,
 )
-from vane_dagster.storage.row_search import Found, RowFile, find_any
+from vane_dagster.storage.row_search import Found, RowFile, find, find_any
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import identity_of
 from vane_dagster.tracing.steps import RowOrigin
+
+Wanted = dict[int, dict[Any, Sequence[Any] | None]]
+"""Rows to find, by key position: the values there, each with all keys of the row if known."""
 
 _SHOWN_PARTITIONS = 3
 _READ_AS_RECORDED: Mapping[str, Callable[..., Source]] = {
@@ -65,7 +68,7 @@ class ManifestIndex:
         self._opened: dict[tuple[str, str], Manifest | None] = {}
         self._names: dict[str, str] = {}
         self._records: dict[str, pa.Table] = {}  # the last ones that were read
-        if not self.stages:
+        if pipeline.startswith("~") or not self.stages:
             raise TraceError(
                 f"{store.root.url!r} holds no stage of a pipeline {pipeline!r}; it has "
                 f"{names(_pipelines(store))}"
@@ -115,11 +118,6 @@ class ManifestIndex:
         found = self.in_force(stage)
         if found is None:
             raise TraceError(self._never(stage))
-        if not found[1].keys:
-            raise TraceError(
-                f"{self.label(stage)!r}: its manifest {found[0]} is of a former version and does "
-                "not say which columns identify a row. Materialize it again with force"
-            )
         return found
 
     def in_force(self, stage: str) -> tuple[str, Manifest] | None:
@@ -189,6 +187,17 @@ class ManifestIndex:
         except (FileNotFoundError, StoreError):
             hit = None
         return (hit[1].file, hit[1].row) if hit else [file.url for file in candidates]
+
+    def find(self, manifest: Manifest, index: int, wanted: Wanted) -> list[Found]:
+        """Return the rows of a part with wanted values of their keys, in order."""
+        if not manifest.parts[index].rows:
+            return []
+        found: dict[tuple[str, int], Found] = {}
+        for position, values in wanted.items():
+            for file in self.rows_of(manifest, index):
+                for hit in find(file, manifest.keys, position, values, unique=position == 0):
+                    found[hit.file.url, hit.row] = hit
+        return [found[place] for place in sorted(found)]
 
     def locate(self, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
         """Find the row of a stage by id."""
