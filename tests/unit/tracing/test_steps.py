@@ -11,7 +11,7 @@ import pytest
 
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
-from vane_dagster.tracing.render import trace_command
+from vane_dagster.tracing.command import trace_command
 from vane_dagster.tracing.steps import Step, Trace
 
 SOURCE = Step("docs/source", "source", "p", {"id": 7}, "/data/a.parquet", 3, version="v", size=1234)
