@@ -1,4 +1,4 @@
-"""Traces as text, as Markdown and as data."""
+"""Traces as text and as data."""
 
 from __future__ import annotations
 
@@ -56,12 +56,6 @@ def test_files_of_a_target_are_listed_up_to_three():
     text = str(trace(Step("docs/out", "write", None, published=urls)))
     assert "published in one of 5 files:" in text
     assert [url in text for url in urls] == [True, True, True, False, False]
-
-
-def test_markdown_is_escaped_and_has_a_row_for_each_step():
-    table = trace(SOURCE, CLEAN).to_markdown().split("\n\n")[1].splitlines()
-    assert len(table) == 4
-    assert r"a\|b" in table[3]
 
 
 def test_a_trace_is_json():
