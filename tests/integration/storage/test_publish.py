@@ -127,7 +127,9 @@ def test_a_delta_table_is_read_by_every_tool(tmp_path, local, materialize, targe
         write_source(tmp_path / "src" / key, rows(range(25)))
         pipeline = docs(tmp_path, keys=["a", "b"], format="delta", target_file_bytes=target)
         result = materialize(pipeline, local, partition=key)
-        assert metadata(result, "out")["dagster/uri"] == f"{tmp_path}/out"
+        found = metadata(result, "out")
+        assert found["dagster/uri"] == f"{tmp_path}/out"
+        assert found["table_version"] == str(DeltaTable(tmp_path / "out").version())
 
     table = DeltaTable(tmp_path / "out")
     expected = [(i, i * 10, f"text {i}", key) for key in ("a", "b") for i in range(25)]

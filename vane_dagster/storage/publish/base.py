@@ -134,7 +134,8 @@ class Publisher(abc.ABC):
     @classmethod
     def metadata(cls, published: Published) -> dict[str, Any]:
         """Return the Dagster metadata of a published partition."""
-        return {"dagster/uri": published.url}
+        version = {} if published.version is None else {"table_version": str(published.version)}
+        return {"dagster/uri": published.url, **version}
 
     @property
     def compression(self) -> str:

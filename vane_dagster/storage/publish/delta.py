@@ -70,22 +70,15 @@ class DeltaPublisher(TablePublisher):
         except TableNotFoundError:
             return None
 
-    def _create(self, schema: pa.Schema) -> Any:
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
+    def _create(self, schema: pa.Schema) -> None:
+        from deltalake import DeltaTable, Schema
 
-        try:
-            DeltaTable.create(
-                self._url,
-                self._delta_schema(schema),
-                partition_by=[self._column] if self._column else [],
-                storage_options=self._options,
-            )
-        except DeltaError:  # another run may have created it at the same time
-            if (table := self._opened()) is None:
-                raise
-            return table
-        return self._opened()
+        DeltaTable.create(
+            self._url,
+            Schema.from_arrow(schema),
+            partition_by=[self._column] if self._column else [],
+            storage_options=self._options,
+        )
 
     def _active(self, table: Any) -> dict[str, Any] | None:
         if table is None:
@@ -143,9 +136,7 @@ class DeltaPublisher(TablePublisher):
     def _delta_schema(self, schema: pa.Schema) -> Any:
         from deltalake import Schema
 
-        if self._column:
-            schema = schema.append(pa.field(self._column, pa.string()))
-        return Schema.from_arrow(schema)
+        return Schema.from_arrow(self._table_schema(schema))
 
     @functools.cached_property
     def _url(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vane_dagster.errors import DefinitionError, SchemaError
-from vane_dagster.storage.filesystem import IO_THREADS, Location, protocol_of
+from vane_dagster.storage.filesystem import Location, in_threads, protocol_of
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog, parse_catalog, parse_identifier
-from vane_dagster.storage.manifest import Manifest, Published
+from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.publish.column_types import held_type
@@ -74,13 +73,6 @@ class IcebergPublisher(TablePublisher):
         )
         return super().validate(declared, where, partitioned, columns)
 
-    @classmethod
-    def metadata(cls, published: Published) -> dict[str, Any]:
-        place = {"dagster/uri": published.url}
-        if published.version is None:
-            return place
-        return {**place, "table_version": str(published.version)}
-
     @property
     def _name(self) -> str:
         return f"{self._catalog.name}.{self._identifier}"
@@ -96,26 +88,16 @@ class IcebergPublisher(TablePublisher):
     def _opened(self) -> Any:
         return self._catalog.table(self._identifier)
 
-    def _create(self, schema: pa.Schema) -> Any:
-        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
-
+    def _create(self, schema: pa.Schema) -> None:
         catalog = self._catalog.open()
         catalog.create_namespace_if_not_exists(self._identifier.rpartition(".")[0])
-        if self._column:
-            schema = schema.append(pa.field(self._column, pa.string()))
-        try:
-            with catalog.create_table_transaction(
-                self._identifier, schema, location=self._base
-            ) as transaction:
-                if self._column:
-                    with transaction.update_spec() as spec:
-                        spec.add_identity(self._column)
-                _map_names(transaction)
-        except (TableAlreadyExistsError, CommitFailedException):  # another run has created it
-            if (table := self._opened()) is None:
-                raise
-            return table
-        return self._opened()
+        with catalog.create_table_transaction(
+            self._identifier, schema, location=self._base
+        ) as transaction:
+            if self._column:
+                with transaction.update_spec() as spec:
+                    spec.add_identity(self._column)
+            _map_names(transaction)
 
     def _active(self, table: Any) -> dict[str, Any] | None:
         if table is None:
@@ -166,8 +148,7 @@ class IcebergPublisher(TablePublisher):
                 f"{location}: Iceberg table {self._name!r} is partitioned by {shown}, expected "
                 f"{[f'identity({name})' for name in columns]}. Publish into another table"
             )
-        wanted = {field.name: str(field.type) for field in schema}
-        wanted |= dict.fromkeys(columns, "string")
+        wanted = {field.name: str(field.type) for field in self._table_schema(schema)}
         there = {
             field.name: str(iceberg_type(field.type)) + ("" if field.nullable else " not null")
             for field in schema_to_pyarrow(table.schema(), include_field_ids=False)
@@ -185,8 +166,7 @@ class IcebergPublisher(TablePublisher):
 
         transaction = table.transaction()
         _map_names(transaction)
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            new = list(threads.map(lambda item: self._data_file(table, *item), added.items()))
+        new = in_threads(lambda item: self._data_file(table, *item), added.items())
         properties = self._properties(manifest)
         try:
             with transaction.update_snapshot(properties).overwrite() as snapshot:

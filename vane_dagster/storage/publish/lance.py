@@ -101,10 +101,6 @@ class LancePublisher(TablePublisher):
         if found := index.misfit(known and lance_type(known)):
             raise DefinitionError(f"{where}: {found}")
 
-    @classmethod
-    def metadata(cls, published: Published) -> dict[str, Any]:
-        return {**super().metadata(published), "table_version": published.version}
-
     def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
         stored = super().stored(schema, location)
         if self._index is not None:
@@ -181,25 +177,15 @@ class LancePublisher(TablePublisher):
     def _opened(self) -> Any:
         return open_table(self.target)
 
-    def _create(self, schema: pa.Schema) -> Any:
+    def _create(self, schema: pa.Schema) -> None:
         import lance
 
-        try:
-            return lance.write_dataset(
-                self._table_schema(schema).empty_table(),
-                driver_url(self.target),
-                mode="create",
-                storage_options=driver_options(self.target),
-            )
-        except (OSError, ValueError):  # another run may have created it at the same time
-            if (table := self._opened()) is None:
-                raise
-            return table
-
-    def _table_schema(self, schema: pa.Schema) -> pa.Schema:
-        if self._column:
-            schema = schema.append(pa.field(self._column, pa.string()))
-        return schema
+        lance.write_dataset(
+            schema.empty_table(),
+            driver_url(self.target),
+            mode="create",
+            storage_options=driver_options(self.target),
+        )
 
     def _active(self, table: Any) -> dict[str, Any] | None:
         """Return the fragments with rows of the partition, by file; a changed one by its id.

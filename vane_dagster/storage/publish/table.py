@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ import pyarrow as pa
 from vane_dagster import retries
 from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneError
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING, Publisher, column_clash
@@ -25,7 +24,6 @@ from vane_dagster.storage.publish.compaction import CompactedFile, CompactionGro
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.table_options import check_table_url
 
-_MOVERS = 8
 _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -129,7 +127,9 @@ class TablePublisher(Publisher):
         made: dict[str, Any] = {}
         for _ in retries.transactions():
             with self._storage_errors("written"):
-                table = self._opened() or self._create(manifest.schema)
+                table = self._opened()
+                if table is None:
+                    table = self._created(manifest.schema)
                 self._fit(table, manifest.schema, location)
                 active = self._active(table) or {}
                 if active.keys() == set(files):
@@ -175,8 +175,8 @@ class TablePublisher(Publisher):
         """Open the current version of the table; None if there is none."""
 
     @abc.abstractmethod
-    def _create(self, schema: pa.Schema) -> Any:
-        """Create the table, unless another run has done so, and open it."""
+    def _create(self, schema: pa.Schema) -> None:
+        """Create the table without rows, with the columns of `_table_schema`."""
 
     @abc.abstractmethod
     def _active(self, table: Any) -> dict[str, Any] | None:
@@ -224,6 +224,18 @@ class TablePublisher(Publisher):
         }
         return found if self._key is None else {**found, "vane_dagster.partition": self._key}
 
+    def _table_schema(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns of the table: those of the rows, and the partition's key."""
+        return schema.append(pa.field(self._column, pa.string())) if self._column else schema
+
+    def _created(self, schema: pa.Schema) -> Any:
+        try:
+            self._create(self._table_schema(schema))
+        except Exception:  # another run may have created it at the same time
+            if self._opened() is None:
+                raise
+        return self._opened()
+
     # Files
 
     def _published(self, files: Sequence[str], table: Any) -> Published:
@@ -260,8 +272,7 @@ class TablePublisher(Publisher):
         self._require_staged(part for group, _ in named for part in group.parts)
         sizes = self.staging.names()
         moved = {path: group.parts[0] for group, (path,) in named}
-        with ThreadPoolExecutor(max_workers=_MOVERS) as threads:
-            list(threads.map(self._move, moved, moved.values()))
+        in_threads(lambda item: self._move(*item), moved.items())
         return {
             path: CompactedFile(sizes[part.name], part.rows, part.id_min, part.id_max)
             for path, part in moved.items()
