@@ -150,15 +150,6 @@ class Store:
                 return None
             raise
 
-    def other_run(self, manifest: Manifest, before: Collection[str]) -> str | None:
-        """Return the id of another run that has announced or committed the same partition."""
-        location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
-        for name in sorted({*location.names()} - {*before}):
-            other = self._opened_if_there(location, name)
-            if other is not None and other.run_id != manifest.run_id:
-                return other.run_id
-        return None
-
     def require_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
         """Check that announced publications can be read, before another one replaces them."""
         location = self.manifests(pipeline, stage, partition)

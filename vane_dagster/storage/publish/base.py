@@ -37,10 +37,10 @@ class LostFilesError(StoreError):
 
     def __init__(self, lost: str) -> None:
         super().__init__(
-            f"{lost}. No other run published the partition meanwhile. Check that all workers and "
-            "this machine share the folder, and that nothing else changes it; then run it again"
+            f"{lost}. Another run may have published the partition at the same time. If not, check "
+            "that all workers and this machine share the folder, and that nothing else changes it. "
+            "Then run it again"
         )
-        self.lost = lost
 
 
 def publish(
@@ -48,23 +48,7 @@ def publish(
 ) -> tuple[Manifest, ManifestName]:
     """Publish a partition with all parts staged or published, and commit it."""
     place = (manifest.pipeline, manifest.stage, manifest.partition)
-    before = store.manifests(*place).names()
-    try:
-        return _publish(store, publisher, manifest, latest_name(before))
-    except LostFilesError as error:
-        run = store.other_run(manifest, before)
-        if run is None:
-            raise
-        raise StoreError(
-            f"{error.lost}: another run ({run}) published the same partition at the same time. Run "
-            "it again"
-        ) from error
-
-
-def _publish(
-    store: Store, publisher: Publisher, manifest: Manifest, name: ManifestName | None
-) -> tuple[Manifest, ManifestName]:
-    place = (manifest.pipeline, manifest.stage, manifest.partition)
+    name = latest_name(store.manifests(*place).names())
     if name is None or name.unfinished:
         store.require_announced(*place)
     sequence = name.sequence if name else 0
