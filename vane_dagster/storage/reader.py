@@ -136,12 +136,7 @@ def _written_from(store: Store, manifest: Manifest) -> Manifest | None:
     if stage not in manifest.upstream:
         return None
     folder = store.manifests(manifest.pipeline, stage, manifest.partition)
-    try:
-        return store.opened(folder, manifest.upstream[stage])
-    except StoreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return None
-        raise
+    return store.opened_if_there(folder, manifest.upstream[stage])
 
 
 def _newest(manifests: Mapping[str | None, Manifest]) -> float:

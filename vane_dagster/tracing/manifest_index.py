@@ -133,12 +133,7 @@ class ManifestIndex:
         """Return a manifest by name; None if it was garbage-collected."""
         if (stage, name) not in self._opened:
             folder = self.store.manifests(self.pipeline, stage, self.partition)
-            try:
-                self._opened[stage, name] = self.store.opened(folder, name)
-            except StoreError as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
-                    raise
-                self._opened[stage, name] = None
+            self._opened[stage, name] = self.store.opened_if_there(folder, name)
         return self._opened[stage, name]
 
     def above(self, manifest: Manifest, stage: str) -> Manifest | None:
