@@ -39,7 +39,7 @@ class IdsComplete(Check):
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare each part with the rows that it was made from."""
-        parts = [part for part in context.parts if not part.unknown]
+        parts = context.parts
         over = [p.rows + p.filtered + p.quarantined - p.rows_in for p in parts]
         lost = sum(-n for n in over if n < 0)
         if context.fan_out:
@@ -48,8 +48,6 @@ class IdsComplete(Check):
             invented = sum(n for n in over if n > 0)
         counts = context.counts
         metadata = {**_counted(counts), "lost": lost, "invented": invented}
-        if counts.unknown:
-            metadata["rows_of_unknown_origin"] = counts.unknown
         rows_in = f"{counts.rows_in:,} input rows"
         if lost or invented:
             described = (
@@ -468,8 +466,7 @@ def _columns(
 
 def _counted(counts: PartCounts) -> dict[str, int]:
     """Return the counts as metadata."""
-    shown = {name: count for name, count in asdict(counts).items() if name != "unknown"}
-    return shown if counts.unread else {n: count for n, count in shown.items() if n != "unread"}
+    return {name: n for name, n in asdict(counts).items() if n or name != "unread"}
 
 
 def _share(count: float, rows: float) -> float:

@@ -298,7 +298,6 @@ class ManifestContext:
                 quarantined=part.quarantined,
                 nulled=part.nulled,
                 unread=part.unread,
-                unknown=0 if part.rows_in or part.made else part.rows,
             )
             for part in self.manifest.parts
         ]

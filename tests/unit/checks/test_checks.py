@@ -378,15 +378,6 @@ def test_children_may_be_more_but_none_of_a_row_is_a_loss(tmp_path: Path):
     assert not of_children(rows_in=2, filtered=3).passed
 
 
-def test_rows_of_parts_that_record_no_origin_are_told(tmp_path: Path):
-    context = stage(tmp_path, rows(x=[1, 2, 3]), rows_in=0)
-    parts = [replace(part, made=None) for part in context.manifest.parts]
-    old = replace(context, manifest=replace(context.manifest, parts=parts))
-    found = one(vd.checks.IdsComplete(), closed(old))
-    assert (found.passed, found.metadata["rows_of_unknown_origin"]) == (True, 3)
-    assert not one(vd.checks.IdsComplete(), closed(context)).passed
-
-
 def test_error_rate(tmp_path: Path):
     context = closed(stage(tmp_path, rows(x=[1, 2, 3]), rows_in=4, quarantined=1))
     found = one(vd.checks.ErrorRate(0.2), context)
