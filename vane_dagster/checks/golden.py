@@ -53,7 +53,6 @@ class Golden(Check):
     storage_options: Mapping[str, Any] | None = field(
         default=None, kw_only=True, repr=False, hash=False, compare=False
     )
-    name: str = field(default="golden", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

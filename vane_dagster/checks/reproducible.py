@@ -38,7 +38,6 @@ class Reproducible(Check):
     rows: int = 20
     tolerance: float | tuple[float, float] = 1e-5
     columns: Sequence[str] | None = field(default=None, kw_only=True)
-    name: str = field(default="reproducible", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
