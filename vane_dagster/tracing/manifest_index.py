@@ -149,19 +149,21 @@ class ManifestIndex:
             return self._of_folder(stage, folder, name)
         return None
 
-    def rows_of(self, manifest: Manifest, index: int) -> list[RowFile]:
-        """Return the files that contain the rows of a part.
+    def file_of_part(self, manifest: Manifest, index: int) -> RowFile:
+        """Return the file with the rows of a part; for a `write` stage that of its upstream stage.
 
-        The rows of a `write` stage are read from its upstream stage, because its own files may be
-        merged.
+        Garbage collection keeps the manifest of the upstream stage.
         """
-        if manifest.kind == "write":
+        while manifest.kind == "write":
             upstream = self.above(manifest, manifest.reads[0])
-            if upstream is not None:
-                return self.rows_of(upstream, index)
-        folder, files = places(self.store, manifest)
-        own = manifest.parts[index].name
-        return [RowFile(folder, name) for name in ([own] if own in files else files)]
+            if upstream is None:
+                raise StoreError(
+                    f"{self.label(manifest.stage)!r}: the manifest of {manifest.reads[0]!r} that "
+                    "it was made from is gone. Materialize it again"
+                )
+            manifest = upstream
+        folder = self.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        return RowFile(folder, manifest.parts[index].name)
 
     def published(
         self, manifest: Manifest, index: int, found: Found
@@ -187,25 +189,18 @@ class ManifestIndex:
         """Return the rows of a part with wanted values of their keys, in order."""
         if not manifest.parts[index].rows:
             return []
-        found: dict[tuple[str, int], Found] = {}
+        file = self.file_of_part(manifest, index)
+        found: dict[int, Found] = {}
         for position, values in wanted.items():
-            for file in self.rows_of(manifest, index):
-                for hit in find(file, manifest.keys, position, values, unique=position == 0):
-                    found[hit.file.url, hit.row] = hit
-        return [found[place] for place in sorted(found)]
+            for hit in find(file, manifest.keys, position, values, unique=position == 0):
+                found[hit.row] = hit
+        return [found[row] for row in sorted(found)]
 
     def locate(self, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
         """Find the row of a stage by id."""
         indexes = [i for i in range(len(manifest.parts)) if self._may_hold(manifest, i, id)]
-        files = [(i, file) for i in indexes for file in self.rows_of(manifest, i)]
-        if len({file.url for _, file in files}) < len(files):
-            raise StoreError(
-                f"{self.label(manifest.stage)!r}: its files are merged, and what they were made of "
-                "was collected, so that it is not known which file has which rows. Materialize it "
-                "again"
-            )
-        hit = find_any([file for _, file in files], manifest.keys, id)
-        return None if hit is None else (files[hit[0]][0], hit[1])
+        hit = find_any([self.file_of_part(manifest, i) for i in indexes], manifest.keys, id)
+        return None if hit is None else (indexes[hit[0]], hit[1])
 
     def _may_hold(self, manifest: Manifest, index: int, id: Any) -> bool:
         part = manifest.parts[index]
