@@ -11,7 +11,7 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 BIN := $(VENV)/bin
 export VANE_DEMO_DATA := $(abspath $(DATA))
 
-.PHONY: help demo ui install check unit test test-all bench-smoke compiled lint type clean
+.PHONY: help demo ui install check unit test test-all test-gpu bench-smoke compiled lint type clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make unit     run the unit tests: no Ray, no Dagster runs, no processes"
 	@echo "make test     run all tests except chaos, engines and large models"
 	@echo "make test-all run all tests"
+	@echo "make test-gpu run all that needs an NVIDIA GPU, and compare speed there with a bare loop"
 	@echo "make bench-smoke  compare speed with the last tag, or BASE=<commit>: before each release"
 	@echo "make lint     ruff: rules and format"
 	@echo "make type     mypy, strict"
@@ -50,6 +51,10 @@ test: $(VENV)/.test compiled
 
 test-all: $(VENV)/.test compiled
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-gpu: $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/providers/test_gpu.py
+	$(BIN)/python -m benchmarks.gpu
 
 bench-smoke: $(VENV)/.test
 	$(BIN)/python -m benchmarks.smoke $(if $(BASE),--base $(BASE))

@@ -33,7 +33,6 @@ from benchmarks.tiny_llm import make
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENS = 32
-SAMPLING = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
 ENGINE = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -48,6 +47,8 @@ SMALL = {**ENGINE, "max_model_len": 1024, "max_num_seqs": 16, "num_gpu_blocks_ov
 _TEXT = "the quick brown fox jumps over a lazy dog and answers briefly yes no good bad"
 WORDS = _TEXT.split()
 SECONDS = 3000
+Span = tuple[float, float]
+"""Begin and end of a partition, in seconds since the epoch."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Job:
         engine: Arguments of vLLM's engine.
         workers: Number of engines.
         ordered: Whether the stage orders prompts.
+        gpus: Number of GPUs of each engine.
+        tokens: Number of tokens of each answer.
     """
 
     contender: str
@@ -74,6 +77,13 @@ class Job:
     engine: dict[str, Any] = field(default_factory=lambda: dict(ENGINE))
     workers: int = 1
     ordered: bool = True
+    gpus: int = 0
+    tokens: int = TOKENS
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Parameters with which every answer has the same number of tokens."""
+        return {"temperature": 0, "max_tokens": self.tokens, "ignore_eos": True}
 
 
 def write(folder: Path, partitions: int, rows: int, prefixes: int = 0) -> list[str]:
@@ -114,12 +124,12 @@ def put(job: Job, partition: str, rows: pa.Table) -> None:
     pq.write_table(rows, target / "0.parquet")
 
 
-def bare(job: Job) -> list[float]:
+def bare(job: Job) -> list[Span]:
     """Run one AsyncLLM, fed with all rows of a partition at once; time reading and writing too."""
     return asyncio.run(_bare(job))
 
 
-async def _bare(job: Job) -> list[float]:
+async def _bare(job: Job) -> list[Span]:
     import vllm
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -127,7 +137,7 @@ async def _bare(job: Job) -> list[float]:
     given = vllm.AsyncEngineArgs(job.model, disable_log_stats=True, **job.engine)
     engine = AsyncLLM.from_engine_args(given)
     tokenizer = engine.get_tokenizer()
-    params = vllm.SamplingParams(**SAMPLING, output_kind=RequestOutputKind.FINAL_ONLY)
+    params = vllm.SamplingParams(**job.sampling, output_kind=RequestOutputKind.FINAL_ONLY)
 
     async def one(id: str, text: str) -> tuple[str, int]:
         said = [{"role": "user", "content": text}]
@@ -135,19 +145,19 @@ async def _bare(job: Job) -> list[float]:
         *_, found = [step async for step in engine.generate(prompt, params, id)]
         return found.outputs[0].text, len(found.outputs[0].token_ids)
 
-    seconds = []
+    spans = []
     for partition in job.partitions:
-        began = time.perf_counter()
+        began = time.time()
         rows = pq.read_table(partition)
         pairs = zip(rows["id"].to_pylist(), rows["text"].to_pylist())
         texts, tokens = zip(*await asyncio.gather(*(one(id, text) for id, text in pairs)))
         put(job, partition, pa.table({"id": rows["id"], "response": texts, "tokens": tokens}))
-        seconds.append(time.perf_counter() - began)
+        spans.append((began, time.time()))
     engine.shutdown()
-    return seconds
+    return spans
 
 
-def stage(job: Job) -> list[float]:
+def stage(job: Job) -> list[Span]:
     """Run a prompt stage, timed from the start event of each Dagster step to its end event."""
     os.environ["VANE_DAGSTER_HOME"] = job.temp
     os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
@@ -172,12 +182,13 @@ def stage(job: Job) -> list[float]:
         "{text}",
         provider="vllm",
         model=vd.Model(job.model, options={"engine_kwargs": job.engine}),
-        sampling_params=SAMPLING,
+        sampling_params=job.sampling,
+        gpus=job.gpus,
         concurrency=vd.Workers(job.workers, env_vars=sorted(VARIABLES)),
     )
     store = vd.FragmentStore(root=f"{job.temp}/store")
     resources = {"compute": vd.RayCompute(cluster=vd.LocalCluster()), "store": store}
-    seconds = []
+    spans = []
     try:
         with dg.DagsterInstance.local_temp(job.temp) as instance:
             for key, partition in zip(keys, job.partitions):
@@ -186,7 +197,7 @@ def stage(job: Job) -> list[float]:
                     assets, partition_key=key, instance=instance, resources=resources
                 )
                 (stats,) = instance.get_run_step_stats(done.run_id)
-                seconds.append((stats.end_time or 0.0) - (stats.start_time or 0.0))
+                spans.append((stats.start_time or 0.0, stats.end_time or 0.0))
                 used = {
                     "tokens": ds.field("asked_usage", "completion_tokens"),
                     "prompt": ds.field("asked_usage", "prompt_tokens"),
@@ -197,10 +208,10 @@ def stage(job: Job) -> list[float]:
     finally:
         ray.shutdown()  # otherwise this process ends with the cluster
         LocalHead().stop()
-    return seconds
+    return spans
 
 
-def raydata(job: Job) -> list[float]:
+def raydata(job: Job) -> list[Span]:
     """Run Ray Data LLM's processor, built anew for each partition, as in a run of its own."""
     import ray
     import ray.data
@@ -209,9 +220,9 @@ def raydata(job: Job) -> list[float]:
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=job.temp,
              logging_level="ERROR", _node_ip_address="127.0.0.1")  # fmt: skip
     ray.data.DataContext.get_current().enable_progress_bars = False
-    seconds = []
+    spans = []
     for partition in job.partitions:
-        began = time.perf_counter()
+        began = time.time()
         config = vLLMEngineProcessorConfig(
             model_source=job.model,
             engine_kwargs=job.engine,
@@ -226,7 +237,7 @@ def raydata(job: Job) -> list[float]:
             preprocess=lambda row: {
                 "id": row["id"],
                 "messages": [{"role": "user", "content": row["text"]}],
-                "sampling_params": SAMPLING,
+                "sampling_params": job.sampling,
             },
             postprocess=lambda row: {
                 "id": row["id"],
@@ -236,15 +247,15 @@ def raydata(job: Job) -> list[float]:
         )
         target = Path(job.out, Path(partition).name)
         processor(ray.data.read_parquet(partition)).write_parquet(str(target))
-        seconds.append(time.perf_counter() - began)
+        spans.append((began, time.time()))
     ray.shutdown()
-    return seconds
+    return spans
 
 
 CONTENDERS = {"bare": bare, "stage": stage, "raydata": raydata}
 
 
-def run(job: Job, folder: Path) -> list[float]:
+def run(job: Job, folder: Path) -> list[Span]:
     """Run a contender in a process of its own, and check its output.
 
     Args:
@@ -252,7 +263,7 @@ def run(job: Job, folder: Path) -> list[float]:
         folder: A folder for this run.
 
     Returns:
-        Seconds of each partition.
+        Begin and end of each partition.
     """
     given, answer = folder / "job.json", folder / "answer.json"
     answer.unlink(missing_ok=True)
@@ -271,9 +282,9 @@ def run(job: Job, folder: Path) -> list[float]:
         found = ds.dataset(Path(job.out, Path(partition).name)).to_table(columns=["id", "tokens"])
         if sorted(found["id"].to_pylist()) != sorted(wanted):
             raise SystemExit(f"{job.contender}: wrong rows came out of {Path(partition).name}")
-        if set(found["tokens"].to_pylist()) != {TOKENS}:
-            raise SystemExit(f"{job.contender}: not all answers have {TOKENS} tokens")
-    return json.loads(answer.read_text())
+        if set(found["tokens"].to_pylist()) != {job.tokens}:
+            raise SystemExit(f"{job.contender}: not all answers have {job.tokens} tokens")
+    return [(began, ended) for began, ended in json.loads(answer.read_text())]
 
 
 class Bench:
@@ -302,7 +313,7 @@ class Bench:
         shutil.rmtree(place, ignore_errors=True)
         (place / "t").mkdir(parents=True)
         job = replace(job, out=str(place / "o"), temp=str(place / "t"))
-        found = run(job, place)
+        found = [ended - began for began, ended in run(job, place)]
         print(f"  {name}: {', '.join(f'{s:.1f}' for s in found)} s", file=sys.stderr, flush=True)
         return found, job.out
 

@@ -15,19 +15,33 @@ CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 
 _MAX_STEPS = 400
 _LEARNT = 0.01
 
 
-def make(folder: Path, longest: int = 256, seed: int = 0, text: Sequence[str] = ()) -> Path:
-    """Write a Qwen2 with a few thousand weights, and return its folder.
+def make(
+    folder: Path,
+    longest: int = 256,
+    seed: int = 0,
+    text: Sequence[str] = (),
+    sizes: Mapping[str, int] | None = None,
+) -> Path:
+    """Write a Qwen2, by default with a few thousand weights, and return its folder.
 
     Args:
         folder: The folder to write to.
         longest: Maximum sequence length in tokens.
         seed: Seed of the weights.
         text: Texts to train the tokenizer on, besides `TEXT`.
+        sizes: Arguments of `Qwen2Config` for its layers, whose weights are then bfloat16.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -49,16 +63,13 @@ def make(folder: Path, longest: int = 256, seed: int = 0, text: Sequence[str] = 
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(fast),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
+        **(sizes or TINY),
         max_position_embeddings=longest,
         eos_token_id=fast.eos_token_id,
         bos_token_id=None,
     )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    model = Qwen2ForCausalLM(config)
+    (model.bfloat16() if sizes else model).save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
 import dagster as dg
 import numpy as np
@@ -22,18 +24,25 @@ pytestmark = pytest.mark.skipif(not visible_gpus(), reason="no NVIDIA GPU on thi
 
 
 class Project:
-    """Multiplies vectors by a seeded matrix on the GPU."""
+    """Multiplies vectors by a seeded matrix on the GPU, once `together` workers are up."""
 
-    def __init__(self, seed: int, size: int = 64) -> None:
+    def __init__(self, seed: int, size: int = 64, together: int = 1, meet: str = "") -> None:
         import torch
 
         assert torch.cuda.is_available(), "the worker sees no GPU"
         self.device = torch.device("cuda")
         generator = torch.Generator().manual_seed(seed)
         self.matrix = torch.randn(size, size, generator=generator).to(self.device)
+        self.together, self.meet = together, meet
 
     def __call__(self, batch):
         import torch
+
+        if self.meet:
+            Path(self.meet, str(os.getpid())).touch()
+            deadline = time.monotonic() + 60
+            while len(os.listdir(self.meet)) < self.together and time.monotonic() < deadline:
+                time.sleep(0.05)
 
         vectors = torch.as_tensor(np.stack(list(batch["vector"]))).to(self.device)
         out = vectors @ self.matrix
@@ -54,7 +63,9 @@ def source(tmp_path, rows: int = 5_000) -> ParquetSource:
     return vd.parquet(str(tmp_path / "src"))
 
 
-def stage(pipeline, name: str, seed: int = 1, gpus: float = 1, concurrency: int = 1) -> vd.Stage:
+def stage(
+    pipeline, name: str, seed: int = 1, gpus: float = 1, concurrency: int = 1, **arguments
+) -> vd.Stage:
     return pipeline.map_batches(
         name,
         Project,
@@ -63,7 +74,7 @@ def stage(pipeline, name: str, seed: int = 1, gpus: float = 1, concurrency: int 
         batch_size=256,
         gpus=gpus,
         concurrency=concurrency,
-        fn_constructor_kwargs={"seed": seed},
+        fn_constructor_kwargs={"seed": seed, **arguments},
     )
 
 
@@ -109,7 +120,9 @@ def test_models_that_each_need_the_gpu_run_in_waves(tmp_path, compute, materiali
 
 def test_two_workers_share_a_gpu_by_fractions(tmp_path, compute, materialize):
     pipeline = vd.Pipeline("vectors", source=source(tmp_path), id="id", fragment_rows=500)
-    stage(pipeline, "projected", gpus=0.5, concurrency=2)
+    (tmp_path / "meet").mkdir()
+    meet = str(tmp_path / "meet")
+    stage(pipeline, "projected", gpus=0.5, concurrency=2, together=2, meet=meet)
 
     materialize(pipeline, compute)
 
@@ -188,7 +201,7 @@ class Forgotten:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_model_that_was_never_moved_to_its_gpu_is_noticed(tmp_path, device, materialize, caplog):
+def test_a_model_that_was_never_moved_to_its_gpu_is_noticed(tmp_path, device, materialize, capfd):
     vectors = vd.Pipeline("vectors", source=source(tmp_path, 300), id="id")
     vectors.map_batches(
         "out",
@@ -200,5 +213,6 @@ def test_a_model_that_was_never_moved_to_its_gpu_is_noticed(tmp_path, device, ma
         fn_constructor_kwargs={"device": device},
     )
     materialize(vectors, vd.LocalCompute())
+    log = capfd.readouterr().err
     noticed = "'out': Forgotten reserves 1 GPU for a worker, and torch has used no memory of it"
-    assert caplog.text.count(noticed) == (device == "cpu")
+    assert log.count(noticed) == (device == "cpu")

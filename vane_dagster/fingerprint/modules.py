@@ -14,6 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import Distribution
 from typing import Any, Literal
 
 from vane_dagster.errors import CodeIdentityError
@@ -97,23 +98,34 @@ def _roots() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return _folders(installed), _folders(standard)
 
 
+@functools.lru_cache(maxsize=1)
+def _targets() -> tuple[str, ...]:
+    """What `pip install --target` put into other folders of `sys.path`: folders and modules."""
+    found: set[str] = set()
+    for folder in map(os.path.abspath, sys.path):
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        for name in names if not folder.endswith(_SITE_NAMES) else []:
+            if name.endswith(".dist-info"):
+                files = Distribution.at(os.path.join(folder, name)).files or ()
+                found.update(os.path.join(folder, *file.parts[:1], "") for file in files)
+    return tuple(each if os.path.isdir(each) else each.rstrip(os.sep) for each in sorted(found))
+
+
 def _folders(paths: Iterable[str]) -> tuple[str, ...]:
     both = {os.path.abspath(path) for path in paths} | {os.path.realpath(path) for path in paths}
     return tuple(sorted(path.rstrip(os.sep) + os.sep for path in both))
 
 
-@functools.lru_cache(maxsize=4096)
-def _folder_kind(folder: str) -> ModuleKind:
-    installed, standard = _roots()
-    inside = folder.rstrip(os.sep) + os.sep
-    if inside.startswith(installed) or any(name in inside.split(os.sep) for name in _SITE_NAMES):
-        return "installed"
-    return "stdlib" if inside.startswith(standard) else "own"
-
-
+@functools.lru_cache(maxsize=16384)
 def path_kind(path: str) -> ModuleKind:
-    """Return the kind of a source file, determined by its folder."""
-    return _folder_kind(os.path.dirname(os.path.abspath(path)))
+    """Return the kind of a source file, or of a folder whose path ends with a separator."""
+    path = os.path.abspath(path) + (os.sep if path.endswith(os.sep) else "")
+    installed, standard = _roots()
+    if any(name in path.split(os.sep) for name in _SITE_NAMES):
+        return "installed"
+    if path.startswith((*installed, *_targets())):
+        return "installed"
+    return "stdlib" if path.startswith(standard) else "own"
 
 
 @dataclass
@@ -275,7 +287,7 @@ def _classified(name: str, path: str | None, folders: tuple[str, ...] | None) ->
     if path is not None:
         path = os.path.abspath(path)
         return Module(name, path_kind(path), path, folders)
-    kinds = {_folder_kind(os.path.abspath(folder)) for folder in folders or ()}
+    kinds = {path_kind(folder + os.sep) for folder in folders or ()}
     kind: ModuleKind = "own" if "own" in kinds or not kinds else "installed"
     return Module(name, kind, None, folders)
 

@@ -26,6 +26,8 @@ class HostActor:
 
     def __init__(self, claim: PoolRequest, threads: int) -> None:
         mark_worker()
+        if not claim.bundle.get("GPU"):
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves it as it is without a reserved GPU
         set_threads(threads)  # here, because Ray sets OMP_NUM_THREADS in tasks that find it unset
         self._claim = claim
         self._threads = threads

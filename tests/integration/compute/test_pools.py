@@ -286,6 +286,7 @@ class Environment:
 
     def __init__(self, torch: bool) -> None:
         self.token = os.environ.get("VANE_TEST_TOKEN", "unset")
+        self.gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
         self.torch = 0
         if torch:
             import torch as imported
@@ -299,11 +300,16 @@ class Environment:
         blas = max(one["num_threads"] for one in libraries if one["user_api"] == "blas")
         facts = {"omp": omp, "blas": blas, "arrow": pa.cpu_count(), "torch": self.torch}
         columns = {name: np.full(count, value) for name, value in facts.items()}
-        return {"id": batch["id"], "token": [self.token[::-1]] * count, **columns}
+        return {
+            "id": batch["id"],
+            "token": [self.token[::-1]] * count,
+            "gpus": [self.gpus] * count,
+            **columns,
+        }
 
 
 COUNTS = ("omp", "blas", "arrow", "torch")
-FACTS = {"id": "BIGINT", "token": "VARCHAR", **dict.fromkeys(COUNTS, "BIGINT")}
+FACTS = {"id": "BIGINT", "token": "VARCHAR", "gpus": "VARCHAR", **dict.fromkeys(COUNTS, "BIGINT")}
 
 
 @pytest.mark.parametrize("on_ray", [False, True], ids=["local", "ray"])
@@ -329,7 +335,7 @@ def test_variables_and_threads_reach_the_workers(
     (found,) = rows(tmp_path, "out").slice(0, 1).drop_columns("id").to_pylist()
     token = "s3cret-of-mine"[::-1]
     counts = {"omp": 2, "blas": 2, "arrow": 2, "torch": 2 if on_ray else 0}
-    assert found == {"token": token, **counts}
+    assert found == {"token": token, "gpus": "", **counts}
     places = [tmp_path / "store"]
     if on_ray:
         places.append(LocalHead(**CLUSTER).temp_dir / "r" / "session_latest" / "logs")

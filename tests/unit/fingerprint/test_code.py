@@ -9,15 +9,17 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from support.code_project import DEFS, HELPERS, defs, project  # noqa: F401  # fixtures
 from support.edits import Project
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint import ast_digest, hashing
+from vane_dagster.fingerprint import ast_digest, hashing, modules
 from vane_dagster.fingerprint.code import code_identity, files_read_once
 from vane_dagster.fingerprint.files import LocalFiles
+from vane_dagster.fingerprint.modules import path_kind
 from vane_dagster.fingerprint.objects import value_digest
 
 
@@ -441,6 +443,27 @@ def test_installed_and_builtin_code_is_named_and_not_walked() -> None:
     found = code_identity(pytest.raises)
     assert found.packages[0] in ("_pytest", "pytest")
     assert found.modules == ()
+
+
+def test_what_pip_put_into_a_target_folder_is_installed_and_own_code_beside_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("library/__init__.py", "library/inner/part.py", "single.py", "mine.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    record = tmp_path / "library-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("library/__init__.py,,\nlibrary/inner/part.py,,\nsingle.py,,\n../bin/x,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path_kind.cache_clear()
+    modules._targets.cache_clear()
+
+    names = ("library/inner/part.py", "library/inner/", "single.py", "mine.py", "library_own.py")
+    kinds = [path_kind(str(tmp_path / name) + "/" * name.endswith("/")) for name in names]
+
+    path_kind.cache_clear()
+    modules._targets.cache_clear()
+    assert kinds == ["installed", "installed", "installed", "own", "own"]
 
 
 def test_nothing_of_the_user_is_run(project: Project) -> None:
