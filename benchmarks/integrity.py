@@ -31,7 +31,7 @@ from vane_dagster.planning.source_code import pack_source
 from vane_dagster.sources.files import listed_file
 from vane_dagster.sources.parquet import parquet
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FragmentRecord, Manifest, PartInfo
+from vane_dagster.storage.manifest import FragmentRecord, Manifest, part_footer, read_part_footer
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.worker import host, output_ids, source_rows
 from vane_dagster.worker.pools import ModelSpec
@@ -170,13 +170,13 @@ def _write_parts(folder: Path, ids: int, parts: int) -> None:
         random.shuffle(own)
         target = PartTarget(Location(str(folder)), f"{index:040x}", "id")
         info = write_part(pa.table({"id": own}), target, rows_in=len(own))
-        infos.append(info.as_record())
+        infos.append(part_footer(info))
     (folder / "parts.json").write_text(json.dumps(infos))
 
 
 def _unique(root: Path, ids: int, parts: int) -> dict[str, float]:
     folder = Location(str(root / "parts"))
-    infos = [PartInfo.from_record(r) for r in json.loads(folder.read("parts.json"))]
+    infos = [read_part_footer(t.encode(), "part") for t in json.loads(folder.read("parts.json"))]
     assert sum(info.rows for info in infos) == ids
     manifest = Manifest(
         pipeline="p",

@@ -6,34 +6,56 @@ lists what it must not import.
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["LazyModule", "duckdb", "fsspec", "http_client", "pc", "pq", "public_names"]
+__all__ = ["HOMES", "LazyModule", "duckdb", "fsspec", "http_client", "pc", "pq", "public_names"]
 
 
-def public_names(
-    package: str, home: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+HOMES: dict[str, Callable[[], Mapping[str, str]]] = {}
+"""The packages with public names; each returns the module that defines each name."""
+
+
+def public_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's ``__getattr__`` and ``__dir__``.
+
+    The public names of a package, its ``__all__``, are those that it imports for type checkers,
+    below ``if TYPE_CHECKING``. Each is imported at its first use.
 
     Args:
         package: The package's name.
-        home: The module below the package that defines each name; "" for a module of the package.
+        file: The package's source file.
     """
 
+    @functools.cache
+    def home() -> dict[str, str]:
+        with open(file, encoding="utf-8") as source:
+            blocks = [node for node in ast.parse(source.read()).body if isinstance(node, ast.If)]
+        imports = [each for block in blocks for each in block.body]
+        return {
+            alias.name: each.module or ""
+            for each in imports
+            if isinstance(each, ast.ImportFrom)
+            for alias in each.names
+        }
+
     def get(name: str) -> Any:
-        if name not in home:
+        if name == "__all__":
+            return [*home()]
+        if name not in home():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if not home[name]:
+        if home()[name] == package:
             return importlib.import_module(f"{package}.{name}")
-        value = getattr(importlib.import_module(f"{package}.{home[name]}"), name)
+        value = getattr(importlib.import_module(home()[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted(sys.modules[package].__all__)
+    HOMES[package] = home
+    return get, lambda: sorted(home())
 
 
 class LazyModule:

@@ -129,6 +129,47 @@ def test_nothing_of_a_killed_run_is_left_behind(published, killed_in, monkeypatc
     assert published.ids == [4]
 
 
+@pytest.mark.parametrize("step", ["_replace", "commit", "retire", "clear", "forget_announced"])
+def test_a_publication_is_made_once_however_often_it_is_cut_off(published, step, monkeypatch):
+    published.publish("p", {"a": [1], "b": [2]})
+    before = [*published.versions()]
+    owner = published.store if hasattr(published.store, step) else type(published.publisher("p"))
+    name = step if hasattr(owner, step) else "publish"
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, interrupted_after(0, None))
+            made = published.manifest("p", {"b": [2], "c": [3]}, "2")
+            assert not isinstance(published.commit("p", made), ManifestName)
+    if before:
+        assert published.ids == ([1, 2] if step == "_replace" else [2, 3]), "nothing between"
+    published.publish("p", {"b": [2], "c": [3]}, "2")
+    assert published.ids == [2, 3]
+    assert len(published.versions()) == len(before) + bool(before)
+    assert published.clean("p")
+
+
+def test_a_killed_publication_that_others_changed_is_made_once(published, monkeypatch):
+    """Its first names are in the table's history, so it gets others, and is recognized by them."""
+
+    def killed() -> list[Any]:
+        with monkeypatch.context() as patch:
+            patch.setattr(published.store, "commit", interrupted_after(0, None))
+            made = published.manifest("p", {"b": [1, 2], "c": [3], "d": [4]}, "2")
+            assert not isinstance(published.commit("p", made), ManifestName)
+        return [*published.versions()]
+
+    published.publish("p", {"a": [1]})
+    killed()
+    published.remove(3)
+    before = killed()
+    assert not before or published.ids == [1, 2, 3, 4]
+    assert killed() == before
+    published.publish("p", {"b": [1, 2], "c": [3], "d": [4]}, "2")
+    assert published.ids == [1, 2, 3, 4]
+    assert [*published.versions()] == before
+    assert published.clean("p")
+
+
 @pytest.mark.parametrize("step", ["_create", "_replace"])
 def test_partitions_that_are_published_at_once_are_both_kept(published, step, monkeypatch):
     """The other run commits between this one's look at the table and its transaction."""

@@ -375,31 +375,16 @@ def test_what_was_published_is_published_again_without_staging(store):
 
 
 @pytest.mark.parametrize("merged", [None, 1 << 20])
-@pytest.mark.parametrize("record", ["announce", "commit", None])
-def test_another_run_is_blamed_for_a_lost_part_if_it_published(store, record, merged, monkeypatch):
+def test_a_lost_part_is_named_with_what_to_check(store, merged):
     target = store.root.child("out", "p")
     staging = target.child("_vane_staging")
     info = part(staging, [1])
     staging.delete([info.name])
-    store.announce(replace(manifest(), run_id="killed long ago"))
-    others = replace(manifest([part(store.root.child("other"), [2])]), run_id="other")
-    publish = FolderPublisher.publish
-
-    def overtaken(publisher: FolderPublisher, made: Manifest) -> Any:
-        if record:
-            getattr(store, record)(others)
-        return publish(publisher, made)
-
-    monkeypatch.setattr(FolderPublisher, "publish", overtaken)
     declared = replace(publisher(target)._declared, target_bytes=merged)
     error = commit(store, manifest([info]), publish=FolderPublisher(declared, None))
     assert isinstance(error, vd.errors.StoreError)
     assert f"{(staging if merged else target).url!r} does not have {info.name!r}" in str(error)
-    blamed = "another run (other) published the same partition at the same time. Run it again"
-    assert (blamed in str(error)) == bool(record)
-    assert ("No other run published the partition meanwhile. Check" in str(error)) == (not record)
+    assert "Another run may have published the partition at the same time. If not" in str(error)
 
-
-__all__ = [name for name in dir() if name.startswith("test_")]
 
 __all__ = [name for name in dir() if name.startswith("test_")]

@@ -68,28 +68,4 @@ if TYPE_CHECKING:
     from vane_dagster.checks.golden import Golden as Golden
     from vane_dagster.checks.reproducible import Reproducible as Reproducible
 
-_HOME = {
-    "Check": "base",
-    "CheckContext": "context",
-    "CheckLike": "base",
-    "CheckOutcome": "context",
-    "ColumnStatistics": "context",
-    "IdsComplete": "builtin",
-    "ErrorRate": "builtin",
-    "NullRate": "builtin",
-    "PackageVersions": "context",
-    "PackagesUnchanged": "builtin",
-    "PartCounts": "context",
-    "Recomputation": "context",
-    "RecomputedRows": "context",
-    "RowOutcomes": "context",
-    "Vectors": "builtin",
-    "Text": "builtin",
-    "Drift": "drift",
-    "Golden": "golden",
-    "Reproducible": "reproducible",
-    "Off": "base",
-}
-
-__all__ = [*_HOME]
-__getattr__, __dir__ = public_names(__name__, _HOME)
+__getattr__, __dir__ = public_names(__name__, __file__)

@@ -34,12 +34,11 @@ class IdsComplete(Check):
 
     fix: ClassVar[str] = "Materialize it with force"
 
-    name: str = field(default="ids_complete", kw_only=True)
     blocking: bool = field(default=True, kw_only=True)
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare each part with the rows that it was made from."""
-        parts = [part for part in context.parts if not part.unknown]
+        parts = context.parts
         over = [p.rows + p.filtered + p.quarantined - p.rows_in for p in parts]
         lost = sum(-n for n in over if n < 0)
         if context.fan_out:
@@ -48,8 +47,6 @@ class IdsComplete(Check):
             invented = sum(n for n in over if n > 0)
         counts = context.counts
         metadata = {**_counted(counts), "lost": lost, "invented": invented}
-        if counts.unknown:
-            metadata["rows_of_unknown_origin"] = counts.unknown
         rows_in = f"{counts.rows_in:,} input rows"
         if lost or invented:
             described = (
@@ -79,7 +76,6 @@ class ErrorRate(Check):
     )
 
     max_rate: float | None = None
-    name: str = field(default="error_rate", kw_only=True)
     blocking: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -127,7 +123,6 @@ class NullRate(Check):
 
     max_rate: float | Mapping[str, float] = field(default=0.5, hash=False)
     columns: Sequence[str] | None = None
-    name: str = field(default="null_rate", kw_only=True)
     severity: Severity = field(default="WARN", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -181,7 +176,6 @@ class Vectors(Check):
     columns: Sequence[str] | None = None
     dimension: int | None = None
     max_rate: float = 0.0
-    name: str = field(default="vectors", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -246,7 +240,6 @@ class Text(Check):
 
     max_empty_rate: float = 0.5
     columns: Sequence[str] | None = None
-    name: str = field(default="text", kw_only=True)
     severity: Severity = field(default="WARN", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -283,7 +276,6 @@ class PackagesUnchanged(Check):
 
     fix: ClassVar[str] = "Materialize with force to compute the rows with the versions of now"
 
-    name: str = field(default="packages_unchanged", kw_only=True)
     severity: Severity = field(default="WARN", kw_only=True)
 
     lasting: ClassVar[bool] = False
@@ -351,7 +343,7 @@ def findings_of(checks: Iterable[Check]) -> Iterator[Check]:
 
 def has_lost_rows(name: str, metadata: Mapping[str, Any]) -> bool:
     """Return whether a failed check has found lost or invented rows."""
-    is_accounting = name in (ROWS, IdsComplete.name)
+    is_accounting = name in (ROWS, "ids_complete")
     return is_accounting and bool(metadata.get("lost") or metadata.get("invented"))
 
 
@@ -469,8 +461,7 @@ def _columns(
 
 def _counted(counts: PartCounts) -> dict[str, int]:
     """Return the counts as metadata."""
-    shown = {name: count for name, count in asdict(counts).items() if name != "unknown"}
-    return shown if counts.unread else {n: count for n, count in shown.items() if n != "unread"}
+    return {name: n for name, n in asdict(counts).items() if n or name != "unread"}
 
 
 def _share(count: float, rows: float) -> float:

@@ -43,7 +43,6 @@ class PartCounts:
         quarantined: Input rows without output because of errors.
         nulled: Output rows that are null because of errors.
         unread: Of the quarantined and nulled rows, those that the source could not read.
-        unknown: Output rows of parts that do not record their input.
     """
 
     rows: int = 0
@@ -52,7 +51,6 @@ class PartCounts:
     quarantined: int = 0
     nulled: int = 0
     unread: int = 0
-    unknown: int = 0
 
     @classmethod
     def total(cls, parts: Iterable[PartCounts]) -> PartCounts:

@@ -51,7 +51,6 @@ class Drift(Check):
     bins: int = field(default=10, kw_only=True)
     sample_rows: int = field(default=100_000, kw_only=True)
     min_rows: int = field(default=500, kw_only=True)
-    name: str = field(default="", kw_only=True)
     severity: Severity = field(default="WARN", kw_only=True)
 
     compares: ClassVar[bool] = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,22 +17,21 @@ from vane_dagster._arguments import checked_url, mapping
 from vane_dagster._keywords import require_columns
 from vane_dagster._secrets import keep_options, revealed, url_parts, with_options
 from vane_dagster.checks.base import Check, bound, checked_columns
+from vane_dagster.checks.comparison import Difference, apart, as_metadata, described, short
 from vane_dagster.checks.context import CheckContext, CheckOutcome
 from vane_dagster.checks.drift import cosine_distance
 from vane_dagster.errors import DefinitionError, SchemaError, names
-from vane_dagster.types.kinds import is_list, is_number, is_numbers
+from vane_dagster.storage.sample import python_values
 from vane_dagster.types.tensors import as_storage, unsliced
 
 Expected = Union[str, "os.PathLike[str]", pa.Table, Mapping[str, Any]]
-
-_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Golden(Check):
     """Expected outputs of some rows.
 
-    Numbers and lists of numbers may differ by `tolerance`; all other values must be equal.
+    Floating-point numbers may differ by `tolerance`; all other values must be equal.
 
     Attributes:
         expected: The path or URL of a Parquet file, a `pyarrow.Table`, or lists by column: the id
@@ -42,8 +40,8 @@ class Golden(Check):
         tolerance: The largest difference, absolute or as a share of the expected number.
         max_distance: The largest cosine distance of vectors. If set, it replaces the tolerance for
             vectors.
-        min_found: How many of the ids must be in a partition. With the default of 0, a partition
-            without any of them passes.
+        min_found: How many of the ids must be in a partition. Default: all of them; or none, if the
+            pipeline is partitioned. Set it if the ids are those of several partitions.
         storage_options: Options of the fsspec file system of a URL; not part of the definition.
     """
 
@@ -51,11 +49,10 @@ class Golden(Check):
     columns: Sequence[str] | None = field(default=None, kw_only=True)
     tolerance: float = field(default=1e-6, kw_only=True)
     max_distance: float | None = field(default=None, kw_only=True)
-    min_found: int = field(default=0, kw_only=True)
+    min_found: int | None = field(default=None, kw_only=True)
     storage_options: Mapping[str, Any] | None = field(
         default=None, kw_only=True, repr=False, hash=False, compare=False
     )
-    name: str = field(default="golden", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +68,7 @@ class Golden(Check):
         if self.max_distance is not None:
             distance = bound(self._location, "max_distance", self.max_distance)
             self._set(max_distance=distance)
-        if type(self.min_found) is not int or self.min_found < 0:
+        if self.min_found is not None and (type(self.min_found) is not int or self.min_found < 0):
             raise DefinitionError(
                 f"{self._location}: min_found is {self.min_found!r}; expected a number from 0 up"
             )
@@ -117,24 +114,36 @@ class Golden(Check):
         columns = _columns(self, id, schema)
         ids = _ids(self.rows, id, schema)
         actual = context.lookup(ids, columns)
+        found = actual.column(id).to_pylist()
         expected = unsliced(self.rows).take(pc.index_in(actual.column(id), value_set=ids))
-        differs = np.zeros(actual.num_rows, dtype=bool)
-        metadata: dict[str, Any] = {"expected": len(ids), "found": actual.num_rows}
-        for name in columns:
-            apart, largest = _compared(self, name, actual.column(name), expected.column(name))
-            differs |= apart
-            metadata[f"differing/{name}"] = int(np.count_nonzero(apart))
-            if largest is not None and math.isfinite(largest):
-                metadata[f"largest_difference/{name}"] = largest
-        count = int(np.count_nonzero(differs))
-        metadata["differing"] = count
-        if count:
-            first = np.flatnonzero(differs)[:_NAMED]
-            found = actual.column(id).take(pa.array(first)).to_pylist()
-            metadata["differing_ids"] = ", ".join(map(str, found))
-        described = _described(self, actual.num_rows, len(ids), count, metadata)
-        passed = not count and actual.num_rows >= self.min_found
-        return CheckOutcome(passed, described, metadata)
+        differences = [
+            Difference(key, name, *texts)
+            for name in columns
+            for key, *pair in zip(found, *_comparable(name, expected, actual))
+            if (texts := self._apart(*pair)) is not None
+        ]
+        metadata: dict[str, Any] = {"expected": len(ids), "found": len(found)}
+        metadata |= as_metadata(differences, "expected", "actual")
+        required = len(ids) if self.min_found is None else self.min_found
+        if self.min_found is None and context.partition is not None and not found:
+            required = 0
+        if differences:
+            return CheckOutcome(
+                False, described(differences, len(found), "expected values"), metadata
+            )
+        text = f"{len(found):,} of {len(ids):,} expected ids are in the output"
+        if len(found) < required:
+            return CheckOutcome(False, f"{text}; at least {required:,} are required", metadata)
+        end = ", and their rows match the expected values" if found else ", so nothing was compared"
+        return CheckOutcome(True, f"{text}{end}", metadata)
+
+    def _apart(self, expected: Any, actual: Any) -> tuple[str, str] | None:
+        """Return both values as text if they differ; else None."""
+        if self.max_distance is None or not all(isinstance(v, list) for v in (expected, actual)):
+            return apart(expected, actual, (self.tolerance, self.tolerance))
+        a, b = (np.asarray(each, dtype=float) for each in (actual, expected))
+        is_near = a.shape == b.shape and cosine_distance(a, b) <= self.max_distance
+        return None if is_near else (short(expected), short(actual))
 
     @property
     def description(self) -> str:
@@ -184,21 +193,6 @@ def _serialized(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _described(
-    check: Golden, found: int, expected: int, count: int, metadata: dict[str, Any]
-) -> str:
-    if count:
-        more = f" and {count - _NAMED} more" if count > _NAMED else ""
-        differing = f"ids {metadata['differing_ids']}{more}"
-        return f"{count:,} of {found:,} rows differ from the expected values: {differing}"
-    present = f"{found:,} of {expected:,} expected ids are in the output"
-    if found < check.min_found:
-        return f"{present}; at least {check.min_found:,} are required"
-    if not found:
-        return f"{present}, so nothing was compared"
-    return f"{present}, and their rows match the expected values"
-
-
 def _columns(check: Golden, id: str, schema: pa.Schema) -> list[str]:
     """Return the columns to compare."""
     expected = check.rows.column_names
@@ -217,40 +211,12 @@ def _ids(expected: pa.Table, id: str, schema: pa.Schema) -> pa.Array:
     return ids
 
 
-def _compared(
-    check: Golden, name: str, actual: pa.ChunkedArray, expected: pa.ChunkedArray
-) -> tuple[np.ndarray[Any, Any], float | None]:
-    """Return which values differ and, for numbers, the largest difference."""
-    actual, expected = as_storage(actual), as_storage(expected)
-    kinds = (actual.type, expected.type)
-    if not any(pa.types.is_floating(k.value_type if is_list(k) else k) for k in kinds):
-        pairs = zip(actual, _cast(expected, actual.type, name))
-        return np.array([not a.equals(b) for a, b in pairs], dtype=bool), None
-    if not all(map(is_number, kinds)) and not all(map(is_numbers, kinds)):
-        raise SchemaError(f"column {name!r} is {kinds[0]}; the expected values are {kinds[1]}")
-    apart, largest = [], 0.0
-    for a, b in zip(actual.to_pylist(), expected.to_pylist()):
-        difference, is_close = _difference(check, a, b)
-        apart.append(not is_close)
-        largest = max(largest, difference)
-    return np.array(apart, dtype=bool), largest
-
-
-def _difference(check: Golden, actual: Any, expected: Any) -> tuple[float, bool]:
-    """Return the distance of a number or vector from the expected one, and whether it fits."""
-    if actual is None or expected is None:
-        return 0.0, actual is expected
-    a, b = (np.asarray(each, dtype=float) for each in (actual, expected))
-    if a.shape != b.shape:
-        return math.inf, False
-    if check.max_distance is not None and a.ndim:
-        distance = cosine_distance(a, b)
-        return distance, distance <= check.max_distance
-    with np.errstate(invalid="ignore"):
-        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-        near = apart <= check.tolerance * np.maximum(1.0, np.abs(b))
-        near &= np.isfinite(apart)
-    return float(np.max(apart, initial=0.0)), bool(near.all())
+def _comparable(name: str, expected: pa.Table, actual: pa.Table) -> tuple[list[Any], list[Any]]:
+    """Return the expected and the actual values of a column, of one type."""
+    wanted, given = as_storage(expected.column(name)), as_storage(actual.column(name))
+    if pa.types.is_floating(wanted.type) and pa.types.is_integer(given.type):
+        given = _cast(given, wanted.type, name)
+    return python_values(_cast(wanted, given.type, name)), python_values(given)
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType, name: str) -> pa.ChunkedArray:

@@ -29,6 +29,7 @@ from vane_dagster.checks.context import (
 from vane_dagster.engine.partition_order import NoOrder, PartitionOrder
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.retries import class_names
 from vane_dagster.storage.column_stats import Measures, measure, merge_measures
 from vane_dagster.storage.damage import verified
 from vane_dagster.storage.manifest import CheckResult, Manifest, PartInfo
@@ -43,6 +44,7 @@ from vane_dagster.types.tensors import unsliced
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
+_INTERRUPTS = {"KeyboardInterrupt", "DagsterExecutionInterruptedError"}
 _LOOKED_BACK = 64
 _FRAGMENTS = 64
 _BATCH = 8192
@@ -186,7 +188,9 @@ def _evaluated(
         opened = check.opened()
         outcome = _validated(opened.evaluate(context))
         digest = definition_of(opened)
-    except (Exception, SystemExit) as error:  # a check never stops a run
+    except BaseException as error:  # a check never stops a run; extensions in Rust panic
+        if class_names(error) & _INTERRUPTS:
+            raise
         safe = contained(error)
         text = masked(f"{type(safe).__name__}: {safe}")
         described = f"The check could not be evaluated: {text}"
@@ -294,7 +298,6 @@ class ManifestContext:
                 quarantined=part.quarantined,
                 nulled=part.nulled,
                 unread=part.unread,
-                unknown=0 if part.rows_in or part.made else part.rows,
             )
             for part in self.manifest.parts
         ]

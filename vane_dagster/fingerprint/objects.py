@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import vane_dagster
+from vane_dagster._lazy import HOMES
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.decorators import OPTIONS, SET_ON_CLASSES
@@ -457,11 +458,12 @@ def library_name(obj: Any, module: str) -> tuple[str, str]:
     """
     if module.partition(".")[0] == vane_dagster.__name__:
         for public in _PUBLIC:
-            named = vars(sys.modules.get(public, object))
-            for name, home in named.get("_HOME", {}).items():
-                if getattr(sys.modules.get(f"{public}.{home}"), name, None) is obj:
-                    return public, name
+            if public in HOMES:
+                homes = HOMES[public]().items()
+                named = {n: vars(sys.modules.get(home, object)).get(n) for n, home in homes}
+            else:
+                named = dict(vars(sys.modules.get(public, object)))
             for name, value in named.items():
-                if value is obj and "_HOME" not in named:
+                if value is obj:
                     return public, name
     return module, getattr(obj, "__qualname__", type(obj).__qualname__)

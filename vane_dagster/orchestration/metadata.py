@@ -15,7 +15,7 @@ from vane_dagster.storage.column_stats import merge_measures
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.store import Store
-from vane_dagster.tracing.render import sample_trace
+from vane_dagster.tracing.command import trace_command
 from vane_dagster.types.schema import type_name
 
 _MAX_REPLICAS = 10
@@ -147,8 +147,8 @@ def stage_metadata(
         found["schema"] = dg.MetadataValue.md(f"```python\n{inferred}\n```")
     if manifest.sample:
         found["sample"] = dg.MetadataValue.md(sample_table(manifest.sample))
-    if trace := sample_trace(store, manifest):
-        found["trace"] = dg.MetadataValue.md(trace)
+    if command := trace_command(store, manifest):
+        found["trace"] = dg.MetadataValue.md(f"`{command}`")
     return found
 
 

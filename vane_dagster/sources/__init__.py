@@ -25,20 +25,4 @@ if TYPE_CHECKING:
     from vane_dagster.storage.manifest import FileSpan as FileSpan
     from vane_dagster.storage.manifest import FragmentRecord as FragmentRecord
 
-_HOME = {
-    "FileRecord": "base",
-    "FileSource": "file_source",
-    "FileSpan": "base",
-    "FragmentRecord": "base",
-    "FragmentRule": "base",
-    "Listed": "base",
-    "ReadContext": "base",
-    "Source": "base",
-    "SourceReader": "base",
-    "SourceTable": "base",
-    "TableReader": "table_reader",
-    "fragment_record": "base",
-}
-
-__all__ = [*_HOME]
-__getattr__, __dir__ = public_names(__name__, _HOME)
+__getattr__, __dir__ = public_names(__name__, __file__)

@@ -1,7 +1,7 @@
 """Writer of ordinary assets in the format of a stage: as parts and a manifest.
 
-The digest of the rows is part of a part's name, so unchanged rows keep their files from one
-materialization to the next.
+A part's name has the digest of its rows and their place, so unchanged rows keep their files from
+one materialization to the next.
 """
 
 from __future__ import annotations
@@ -48,22 +48,16 @@ def write_asset(
     condemned = store.condemned(ASSETS, stage)
     key = hashlib.sha256("/".join(asset.path).encode()).hexdigest()[:40]
     parts: list[PartInfo] = []
-    taken: set[str] = set()
     for table in _pieces(rows):
-        target = PartTarget(folder, key, None)
+        target = PartTarget(folder, key, None, salt=str(len(parts)))  # pieces may be equal
         try:
             part = write_part(table, target)
-            again = 0
-            while part.name in taken:  # two pieces with the same rows
-                again += 1
-                part = write_part(table, replace(target, salt=str(again)))
         except pa.ArrowException as error:
             raise StoreError(
                 f"{'/'.join(asset.path)!r}: rows cannot be stored as Parquet: {error}"
             ) from error
         if f"{partition_folder(partition)}/{part.name}" in condemned:
             part = write_part(table, replace(target, salt=secrets.token_hex(8)))
-        taken.add(part.name)
         parts.append(part)
     names = "\n".join(part.name for part in parts)
     manifest = Manifest(

@@ -228,14 +228,7 @@ class Location:
 
     def read(self, name: str) -> bytes:
         """Read a file's bytes."""
-        try:
-            return bytes(
-                self.with_storage_errors("read", lambda: self.fs.cat_file(self.file(name)), name)
-            )
-        except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise error.__cause__ from None
-            raise
+        return bytes(self._of_file(lambda: self.fs.cat_file(self.file(name)), name))
 
     def put(self, name: str, path: str) -> None:
         """Copy a file from the local disk into the folder, atomically."""
@@ -245,12 +238,7 @@ class Location:
 
     def get(self, name: str, path: str) -> None:
         """Copy a file of the folder to the local disk."""
-        try:
-            self.with_storage_errors("read", lambda: self.fs.get_file(self.file(name), path), name)
-        except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise error.__cause__ from None
-            raise
+        self._of_file(lambda: self.fs.get_file(self.file(name), path), name)
 
     def delete(self, names: list[str]) -> None:
         """Delete files of the folder; those already gone are ignored."""
@@ -273,6 +261,15 @@ class Location:
         """Run an operation on the folder, and retry it a few times after transient errors."""
         with self._as_store_error(verb):
             return with_retries(_failpoints.failing(verb, self.file_url(name), action))
+
+    def _of_file(self, read: Callable[[], _T], name: str) -> _T:
+        """Read a file; a missing one is a FileNotFoundError."""
+        try:
+            return self.with_storage_errors("read", read, name)
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise error.__cause__ from None
+            raise
 
     def _entries(self) -> list[dict[str, Any]]:
         self.fs.invalidate_cache(self.path)
@@ -393,12 +390,14 @@ def _joined(url: str, *parts: str) -> str:
 
 
 def _write_local(path: str, data: Any) -> None:
-    with _written_beside(path, data) as temporary:
+    with beside(path) as temporary:
+        _write_through(temporary, data)
         os.replace(temporary, path)
 
 
 def _create_local(path: str, data: bytes) -> bool:
-    with _written_beside(path, data) as temporary:
+    with beside(path) as temporary:
+        _write_through(temporary, data)
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -410,17 +409,20 @@ def _create_local(path: str, data: bytes) -> bool:
     return True
 
 
+def _write_through(path: str, data: Any) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 @contextmanager
-def _written_beside(path: str, data: Any) -> Iterator[str]:
-    """Write a temporary file in the folder of a path, and remove it in the end if it is there."""
+def beside(path: str) -> Iterator[str]:
+    """Yield a temporary path in the folder of a path; a file there is removed in the end."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     temporary = os.path.join(folder, f"{TEMPORARY}{secrets.token_hex(6)}")
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
         yield temporary
     finally:
         with suppress(FileNotFoundError):

@@ -226,12 +226,9 @@ class _StageFolders:
     def references(self, path: str) -> tuple[array[int], set[str], Mapping[str, str]]:
         """Read a manifest: its part files, its tables, and the manifests that it was made from."""
         folder, _, name = path.rpartition("/")
-        try:
-            manifest = self._store.opened(self._folder.child("manifests", folder), name)
-        except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise _ChangedError from error
-            raise
+        manifest = self._store.opened_if_there(self._folder.child("manifests", folder), name)
+        if manifest is None:
+            raise _ChangedError
         files = array("q", (hash(file) for part in manifest.parts for file in part.files))
         identities = (identity_of(file.url) for file in manifest.files)
         return files, {each for each in identities if each}, manifest.upstream

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.errors import DefinitionError, StoreError, VaneError, first_line
+from vane_dagster.errors import DefinitionError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.table_options import table_options
 from vane_dagster.types.tensors import is_tensor, storage_type
@@ -47,20 +45,6 @@ def open_table(location: Location, version: int | str | None = None) -> Any:
         if _GONE.search(str(error)):
             return None
         raise
-
-
-@contextmanager
-def table_errors(url: str, verb: str) -> Iterator[None]:
-    """Convert the errors of Lance's driver."""
-    try:
-        yield
-    except VaneError:
-        raise
-    except Exception as error:  # the driver raises plain exceptions too
-        raise StoreError(
-            f"Lance table {url!r} cannot be {verb}: {type(error).__name__}: {first_line(error)}. "
-            "Check that the credentials reach it and that nothing else writes there"
-        ) from error
 
 
 def lance_type(kind: pa.DataType) -> pa.DataType | None:

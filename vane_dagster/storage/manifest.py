@@ -88,6 +88,11 @@ class PartInfo:
         return part_name(self.key, self.digest)
 
     @property
+    def stem(self) -> str:
+        """The part's file name without its suffix."""
+        return f"{self.key}-{self.digest}"
+
+    @property
     def files(self) -> tuple[str, ...]:
         """The names of its files, in the order in which they are written: itself last."""
         return (*filter(None, (self.faults, self.row_records)), self.name)
@@ -99,15 +104,6 @@ class PartInfo:
             column: {name: self.measures[column][name] - value for name, value in sums.items()}
             for column, sums in self.inherited.items()
         } | {name: dict(sums) for name, sums in self.measures.items() if name not in self.inherited}
-
-    def as_record(self) -> dict[str, Any]:
-        """Convert the part to a JSON record."""
-        return _PART_CODEC.record(self)
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> PartInfo:
-        """Read a record that `as_record` wrote."""
-        return _PART_CODEC.load(record)
 
 
 def part_name(key: str, digest: str) -> str:
@@ -123,7 +119,7 @@ def parse_part_name(name: str) -> tuple[str, str] | None:
 
 def part_footer(part: PartInfo) -> str:
     """Return the text that describes a part in its footer."""
-    return json.dumps({"part": part.as_record(), "sample": part.sample})
+    return json.dumps({"part": _PART_CODEC.record(part), "sample": part.sample})
 
 
 def read_part_footer(text: bytes, file: str, **known: Any) -> PartInfo:

@@ -7,7 +7,6 @@ has stored in the folder ``~assets/<its key>``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ import pyarrow as pa
 from vane_dagster._arguments import NAME
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import StoreError, names
-from vane_dagster.storage.filesystem import IO_THREADS, Location, in_threads, protocol_of
+from vane_dagster.storage.filesystem import Location, in_threads, protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_name
 from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
 from vane_dagster.storage.publish.registry import publisher_class
@@ -137,12 +136,7 @@ def _written_from(store: Store, manifest: Manifest) -> Manifest | None:
     if stage not in manifest.upstream:
         return None
     folder = store.manifests(manifest.pipeline, stage, manifest.partition)
-    try:
-        return store.opened(folder, manifest.upstream[stage])
-    except StoreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return None
-        raise
+    return store.opened_if_there(folder, manifest.upstream[stage])
 
 
 def _newest(manifests: Mapping[str | None, Manifest]) -> float:
@@ -220,8 +214,7 @@ def _lost(placed: Sequence[tuple[Location, Sequence[str]]]) -> str | None:
         present = folder.names() if flat else folder.walk()
         return next((folder.file_url(name) for name in wanted if name not in present), None)
 
-    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        return next((file for file in threads.map(lost, placed) if file), None)
+    return next(filter(None, in_threads(lost, placed)), None)
 
 
 def _common_schema(label: str, manifests: Sequence[Manifest]) -> pa.Schema:

@@ -88,6 +88,15 @@ class Store:
                 f"{error}. Delete it and materialize the stage again"
             ) from error
 
+    def opened_if_there(self, location: Location, name: str) -> Manifest | None:
+        """Open a manifest; None if it is gone, because another run has removed it."""
+        try:
+            return self.opened(location, name)
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
     def in_force(self, pipeline: str, stage: str, partition: str | None) -> Manifest | None:
         """Open the manifest in force of a partition; None if it was never materialized."""
         name = self.latest(pipeline, stage, [partition]).get(partition)
@@ -138,33 +147,15 @@ class Store:
         """Yield the published files of each earlier or announced manifest, the newest first."""
         location = self.manifests(pipeline, stage, partition)
         for name in sorted(location.names(), reverse=True):
-            if (manifest := self._opened_if_there(location, name)) is not None:
+            if (manifest := self.opened_if_there(location, name)) is not None:
                 yield manifest.published_files
-
-    def _opened_if_there(self, location: Location, name: str) -> Manifest | None:
-        """Open a manifest; None if it is gone because another run has ended its publication."""
-        try:
-            return self.opened(location, name)
-        except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
-
-    def other_run(self, manifest: Manifest, before: Collection[str]) -> str | None:
-        """Return the id of another run that has announced or committed the same partition."""
-        location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
-        for name in sorted({*location.names()} - {*before}):
-            other = self._opened_if_there(location, name)
-            if other is not None and other.run_id != manifest.run_id:
-                return other.run_id
-        return None
 
     def require_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
         """Check that announced publications can be read, before another one replaces them."""
         location = self.manifests(pipeline, stage, partition)
         for name in location.names():
             if name.startswith(ANNOUNCED):
-                self._opened_if_there(location, name)
+                self.opened_if_there(location, name)
 
     def forget_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
         """Remove the records that `announce` wrote."""

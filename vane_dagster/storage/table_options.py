@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 from vane_dagster._secrets import keep_options, revealed
 from vane_dagster.errors import DefinitionError
 from vane_dagster.storage.filesystem import Location, protocol_of
 
-_PROTOCOL = re.compile(r"(?:(file|s3|s3a)://)?(?![A-Za-z][A-Za-z0-9+.\-]*://)")
 _MISREAD = re.compile(r"[%\\?#]")
 
 
-def check_table_url(where: str, url: str, format: str) -> None:
-    """Check that the driver of a format can open a URL."""
-    if not _PROTOCOL.match(url):
+def check_table_url(
+    where: str, url: str, format: str, schemes: Sequence[str] = ("s3", "s3a")
+) -> None:
+    """Check that the driver of a format can open a URL: a local one, or of one of the schemes."""
+    if protocol_of(url) not in ("file", *schemes):
+        *most, last = ("a local path", *(f"{scheme}://" for scheme in schemes))
         raise DefinitionError(
-            f"{where}: {url!r} cannot be a {format} table; expected a local path or s3://"
+            f"{where}: {format} tables at {url!r} are not supported; expected {', '.join(most)} or "
+            f"{last}"
         )
     if found := _MISREAD.search(url):
         raise DefinitionError(

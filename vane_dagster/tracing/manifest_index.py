@@ -42,10 +42,13 @@ from vane_dagster.storage.row_records import (
     ORIGIN,
     RUN_ID,
 )
-from vane_dagster.storage.row_search import Found, RowFile, find_any
+from vane_dagster.storage.row_search import Found, RowFile, find, find_any
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import identity_of
 from vane_dagster.tracing.steps import RowOrigin
+
+Wanted = dict[int, dict[Any, Sequence[Any] | None]]
+"""Rows to find, by key position: the values there, each with all keys of the row if known."""
 
 _SHOWN_PARTITIONS = 3
 _READ_AS_RECORDED: Mapping[str, Callable[..., Source]] = {
@@ -65,7 +68,7 @@ class ManifestIndex:
         self._opened: dict[tuple[str, str], Manifest | None] = {}
         self._names: dict[str, str] = {}
         self._records: dict[str, pa.Table] = {}  # the last ones that were read
-        if not self.stages:
+        if pipeline.startswith("~") or not self.stages:
             raise TraceError(
                 f"{store.root.url!r} holds no stage of a pipeline {pipeline!r}; it has "
                 f"{names(_pipelines(store))}"
@@ -115,11 +118,6 @@ class ManifestIndex:
         found = self.in_force(stage)
         if found is None:
             raise TraceError(self._never(stage))
-        if not found[1].keys:
-            raise TraceError(
-                f"{self.label(stage)!r}: its manifest {found[0]} is of a former version and does "
-                "not say which columns identify a row. Materialize it again with force"
-            )
         return found
 
     def in_force(self, stage: str) -> tuple[str, Manifest] | None:
@@ -135,12 +133,7 @@ class ManifestIndex:
         """Return a manifest by name; None if it was garbage-collected."""
         if (stage, name) not in self._opened:
             folder = self.store.manifests(self.pipeline, stage, self.partition)
-            try:
-                self._opened[stage, name] = self.store.opened(folder, name)
-            except StoreError as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
-                    raise
-                self._opened[stage, name] = None
+            self._opened[stage, name] = self.store.opened_if_there(folder, name)
         return self._opened[stage, name]
 
     def above(self, manifest: Manifest, stage: str) -> Manifest | None:
@@ -156,19 +149,21 @@ class ManifestIndex:
             return self._of_folder(stage, folder, name)
         return None
 
-    def rows_of(self, manifest: Manifest, index: int) -> list[RowFile]:
-        """Return the files that contain the rows of a part.
+    def file_of_part(self, manifest: Manifest, index: int) -> RowFile:
+        """Return the file with the rows of a part; for a `write` stage that of its upstream stage.
 
-        The rows of a `write` stage are read from its upstream stage, because its own files may be
-        merged.
+        Garbage collection keeps the manifest of the upstream stage.
         """
-        if manifest.kind == "write":
+        while manifest.kind == "write":
             upstream = self.above(manifest, manifest.reads[0])
-            if upstream is not None:
-                return self.rows_of(upstream, index)
-        folder, files = places(self.store, manifest)
-        own = manifest.parts[index].name
-        return [RowFile(folder, name) for name in ([own] if own in files else files)]
+            if upstream is None:
+                raise StoreError(
+                    f"{self.label(manifest.stage)!r}: the manifest of {manifest.reads[0]!r} that "
+                    "it was made from is gone. Materialize it again"
+                )
+            manifest = upstream
+        folder = self.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        return RowFile(folder, manifest.parts[index].name)
 
     def published(
         self, manifest: Manifest, index: int, found: Found
@@ -190,18 +185,22 @@ class ManifestIndex:
             hit = None
         return (hit[1].file, hit[1].row) if hit else [file.url for file in candidates]
 
+    def find(self, manifest: Manifest, index: int, wanted: Wanted) -> list[Found]:
+        """Return the rows of a part with wanted values of their keys, in order."""
+        if not manifest.parts[index].rows:
+            return []
+        file = self.file_of_part(manifest, index)
+        found: dict[int, Found] = {}
+        for position, values in wanted.items():
+            for hit in find(file, manifest.keys, position, values, unique=position == 0):
+                found[hit.row] = hit
+        return [found[row] for row in sorted(found)]
+
     def locate(self, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
         """Find the row of a stage by id."""
         indexes = [i for i in range(len(manifest.parts)) if self._may_hold(manifest, i, id)]
-        files = [(i, file) for i in indexes for file in self.rows_of(manifest, i)]
-        if len({file.url for _, file in files}) < len(files):
-            raise StoreError(
-                f"{self.label(manifest.stage)!r}: its files are merged, and what they were made of "
-                "was collected, so that it is not known which file has which rows. Materialize it "
-                "again"
-            )
-        hit = find_any([file for _, file in files], manifest.keys, id)
-        return None if hit is None else (files[hit[0]][0], hit[1])
+        hit = find_any([self.file_of_part(manifest, i) for i in indexes], manifest.keys, id)
+        return None if hit is None else (indexes[hit[0]], hit[1])
 
     def _may_hold(self, manifest: Manifest, index: int, id: Any) -> bool:
         part = manifest.parts[index]

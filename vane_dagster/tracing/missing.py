@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -11,11 +12,9 @@ import pyarrow.parquet as pq
 
 from vane_dagster.errors import StoreError, TraceError, names
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.sources.base import WHOLE_FILE
-from vane_dagster.storage.manifest import FileSpan, FragmentRecord, Manifest
-from vane_dagster.tracing.manifest_index import ManifestIndex, file_of
+from vane_dagster.storage.manifest import FileSpan, Manifest
+from vane_dagster.tracing.manifest_index import ManifestIndex
 
-_PIECES = 16
 _MAX_MESSAGE_LENGTH = 200
 
 
@@ -48,11 +47,11 @@ def left_out(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str 
     lacking = []
     for upstream in manifest.reads:
         if upstream == SOURCE:
-            if len(manifest.keys) == 1 and (hit := _in_source(manifest_index, manifest, id)):
-                has = has or (
-                    f"{manifest_index.label(SOURCE)!r}, row {hit.row} of {hit.url}",
-                    hit.index,
-                )
+            with suppress(FileNotFoundError, StoreError):
+                if len(manifest.keys) == 1 and (hit := search_source(manifest_index, manifest, id)):
+                    index, file, row = hit
+                    label = manifest_index.label(SOURCE)
+                    has = has or (f"{label!r}, row {row} of {file.url}", index)
             continue
         above = manifest_index.above(manifest, upstream)
         if above is None or len(above.keys) != len(manifest.keys):
@@ -95,78 +94,29 @@ def leaving(
     return f"{'filtered' if part.filtered else 'left out'} by {label!r}"
 
 
-@dataclass(frozen=True)
-class SourceRow:
-    """A row of the source: the index of its fragment, its file, and its number in the file."""
+def search_source(
+    manifest_index: ManifestIndex, manifest: Manifest, id: Any
+) -> tuple[int, FileSpan, int] | None:
+    """Find a row in the source files of a manifest, including rows that its stage dropped.
 
-    index: int
-    url: str
-    row: int
-
-
-def _in_source(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> SourceRow | None:
-    """Find a row in the source files of a manifest; None if the files cannot be read."""
-    try:
-        return search_source(manifest_index, manifest, id)
-    except (FileNotFoundError, StoreError):
-        return None
-
-
-def search_source(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> SourceRow | None:
-    """Find a row in the source files of a manifest, including rows that its stage dropped."""
-    pieces = _pieces(
-        manifest, [i for i, _ in enumerate(manifest.parts) if _may_hold(manifest, i, id)]
-    )
-    hit = manifest_index.find_in_source(manifest, list(pieces), id)
+    Return the index of its fragment, its file, and its number in the file.
+    """
+    indexes = [i for i, _ in enumerate(manifest.parts) if _may_hold(manifest, i, id)]
+    searched = [(i, span) for i in indexes for span in manifest.fragments[i].spans]
+    files: dict[tuple[str, str], FileSpan] = {}
+    for _, span in searched:  # a file is opened once
+        known = files.setdefault((span.url, span.detail), span)
+        start, stop = min(known.start, span.start), max(known.stop, span.stop)
+        files[span.url, span.detail] = replace(span, start=start, stop=stop)
+    hit = manifest_index.find_in_source(manifest, list(files.values()), id)
     if hit is None:
         return None
-    span, row = hit
-    fragments = pieces[span]
-    index = next(i for i, f in fragments.items() if f.files or f.start <= row < f.stop)
-    return SourceRow(index, span.url, row)
-
-
-def _pieces(
-    manifest: Manifest, indexes: Sequence[int]
-) -> dict[FileSpan, dict[int, FragmentRecord]]:
-    """Return the spans to search for the rows of some fragments, with the fragments in each.
-
-    Consecutive fragments of a file are merged, to open the file few times.
-    """
-    most = -(-len(indexes) // _PIECES)
-    pieces: dict[FileSpan, dict[int, FragmentRecord]] = {}
-    last: FileSpan | None = None
-    for index in indexes:
-        fragment = manifest.fragments[index]
-        joins = (
-            last is not None
-            and (last.url, last.stop) == (fragment.url, fragment.start)
-            and not (fragment.files or fragment.detail or last.detail)
-        )
-        if last is not None and joins and len(pieces[last]) < most:
-            held = pieces.pop(last)
-            last = FileSpan(last.url, last.start, fragment.stop)
-            pieces[last] = {**held, index: fragment}
-            continue
-        pieces.update((span, {index: fragment}) for span in fragment.spans)
-        last = None if fragment.files else fragment.spans[0]
-    return pieces
-
-
-def search_changed(
-    manifest_index: ManifestIndex, manifest: Manifest, id: Any
-) -> tuple[FileSpan, int] | None:
-    """Find a row in the source files that have changed since a manifest recorded them."""
-    recorded = [file for url in _urls(manifest) if (file := file_of(manifest, url))]
-    changed = [
-        FileSpan(file.url, 0, WHOLE_FILE)
-        for file in recorded
-        if manifest_index.changed(manifest, file)
-    ]
-    try:
-        return manifest_index.find_in_source(manifest, changed, id)
-    except (FileNotFoundError, StoreError):
-        return None
+    file, row = hit
+    for index, span in searched:
+        is_of_file = (span.url, span.detail) == (file.url, file.detail)
+        if is_of_file and span.start <= row < span.stop:
+            return index, file, row
+    return None
 
 
 def looked_at(manifest: Manifest) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -129,22 +128,7 @@ class Trace:
         return "\n".join(lines)
 
     def _repr_markdown_(self) -> str:
-        return self.to_markdown()
-
-    def to_markdown(self) -> str:
-        """Format the steps as a Markdown table."""
-        head = ["Stage", "Row", "Where", "Run", "Code version", "Model", "Workers", "Time", "Notes"]
-        rows = []
-        for step in self.steps:
-            notes = [*([str(step.copied_from)] if step.copied_from else []), *step.notes]
-            if step is self._last_of(step.stage) and step.stage in self.omitted:
-                notes.append(f"and {self.omitted[step.stage]:,} more rows")
-            rows.append(
-                [step.stage, _keys(step), _where(step), _runs(step), step.code_version[:12],
-                 step.model, ", ".join(step.workers), _time(step), "; ".join(notes)]
-            )  # fmt: skip
-        rows += [[stage, *[""] * 7, reason] for stage, reason in self.missing.items()]
-        return f"{markdown_text(self._title())}\n\n{markdown_table(head, rows)}"
+        return f"```text\n{self}\n```"
 
     def _title(self) -> str:
         where = "" if self.partition is None else f", partition {self.partition}"
@@ -153,17 +137,6 @@ class Trace:
 
     def _last_of(self, stage: str) -> Step:
         return next(step for step in reversed(self.steps) if step.stage == stage)
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format texts as a Markdown table, each text in one cell."""
-    body = ([markdown_text(cell) for cell in row] for row in rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body))
-
-
-def markdown_text(text: str) -> str:
-    """Escape a text for Markdown."""
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))
 
 
 def utc(seconds: float) -> str:

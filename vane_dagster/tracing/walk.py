@@ -7,17 +7,19 @@ continues there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from vane_dagster.errors import StoreError, TraceError
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.filesystem import Location, protocol_of
-from vane_dagster.storage.manifest import FileSpan, FragmentRecord, Manifest, ManifestName
-from vane_dagster.storage.row_search import Found, RowFile, find, row_at
+from vane_dagster.storage.manifest import FragmentRecord, Manifest, ManifestName
+from vane_dagster.storage.row_search import Found, RowFile, row_at
+from vane_dagster.storage.store import Store
 from vane_dagster.tracing.manifest_index import (
     ManifestIndex,
+    Wanted,
     aligned,
     file_of,
     fragment_index,
@@ -26,12 +28,12 @@ from vane_dagster.tracing.missing import (
     leaving,
     looked_at,
     not_found,
-    search_changed,
     search_source,
 )
 from vane_dagster.tracing.steps import SHOWN, Step, Trace
 
 _Node = tuple[str, str]
+_T = TypeVar("_T", bound=Hashable)
 
 
 @dataclass
@@ -39,7 +41,27 @@ class _WantedRows:
     """Rows to find in a stage: the part's index, and the wanted values by key position."""
 
     index: int | None
-    by: dict[int, dict[Any, Sequence[Any] | None]] = field(default_factory=dict)
+    by: Wanted = field(default_factory=dict)
+
+
+def _known(wanted: Wanted) -> list[Sequence[Any]]:
+    """Return the keys of wanted rows that are known before the rows are found."""
+    return [keys for values in wanted.values() for keys in values.values() if keys is not None]
+
+
+def _ordered(first: _T, next_of: Callable[[_T], Iterable[_T]]) -> list[_T]:
+    """Return a stage and all that follow it, each after those that it follows."""
+    seen, done = {first}, []
+
+    def visit(node: _T) -> None:
+        for each in next_of(node):
+            if each not in seen:
+                seen.add(each)
+                visit(each)
+        done.append(node)
+
+    visit(first)
+    return done[::-1]
 
 
 def trace_back(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
@@ -61,7 +83,7 @@ def trace_back(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
     if located is None:
         raise not_found(manifest_index, manifest, key)
     walk = _BackwardWalk(manifest_index)
-    walk.visit((stage, name), located[0], [located[1]])
+    walk.visit((stage, name), *located)
     shown = tuple(reversed(walk.steps))
     return Trace(
         manifest_index.label(stage), manifest_index.partition, key, False, shown, walk.omitted
@@ -78,14 +100,14 @@ class _BackwardWalk:
         self._asked: dict[_Node, _WantedRows] = {}
         self._source: dict[tuple[str, int, Any], tuple[Manifest, int, Any]] = {}
 
-    def visit(self, node: _Node, index: int, found: Sequence[Found]) -> None:
-        """Start at known rows."""
-        for number, current in enumerate(self._order(node)):
+    def visit(self, node: _Node, index: int, row: Found) -> None:
+        """Start at a known row."""
+        for current in _ordered(node, self._upstream):
             manifest = self._manifest_index.open(*current)
-            if number == 0:
+            if current == node:
                 assert manifest is not None
-                self._add([self._step(current, manifest, index, row) for row in found])
-                self._ask(manifest, index, [row.keys for row in found])
+                self._add([stage_step(self._manifest_index, manifest, node[1], index, row)])
+                self._ask(manifest, index, [row.keys])
             elif current in self._asked:
                 self._look(current, manifest, self._asked[current])
         sources = [source_step(self._manifest_index, *asked) for asked in self._source.values()]
@@ -95,27 +117,32 @@ class _BackwardWalk:
 
     def _go_on(self, step: Step) -> None:
         """Continue in another pipeline if the row of the source is one of its rows."""
-        if (other := upstream_pipeline_row(self._manifest_index, step)) is None:
+        store = self._manifest_index.store
+        place = _stage_of(store, step.url)
+        if place is None or step.row is None:
             return
-        walk = _BackwardWalk(other.manifest_index)
-        walk.visit((other.manifest.stage, other.name), other.index, [other.found])
-        self.steps += walk.steps
-        self.omitted |= walk.omitted
-
-    def _order(self, first: _Node) -> list[_Node]:
-        """Return a stage and its upstream stages, each after all stages that read it."""
-        done: dict[_Node, None] = {}
-
-        def go(node: _Node) -> None:
-            if node in done:
+        pipeline, stage, folder, file = place
+        manifests = store.root.child(pipeline, stage, "manifests", folder)
+        named = sorted((n for n in manifests.names() if ManifestName.parse(n)), reverse=True)
+        for name in named[:_MAX_MANIFESTS]:
+            manifest = store.opened(manifests, name)
+            index = next((i for i, part in enumerate(manifest.parts) if part.name == file), None)
+            if index is None:
+                continue
+            part = RowFile(store.parts(pipeline, stage, manifest.partition), file)
+            try:
+                row = row_at(part, manifest.keys, step.row)
+            except (FileNotFoundError, StoreError):
                 return
-            manifest = self._manifest_index.open(*node)
-            for upstream in manifest.upstream.items() if manifest else ():
-                go(upstream)
-            done[node] = None
+            walk = _BackwardWalk(ManifestIndex(store, pipeline, manifest.partition))
+            walk.visit((stage, name), index, row)
+            self.steps += walk.steps
+            self.omitted |= walk.omitted
+            return
 
-        go(first)
-        return list(reversed(done))
+    def _upstream(self, node: _Node) -> Iterable[_Node]:
+        manifest = self._manifest_index.open(*node)
+        return manifest.upstream.items() if manifest else ()
 
     def _ask(self, manifest: Manifest, index: int, rows: Sequence[Sequence[Any]]) -> None:
         """Request the rows of upstream stages that some rows were made from."""
@@ -142,54 +169,31 @@ class _BackwardWalk:
 
     def _look(self, node: _Node, manifest: Manifest | None, asked: _WantedRows) -> None:
         """Find the rows that downstream stages requested, and request their upstream rows."""
+        label = self._manifest_index.label(node[0])
         if manifest is None or asked.index is None:
             note = (
                 f"its manifest {node[1]} was collected, so this step is not known any more"
                 if manifest is None
                 else f"its manifest {node[1]} has other fragments than what was made from it"
             )
-            self._add(
-                [
-                    Step(
-                        self._manifest_index.label(node[0]),
-                        "",
-                        self._manifest_index.partition,
-                        notes=(note,),
-                    )
-                ]
-            )
+            self._add([Step(label, "", self._manifest_index.partition, notes=(note,))])
             return
-        found: dict[int, Found] = {}
+        rows: list[Found] = []
         known: list[Sequence[Any]] = []
-        lost = ""
-        for position, wanted in asked.by.items():
-            try:
-                for file in self._manifest_index.rows_of(manifest, asked.index):
-                    hits = find(file, manifest.keys, position, wanted, unique=position == 0)
-                    found.update({hit.row: hit for hit in hits})
-            except (FileNotFoundError, StoreError) as error:
-                lost = f"the part is gone or cannot be read: {error}"
-                known += [keys for keys in wanted.values() if keys is not None]
-        rows = [found[row] for row in sorted(found)]
-        steps = [self._step(node, manifest, asked.index, row) for row in rows[:SHOWN]]
-        if lost:
-            steps += [
-                stage_step(self._manifest_index, manifest, node[1], asked.index, None, keys, [lost])
-                for keys in known[:SHOWN] or [()]
-            ]
-        elif not rows:
-            note = "no row here: it was joined with none"
-            steps = [
-                stage_step(self._manifest_index, manifest, node[1], asked.index, None, (), [note])
-            ]
-        self._add(steps)
+        note = "no row here: it was joined with none"
+        try:
+            rows = self._manifest_index.find(manifest, asked.index, asked.by)
+        except (FileNotFoundError, StoreError) as error:
+            note = f"the part is gone or cannot be read: {error}"
+            known = _known(asked.by)
+        place = (self._manifest_index, manifest, node[1], asked.index)
+        if rows:
+            self._add([stage_step(*place, row) for row in rows[:SHOWN]])
+        else:
+            self._add([stage_step(*place, None, keys, [note]) for keys in known[:SHOWN] or [()]])
         if len(rows) > SHOWN:
-            label = self._manifest_index.label(node[0])
             self.omitted[label] = self.omitted.get(label, 0) + len(rows) - SHOWN
-        self._ask(manifest, asked.index, [*(row.keys for row in rows), *known])
-
-    def _step(self, node: _Node, manifest: Manifest, index: int, found: Found) -> Step:
-        return stage_step(self._manifest_index, manifest, node[1], index, found)
+        self._ask(manifest, asked.index, [row.keys for row in rows] or known)
 
     def _add(self, steps: Sequence[Step]) -> None:
         """Append steps in reverse; reversing all steps then restores the order of their rows."""
@@ -248,93 +252,40 @@ def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, i
     A note describes later changes of the file.
     """
     fragment = manifest.fragments[index]
-    column = manifest_index.source_id(manifest)
-    hit = manifest_index.position_in_source(manifest, index, id)
-    span = hit[0] if hit else _file_with(manifest_index, manifest, fragment, id)
-    recorded = file_of(manifest, span.url)
-    note = manifest_index.changed(manifest, recorded) if recorded else None
-    if hit is None and note is None:
+    hit = placed = manifest_index.position_in_source(manifest, index, id)
+    note: str | None = None
+    if hit is None:
         try:
-            hit = manifest_index.find_in_source(manifest, [span], id)
-            note = None if hit else f"no such row in {_rows(span, fragment)}"
+            hit = manifest_index.find_in_source(manifest, fragment.spans, id)
+            note = None if hit else "there is no such row"
         except (FileNotFoundError, StoreError) as error:
             note = f"the file cannot be read: {error}"
-    row = hit[1] if hit else None
+    span = hit[0] if hit else fragment.spans[0]
+    recorded = file_of(manifest, span.url)
+    if changed := manifest_index.changed(manifest, recorded) if recorded else None:
+        hit, note = placed, changed
     notes = [note] if note else []
-    if row is None and fragment.files:
+    if hit is None:
         notes.append(f"the row was one of {fragment}")
-    elif row is None:
-        notes.append(f"the row was one of {fragment.start} to {fragment.stop - 1}")
     return Step(
         stage=manifest_index.label(SOURCE),
         kind=SOURCE,
         partition=manifest_index.partition,
-        keys={column: id},
+        keys={manifest_index.source_id(manifest): id},
         url=span.url,
-        row=row,
+        row=hit[1] if hit else None,
         version=recorded.version if recorded else "",
         size=recorded.size if recorded else None,
         notes=tuple(notes),
     )
 
 
-def _file_with(
-    manifest_index: ManifestIndex, manifest: Manifest, fragment: FragmentRecord, id: Any
-) -> FileSpan:
-    """Return the span of a fragment that contains a row; the first span if none does."""
-    spans = fragment.spans
-    if len(spans) == 1:
-        return spans[0]
-    try:
-        hit = manifest_index.find_in_source(manifest, spans, id)
-    except (FileNotFoundError, StoreError):
-        hit = None
-    return hit[0] if hit else spans[0]
-
-
-def _rows(span: FileSpan, fragment: FragmentRecord) -> str:
-    return str(fragment) if fragment.files else f"rows {span.start} to {span.stop}"
-
-
 _MAX_MANIFESTS = 50
 
 
-@dataclass(frozen=True)
-class UpstreamPipelineRow:
-    """A row of another pipeline: its manifest, part and position."""
-
-    manifest_index: ManifestIndex
-    name: str
-    manifest: Manifest
-    index: int
-    found: Found
-
-
-def upstream_pipeline_row(manifest_index: ManifestIndex, step: Step) -> UpstreamPipelineRow | None:
-    """The row of another pipeline's stage that a row of the source is; None if it is none."""
-    place = _stage_of(manifest_index, step.url)
-    if place is None or step.row is None:
-        return None
-    pipeline, stage, folder, file = place
-    manifests = manifest_index.store.root.child(pipeline, stage, "manifests", folder)
-    named = sorted((n for n in manifests.names() if ManifestName.parse(n)), reverse=True)
-    for name in named[:_MAX_MANIFESTS]:
-        manifest = manifest_index.store.opened(manifests, name)
-        index = next((i for i, part in enumerate(manifest.parts) if part.name == file), None)
-        if index is not None and manifest.keys and manifest.reads:
-            other = ManifestIndex(manifest_index.store, pipeline, manifest.partition)
-            part = RowFile(manifest_index.store.parts(pipeline, stage, manifest.partition), file)
-            try:
-                found = row_at(part, manifest.keys, step.row)
-            except (FileNotFoundError, StoreError):
-                return None
-            return UpstreamPipelineRow(other, name, manifest, index, found)
-    return None
-
-
-def _stage_of(manifest_index: ManifestIndex, url: str) -> tuple[str, str, str, str] | None:
+def _stage_of(store: Store, url: str) -> tuple[str, str, str, str] | None:
     """Return the pipeline, stage, partition folder and file name of a part in the store."""
-    root = manifest_index.store.root
+    root = store.root
     if protocol_of(url) != protocol_of(root.url):
         return None
     path, above = Location(url, root.storage_options).path, f"{root.path}/"
@@ -349,15 +300,15 @@ class _StageRows:
     """The rows that a stage has of a forward trace.
 
     Attributes:
-        keys: Number of keys per row.
-        rows: The rows, by their keys.
-        passed: Keys that the rows would have had. They are searched for in downstream stages that
-            were made from another materialization of this stage.
+        depth: Number of keys per row.
+        rows: The keys of each row. If the stage has none, those that it would have had: a
+            downstream stage made from another materialization of the stage may have them.
+        is_found: Whether the stage has the rows.
     """
 
-    keys: int
+    depth: int
     rows: Sequence[Sequence[Any]]
-    passed: Sequence[Sequence[Any]] = ()
+    is_found: bool = True
 
 
 def trace_forward(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
@@ -380,7 +331,7 @@ def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
     heads = []
     for stage in manifest_index.stages:
         found = manifest_index.in_force(stage)
-        if found and found[1].keys and SOURCE in found[1].reads:
+        if found and SOURCE in found[1].reads:
             heads.append(found[1])
     if not heads:
         shapes = ((stage, manifest_index.shape(stage)) for stage in manifest_index.stages)
@@ -406,10 +357,16 @@ def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
                 f"{manifest_index.label(SOURCE)!r} has no row with id {key!r} that a stage has "
                 f"kept, and its files cannot be searched: {error}"
             ) from error
-        recorded = hit and file_of(newest, hit.url)
+        recorded = hit and file_of(newest, hit[1].url)
         if hit is None or (recorded and manifest_index.changed(newest, recorded)):
-            return _changed(manifest_index, newest, key)
-        index = hit.index
+            partition = manifest_index.partition
+            where = "" if partition is None else f", partition {partition!r}"
+            raise TraceError(
+                f"{manifest_index.label(SOURCE)!r}{where} has no row with id {key!r} in "
+                f"{looked_at(newest)}, as the stages have read them. If they have changed since, "
+                "materialize the stages again"
+            )
+        index = hit[0]
     walk = _ForwardWalk(manifest_index, newest.fragments[index], index)
     walk.steps.append(source_step(manifest_index, newest, index, key))
     walk.reached[SOURCE] = _StageRows(1, [(key,)])
@@ -428,28 +385,6 @@ def _index_by_part(
         return None
     return (
         None if located is None else fragment_index(newest, head.fragments[located[0]], located[0])
-    )
-
-
-def _changed(manifest_index: ManifestIndex, manifest: Manifest, key: Any) -> Trace:
-    """Return the trace of a row that was added to a source file after the file was read."""
-    hit = search_changed(manifest_index, manifest, key)
-    where = "" if manifest_index.partition is None else f", partition {manifest_index.partition!r}"
-    if hit is None:
-        raise TraceError(
-            f"{manifest_index.label(SOURCE)!r}{where} has no row with id {key!r} in "
-            f"{looked_at(manifest)}, which the stages were made from"
-        )
-    note = "the file was changed since it was read"
-    step = Step(
-        manifest_index.label(SOURCE), SOURCE, manifest_index.partition,
-        {manifest_index.source_id(manifest): key},
-        hit[0].url, hit[1], notes=(note,),
-    )  # fmt: skip
-    reason = "made from an older version of the source; materialize it again"
-    missing = {manifest_index.label(stage): reason for stage in manifest_index.stages}
-    return Trace(
-        manifest_index.label(SOURCE), manifest_index.partition, key, True, (step,), {}, missing
     )
 
 
@@ -475,22 +410,12 @@ class _ForwardWalk:
 
     def _below(self, first: str) -> list[str]:
         """Return the direct and indirect downstream stages of a stage, each after its inputs."""
-        shapes = {stage: self._manifest_index.shape(stage) for stage in self._manifest_index.stages}
-        reads = {s: tuple(m.reads) for s, m in shapes.items() if m is not None}
-        order: dict[str, bool] = {first: True}
-
-        def go(stage: str) -> bool:
-            if stage not in order:
-                order[stage] = False
-                above = [go(upstream) for upstream in reads.get(stage, ())]
-                lies_below = any(above)
-                del order[stage]
-                order[stage] = lies_below
-            return order[stage]
-
-        for stage in reads:
-            go(stage)
-        return [stage for stage, lies_below in order.items() if lies_below and stage != first]
+        readers: dict[str, list[str]] = {}
+        for stage in reversed(self._manifest_index.stages):
+            shape = self._manifest_index.shape(stage)
+            for upstream in shape.reads if shape else ():
+                readers.setdefault(upstream, []).append(stage)
+        return _ordered(first, lambda stage: readers.get(stage, ()))[1:]
 
     def _look(self, stage: str) -> None:
         label = self._manifest_index.label(stage)
@@ -498,9 +423,11 @@ class _ForwardWalk:
         shape = in_force[1] if in_force else self._manifest_index.shape(stage)
         assert shape is not None, "a stage below has a manifest that says what it reads"
         above = {u: self.reached[u] for u in shape.reads if u in self.reached}
-        passed = self._wanted(shape, above, set(above))
-        known = [keys for wanted in passed.values() for keys in wanted.values() if keys is not None]
-        self.reached[stage] = _StageRows(len(shape.keys), (), known)
+        wanted: Wanted = {}
+        for reached in above.values():
+            position, values = aligned(reached.rows, reached.depth, len(shape.keys))
+            wanted.setdefault(position, {}).update(values)
+        self.reached[stage] = _StageRows(len(shape.keys), _known(wanted), is_found=False)
         if in_force is None:
             self.missing[label] = (
                 "not materialized yet"
@@ -514,9 +441,9 @@ class _ForwardWalk:
             self.missing[label] = "made from another version of the source; materialize it again"
             return
         stale = {u for u in above if u != SOURCE and not self._is_of(manifest, u)}
-        wanted = self._wanted(manifest, above, stale)
         try:
-            rows = self._rows(manifest, index, wanted)
+            is_possible = stale or any(reached.is_found for reached in above.values())
+            rows = self._manifest_index.find(manifest, index, wanted if is_possible else {})
         except (FileNotFoundError, StoreError) as error:
             self.missing[label] = f"its part is gone or cannot be read: {error}"
             return
@@ -540,32 +467,6 @@ class _ForwardWalk:
         in_force = self._manifest_index.in_force(upstream)
         return in_force is not None and manifest.upstream.get(upstream) == in_force[0]
 
-    def _wanted(
-        self, manifest: Manifest, above: dict[str, _StageRows], guessed: set[str]
-    ) -> dict[int, dict[Any, Sequence[Any] | None]]:
-        """Return the values to find in a stage by key position, partly guessed for `guessed`."""
-        wanted: dict[int, dict[Any, Sequence[Any] | None]] = {}
-        for upstream, reached in above.items():
-            rows = reached.rows or (reached.passed if upstream in guessed else ())
-            position, values = aligned(rows, reached.keys, len(manifest.keys))
-            wanted.setdefault(position, {}).update(values)
-        return wanted
-
-    def _rows(
-        self,
-        manifest: Manifest,
-        index: int,
-        wanted: dict[int, dict[Any, Sequence[Any] | None]],
-    ) -> list[Found]:
-        found: dict[tuple[str, int], Found] = {}
-        if not manifest.parts[index].rows:
-            return []
-        for position, values in wanted.items():
-            for file in self._manifest_index.rows_of(manifest, index):
-                for hit in find(file, manifest.keys, position, values, unique=position == 0):
-                    found[hit.file.url, hit.row] = hit
-        return [found[place] for place in sorted(found)]
-
     def _reason(
         self, manifest: Manifest, index: int, above: dict[str, _StageRows], stale: set[str]
     ) -> str:
@@ -573,7 +474,7 @@ class _ForwardWalk:
             older = ", ".join(self._manifest_index.label(u) for u in sorted(stale))
             return f"nothing; it was made from an older {older}"
         if lacking := [
-            self._manifest_index.label(u) for u, reached in above.items() if not reached.rows
+            self._manifest_index.label(u) for u, reached in above.items() if not reached.is_found
         ]:
             return f"nothing, as {', '.join(lacking)} has nothing of it"
         ids = {keys[0] for reached in above.values() for keys in reached.rows}

@@ -20,7 +20,7 @@ from support.data import write_source
 from support.recomputed import table, value
 from support.results import failure
 from support.warm_workers import end_waiting
-from vane_dagster.checks.reproducible import OUTCOME
+from vane_dagster.checks.comparison import OUTCOME
 from vane_dagster.storage import packages
 
 # Through Dagster

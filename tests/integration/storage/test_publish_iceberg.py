@@ -24,12 +24,11 @@ from support.data import write_source
 from support.iceberg_tables import catalog_in, opened
 from support.paths import TESTS
 from support.published import docs
-from support.results import failure, materializing, metadata
-from support.snapshots import Snapshot
+from support.results import failure, metadata
+from support.store_contract import interrupted_after
 from vane_dagster import retries
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
-from vane_dagster.storage.publish.iceberg import IcebergPublisher
 from vane_dagster.storage.store import Store
 
 DAY = 86_400.0
@@ -200,64 +199,6 @@ def test_a_table_of_others_with_the_columns_is_taken(tmp_path, local, materializ
 # Killed between the steps
 
 
-@pytest.fixture(scope="module", params=[None, 3000])
-def once(request, tmp_path_factory, local) -> tuple[Snapshot, dict[str, Any]]:
-    """40 rows that were published, and how."""
-    given = {"target_file_bytes": request.param}
-    root = tmp_path_factory.mktemp("iceberg") / "root"
-    write_source(root / "src", rows(range(40)))
-    materializing(root)(published(root, **given), local)
-    return Snapshot(root), given
-
-
-def cut_off(*args: Any, **given: Any) -> None:
-    raise OSError("the machine went away")
-
-
-def landed_and_cut_off(table: Table, *args: Any, **given: Any) -> None:
-    """The catalog commits, and the answer is lost."""
-    commit(table, *args, **given)
-    cut_off()
-
-
-commit = Table._do_commit
-
-
-@pytest.mark.parametrize("step", ["transaction", "answer", "commit", "retire", "clear", "forget"])
-def test_a_snapshot_is_made_once_however_often_a_run_is_cut_off(once, local, monkeypatch, step):
-    snapshot, given = once
-    root = snapshot.restore()
-    materialize = materializing(root)
-    given = {"where": "id < 15", **given}
-    before = len(table_in(root).snapshots())
-    commit = Store.commit
-
-    def only_others(store: Store, manifest: Any) -> Any:
-        return cut_off() if manifest.stage == "out" else commit(store, manifest)
-
-    places = {
-        "transaction": (Table, "_do_commit", cut_off),
-        "answer": (Table, "_do_commit", landed_and_cut_off),
-        "commit": (Store, "commit", only_others),
-        "retire": (IcebergPublisher, "retire", cut_off),
-        "clear": (IcebergPublisher, "clear", cut_off),
-        "forget": (Store, "forget_announced", cut_off),
-    }
-    with monkeypatch.context() as patch:
-        patch.setattr(*places[step])
-        assert not materialize(published(root, **given), local, raises=False).success
-    now = list(range(40)) if step == "transaction" else list(range(15))
-    assert read(root) == now, "the rows before or after, nothing between"
-
-    result = materialize(published(root, **given), local)
-
-    assert read(root) == list(range(15))
-    assert len(table_in(root).snapshots()) == before + 1
-    assert metadata(result, "clean")["fragments_computed"] == 0
-    assert not staged(root)
-    assert not list((root / "store").rglob("publishing-*"))
-
-
 KILLED = """
 import os, signal, sys
 import dagster as dg
@@ -359,7 +300,7 @@ def test_staged_parts_of_a_killed_run_are_collected(tmp_path, local, materialize
     write_source(tmp_path / "src", rows(range(20)))
     materialize(published(tmp_path), local)
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "announce", cut_off)
+        patch.setattr(Store, "announce", interrupted_after(0, None))
         changed = published(tmp_path, columns={"n": "n + 1", "text": "text"})
         assert not materialize(changed, local, raises=False).success
     assert len(staged(tmp_path)) == 2

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from support.recomputed import part
+from vane_dagster.checks.comparison import OUTCOME, compare
 from vane_dagster.checks.context import RowOutcomes
-from vane_dagster.checks.reproducible import OUTCOME, compare
 from vane_dagster.engine.check_runner import package_versions
 from vane_dagster.engine.recompute import read_row_outcomes
 from vane_dagster.errors import DefinitionError
@@ -88,7 +88,7 @@ def apart(stored: Any, computed: Any, tolerance: Any = 1e-5) -> list[tuple[str, 
     bounds = vd.checks.Reproducible(tolerance=tolerance).bounds
     made = [RowOutcomes({1: [{"id": 1, "x": x}]}, {}, ["id", "x"]) for x in (stored, computed)]
     found = compare(*made, [1], None, bounds)
-    return [(each.column, each.stored, each.computed) for each in found]
+    return [(each.column, each.before, each.now) for each in found]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_rows_that_fail_or_are_left_out_are_compared_by_what_became_of_them():
     )
     again = RowOutcomes({1: [row], 3: [row], 5: [row]}, {2: "KeyError", 4: "KeyError"}, ["x"])
     found = compare(made, again, [1, 2, 3, 4, 5, 6], None, (0.0, 0.0))
-    assert [(each.id, each.column, each.stored, each.computed) for each in found] == [
+    assert [(each.id, each.column, each.before, each.now) for each in found] == [
         (2, OUTCOME, "1 row", "failed: KeyError"),
         (3, OUTCOME, "failed: ValueError", "1 row"),
         (5, OUTCOME, "2 rows", "1 row"),
@@ -182,7 +182,7 @@ def test_columns_that_are_new_or_gone_differ_unless_others_are_named():
         RowOutcomes({1: [{"a": 1, "c": 3}]}, {}, ["a", "c"]),
     )
     found = compare(made, again, [1], None, (0.0, 0.0))
-    assert [(each.column, each.stored, each.computed) for each in found] == [
+    assert [(each.column, each.before, each.now) for each in found] == [
         ("b", "2", "no such column"),
         ("c", "no such column", "3"),
     ]
@@ -201,7 +201,7 @@ def test_values_that_python_has_not_are_compared_as_texts(tmp_path):
     assert compare(outcomes[0], outcomes[0], [1, 2], None, (0.0, 0.0)) == []
     (found,) = compare(*outcomes, [1, 2], None, (0.0, 0.0))
     assert found.id == 2
-    assert "14645-" in found.stored
+    assert "14645-" in found.before
 
 
 def changed(parts: list[PartInfo], run_id: str) -> list[vd.checks.PackageVersions]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,18 +19,15 @@ class PanicException(BaseException):
     """As extensions in Rust raise it: no `Exception`."""
 
 
-class Panics(vd.checks.Check):
-    """A check whose library panics."""
-
-    def evaluate(self, context: vd.checks.CheckContext) -> vd.checks.CheckOutcome:
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_publisher_that_panics_is_the_error_of_its_partition(tmp_path: Path, monkeypatch):
+    def panic(*args: object, **given: object) -> None:
         raise PanicException("index out of bounds")
 
-
-@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_commit_that_panics_is_the_error_of_its_partition(tmp_path: Path):
+    monkeypatch.setattr(deltalake.DeltaTable, "create_write_transaction", panic)
     pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "rows.parquet")
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "rows.parquet")), id="id")
-    docs.project("kept", ["id"], asset=vd.Asset(checks=[Panics()]))
+    docs.project("kept", ["id"]).write("out", f"{tmp_path}/out", format="delta")
     store = Store(Location(str(tmp_path / "store")))
     with pytest.raises(vd.errors.StoreError, match="committed: PanicException: index out of"):
         compute(docs, store)

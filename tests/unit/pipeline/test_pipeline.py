@@ -534,7 +534,6 @@ PUBLIC = [
     "VLLMServer",
     "VaneError",
     "Workers",
-    "__version__",
     "avro",
     "checks",
     "cls",

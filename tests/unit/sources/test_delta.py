@@ -27,7 +27,7 @@ from vane_dagster.types.sql import conjuncts
     ("given", "words"),
     [
         ({"url": ""}, "expected a path or a URL"),
-        ({"url": "gs://lake/t"}, "expected a local path or s3://"),
+        ({"url": "gs://lake/t"}, "expected a local path, s3:// or s3a://"),
         ({"url": "lake/a%20b"}, "holds '%'"),
         ({"url": "lake/{day}"}, "unknown placeholder {day}"),
         ({"url": "t", "version": True}, "expected a version number"),

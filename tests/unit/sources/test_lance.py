@@ -23,7 +23,7 @@ SECRET = "a-secret-that-nobody-writes-down"
     ("url", "given", "words"),
     [
         ("", {}, "url is ''; expected a path or a URL"),
-        ("gs://b/t", {}, "expected a local path or s3://"),
+        ("gs://b/t", {}, "expected a local path, s3:// or s3a://"),
         ("/t/{day}", {}, "has the unknown placeholder {day}"),
         ("/t", {"version": True}, "version is True; expected the number of a version, or a tag"),
         ("/t", {"filter": " "}, "filter is ' '; expected a row filter as text"),

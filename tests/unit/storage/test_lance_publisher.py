@@ -63,7 +63,7 @@ def test_the_type_in_the_table(kind, tmp_path):
     ("given", "words"),
     [
         ({"url": "/t/{partition_key}"}, "but a Lance table holds all partitions"),
-        ({"url": "gs://b/t"}, "expected a local path or s3://"),
+        ({"url": "gs://b/t"}, "expected a local path, s3:// or s3a://"),
         ({"url": "/t/100%"}, "holds '%', which Lance's driver takes"),
         ({"partition_column": "_key"}, "partition_column is '_key'; expected"),
         ({"partition_column": "N"}, "the rows have a column 'n', and the table"),

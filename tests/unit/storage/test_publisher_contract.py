@@ -19,7 +19,9 @@ from support.published import docs
 # F403: all tests of the contract run here, over each format.
 from support.publisher_contract import *  # noqa: F403  # the contract's tests
 from support.publisher_contract import Published
+from support.store_contract import interrupted_after
 from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import ManifestName
 from vane_dagster.storage.store import Store
 
 KEYS = ["p", "q"]
@@ -84,3 +86,36 @@ def published(request: pytest.FixtureRequest, tmp_path: Path) -> Published:
 
     store = Store(Location(str(tmp_path / "store")))
     return Published(store, spec.publisher, read, add, remove, versions)
+
+
+@pytest.mark.parametrize("published", [("lance", None), ("lance", 3000)], indirect=True)
+def test_a_fragment_with_several_files_is_replaced_by_new_ones(published, tmp_path, monkeypatch):
+    """A column that others have rewritten is in a second file of the fragment."""
+
+    def killed() -> list[Any]:
+        with monkeypatch.context() as patch:
+            patch.setattr(published.store, "commit", interrupted_after(0, None))
+            made = published.manifest("p", {"b": [1, 2], "c": [3]}, "2")
+            assert not isinstance(published.commit("p", made), ManifestName)
+        return files()
+
+    def files() -> list[list[str]]:
+        fragments = lance.dataset(tmp_path / "out").get_fragments()
+        return [[file.path for file in each.metadata.files] for each in fragments]
+
+    published.publish("q", {"a": [9]})
+    first = killed()
+    for kind in (pa.large_string(), pa.string()):
+        lance.dataset(tmp_path / "out").alter_columns({"path": "key", "data_type": kind})
+    changed = files()
+    assert all(len(each) > 1 for each in changed)
+    second = killed()
+    assert published.ids == [1, 2, 3, 9]
+    own = [each for each in second if each not in changed]
+    assert len(own) == len(first) - 1
+    old = {file for each in changed for file in each}
+    assert not [file for each in own for file in each if file in old]
+    assert killed() == second
+    published.publish("p", {"b": [1, 2], "c": [3]}, "2")
+    assert files() == second
+    assert published.ids == [1, 2, 3, 9]

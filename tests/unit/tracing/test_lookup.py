@@ -13,7 +13,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
 from vane_dagster.storage.quarantine import fault_schema, write_faults
 from vane_dagster.tracing.manifest_index import aligned, as_id, fragment_index
-from vane_dagster.tracing.missing import _may_hold, _pieces, leaving
+from vane_dagster.tracing.missing import _may_hold, leaving, search_source
 
 
 def test_rows_of_one_depth_correspond_by_their_keys():
@@ -58,19 +58,21 @@ def test_a_fragment_is_found_by_its_identity_wherever_it_stands():
     assert fragment_index(held, third, 0) is None
 
 
-def test_consecutive_fragments_of_a_file_are_searched_together():
-    records = fragments(*(("a", 10 * i, 10 * i + 10) for i in range(32)), ("b", 0, 5))
-    pieces = _pieces(manifest(records), range(33))
-    assert len(pieces) == 12, "33 fragments in pieces of at most 3"
-    assert [span for span in pieces if span.url == "b"] == [FileSpan("b", 0, 5)]
-    first = FileSpan("a", 0, 30)
-    assert list(pieces[first]) == [0, 1, 2]
+def test_the_fragments_of_a_file_are_searched_together():
+    records = fragments(*(("a", 10 * i, 10 * i + 10) for i in range(5)), ("b", 0, 5))
+    held = manifest(records, *[PartInfo("k", "d", 0, 1)] * 6, keys=("id",))
+    searched: list[FileSpan] = []
+    hits = [(FileSpan("a", 0, 50), 23), (FileSpan("b", 0, 5), 3), None]
 
+    def find(manifest: Any, spans: list[FileSpan], id: Any) -> Any:
+        searched[:] = spans
+        return hits.pop(0)
 
-def test_fragments_with_a_gap_between_them_are_searched_apart():
-    records = fragments(*(("a", 10 * i, 10 * i + 10) for i in range(40)))
-    pieces = _pieces(manifest(records), [0, 1, *range(5, 40)])
-    assert [(span.start, span.stop) for span in pieces][:2] == [(0, 20), (50, 80)]
+    index: Any = SimpleNamespace(find_in_source=find)
+    assert search_source(index, held, 1) == (2, FileSpan("a", 0, 50), 23)
+    assert searched == [FileSpan("a", 0, 50), FileSpan("b", 0, 5)]
+    assert search_source(index, held, 1) == (5, FileSpan("b", 0, 5), 3)
+    assert search_source(index, held, 1) is None
 
 
 def test_a_complete_part_excludes_ids_beyond_its_range():

@@ -1,4 +1,4 @@
-"""Traces as text, as Markdown and as data."""
+"""Traces as text and as data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
-from vane_dagster.tracing.render import trace_command
+from vane_dagster.tracing.command import trace_command
 from vane_dagster.tracing.steps import Step, Trace
 
 SOURCE = Step("docs/source", "source", "p", {"id": 7}, "/data/a.parquet", 3, version="v", size=1234)
@@ -56,12 +56,6 @@ def test_files_of_a_target_are_listed_up_to_three():
     text = str(trace(Step("docs/out", "write", None, published=urls)))
     assert "published in one of 5 files:" in text
     assert [url in text for url in urls] == [True, True, True, False, False]
-
-
-def test_markdown_is_escaped_and_has_a_row_for_each_step():
-    table = trace(SOURCE, CLEAN).to_markdown().split("\n\n")[1].splitlines()
-    assert len(table) == 4
-    assert r"a\|b" in table[3]
 
 
 def test_a_trace_is_json():

@@ -37,10 +37,10 @@ class LostFilesError(StoreError):
 
     def __init__(self, lost: str) -> None:
         super().__init__(
-            f"{lost}. No other run published the partition meanwhile. Check that all workers and "
-            "this machine share the folder, and that nothing else changes it; then run it again"
+            f"{lost}. Another run may have published the partition at the same time. If not, check "
+            "that all workers and this machine share the folder, and that nothing else changes it. "
+            "Then run it again"
         )
-        self.lost = lost
 
 
 def publish(
@@ -48,30 +48,11 @@ def publish(
 ) -> tuple[Manifest, ManifestName]:
     """Publish a partition with all parts staged or published, and commit it."""
     place = (manifest.pipeline, manifest.stage, manifest.partition)
-    before = store.manifests(*place).names()
-    try:
-        return _publish(store, publisher, manifest, latest_name(before))
-    except LostFilesError as error:
-        run = store.other_run(manifest, before)
-        if run is None:
-            raise
-        raise StoreError(
-            f"{error.lost}: another run ({run}) published the same partition at the same time. Run "
-            "it again"
-        ) from error
-
-
-def _publish(
-    store: Store, publisher: Publisher, manifest: Manifest, name: ManifestName | None
-) -> tuple[Manifest, ManifestName]:
-    place = (manifest.pipeline, manifest.stage, manifest.partition)
+    name = latest_name(store.manifests(*place).names())
     if name is None or name.unfinished:
         store.require_announced(*place)
-    former = None
-    if name is not None and name.content == manifest.content:
-        former = store.read(*place, name).published
     sequence = name.sequence if name else 0
-    manifest = replace(manifest, published=publisher.planned(manifest, sequence, former))
+    manifest = replace(manifest, published=publisher.planned(manifest, sequence))
     store.announce(manifest)
     manifest = replace(manifest, published=publisher.publish(manifest))
     name = store.commit(manifest)
@@ -137,7 +118,8 @@ class Publisher(abc.ABC):
     @classmethod
     def metadata(cls, published: Published) -> dict[str, Any]:
         """Return the Dagster metadata of a published partition."""
-        return {"dagster/uri": published.url}
+        version = {} if published.version is None else {"table_version": str(published.version)}
+        return {"dagster/uri": published.url, **version}
 
     @property
     def compression(self) -> str:
@@ -158,8 +140,11 @@ class Publisher(abc.ABC):
         """Check, before anything is computed, that the target accepts rows of a stored schema."""
 
     @abc.abstractmethod
-    def planned(self, manifest: Manifest, sequence: int, former: Published | None) -> Published:
-        """Return the planned publication, to announce it."""
+    def planned(self, manifest: Manifest, sequence: int) -> Published:
+        """Return the planned publication, to announce it.
+
+        `sequence` is the number of commits of the stage in the partition.
+        """
 
     @abc.abstractmethod
     def publish(self, manifest: Manifest) -> Published:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ import pyarrow as pa
 from vane_dagster import _failpoints
 from vane_dagster._lazy import pq
 from vane_dagster._private_folder import temporary_folder
-from vane_dagster.storage.filesystem import TEMPORARY, Location
+from vane_dagster.storage.filesystem import Location, beside
 from vane_dagster.storage.manifest import PartInfo
-from vane_dagster.storage.part_file import id_range
+from vane_dagster.storage.part_file import id_range, repetitive
 
 _WRITERS = 4
 _GROUP_BYTES = 32 << 20
@@ -94,13 +93,12 @@ def write_compacted(
     def write(item: tuple[CompactionGroup, Sequence[str]]) -> list[CompactedFile]:
         bundle, names = item
         rows = _Rows(staged_rows(bundle, staging, schema))
-        repetitive = _repetitive(bundle, staging)
         made = []
         start = 0
         with contextlib.closing(rows):
             for name, stop in zip(names, bundle.bounds()):
                 with _file(target, name) as path:
-                    found = _write(rows, stop - start, path, schema, id, compression, repetitive)
+                    found = _write(rows, stop - start, path, schema, id, compression)
                 made.append(found)
                 start = stop
         return made
@@ -146,17 +144,6 @@ def staged_rows(
                     yield table.cast(schema)
 
 
-def _repetitive(bundle: CompactionGroup, staging: Location) -> list[str]:
-    """Return the columns that have a dictionary in the first part with rows."""
-    part = next((part for part in bundle.parts if part.rows), None)
-    if part is None:
-        return []
-    with staging.fs.open(staging.file(part.name), "rb") as opened:
-        group = pq.read_metadata(opened).row_group(0)
-    columns = [group.column(i) for i in range(group.num_columns)]
-    return [c.path_in_schema for c in columns if c.has_dictionary_page]
-
-
 def _write(
     rows: _Rows,
     count: int,
@@ -164,15 +151,13 @@ def _write(
     schema: pa.Schema,
     id: str,
     compression: str,
-    repetitive: list[str],
 ) -> CompactedFile:
     """Write the next `count` rows to a local file, in row groups of a bounded size."""
     lows, highs = [], []
     left = count
-    with pq.ParquetWriter(
-        path, schema, compression=compression, use_dictionary=repetitive
-    ) as writer:
-        while left:
+    with contextlib.ExitStack() as opened:
+        writer = None
+        while writer is None or left:  # a file of no rows has its columns
             tables: list[pa.Table] = []
             size = held = 0
             while left and size < _GROUP_BYTES and held < _GROUP_ROWS:
@@ -180,8 +165,11 @@ def _write(
                 size += tables[-1].nbytes
                 held += tables[-1].num_rows
                 left -= tables[-1].num_rows
-            group = pa.concat_tables(tables)
-            writer.write_table(group, row_group_size=group.num_rows)
+            group = pa.concat_tables([schema.empty_table(), *tables])
+            if writer is None:
+                options = {"compression": compression, "use_dictionary": [*repetitive(group)]}
+                writer = opened.enter_context(pq.ParquetWriter(path, schema, **options))
+            writer.write_table(group, row_group_size=max(1, group.num_rows))
             low, high = id_range(group.column(id))
             lows.append(low)
             highs.append(high)
@@ -200,15 +188,8 @@ def _file(target: Location, name: str) -> Iterator[str]:
             target.put(name, path)
         return
     _failpoints.at_storage("write", target.file_url(name))
-    final = target.file(name)
-    os.makedirs(os.path.dirname(final), exist_ok=True)
-    path = os.path.join(os.path.dirname(final), f"{TEMPORARY}{secrets.token_hex(6)}")
-    try:
+    with beside(target.file(name)) as path:
         yield path
         with open(path, "rb") as written:
             os.fsync(written.fileno())
-        os.replace(path, final)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        raise
+        os.replace(path, target.file(name))

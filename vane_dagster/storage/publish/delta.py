@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -22,7 +21,6 @@ from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.table_options import table_options
 
 _MAX_NAME_LENGTH = 255
-_PROTOCOL = re.compile(r"(?:(file|s3|s3a)://)?(?![A-Za-z][A-Za-z0-9+.\-]*://)")
 
 
 class DeltaPublisher(TablePublisher):
@@ -30,6 +28,7 @@ class DeltaPublisher(TablePublisher):
 
     format = "delta"
     label = "Delta table"
+    altered_by = "deltalake's table.alter"
 
     @classmethod
     def validate(
@@ -39,16 +38,12 @@ class DeltaPublisher(TablePublisher):
             raise DefinitionError(
                 f"{where}: format='delta' needs the package deltalake. Install vane-dagster[delta]"
             )
-        if not _PROTOCOL.match(declared.url):
-            raise DefinitionError(
-                f"{where}: {declared.url!r} cannot be a Delta table; expected a local path or s3://"
-            )
         return super().validate(declared, where, partitioned, columns)
 
     def _stored_type(self, kind: pa.DataType) -> pa.DataType | None:
         return delta_type(kind)
 
-    def _folder(self) -> str:
+    def _prefix(self) -> str:
         """Return the folder of the partition in the table, named as every Delta writer does."""
         if not self._column:
             return ""
@@ -64,7 +59,7 @@ class DeltaPublisher(TablePublisher):
                 f"for the name of a folder, {len(folder)} bytes where {_MAX_NAME_LENGTH} are "
                 "possible"
             )
-        return folder
+        return f"{folder}/"
 
     def _opened(self) -> Any:
         from deltalake import DeltaTable
@@ -75,24 +70,17 @@ class DeltaPublisher(TablePublisher):
         except TableNotFoundError:
             return None
 
-    def _create(self, schema: pa.Schema) -> Any:
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
+    def _create(self, schema: pa.Schema) -> None:
+        from deltalake import DeltaTable, Schema
 
-        try:
-            DeltaTable.create(
-                self._url,
-                self._delta_schema(schema),
-                partition_by=[self._column] if self._column else [],
-                storage_options=self._options,
-            )
-        except DeltaError:  # another run may have created it at the same time
-            if (table := self._opened()) is None:
-                raise
-            return table
-        return self._opened()
+        DeltaTable.create(
+            self._url,
+            Schema.from_arrow(schema),
+            partition_by=[self._column] if self._column else [],
+            storage_options=self._options,
+        )
 
-    def _active(self, table: Any) -> set[str] | None:
+    def _active(self, table: Any) -> dict[str, Any] | None:
         if table is None:
             return None
         actions = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
@@ -100,10 +88,10 @@ class DeltaPublisher(TablePublisher):
         if self._column:
             name = f"partition.{self._column}"
             if name not in actions.column_names:
-                return set() if not paths else {unquote(path) for path in paths}
+                return {unquote(path): path for path in paths}
             keys = actions.column(name).to_pylist()
             paths = [path for path, key in zip(paths, keys) if key == self._key]
-        return {unquote(path) for path in paths}
+        return {unquote(path): path for path in paths}
 
     def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
         columns = [self._column] if self._column else []
@@ -112,17 +100,12 @@ class DeltaPublisher(TablePublisher):
                 f"{location}: Delta table {self.target.url!r} is partitioned by {found}, expected "
                 f"{columns}. Publish into another table"
             )
-        wanted, there = shape(self._delta_schema(schema)), shape(table.schema())
-        for name in dict.fromkeys([*wanted, *there]):
-            if wanted.get(name) != there.get(name):
-                raise SchemaError(
-                    f"{location}: column {name!r} is {wanted.get(name, 'no column')} here, but "
-                    f"{there.get(name, 'no column')} in the Delta table {self.target.url!r}. Make "
-                    "the rows fit with a project, change the table (deltalake's table.alter), or "
-                    "publish into another one"
-                )
+        wanted = shape(self._delta_schema(schema))
+        self._require_columns(location, wanted, shape(table.schema()))
 
-    def _replace(self, table: Any, manifest: Manifest, made: Mapping[str, CompactedFile]) -> bool:
+    def _replace(
+        self, table: Any, active: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
+    ) -> Any:
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction, CommitProperties
 
@@ -130,10 +113,8 @@ class DeltaPublisher(TablePublisher):
         now = int(time.time() * 1000)
         actions = [
             AddAction(path, file.size, key, now, True, _statistics(file, manifest.keys[0]))
-            for path, file in made.items()
+            for path, file in added.items()
         ]
-        properties = {"vane_dagster.stage": f"{manifest.pipeline}/{manifest.stage}"}
-        properties["vane_dagster.run_id"] = manifest.run_id
         try:
             table.create_write_transaction(
                 actions,
@@ -141,12 +122,12 @@ class DeltaPublisher(TablePublisher):
                 self._delta_schema(manifest.schema),
                 partition_by=list(key),
                 partition_filters=[(self._column, "=", self._key)] if key else None,
-                commit_properties=CommitProperties(custom_metadata=properties),
+                commit_properties=CommitProperties(custom_metadata=self._properties(manifest)),
             )
         except CommitFailedError:
-            return False
+            return None
         table.update_incremental()
-        return True
+        return table
 
     def _version(self, table: Any) -> int | None:
         version: int = table.version()
@@ -155,9 +136,7 @@ class DeltaPublisher(TablePublisher):
     def _delta_schema(self, schema: pa.Schema) -> Any:
         from deltalake import Schema
 
-        if self._column:
-            schema = schema.append(pa.field(self._column, pa.string()))
-        return Schema.from_arrow(schema)
+        return Schema.from_arrow(self._table_schema(schema))
 
     @functools.cached_property
     def _url(self) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vane_dagster.errors import DefinitionError, SchemaError
-from vane_dagster.storage.filesystem import IO_THREADS, Location, protocol_of
+from vane_dagster.storage.filesystem import Location, in_threads, protocol_of
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog, parse_catalog, parse_identifier
-from vane_dagster.storage.manifest import Manifest, Published
+from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.publish.column_types import held_type
@@ -23,8 +21,6 @@ from vane_dagster.storage.publish.compaction import CompactedFile
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
 
-_FOLDER = "data"
-_PROTOCOL = re.compile(r"(?:(file|s3|s3a|gs|gcs|abfs|abfss)://)?(?![A-Za-z][A-Za-z0-9+.\-]*://)")
 _WIDER = {
     pa.int8(): pa.int32(), pa.int16(): pa.int32(), pa.uint8(): pa.int32(), pa.uint16(): pa.int32(),
     pa.uint32(): pa.int64(), pa.float16(): pa.float32(), pa.large_string(): pa.string(),
@@ -45,6 +41,8 @@ class IcebergPublisher(TablePublisher):
 
     format = "iceberg"
     label = "Iceberg table"
+    schemes = ("s3", "s3a", "gs", "gcs", "abfs", "abfss")
+    altered_by = "pyiceberg's table.update_schema()"
     options: ClassVar[Mapping[str, Any]] = {"catalog": None, "table": None}
 
     def __init__(self, declared: Target, partition: str | None) -> None:
@@ -68,24 +66,12 @@ class IcebergPublisher(TablePublisher):
             )
         catalog = parse_catalog(where, declared.options["catalog"])
         table = parse_identifier(where, declared.options["table"])
-        if not _PROTOCOL.match(declared.url):
-            raise DefinitionError(
-                f"{where}: {declared.url!r} cannot be the folder of an Iceberg table; expected a "
-                "local path, s3://, gs:// or abfs://"
-            )
         declared = replace(
             declared,
             options={"catalog": catalog.name, "table": table},
             connection=catalog.properties,
         )
         return super().validate(declared, where, partitioned, columns)
-
-    @classmethod
-    def metadata(cls, published: Published) -> dict[str, Any]:
-        place = {"dagster/uri": published.url}
-        if published.version is None:
-            return place
-        return {**place, "table_version": str(published.version)}
 
     @property
     def _name(self) -> str:
@@ -94,40 +80,30 @@ class IcebergPublisher(TablePublisher):
     def _stored_type(self, kind: pa.DataType) -> pa.DataType | None:
         return iceberg_type(kind)
 
-    def _folder(self) -> str:
-        return _FOLDER
+    def _prefix(self) -> str:
+        return "data/"
 
     # The table
 
     def _opened(self) -> Any:
         return self._catalog.table(self._identifier)
 
-    def _create(self, schema: pa.Schema) -> Any:
-        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
-
+    def _create(self, schema: pa.Schema) -> None:
         catalog = self._catalog.open()
         catalog.create_namespace_if_not_exists(self._identifier.rpartition(".")[0])
-        if self._column:
-            schema = schema.append(pa.field(self._column, pa.string()))
-        try:
-            with catalog.create_table_transaction(
-                self._identifier, schema, location=self._base
-            ) as transaction:
-                if self._column:
-                    with transaction.update_spec() as spec:
-                        spec.add_identity(self._column)
-                _map_names(transaction)
-        except (TableAlreadyExistsError, CommitFailedException):  # another run has created it
-            if (table := self._opened()) is None:
-                raise
-            return table
-        return self._opened()
+        with catalog.create_table_transaction(
+            self._identifier, schema, location=self._base
+        ) as transaction:
+            if self._column:
+                with transaction.update_spec() as spec:
+                    spec.add_identity(self._column)
+            _map_names(transaction)
 
-    def _active(self, table: Any) -> set[str] | None:
+    def _active(self, table: Any) -> dict[str, Any] | None:
         if table is None:
             return None
         below = f"{self._base}/"
-        return {file.file_path.removeprefix(below) for file in self._data_files(table)}
+        return {file.file_path.removeprefix(below): file for file in self._data_files(table)}
 
     def _data_files(self, table: Any) -> Iterator[Any]:
         """Yield the data files of the partition, from the manifests that may have some."""
@@ -172,22 +148,16 @@ class IcebergPublisher(TablePublisher):
                 f"{location}: Iceberg table {self._name!r} is partitioned by {shown}, expected "
                 f"{[f'identity({name})' for name in columns]}. Publish into another table"
             )
-        wanted = {field.name: str(field.type) for field in schema}
-        wanted |= dict.fromkeys(columns, "string")
+        wanted = {field.name: str(field.type) for field in self._table_schema(schema)}
         there = {
             field.name: str(iceberg_type(field.type)) + ("" if field.nullable else " not null")
             for field in schema_to_pyarrow(table.schema(), include_field_ids=False)
         }
-        for name in dict.fromkeys([*wanted, *there]):
-            if wanted.get(name) != there.get(name):
-                raise SchemaError(
-                    f"{location}: column {name!r} is {wanted.get(name, 'no column')} here, but "
-                    f"{there.get(name, 'no column')} in the Iceberg table {self._name!r}. Make "
-                    "the rows fit with a project, change the table (pyiceberg's "
-                    "table.update_schema()), or publish into another one"
-                )
+        self._require_columns(location, wanted, there)
 
-    def _replace(self, table: Any, manifest: Manifest, made: Mapping[str, CompactedFile]) -> bool:
+    def _replace(
+        self, table: Any, active: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
+    ) -> Any:
         from pyiceberg.exceptions import (
             CommitFailedException,
             CommitStateUnknownException,
@@ -196,28 +166,20 @@ class IcebergPublisher(TablePublisher):
 
         transaction = table.transaction()
         _map_names(transaction)
-        former = list(self._data_files(table))
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            added = list(threads.map(lambda item: self._data_file(table, *item), made.items()))
-        properties = {
-            "vane_dagster.stage": f"{manifest.pipeline}/{manifest.stage}",
-            "vane_dagster.run_id": manifest.run_id,
-            "vane_dagster.publication": manifest.content,
-        }
-        if self._key is not None:
-            properties["vane_dagster.partition"] = self._key
+        new = in_threads(lambda item: self._data_file(table, *item), added.items())
+        properties = self._properties(manifest)
         try:
             with transaction.update_snapshot(properties).overwrite() as snapshot:
                 # Other writers of this partition, and no others, are a conflict.
                 snapshot.delete_by_predicate(self._predicate)
-                for file in former:
+                for file in active.values():
                     snapshot.delete_data_file(file)
-                for file in added:
+                for file in new:
                     snapshot.append_data_file(file)
             transaction.commit_transaction()
         except (CommitFailedException, CommitStateUnknownException, ValidationException):
-            return False
-        return True
+            return None
+        return table
 
     def _data_file(self, table: Any, name: str, file: CompactedFile) -> Any:
         """Describe a file for a manifest, with the statistics of its footer."""

@@ -9,9 +9,8 @@ with the partition's key.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -19,9 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster import _failpoints, retries
-from vane_dagster._arguments import PLACEHOLDER
-from vane_dagster.errors import DefinitionError, SchemaError, StoreError
+from vane_dagster import _failpoints
+from vane_dagster.errors import DefinitionError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import (
     driver_options,
@@ -29,16 +27,13 @@ from vane_dagster.storage.lance_table import (
     lance_type,
     open_table,
     require_lance,
-    table_errors,
 )
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
-from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.base import STAGING, Publisher, column_clash
 from vane_dagster.storage.publish.compaction import CompactionGroup, staged_rows
 from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
+from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.store import Store
-from vane_dagster.storage.table_options import check_table_url
 from vane_dagster.types.sql import literal
 
 _WRITERS = 4
@@ -47,7 +42,6 @@ _COMMIT_LOCK = (1 << 32) - 1
 a conflict between any two that overlap, and none is merged into a table that it has not seen."""
 _FOLDER = "data/"
 _NAME = re.compile(r"([0-9a-f]{16})-(.+)-[0-9a-f]{16}\.lance")
-_COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -55,31 +49,27 @@ class _Held:
     """A fragment of the table with rows of the partition.
 
     Attributes:
-        file: Its file, relative to the table.
-        stem: The parts that the file was made of, if all of it is as it was published; else "".
         is_shared: Whether rows of other partitions may be in it.
         fragment: The `lance.LanceFragment`.
     """
 
-    file: str
-    stem: str
     is_shared: bool
     fragment: Any
 
 
-class LancePublisher(Publisher):
+class LancePublisher(TablePublisher):
     """A publisher into a Lance table, as one partition of it or as the whole table."""
 
-    has_folder_per_partition = False
+    format = "lance"
+    label = "Lance table"
+    altered_by = "alter_columns, add_columns or drop_columns of pylance"
+    suffix = ".lance"
+    keeps_files = True
     holds_parquet = False
     options = MappingProxyType({"index": None})
 
     def __init__(self, declared: Target, partition: str | None) -> None:
         super().__init__(declared, partition)
-        self.target = Location(declared.url, declared.storage_options)
-        self.staging = self.target.child(STAGING, partition_folder(partition))
-        self._column = declared.partition_column
-        self._key = None if partition is None else str(partition)
         owner = "" if self._key is None else f"={self._key}"
         self._owner = hashlib.blake2b(owner.encode(), digest_size=8).hexdigest()
         given = declared.options.get("index")
@@ -89,27 +79,12 @@ class LancePublisher(Publisher):
     def validate(
         cls, declared: Target, where: str, partitioned: bool, columns: Sequence[str]
     ) -> Target:
-        url, column, index = declared.url, declared.partition_column, declared.options["index"]
         require_lance(f"{where}: format='lance'")
-        if fields := PLACEHOLDER.findall(url):
-            raise DefinitionError(
-                f"{where}: {url!r} has {{{fields[0]}}}, but a Lance table holds all partitions; "
-                "take it out. The key stands in the column that partition_column names"
-            )
-        check_table_url(where, url, "Lance")
-        if not isinstance(column, str) or not _COLUMN.fullmatch(column):
-            raise DefinitionError(
-                f"{where}: partition_column is {column!r}; expected letters, digits and '_', with "
-                "a letter first"
-            )
+        index = declared.options["index"]
         if index is not None:
             index = VectorIndex.parse(index, where).declared
         declared = replace(declared, options={"index": index})
-        if not partitioned:
-            return replace(declared, partition_column=None)
-        if clash := column_clash(column, columns):
-            raise DefinitionError(f"{where}: {clash}")
-        return declared
+        return super().validate(declared, where, partitioned, columns)
 
     @classmethod
     def validate_types(
@@ -126,92 +101,11 @@ class LancePublisher(Publisher):
         if found := index.misfit(known and lance_type(known)):
             raise DefinitionError(f"{where}: {found}")
 
-    @classmethod
-    def metadata(cls, published: Published) -> dict[str, Any]:
-        return {**super().metadata(published), "table_version": published.version}
-
     def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
-        if clash := column_clash(self._column, schema.names):
-            raise SchemaError(f"{location}: {clash}")
-        fields = []
-        for field in schema:
-            kind = lance_type(field.type)
-            if kind is None:
-                raise SchemaError(
-                    f"{location}: column {field.name!r} is {field.type}, which a Lance table "
-                    "cannot hold; cast it in a project, for example to BIGINT or VARCHAR"
-                )
-            fields.append(pa.field(field.name, kind))
-        stored = pa.schema(fields)
+        stored = super().stored(schema, location)
         if self._index is not None:
             self._index.require(stored, location)
         return stored
-
-    def check(self, schema: pa.Schema, location: str) -> None:
-        with table_errors(self.target.url, "read"):
-            table = open_table(self.target)
-            if table is not None:
-                self._fit(table, schema, location)
-
-    def planned(self, manifest: Manifest, sequence: int, former: Published | None) -> Published:
-        with table_errors(self.target.url, "read"):
-            table = open_table(self.target)
-            held = self._held(table)
-            taken = {file.path for fragment in _fragments(table) for file in fragment.files}
-        if former is not None and table is not None and held.keys() == set(former.files):
-            return former
-        kept = {each.stem: file for file, each in held.items() if each.stem}
-        for attempt in itertools.count():
-            # A file that is or was in the table is never written again. Its name is new, unless
-            # this same publication was interrupted after its commit.
-            seed = f"{manifest.content}-{sequence}-{attempt}"
-            unique = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()
-            named = {
-                stem: f"{_FOLDER}{self._owner}-{stem}-{unique}.lance"
-                for stem in self._groups(manifest.parts)
-            }
-            if not any(name[len(_FOLDER) :] in taken for s, name in named.items() if s not in kept):
-                break
-        files = [kept.get(stem, name) for stem, name in named.items()]
-        return Published(self.target.url, files, "lance")
-
-    def publish(self, manifest: Manifest) -> Published:
-        assert manifest.published is not None
-        location = f"stage '{manifest.pipeline}/{manifest.stage}'"
-        files = manifest.published.files
-        made: dict[str, Any] = {}
-        for _ in retries.transactions():
-            with table_errors(self.target.url, "written"):
-                table = open_table(self.target) or self._create(manifest.schema)
-                self._fit(table, manifest.schema, location)
-                held = self._held(table)
-                if held.keys() == set(files):
-                    break
-                missing = [file for file in files if file not in held and file not in made]
-                made |= self._write_files(table, manifest, missing)
-                added = [made[file] for file in files if file not in held]
-                removed = [each for file, each in held.items() if file not in files]
-                committed = self._replace(table, removed, added, manifest)
-                if committed is not None:
-                    table = committed
-                    break
-        else:
-            raise StoreError(
-                f"Lance table {self.target.url!r}: other writers committed "
-                f"{retries.TRANSACTION_ATTEMPTS} times while a partition was published. Run it "
-                "again when they have ended"
-            )
-        with table_errors(self.target.url, "indexed"):
-            update_index(table, self._index)
-        return Published(self.target.url, files, "lance", table.version)
-
-    def holds(self, files: Sequence[str]) -> bool:
-        with table_errors(self.target.url, "read"):
-            table = open_table(self.target)
-            return table is not None and self._held(table).keys() == set(files)
-
-    def retire(self, former: Iterable[Sequence[str]], files: Sequence[str]) -> None:
-        """Do nothing: the commit and Lance's cleanup remove files."""
 
     def parts(
         self, manifest: Manifest | None, keys: Sequence[str], store: Store
@@ -221,12 +115,12 @@ class LancePublisher(Publisher):
             return super().parts(manifest, keys, store)
         if manifest is None or manifest.published is None:
             return {}
-        with table_errors(self.target.url, "read"):
-            held = self._held(open_table(self.target))
-        if not held.keys() <= set(manifest.published.files):
+        with self._storage_errors("read"):
+            active = self._active(self._opened()) or {}
+        if not active.keys() <= set(manifest.published.files):
             return {}
-        stems = {each.stem for each in held.values()}
-        there = [part for part in manifest.parts if not part.rows or _stem(part) in stems]
+        stems = self._by_stem(active)
+        there = [part for part in manifest.parts if not part.rows or part.stem in stems]
         return {part.key: {part.name: self.target} for part in there}
 
     def unpublished(self, parts: Sequence[tuple[Location, str]]) -> Published | None:
@@ -235,27 +129,26 @@ class LancePublisher(Publisher):
 
     # The files
 
-    def _groups(self, parts: Sequence[PartInfo]) -> dict[str, CompactionGroup]:
-        """Return the parts of each file, by the file's stem."""
-        rows = [part for part in parts if part.rows]
-        if self._declared.target_bytes is None:
-            return {_stem(part): CompactionGroup((part,), 1) for part in rows}
-        groups = [replace(group, count=1) for group in self._compaction_groups(rows)]
-        return {group.stems[0]: group for group in groups}
+    def _prefix(self) -> str:
+        return f"{_FOLDER}{self._owner}-"
 
-    def _write_files(self, table: Any, manifest: Manifest, files: Sequence[str]) -> dict[str, Any]:
-        """Write files in the table's folder, where readers do not see them before the commit."""
-        groups = self._groups(manifest.parts)
-        wanted = {file: groups[_published_stem(file)] for file in files}
-        self._require_staged(part for group in wanted.values() for part in group.parts)
+    def _stored_type(self, kind: pa.DataType) -> pa.DataType | None:
+        return lance_type(kind)
+
+    def _compaction_groups(self, parts: Sequence[PartInfo]) -> list[CompactionGroup]:
+        return [replace(group, count=1) for group in super()._compaction_groups(parts)]
+
+    def _place(self, table: Any, manifest: Manifest, files: Sequence[str]) -> Mapping[str, Any]:
+        named = {path: group for group, (path,) in self._named(manifest.parts, files)}
+        self._require_staged(part for group in named.values() for part in group.parts)
         schema = pa.schema([field.remove_metadata() for field in table.schema])
 
-        def write(file: str) -> Any:
-            rows = staged_rows(wanted[file], self.staging, manifest.schema)
-            return self._write_file(table, schema, file, rows)
+        def write(path: str) -> Any:
+            rows = staged_rows(named[path], self.staging, manifest.schema)
+            return self._write_file(table, schema, path, rows)
 
         with ThreadPoolExecutor(max_workers=_WRITERS) as threads:
-            return dict(zip(wanted, threads.map(write, wanted)))
+            return dict(zip(named, threads.map(write, named)))
 
     def _write_file(
         self, table: Any, schema: pa.Schema, file: str, tables: Iterable[pa.Table]
@@ -281,43 +174,43 @@ class LancePublisher(Publisher):
 
     # The table
 
-    def _create(self, schema: pa.Schema) -> Any:
+    def _opened(self) -> Any:
+        return open_table(self.target)
+
+    def _create(self, schema: pa.Schema) -> None:
         import lance
 
-        try:
-            return lance.write_dataset(
-                self._table_schema(schema).empty_table(),
-                driver_url(self.target),
-                mode="create",
-                storage_options=driver_options(self.target),
-            )
-        except (OSError, ValueError):  # another run may have created it at the same time
-            if (table := open_table(self.target)) is None:
-                raise
-            return table
+        lance.write_dataset(
+            schema.empty_table(),
+            driver_url(self.target),
+            mode="create",
+            storage_options=driver_options(self.target),
+        )
 
-    def _table_schema(self, schema: pa.Schema) -> pa.Schema:
-        if self._column:
-            schema = schema.append(pa.field(self._column, pa.string()))
-        return schema
+    def _active(self, table: Any) -> dict[str, Any] | None:
+        """Return the fragments with rows of the partition, by file; a changed one by its id.
 
-    def _held(self, table: Any) -> dict[str, _Held]:
-        """Return the fragments with rows of the partition, by file; a changed one by its id."""
+        A fragment is unchanged if its only file is one of ours and no row of it was deleted.
+        """
+        if table is None:
+            return None
         found: dict[str, _Held] = {}
-        for fragment in table.get_fragments() if table is not None else ():
+        for fragment in table.get_fragments():
             metadata = fragment.metadata
             file = str(metadata.files[0].path)
             match = _NAME.fullmatch(file)
-            if self._column and match is not None and match[1] != self._owner:
-                continue
             is_own = match is not None and match[1] == self._owner
-            if self._column and not is_own and not fragment.count_rows(self._is_ours):
+            if self._column and not is_own and (match or not fragment.count_rows(self._is_ours)):
                 continue
             is_whole = is_own and len(metadata.files) == 1 and metadata.deletion_file is None
-            stem = match[2] if match is not None and is_whole else ""
             name = f"{_FOLDER}{file}" if is_whole else f"fragment {fragment.fragment_id}"
-            found[name] = _Held(file, stem, bool(self._column) and not is_own, fragment)
+            found[name] = _Held(bool(self._column) and not is_own, fragment)
         return found
+
+    def _taken(self, table: Any, active: Mapping[str, Any]) -> set[str]:
+        fragments = table.get_fragments() if table is not None else ()
+        files = [file for fragment in fragments for file in fragment.metadata.files]
+        return {f"{_FOLDER}{file.path}" for file in files}
 
     @property
     def _is_ours(self) -> str:
@@ -325,40 +218,28 @@ class LancePublisher(Publisher):
         return f"`{self._column}` = {literal(self._key or '')}"
 
     def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
-        """Raise SchemaError if the table has other columns."""
-        wanted, there = _shape(self._table_schema(schema)), _shape(table.schema)
-        for name in dict.fromkeys([*wanted, *there]):
-            if wanted.get(name) != there.get(name):
-                raise SchemaError(
-                    f"{location}: column {name!r} is {wanted.get(name, 'no column')} here, but "
-                    f"{there.get(name, 'no column')} in the Lance table {self.target.url!r}. Make "
-                    "the rows fit with a project, change the table (alter_columns, add_columns or "
-                    "drop_columns of pylance), or publish into another one"
-                )
+        wanted = _shape(self._table_schema(schema))
+        self._require_columns(location, wanted, _shape(table.schema))
 
     def _replace(
-        self, table: Any, removed: Sequence[_Held], added: Sequence[Any], manifest: Manifest
+        self, table: Any, active: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
     ) -> Any:
-        """Replace the partition's fragments in one commit."""
         from lance import LanceDataset, LanceOperation, Transaction
         from lance.commit import CommitConflictError
 
+        assert manifest.published is not None
+        files = manifest.published.files
         gone, updated = [_COMMIT_LOCK], []
-        for each in removed:
+        for each in (each for path, each in active.items() if path not in files):
             left = each.fragment.delete(self._is_ours) if each.is_shared else None
             if left is None:
                 gone.append(each.fragment.fragment_id)
             else:
                 updated.append(left)
         operation = LanceOperation.Update(
-            removed_fragment_ids=gone, updated_fragments=updated, new_fragments=list(added)
+            removed_fragment_ids=gone, updated_fragments=updated, new_fragments=[*added.values()]
         )
-        properties = {
-            "vane_dagster.stage": f"{manifest.pipeline}/{manifest.stage}",
-            "vane_dagster.run_id": manifest.run_id,
-        }
-        if self._key is not None:
-            properties["vane_dagster.partition"] = self._key
+        properties = self._properties(manifest)
         transaction = Transaction(table.version, operation, transaction_properties=properties)
         try:
             options = driver_options(self.target)
@@ -366,20 +247,13 @@ class LancePublisher(Publisher):
         except CommitConflictError:
             return None
 
+    def _version(self, table: Any) -> int | None:
+        return int(table.version)
 
-def _stem(part: PartInfo) -> str:
-    return part.name[: -len(".parquet")]
-
-
-def _published_stem(file: str) -> str:
-    match = _NAME.fullmatch(file[len(_FOLDER) :])
-    assert match is not None, f"{file!r} was planned by this class"
-    return match[2]
-
-
-def _fragments(table: Any) -> Iterator[Any]:
-    for fragment in table.get_fragments() if table is not None else ():
-        yield fragment.metadata
+    def _published(self, files: Sequence[str], table: Any) -> Published:
+        with self._storage_errors("indexed"):
+            update_index(table, self._index)
+        return super()._published(files, table)
 
 
 def _shape(schema: pa.Schema) -> dict[str, str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pyarrow as pa
 
 from vane_dagster._arguments import fill_placeholders
 from vane_dagster.errors import DefinitionError, StoreError, names
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published, parse_part_name
 from vane_dagster.storage.paths import published_folder
 from vane_dagster.storage.publish.base import STAGING, LostFilesError, Publisher
@@ -20,7 +19,6 @@ from vane_dagster.storage.publish.target import PARTITION_COLUMN, Target
 from vane_dagster.storage.store import Store
 
 _MERGED = re.compile(r"[0-9a-f]{32}-\d+-of-\d+\.parquet")
-_MOVERS = 8
 
 
 class FolderPublisher(Publisher):
@@ -48,7 +46,7 @@ class FolderPublisher(Publisher):
     def check(self, schema: pa.Schema, location: str) -> None:
         self._refuse_table()
 
-    def planned(self, manifest: Manifest, sequence: int, former: Published | None) -> Published:
+    def planned(self, manifest: Manifest, sequence: int) -> Published:
         self._refuse_table()  # one may have been created since the plan was made
         if self._declared.target_bytes is None:
             return Published(self.target.url, [part.name for part in manifest.parts])
@@ -119,9 +117,8 @@ class FolderPublisher(Publisher):
     def _promote(self, parts: Sequence[PartInfo]) -> None:
         """Move staged parts into the target; those already there are left alone."""
         staged = self.staging.names()
-        with ThreadPoolExecutor(max_workers=_MOVERS) as threads:
-            moved = [part.name for part in parts if part.name in staged]
-            list(threads.map(lambda name: self.staging.move(name, self.target, name), moved))
+        moved = [part.name for part in parts if part.name in staged]
+        in_threads(lambda name: self.staging.move(name, self.target, name), moved)
 
 
 def _file_names(bundle: CompactionGroup) -> list[str]:

@@ -6,8 +6,7 @@ import abc
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -17,33 +16,41 @@ import pyarrow as pa
 from vane_dagster import retries
 from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneError
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING, Publisher, column_clash
-from vane_dagster.storage.publish.compaction import CompactedFile
+from vane_dagster.storage.publish.compaction import CompactedFile, CompactionGroup
 from vane_dagster.storage.publish.target import Target
+from vane_dagster.storage.table_options import check_table_url
 
-_MOVERS = 8
 _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_MISREAD = re.compile(r"[%\\?#]")
 
 
 class TablePublisher(Publisher):
     """A publisher into a table with transactions, as one partition of it or as the whole table.
 
-    Files are moved into the table's folder, where readers do not see them until a transaction
-    replaces the partition's former files. The transaction is not made again if the table has the
-    files of this publication, so it is made once however often a run is interrupted.
+    Files are written or moved into the table's folder, where readers do not see them until a
+    transaction replaces the partition's former files. A file's name says which parts it was made
+    of. There is no transaction if the partition's files in the table are those made of its parts,
+    so it is made once however often a run is interrupted.
 
     Attributes:
         format: The name of the format in manifests.
         label: What the format calls a table, as "Delta table".
+        schemes: The schemes of URLs that the format's driver opens, besides local paths.
+        altered_by: The calls of the format's library that change a table's columns.
+        suffix: The suffix of the table's files.
+        keeps_files: Whether a transaction leaves files of unchanged parts in the table.
     """
 
     has_folder_per_partition = False
     format: ClassVar[str]
     label: ClassVar[str]
+    schemes: ClassVar[Sequence[str]] = ("s3", "s3a")
+    altered_by: ClassVar[str]
+    suffix: ClassVar[str] = ".parquet"
+    keeps_files: ClassVar[bool] = False
 
     def __init__(self, declared: Target, partition: str | None) -> None:
         super().__init__(declared, partition)
@@ -62,11 +69,7 @@ class TablePublisher(Publisher):
                 f"{where}: {url!r} has {{{fields[0]}}}, but {_a(cls.label)} holds all partitions; "
                 "take it out. The key stands in the column that partition_column names"
             )
-        if found := _MISREAD.search(url):
-            raise DefinitionError(
-                f"{where}: {url!r} holds {found.group()!r}, which {cls.label.split()[0]}'s driver "
-                "takes for a part of a URL; give the table another name"
-            )
+        check_table_url(where, url, cls.label.split()[0], cls.schemes)
         if not isinstance(partition_column, str) or not _COLUMN.fullmatch(partition_column):
             raise DefinitionError(
                 f"{where}: partition_column is {partition_column!r}; expected letters, digits and "
@@ -93,43 +96,51 @@ class TablePublisher(Publisher):
         return pa.schema(fields)
 
     def check(self, schema: pa.Schema, location: str) -> None:
-        if self._column:
-            self._folder()
+        self._prefix()
         with self._storage_errors("read"):
             table = self._opened()
             if table is not None:
                 self._fit(table, schema, location)
 
-    def planned(self, manifest: Manifest, sequence: int, former: Published | None) -> Published:
+    def planned(self, manifest: Manifest, sequence: int) -> Published:
         with self._storage_errors("read"):
-            active = self._active(self._opened())
-        if former is not None and active is not None and active == set(former.files):
-            return former
+            table = self._opened()
+            active = self._active(table) or {}
+            taken = self._taken(table, active)
+        stems = [stem for _, named in self._groups(manifest.parts) for stem in named]
+        kept = self._by_stem(active)
+        if not self.keeps_files and (kept.keys() != set(stems) or len(active) != len(stems)):
+            kept = {}
         for attempt in itertools.count():
-            # A file that is or was in the table is never added again. Its name is new, unless
-            # this same publication was interrupted after its transaction.
+            # A file that is in the table is never written again.
             seed = f"{manifest.content}-{sequence}-{attempt}"
             unique = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()
-            files = self._names(manifest.parts, unique)
-            if not active or active == set(files) or active.isdisjoint(files):
+            new = {s: f"{self._prefix()}{s}-{unique}{self.suffix}" for s in stems if s not in kept}
+            if taken.isdisjoint(new.values()):
                 break
-        return Published(self.target.url, files, self.format)
+        return Published(self.target.url, [kept.get(s) or new[s] for s in stems], self.format)
 
     def publish(self, manifest: Manifest) -> Published:
         assert manifest.published is not None
         location = f"stage '{manifest.pipeline}/{manifest.stage}'"
         files = manifest.published.files
-        made: Mapping[str, CompactedFile] | None = None
+        made: dict[str, Any] = {}
         for _ in retries.transactions():
             with self._storage_errors("written"):
-                table = self._opened() or self._create(manifest.schema)
+                table = self._opened()
+                if table is None:
+                    table = self._created(manifest.schema)
                 self._fit(table, manifest.schema, location)
-                if self._active(table) == set(files):
+                active = self._active(table) or {}
+                if active.keys() == set(files):
                     return self._published(files, table)
-                if made is None:
-                    made = self._place(manifest)
-                if self._replace(table, manifest, made):
-                    return self._published(files, table)
+                kept = active if self.keeps_files else {}
+                missing = [file for file in files if file not in kept and file not in made]
+                made |= self._place(table, manifest, missing)
+                added = {file: made[file] for file in files if file not in kept}
+                changed = self._replace(table, active, added, manifest)
+                if changed is not None:
+                    return self._published(files, changed)
         raise StoreError(
             f"{self.label} {self._name!r}: other writers changed the same partition "
             f"{retries.TRANSACTION_ATTEMPTS} times while it was replaced. Run it again when they "
@@ -138,7 +149,8 @@ class TablePublisher(Publisher):
 
     def holds(self, files: Sequence[str]) -> bool:
         with self._storage_errors("read"):
-            return self._active(self._opened()) == set(files)
+            active = self._active(self._opened())
+        return active is not None and active.keys() == set(files)
 
     def retire(self, former: Iterable[Sequence[str]], files: Sequence[str]) -> None:
         """Do nothing: the table's own maintenance removes files of former versions."""
@@ -155,76 +167,118 @@ class TablePublisher(Publisher):
         """Return the type in which the table holds a column; None if there is none."""
 
     @abc.abstractmethod
-    def _folder(self) -> str:
-        """Return the folder of the partition's files, relative to the table's; may be empty."""
+    def _prefix(self) -> str:
+        """Return the beginning of the paths of the partition's files, relative to the table."""
 
     @abc.abstractmethod
     def _opened(self) -> Any:
         """Open the current version of the table; None if there is none."""
 
     @abc.abstractmethod
-    def _create(self, schema: pa.Schema) -> Any:
-        """Create the table, unless another run has done so, and open it."""
+    def _create(self, schema: pa.Schema) -> None:
+        """Create the table without rows, with the columns of `_table_schema`."""
 
     @abc.abstractmethod
-    def _active(self, table: Any) -> set[str] | None:
-        """Return the table's files for the partition; None if there is no table."""
+    def _active(self, table: Any) -> dict[str, Any] | None:
+        """Return the table's files for the partition, by path; None if there is no table."""
+
+    def _taken(self, table: Any, active: Mapping[str, Any]) -> set[str]:
+        """Return the paths in the table that no new file of the partition may have."""
+        return set(active)
 
     @abc.abstractmethod
     def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
         """Raise SchemaError if the table has other columns or partitions."""
 
     @abc.abstractmethod
-    def _replace(self, table: Any, manifest: Manifest, made: Mapping[str, CompactedFile]) -> bool:
-        """Replace the partition's files in one transaction; return False on a conflict.
+    def _replace(
+        self, table: Any, active: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
+    ) -> Any:
+        """Replace the partition's files in one transaction.
 
-        Afterwards `table` is at the new version.
+        Return the table at the new version; None on a conflict with another writer.
         """
 
     @abc.abstractmethod
     def _version(self, table: Any) -> int | None:
         """Return the version of an open table."""
 
+    def _require_columns(
+        self, location: str, wanted: Mapping[str, str], there: Mapping[str, str]
+    ) -> None:
+        """Raise SchemaError unless a table has the wanted columns, given as texts by name."""
+        for name in dict.fromkeys([*wanted, *there]):
+            if wanted.get(name) != there.get(name):
+                raise SchemaError(
+                    f"{location}: column {name!r} is {wanted.get(name, 'no column')} here, but "
+                    f"{there.get(name, 'no column')} in the {self.label} {self._name!r}. Make the "
+                    f"rows fit with a project, change the table ({self.altered_by}), or publish "
+                    "into another one"
+                )
+
+    def _properties(self, manifest: Manifest) -> dict[str, str]:
+        """Return what a transaction records of its publication."""
+        found = {
+            "vane_dagster.stage": f"{manifest.pipeline}/{manifest.stage}",
+            "vane_dagster.run_id": manifest.run_id,
+        }
+        return found if self._key is None else {**found, "vane_dagster.partition": self._key}
+
+    def _table_schema(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns of the table: those of the rows, and the partition's key."""
+        return schema.append(pa.field(self._column, pa.string())) if self._column else schema
+
+    def _created(self, schema: pa.Schema) -> Any:
+        try:
+            self._create(self._table_schema(schema))
+        except Exception:  # another run may have created it at the same time
+            if self._opened() is None:
+                raise
+        return self._opened()
+
     # Files
 
     def _published(self, files: Sequence[str], table: Any) -> Published:
         return Published(self.target.url, files, self.format, self._version(table))
 
-    def _named(self, parts: Sequence[PartInfo], unique: str) -> Iterable[tuple[Any, list[str]]]:
-        """Return groups or single parts, with the paths of their files in the table."""
-        folder = self._folder()
-        below = f"{folder}/" if folder else ""
+    def _groups(self, parts: Sequence[PartInfo]) -> list[tuple[CompactionGroup, list[str]]]:
+        """Return the parts of each file or of several files, with the stems of their names."""
         rows = [part for part in parts if part.rows]
         if self._declared.target_bytes is None:
-            return [(part, [f"{below}{part.name[:-8]}-{unique}.parquet"]) for part in rows]
-        return [
-            (bundle, [f"{below}{stem}-{unique}.parquet" for stem in bundle.stems])
-            for bundle in self._compaction_groups(rows)
+            return [(CompactionGroup((part,), 1), [part.stem]) for part in rows]
+        return [(group, group.stems) for group in self._compaction_groups(rows)]
+
+    def _named(
+        self, parts: Sequence[PartInfo], files: Collection[str]
+    ) -> list[tuple[CompactionGroup, list[str]]]:
+        """Return the parts that some planned files are made of, with the paths of the files."""
+        by_stem = self._by_stem(files)
+        found = [
+            (group, [by_stem[stem] for stem in stems if stem in by_stem])
+            for group, stems in self._groups(parts)
         ]
+        return [(group, paths) for group, paths in found if paths]
 
-    def _names(self, parts: Sequence[PartInfo], unique: str) -> list[str]:
-        return [name for _, named in self._named(parts, unique) for name in named]
+    def _by_stem(self, files: Iterable[str]) -> dict[str, str]:
+        """Return the paths that this class gives to files, by the stems that they contain."""
+        prefix = self._prefix()
+        return {f[len(prefix) :].rpartition("-")[0]: f for f in files if f.startswith(prefix)}
 
-    def _place(self, manifest: Manifest) -> Mapping[str, CompactedFile]:
-        """Move the files into the table's folder, where readers do not see them yet."""
-        assert manifest.published is not None
-        if not manifest.published.files:
-            return {}
-        unique = manifest.published.files[0][: -len(".parquet")].rpartition("-")[2]
-        named = list(self._named(manifest.parts, unique))
+    def _place(self, table: Any, manifest: Manifest, files: Sequence[str]) -> Mapping[str, Any]:
+        """Bring files into the table's folder, where readers do not see them yet."""
+        named = self._named(manifest.parts, files)
         if self._declared.target_bytes is not None:
             return self._write(named, manifest)
-        self._require_staged(part for part, _ in named)
+        self._require_staged(part for group, _ in named for part in group.parts)
         sizes = self.staging.names()
-        with ThreadPoolExecutor(max_workers=_MOVERS) as threads:
-            list(threads.map(self._move, named))
+        moved = {path: group.parts[0] for group, (path,) in named}
+        in_threads(lambda item: self._move(*item), moved.items())
         return {
-            name: CompactedFile(sizes[part.name], part.rows, part.id_min, part.id_max)
-            for part, (name,) in named
+            path: CompactedFile(sizes[part.name], part.rows, part.id_min, part.id_max)
+            for path, part in moved.items()
         }
 
-    def _move(self, item: tuple[PartInfo, list[str]]) -> None:
-        part, (path,) = item
+    def _move(self, path: str, part: PartInfo) -> None:
         folder, _, name = path.rpartition("/")
         place = self.target.child(folder) if folder else self.target
         self.staging.move(part.name, place, name)

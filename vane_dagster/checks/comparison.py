@@ -1,0 +1,183 @@
+"""Comparison of rows, with a tolerance for floating-point numbers."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vane_dagster.checks.context import RowOutcomes
+from vane_dagster.errors import names
+from vane_dagster.types.schema import ERROR_COLUMN
+
+OUTCOME = "(outcome)"
+"""Placeholder for the column, if rows failed, were dropped, or differ in number."""
+
+_CHARACTERS = 60
+_LEAD = 12
+_SHOWN = 50
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that differs from the stored or expected one.
+
+    Attributes:
+        id: The id of the row.
+        column: The column, or `OUTCOME`.
+        before: The stored or expected value, shortened to the difference.
+        now: The other value.
+    """
+
+    id: Any
+    column: str
+    before: str
+    now: str
+
+
+def described(differences: Sequence[Difference], rows: int, other: str) -> str:
+    """Name the rows that differ from the other ones, and their columns."""
+    differing = list(dict.fromkeys(each.id for each in differences))
+    columns = names(dict.fromkeys(each.column for each in differences))
+    more = f" and {len(differing) - _NAMED:,} more" if len(differing) > _NAMED else ""
+    ids = ", ".join(str(id) for id in differing[:_NAMED])
+    return (
+        f"{len(differing):,} of {rows:,} rows differ from the {other}: ids {ids}{more}, in "
+        f"{columns}"
+    )
+
+
+def as_metadata(differences: Sequence[Difference], before: str, now: str) -> dict[str, Any]:
+    """Return the number of rows that differ, and a table of the first differences."""
+    found: dict[str, Any] = {"differing": len({each.id for each in differences})}
+    if differences:
+        found["differences"] = [
+            {"id": str(each.id), "column": each.column, before: each.before, now: each.now}
+            for each in differences[:_SHOWN]
+        ]
+    return found
+
+
+def compare(
+    stored: RowOutcomes,
+    computed: RowOutcomes,
+    ids: Sequence[Any],
+    columns: Sequence[str] | None,
+    bounds: tuple[float, float],
+) -> list[Difference]:
+    """Return the differences between stored and recomputed rows."""
+    wanted = columns or [n for n in stored.columns if n != ERROR_COLUMN]
+    extra = [] if columns else [n for n in computed.columns if n not in stored.columns]
+    found = []
+    for id in ids:
+        if stored.describe(id) != computed.describe(id):
+            if not (id in stored.failed and id in computed.failed):
+                found.append(Difference(id, OUTCOME, stored.describe(id), computed.describe(id)))
+            continue
+        if id in stored.failed:
+            continue
+        for before, now in zip(stored.rows.get(id, ()), computed.rows.get(id, ())):
+            for name in (*wanted, *extra):
+                if texts := _texts(before, now, name, bounds):
+                    found.append(Difference(id, name, *texts))
+    return found
+
+
+def _texts(
+    before: Mapping[str, Any], now: Mapping[str, Any], name: str, bounds: tuple[float, float]
+) -> tuple[str, str] | None:
+    """Return the stored and the computed value of a column as text if they differ; else None."""
+    missing = "no such column"
+    if name not in before or name not in now:
+        return (
+            short(before[name]) if name in before else missing,
+            short(now[name]) if name in now else missing,
+        )
+    return apart(before[name], now[name], bounds)
+
+
+def apart(stored: Any, computed: Any, bounds: tuple[float, float]) -> tuple[str, str] | None:
+    """Return two values as text, from the first place on where they differ; else None."""
+    found = _differing(stored, computed, bounds)
+    if found is None:
+        return None
+    path, a, b = found
+    if isinstance(a, (str, bytes)) and isinstance(b, type(a)):
+        shown = _windows(a, b)
+    else:
+        shown = short(a), short(b)
+    return f"{path}{shown[0]}", f"{path}{shown[1]}"
+
+
+def _differing(
+    stored: Any, computed: Any, bounds: tuple[float, float]
+) -> tuple[str, Any, Any] | None:
+    """Return the first path at which two values differ, with both values there; else None."""
+    if isinstance(stored, dict) and isinstance(computed, dict) and stored.keys() == computed.keys():
+        pairs = [(f"{name}: ", stored[name], computed[name]) for name in stored]
+    elif (
+        isinstance(stored, (list, tuple))
+        and isinstance(computed, (list, tuple))
+        and len(stored) == len(computed)
+    ):
+        if (numbers := _float_lists(stored, computed)) is not None:
+            near = _near(*numbers, bounds)
+            if near.all():
+                return None
+            first = int(np.argmin(near))
+            return f"[{first}] ", stored[first], computed[first]
+        pairs = [(f"[{i}] ", a, b) for i, (a, b) in enumerate(zip(stored, computed))]
+    else:
+        return None if _equal(stored, computed, bounds) else ("", stored, computed)
+    for path, a, b in pairs:
+        if (found := _differing(a, b, bounds)) is not None:
+            return f"{path}{found[0]}", found[1], found[2]
+    return None
+
+
+def _equal(stored: Any, computed: Any, bounds: tuple[float, float]) -> bool:
+    if isinstance(stored, _FLOATS) and isinstance(computed, _FLOATS):
+        return bool(_near(np.asarray(stored, float), np.asarray(computed, float), bounds))
+    return bool(stored == computed) and type(stored) is type(computed)
+
+
+_FLOATS = (float, np.floating)
+
+
+def _float_lists(stored: Sequence[Any], computed: Sequence[Any]) -> tuple[Any, Any] | None:
+    """Return two lists of floating-point numbers as arrays; None if one holds anything else."""
+    if not all(isinstance(each, _FLOATS) for values in (stored, computed) for each in values):
+        return None
+    return np.asarray(stored, float), np.asarray(computed, float)
+
+
+def _near(stored: Any, computed: Any, bounds: tuple[float, float]) -> Any:
+    """Return which numbers are within the tolerance; NaN equals NaN, and infinity equals itself."""
+    relative, absolute = bounds
+    with np.errstate(invalid="ignore", over="ignore"):
+        within = np.abs(computed - stored) <= absolute + relative * np.abs(stored)
+        within &= np.isfinite(stored) & np.isfinite(computed)
+    return within | (stored == computed) | (np.isnan(stored) & np.isnan(computed))
+
+
+def short(value: Any) -> str:
+    """Return a value as a short text."""
+    plain = isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal))
+    text = "null" if value is None else str(value) if plain else repr(value)
+    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}..."
+
+
+def _windows(stored: Any, computed: Any) -> tuple[str, str]:
+    """Return two texts, cut to start shortly before their first difference."""
+    same = next(
+        (i for i, (a, b) in enumerate(zip(stored, computed)) if a != b),
+        min(len(stored), len(computed)),
+    )
+    start = max(0, same - _LEAD) if max(len(stored), len(computed)) > _CHARACTERS else 0
+    lead = "..." if start else ""
+    return lead + short(stored[start:]), lead + short(computed[start:])
