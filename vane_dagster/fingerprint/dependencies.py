@@ -6,7 +6,7 @@ import ast
 import builtins
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
@@ -145,7 +145,6 @@ class DependencyWalk:
         effects = Effects(self.finder, self._is_reached, self._reach_of)
         counting: dict[int, SymbolSource] = {}
         self._computed_imports, self._own_units = [], set(self._walked)
-        active: set[str] = set()  # modules with statements that do something
         size = -1
         while size != len(self._walked) + len(counting):
             size = len(self._walked) + len(counting)
@@ -153,48 +152,39 @@ class DependencyWalk:
             own = reached if self._own is None else [self._own.name]
             statements = executed(self.finder, own, reached)
             effects.lists_subclasses = lists_subclasses(self.finder, statements)
-            for each in statements:
-                unit = each.unit
-                nodes = () if id(unit) in counting else effects.counting(each)
+            for module, unit, _ in statements:
+                nodes = () if id(unit) in counting else effects.counting(module, unit)
                 if nodes:
-                    active.add(each.module.name)
-                elif not (id(unit) in counting or unit.is_import or active.isdisjoint(each.runs)):
-                    nodes = unit.nodes
-                if nodes:
+                    acting = unit
                     if nodes is not unit.nodes:
-                        unit = SymbolSource(unit.path, nodes, unit.position)
-                    counting[id(each.unit)] = unit
-                    self._own_units.discard(id(unit))
-                    self._read_unit(each.module, unit)
+                        acting = SymbolSource(unit.path, nodes, unit.position)
+                    counting[id(unit)] = acting
+                    self._own_units.discard(id(acting))
+                    self._read_unit(module, acting)
                     self._drain()
             self._reach_named_modules()
         self.imported = {each.module.name for each in statements}
-        if parts := self._ordered(statements, counting, active):
+        if parts := self._ordered(statements, counting):
             self._facts["top-level statements"] = combine("effects", *parts)
 
     def _ordered(
         self,
-        statements: Sequence[Executed],
+        statements: Iterable[Executed],
         counting: Mapping[int, SymbolSource],
-        active: Set[str],
     ) -> list[str]:
-        """Return the digests of statements whose order counts, those between them sorted.
+        """Return the digests of the statements whose order counts.
 
-        The order counts of statements that do something, or that bind a name again, and of those
-        that give a reached name its value. So does each import that may run one of the active
-        modules, if the import itself may not be executed.
+        They are those that do something, or that bind a name again, and those that give a reached
+        name its value.
         """
         rebound = {name for name in self._seen if self._binds(*name) > 1}
         parts: list[str] = []
-        for each in statements:
-            names = {(each.module.name, name) for name in each.unit.touched}
-            placed = rebound if each.unit.is_definition else self._seen.keys()
-            label = self.label(each.module)
-            if id(each.unit) in counting or not names.isdisjoint(placed):
-                unit = counting.get(id(each.unit), each.unit)
-                parts.append(combine("statement", label, each.when, unit.digest))
-            elif each.when != "always" and (runs := active & each.runs):
-                parts.append(combine("import", label, each.when, *sorted(runs)))
+        for module, unit, is_later in statements:
+            names = {(module.name, name) for name in unit.touched}
+            placed = rebound if unit.is_definition else self._seen.keys()
+            if id(unit) in counting or not names.isdisjoint(placed):
+                digest = counting.get(id(unit), unit).digest
+                parts.append(combine("statement", self.label(module), str(is_later), digest))
         return parts if counting or rebound else []
 
     def _reach_named_modules(self) -> None:
@@ -284,8 +274,7 @@ class DependencyWalk:
             if ref.guarded:  # an error in what it runs decides what else runs
                 roots = [target.name for target in targets if target.module is not None]
                 for each in executed(self.finder, roots):
-                    if each.when != "later":
-                        self._read_file(each.module)
+                    self._read_file(each.module)
         refs: list[ImportRef] = list(scan.imports)
         if module.is_source:
             source: SourceFile = self.finder.source(str(module.path))

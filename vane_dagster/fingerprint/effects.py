@@ -1,23 +1,22 @@
 """Top-level statements of imported files that do something to what a stage uses or to a library.
 
-A statement does something if it calls, stores into an object, applies a decorator of the user's,
-or derives a class from one whose code runs then. Imports, definitions and constants do nothing, nor
-do declarations of dagster and vane_dagster, logging and warnings. A statement that does something
-counts if it names, directly or through others, what the stage uses, or a library. A call whose
-result is assigned may name some libraries without counting: those whose calls only make values.
-Nothing is run, and nothing is known of what a call does.
+A statement does something if it calls, stores into an object, is decorated, derives a class from
+one whose code runs then, or imports under a condition. Imports, definitions and constants do
+nothing, nor do declarations of dagster and vane_dagster, command lines, tests, logging and
+warnings. A statement that does something counts if it names, directly or through others, what the
+stage uses, or a library. A call whose result is assigned may name some libraries without counting:
+those whose calls only make values. Nothing is run, and nothing is known of what a call does.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import functools
-import itertools
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from vane_dagster.errors import CodeIdentityError
@@ -29,23 +28,26 @@ from vane_dagster.fingerprint.symbols import SymbolSource
 
 EVERY = "*"
 """Stands for all names of a module."""
-_INERT = frozenset({"dagster", "vane_dagster", "logging", "warnings"})
-_VALUES = frozenset({
-    "__future__", "abc", "argparse", "collections", "contextlib", "copy", "dataclasses", "datetime",
-    "enum", "fractions", "functools", "hashlib", "itertools", "json", "math", "pathlib",
-    "re", "string", "textwrap", "threading", "time", "types", "typing", "typing_extensions", "uuid",
-    "zoneinfo",
+_INERT = frozenset({
+    "click", "dagster", "logging", "pytest", "typer", "vane_dagster", "warnings",
 })  # fmt: skip
-"""Libraries whose results are all that a call leaves behind, if they are used."""
+"""Libraries whose declarations and settings change no result."""
 _PURE = frozenset({"dataclasses", "functools", "itertools", "typing", "typing_extensions"})
-"""Libraries that the user's code that an assigned call runs does not change."""
-_READS = ("os.environ.get", "os.getenv", "os.path.", "os.getcwd", "os.cpu_count", "os.fspath")
-"""Functions of other libraries that only return something."""
+"""Libraries that the user's code may use when an import runs it."""
+_VALUES = _PURE | {
+    "__future__", "abc", "argparse", "attr", "attrs", "collections", "contextlib", "copy",
+    "datetime", "enum", "fractions", "hashlib", "json", "math", "numba", "pathlib", "pydantic",
+    "re", "string", "textwrap", "threading", "time", "types", "uuid", "zoneinfo",
+}  # fmt: skip
+"""Libraries whose results are all that a call or decorator leaves behind, if they are used."""
 _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
 """The same, except for their decorators, which register."""
+_READS = ("os.environ.get", "os.getenv", "os.path.", "os.getcwd", "os.cpu_count", "os.fspath")
+"""Functions of other libraries that only return something."""
 _BUILTINS = frozenset(dir(builtins))
 _CALLING = frozenset({
-    "delattr", "filter", "iter", "map", "max", "min", "next", "setattr", "sorted", "sum", "type",
+    "delattr", "filter", "getattr", "iter", "map", "max", "min", "next", "setattr", "sorted", "sum",
+    "type",
 })  # fmt: skip
 """Builtins that call or change what they get."""
 _DYNAMIC = frozenset({"__import__", "compile", "eval", "exec", "globals", "locals", "vars"})
@@ -63,79 +65,75 @@ Name = tuple[str, str]
 """A module and one of its names."""
 
 
-When = Literal["always", "perhaps", "later"]
-"""When an import is executed: perhaps if it has a condition, later if only a function has it."""
-
-
-@dataclass(frozen=True)
-class Executed:
+class Executed(NamedTuple):
     """A top-level statement that an import executes.
 
     Attributes:
         module: The module.
         unit: The statement.
-        runs: The own modules that it may be the first to import, directly or through others.
-        when: When the module is imported.
+        is_later: Whether only a function imports the module.
     """
 
     module: Module
     unit: SymbolSource
-    runs: frozenset[str]
-    when: When
+    is_later: bool = False
 
 
-def executed(finder: Finder, roots: Iterable[str], others: Iterable[str] = ()) -> list[Executed]:
+def executed(
+    finder: Finder, roots: Iterable[str], later: Iterable[str] | None = None
+) -> list[Executed]:
     """Return the top-level statements of the own modules that imports execute, in their order.
 
-    A module whose first import has a condition is there again with the first that has none.
+    The modules of an import that may not be executed are there again with the next one.
+
+    Args:
+        finder: Locates the modules.
+        roots: The modules to import.
+        later: Modules that functions import. They follow, with the imports inside functions; None
+            leaves out both.
     """
     found: list[Executed] = []
-    known: dict[str, When] = {}
-    later: list[str] = []
+    inside: dict[str, None] = {}
 
-    @functools.cache
-    def imports(name: str) -> list[tuple[SymbolSource, list[str]]]:
+    def run(name: str, known: set[str], is_later: bool) -> None:
         module = finder.find(name)
-        if module is None or module.kind != "own" or not module.is_source:
-            return []
+        if module is None or module.kind != "own" or not module.is_source or name in known:
+            return
+        known.add(name)
         try:
             units = finder.source(str(module.path)).statements
         except CodeIdentityError:  # importing it fails
-            return []
-        inner: list[tuple[SymbolSource, list[str]]] = []
-        for unit in units:
-            targets = [each for ref in unit.scan.imports for each in finder.targets(module, ref)]
-            names = [target.name for target in targets if target.module is not None]
-            if isinstance(unit.nodes[-1], ast_digest.Definition):
-                later.extend(names)
-                names = []
-            inner.append((unit, names))
-        return inner
-
-    def run(name: str, when: When) -> None:
-        module = finder.find(name)
-        is_known = name in known and (when != "always" or known[name] == "always")
-        if module is None or is_known:
             return
-        known[name] = when
-        for unit, names in imports(name):
-            runs, waiting = set[str](), list(names)
-            while waiting:
-                each = waiting.pop()
-                if each not in runs and known.get(each) != "always":
-                    runs.add(each)
-                    waiting += [inner for _, below in imports(each) for inner in below]
-            for each in names:
-                run(each, "perhaps" if when == "always" and not unit.is_import else when)
-            found.append(Executed(module, unit, frozenset(runs), when))
+        for unit in units:
+            names = own_imports(finder, module, unit)
+            if isinstance(unit.nodes[-1], ast_digest.Definition):
+                inside.update(dict.fromkeys(names))
+            else:
+                inner = known if unit.is_import else set(known)
+                for each in names:
+                    run(each, inner, is_later)
+            found.append(Executed(module, unit, is_later))
 
+    known: set[str] = set()
     for root in roots:
         for name, _ in finder.chain(root):
-            run(name, "always")
-    for other in itertools.chain(others, later):  # which grows
-        for name, _ in finder.chain(other):
-            run(name, "later")
+            run(name, known, False)
+    waiting = None if later is None else {*later, *inside}
+    done: set[str] = set()
+    while waiting:
+        for root in sorted(waiting):
+            inner = set(known)
+            for name, _ in finder.chain(root):
+                run(name, inner, True)
+        done |= waiting
+        waiting = inside.keys() - done
     return found
+
+
+def own_imports(finder: Finder, module: Module, unit: SymbolSource) -> list[str]:
+    """Return the own modules that a statement imports, also inside functions."""
+    targets = [each for ref in unit.scan.imports for each in finder.targets(module, ref)]
+    return [target.name for target in targets if target.module is not None]
 
 
 def lists_subclasses(finder: Finder, statements: Iterable[Executed]) -> bool:
@@ -160,17 +158,16 @@ class Reach:
 
     @cached_property
     def traits(self) -> frozenset[str]:
-        """The traits of the code."""
+        """The traits of the code, see `_traits_of`."""
         return frozenset[str]().union(*map(_traits_of, self.units))
 
-    @cached_property
-    def harmless(self) -> frozenset[str]:
-        """The libraries of which the code only calls functions; `os` if these only read."""
-        units = (unit for unit in self.units[1:] if unit.bound)  # others count by themselves
-        chains = {".".join(chain) for unit in units for chain in unit.scan.chains}
-        texts = (text for text in chains if text.startswith("os.") and text != "os.environ")
-        reads = {"os"} if all(text.startswith(_READS) for text in texts) else set[str]()
-        return (_PURE - self.traits) | reads
+    def names_other(self, known: Set[str]) -> bool:
+        """Return whether it names a library that is not known, or gives on or changes one."""
+        uses = [trait for trait in self.traits if trait.partition(".")[0] in self.libraries]
+        read = {use.partition(".")[0] for use in uses if use.startswith(_READS)}
+        read -= {use.partition(".")[0] for use in uses if not use.startswith(_READS)}
+        given = {use for use in uses if "." not in use} - _INERT
+        return bool(given) or not self.libraries <= known | read
 
     def is_made(self, names: Set[str]) -> bool:
         """Return whether one of some names stands for what a call made, and no class."""
@@ -182,30 +179,31 @@ class Reach:
         )
 
 
-_CODE, _HOOK = "code", "hook"
+_CODE, _HOOK = "<code>", "<hook>"
 _traits: WeakKeyDictionary[SymbolSource, frozenset[str]] = WeakKeyDictionary()
 
 
 def _traits_of(unit: SymbolSource) -> frozenset[str]:
-    """Return whether statements hold code and hooks of classes, and the modules that they give on.
+    """Return whether statements hold code and hooks of classes, and the paths that they name.
 
-    It is found once for each unit of a file.
+    A module that is changed, or given on as an object, is there by its name alone. The traits are
+    found once for each unit of a file.
     """
     if unit not in _traits:
         nodes = [node for each in unit.nodes for node in ast.walk(each)]
-        read = {id(each.value) for each in nodes if type(each) is ast.Attribute and _is_read(each)}
-        given = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in read)
-        found = set[str]().union(*map(paths, given)) & _PURE
+        inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+        found: set[str] = set()
+        for node in nodes:
+            if isinstance(node, (ast.Name, ast.Attribute)) and id(node) not in inner:
+                named = {path for path in paths(node) if isinstance(path, Imported)}
+                is_read = isinstance(node.ctx, ast.Load)
+                found |= {path if is_read else path.partition(".")[0] for path in named}
         if any(isinstance(node, (*_FUNCTIONS, ast.ClassDef)) for node in nodes):
             found.add(_CODE)
         if any(map(_is_hooked, nodes)):
             found.add(_HOOK)
         _traits[unit] = frozenset(found)
     return _traits[unit]
-
-
-def _is_read(node: ast.Attribute) -> bool:
-    return isinstance(node.ctx, ast.Load)
 
 
 def _is_hooked(node: ast.AST) -> bool:
@@ -238,12 +236,14 @@ class Effects:
     ) -> None:
         self._finder, self._is_used, self._find_reach = finder, is_used, reach
         self.lists_subclasses = False
-        self._made: dict[Name, frozenset[str]] = {}
+        self._declared: dict[Name, bool] = {}
         self._reached: dict[tuple[int, bool], Reach] = finder.reached
 
-    def counting(self, statement: Executed) -> Sequence[ast.stmt]:
+    def counting(self, module: Module, unit: SymbolSource) -> Sequence[ast.stmt]:
         """Return what of a statement does something to what is used, or to a library."""
-        module, unit = statement.module, statement.unit
+        is_plain = unit.is_import or isinstance(unit.nodes[-1], ast_digest.Definition)
+        if not is_plain and own_imports(self._finder, module, unit):
+            return unit.nodes
         effects = {act: self._effect(module, act) for act in _acts_of(unit)}
         acts = [act for act, effect in effects.items() if effect != "nothing"]
         if not acts:
@@ -251,7 +251,7 @@ class Effects:
         nodes = self._acting(module, unit, acts)
         if "library" in effects.values():
             return nodes
-        run = self._reach(module, unit, [each for node in nodes for each in _run(node)], False)
+        run = self._reach(module, unit, [act.executed for act in acts], False)
         bases = [act for act in acts if act.kind == "base"]
         ends = {path.rpartition(".")[2] for act in bases for path in paths(act.target)}
         if len(bases) == len(acts) and not (
@@ -261,18 +261,13 @@ class Effects:
             or run.is_made(ends)
         ):
             return ()
-        if any(act.is_bare for act in acts):
-            known = _INERT
-        elif _CODE in run.traits:
-            known = _INERT | (_PURE & run.harmless)
-        elif any(act.kind == "decorating call" for act in acts):
-            known = _INERT | _VALUES | (run.harmless & {"os"})
-        else:
-            known = _INERT | _VALUES | _TABLES | (run.harmless & {"os"})
+        known = _INERT
+        if not any(act.kind in ("bare call", "store") for act in acts):
+            known |= _PURE if _CODE in run.traits else _VALUES | _TABLES
         names = run.names
         if any(act.kind == "decorator" for act in acts):  # it may call what it gets
             names |= self._reach(module, unit, nodes, True).names
-        return nodes if not run.libraries <= known or any(map(self._is_used, names)) else ()
+        return nodes if run.names_other(known) or any(map(self._is_used, names)) else ()
 
     def _reach(
         self, module: Module, unit: SymbolSource, nodes: Sequence[ast.stmt], is_whole: bool
@@ -288,9 +283,8 @@ class Effects:
         """Return a statement; of a declaration of dagster or vane_dagster, arguments that act."""
         call = getattr(unit.nodes[-1], "value", None)
         targets = getattr(unit.nodes[-1], "targets", ())
-        tops = self._origins_of(module.name, call) if isinstance(call, ast.Call) else frozenset()
         is_plain = all(isinstance(target, ast.Name) for target in targets)
-        if not (isinstance(call, ast.Call) and is_plain and tops and tops <= _INERT):
+        if not (isinstance(call, ast.Call) and is_plain and self._is_declared(module, call)):
             return unit.nodes
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         inner = {id(act.node) for act in acts}
@@ -305,73 +299,52 @@ class Effects:
         return "library" if "library" in found else "own" if "own" in found else "nothing"
 
     def _effect_on(self, module: Module, act: _Act, root: str, stands: frozenset[str]) -> Effect:
-        if act.kind == "call" and paths(act.target) == {"functools.partial"}:
-            return "nothing"  # it calls nothing yet
-        direct = {path for path in stands if isinstance(path, Imported)}
-        made = self._origins((module.name, root)) if not direct else frozenset()
-        tops = {path.partition(".")[0] for path in direct} or made
-        if tops and tops <= _INERT:
+        if self._is_declared(module, act.target):
             return "nothing"
-        if any(map(self._is_own, direct or made)):
-            return "own"
-        if tops:
-            is_read = act.kind != "store" and all(path.startswith(_READS) for path in direct)
-            if direct and (is_read or act.kind == "decorator"):
-                return "nothing"
-            quiet = {"call": _VALUES | _TABLES, "decorating call": _VALUES}
-            return "own" if tops <= quiet.get(act.kind, frozenset()) else "library"
-        if module.is_source and root in self._finder.source(str(module.path)).bound:
-            is_lazy_class = any(is_lazy(unit.nodes[-1]) for unit in self._units(module, root))
+        if direct := {path for path in stands if isinstance(path, Imported)}:
+            if any(map(self._is_own, direct)):
+                return "own"
+            if paths(act.target) == {"functools.partial"}:
+                return "nothing" if act.kind == "call" else "own"  # it calls nothing yet
+            if act.kind == "decorator":
+                return "nothing" if {_top(path) for path in direct} <= _VALUES else "library"
+            if act.kind != "call":
+                return "library"
+            return "nothing" if all(path.startswith(_READS) for path in direct) else "own"
+        source = self._finder.source(str(module.path))
+        if root in source.bound:
+            is_lazy_class = any(is_lazy(unit.nodes[-1]) for unit in source.binding(root))
             is_construction = isinstance(act.target, ast.Name) and act.kind == "call"
             return "nothing" if is_lazy_class and is_construction else "own"
-        has_stars = module.is_source and self._finder.source(str(module.path)).stars
         is_opened = root == "open" and act.kind != "call"
-        if has_stars or is_opened or root in _DYNAMIC or root not in _BUILTINS:
+        if source.stars or is_opened or root in _DYNAMIC or root not in _BUILTINS:
             return "library"
         is_quiet = isinstance(act.target, ast.Name) and root not in _CALLING
         return "nothing" if is_quiet else "own"
 
-    def _origins(self, name: Name) -> frozenset[str]:
-        """Return the libraries whose calls have made what a name stands for; none if unknown."""
-        if name not in self._made:
-            self._made[name] = frozenset()  # in a circle
-            self._made[name] = self._find_origins(name)
-        return self._made[name]
+    def _is_declared(self, module: Module, value: ast.AST) -> bool:
+        """Return whether a value is made by libraries whose declarations change nothing."""
+        if found := {_top(path) for path in _paths(value) if isinstance(path, Imported)}:
+            return found <= _INERT
+        name = ast_digest.root_name(value) or ""
+        key = (module.name, name)
+        if key not in self._declared:
+            self._declared[key] = False  # in a circle
+            units = self._finder.source(str(module.path)).binding(name)
+            made = [self._values_of(unit) for unit in units if name in unit.bound]
+            self._declared[key] = bool(made) and all(
+                each and all(self._is_declared(module, item) for item in each) for each in made
+            )
+        return self._declared[key]
 
-    def _find_origins(self, name: Name) -> frozenset[str]:
-        module = self._finder.find(name[0])
-        found: set[str] = set()
-        for unit in self._units(module, name[1]) if module is not None else ():
-            assert module is not None
-            node = unit.nodes[-1]
-            if unit.is_import:
-                targets = [
-                    each
-                    for ref in unit.scan.imports
-                    for each in self._finder.targets(module, ref)
-                    if each.attribute
-                ]
-                inner = [self._origins((each.name, str(each.attribute))) for each in targets]
-                tops = {ref.module.partition(".")[0] for ref in unit.scan.imports if not ref.level}
-                inner += [frozenset({top}) for top in tops if not self._is_own(top)]
-            elif name[1] not in unit.bound:  # changed in place
-                continue
-            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-                items = [node.value]
-                if isinstance(node.value, (ast.Tuple, ast.List)):
-                    items = [e for e in node.value.elts if not isinstance(e, ast.Constant)]
-                inner = [self._origins_of(name[0], item) for item in items]
-            else:
-                return frozenset()
-            if not inner or not all(inner):
-                return frozenset()
-            found.update(*inner)
-        return frozenset(found)
-
-    def _origins_of(self, module: str, value: ast.expr) -> frozenset[str]:
-        found = [path for path in _paths(value) if isinstance(path, Imported)]
-        direct = {path.partition(".")[0] or path for path in found}
-        return frozenset(direct) or self._origins((module, ast_digest.root_name(value) or ""))
+    @staticmethod
+    def _values_of(unit: SymbolSource) -> list[ast.expr]:
+        """Return the expressions that an assignment assigns, except constants."""
+        node = unit.nodes[-1]
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+            return []
+        elements: list[ast.expr] = getattr(node.value, "elts", [node.value])
+        return [each for each in elements if not isinstance(each, ast.Constant)]
 
     def _is_own(self, path: str) -> bool:
         if path.startswith("."):
@@ -379,27 +352,12 @@ class Effects:
         module = self._finder.find(path.partition(".")[0])
         return module is not None and module.kind == "own"
 
-    def _units(self, module: Module, name: str) -> list[SymbolSource]:
-        if module.kind != "own" or not module.is_source:
-            return []
-        return self._finder.source(str(module.path)).binding(name)
+
+def _top(path: str) -> str:
+    return path.partition(".")[0] or path
 
 
-def _run(node: ast.AST) -> Iterator[ast.stmt]:
-    """Yield what a statement executes: of a definition the decorators, bases and defaults."""
-    if not isinstance(node, ast_digest.Definition):
-        yield ast_digest.as_statement(node)
-        return
-    yield from map(ast_digest.as_statement, node.decorator_list)
-    if isinstance(node, ast.ClassDef):
-        given = [*node.bases, *(each.value for each in node.keywords)]
-        yield from itertools.chain.from_iterable(map(_run, node.body))
-    else:
-        given = [each for each in (*node.args.defaults, *node.args.kw_defaults) if each]
-    yield from map(ast_digest.as_statement, given)
-
-
-ActKind = Literal["call", "bare call", "store", "decorator", "decorating call", "base"]
+ActKind = Literal["call", "bare call", "store", "decorator", "base"]
 
 
 @dataclass(frozen=True)
@@ -417,11 +375,13 @@ class _Act:
     target: ast.AST
 
     @property
-    def is_bare(self) -> bool:
-        """Whether it may change what it gets: its result is not used, or a builtin calls."""
-        return self.kind in ("bare call", "store") or any(
-            root in _CALLING or root == "getattr" for root, _ in self.roots
-        )
+    def executed(self) -> ast.stmt:
+        """What is executed, as a statement."""
+        node = self.node
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and self.kind == "store":
+            node = copy.copy(node)
+            node.ctx = ast.Load()
+        return ast_digest.as_statement(node)
 
     @cached_property
     def roots(self) -> tuple[tuple[str, frozenset[str]], ...]:
@@ -472,7 +432,7 @@ def _acts(statement: ast.stmt) -> Iterator[_Act]:
         elif isinstance(node, ast.withitem):
             kinds[id(node.context_expr)] = "bare call"
             if not isinstance(node.context_expr, ast.Call):
-                yield _Act("bare call", node, node.context_expr)
+                yield _Act("bare call", node.context_expr, node.context_expr)
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             yield _Act("store", node, node.target)
         elif isinstance(node, ast.Call):
@@ -483,12 +443,12 @@ def _acts(statement: ast.stmt) -> Iterator[_Act]:
             yield _Act("store", node, node)
         if isinstance(node, ast_digest.Definition):
             for decorator in node.decorator_list:
-                kinds[id(decorator)] = "decorating call"
-                function = decorator.func if isinstance(decorator, ast.Call) else decorator
-                yield _Act("decorator", node, function)
+                kinds[id(decorator)] = "decorator"
+                if not isinstance(decorator, ast.Call):
+                    yield _Act("decorator", decorator, decorator)
         if isinstance(node, ast.ClassDef):
             for base in (*node.bases, *(item.value for item in node.keywords)):
-                yield _Act("base", node, base)
+                yield _Act("base", base, base)
         if isinstance(node, _FUNCTIONS):
             waiting += node.args.defaults
             waiting += [each for each in node.args.kw_defaults if each is not None]
