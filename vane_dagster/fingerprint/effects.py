@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,13 +52,11 @@ _CALLING = frozenset({
 })  # fmt: skip
 """Builtins that call or change what they get."""
 _DYNAMIC = frozenset({"__import__", "compile", "eval", "exec", "globals", "locals", "vars"})
-_CLASS_HOOKS = frozenset({
-    "__init_subclass__", "__pydantic_init_subclass__", "__attrs_init_subclass__",
-    "__get_pydantic_core_schema__", "__mro_entries__",
-})  # fmt: skip
-"""Methods of a class that run when another class is derived from it."""
-_METACLASSES = ("meta", "metaclass", "enumtype", "enum", "flag")
-"""Ends of the names of libraries' metaclasses, and of classes that call methods of derived ones."""
+_CLASS_HOOKS = re.compile(
+    r"__\w*init_subclass__|__get_pydantic_core_schema__|__mro_entries__|with_metaclass"
+    r"|(?!ABCMeta)[A-Z]?\w*(?:Enum|EnumType|Flag|Meta|Metaclass)"
+)
+"""Names in a class whose code may run when another class is derived from it."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 Effect = Literal["nothing", "own", "library"]
@@ -200,25 +199,18 @@ def _traits_of(unit: SymbolSource) -> frozenset[str]:
                 found |= {path if is_read else path.partition(".")[0] for path in named}
         if any(isinstance(node, (*_FUNCTIONS, ast.ClassDef)) for node in nodes):
             found.add(_CODE)
-        if any(map(_is_hooked, nodes)):
+        if any(map(_is_hook, nodes)):
             found.add(_HOOK)
         _traits[unit] = frozenset(found)
     return _traits[unit]
 
 
-def _is_hooked(node: ast.AST) -> bool:
-    """Return whether a node names a hook, or is a class with a metaclass."""
-    if any(getattr(node, key, None) in _CLASS_HOOKS for key in ("name", "id", "attr", "value")):
-        return True
-    of_class = (None, "metaclass") if isinstance(node, ast.ClassDef) else ("metaclass",)
-    kinds = [each.value for each in getattr(node, "keywords", ()) if each.arg in of_class]
-    ends = [
-        path.rpartition(".")[2].lower()
-        for each in getattr(node, "bases", ())
-        for path in paths(each)
-    ]
-    is_meta = any(end == "type" or end.endswith(_METACLASSES) for end in ends)
-    return is_meta or any(paths(kind) != {"abc.ABCMeta"} for kind in kinds)
+def _is_hook(node: ast.AST) -> bool:
+    """Return whether a node names a hook of classes, or gives a class a metaclass."""
+    if isinstance(node, ast.keyword) and node.arg == "metaclass":
+        return paths(node.value) != {"abc.ABCMeta"}
+    named = (getattr(node, key, None) for key in ("name", "id", "attr", "value"))
+    return any(isinstance(each, str) and _CLASS_HOOKS.fullmatch(each) for each in named)
 
 
 class Effects:
@@ -254,12 +246,8 @@ class Effects:
         run = self._reach(module, unit, [act.executed for act in acts], False)
         bases = [act for act in acts if act.kind == "base"]
         ends = {path.rpartition(".")[2] for act in bases for path in paths(act.target)}
-        if len(bases) == len(acts) and not (
-            self.lists_subclasses
-            or _HOOK in run.traits
-            or _is_hooked(unit.nodes[-1])
-            or run.is_made(ends)
-        ):
+        is_hooked = self.lists_subclasses or _HOOK in run.traits | _traits_of(unit)
+        if len(bases) == len(acts) and not (is_hooked or run.is_made(ends)):
             return ()
         known = _INERT
         if not any(act.kind in ("bare call", "store") for act in acts):
