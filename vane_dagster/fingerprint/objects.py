@@ -26,7 +26,7 @@ from vane_dagster.fingerprint.module_attributes import module_attribute
 from vane_dagster.fingerprint.modules import Finder, Module, path_kind
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, bound_names, code_digest
 from vane_dagster.fingerprint.values import ValueEncoder
-from vane_dagster.types.callables import unwrapped
+from vane_dagster.types.callables import captured_by, defaults_of, unwrapped
 
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -159,7 +159,7 @@ class ObjectEncoder:
     def _with_defaults(self, function: types.FunctionType, token: str, path: str) -> str:
         """Add the values of defaults that have a digest; their source always counts."""
         parts = []
-        for name, value in _defaults(function).items():
+        for name, value in defaults_of(function).items():
             try:
                 parts.append(self._default(name, value, path))
             except UnboundedContentError:
@@ -173,16 +173,11 @@ class ObjectEncoder:
 
     def _captured(self, function: types.FunctionType, path: str) -> list[str]:
         """Hash defaults and the variables of enclosing functions."""
-        cells: list[str] = []
-        free = function.__code__.co_freevars
-        for name, cell in zip(free, function.__closure__ or (), strict=True):
-            try:
-                value = cell.cell_contents
-            except ValueError:
-                cells.append(combine(name))
-                continue
-            cells.append(combine(name, self.digest(value, f"{path}.__closure__[{name!r}]")))
-        defaults = [self._default(name, item, path) for name, item in _defaults(function).items()]
+        cells = [
+            combine(name, self.digest(value, f"{path}.__closure__[{name!r}]"))
+            for name, value in captured_by(function).items()
+        ]
+        defaults = [self._default(name, item, path) for name, item in defaults_of(function).items()]
         return [*defaults, *sorted(cells), *self._hints(function, path)]
 
     def _hints(self, obj: Any, path: str) -> list[str]:
@@ -292,13 +287,6 @@ class ObjectEncoder:
                 if node is None or "<locals>" in cls.__qualname__:
                     raise
         return combine("members", *parts)
-
-
-def _defaults(function: types.FunctionType) -> dict[str, Any]:
-    code = function.__code__
-    defaults = function.__defaults__ or ()
-    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    return dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
 
 
 def _lookup(obj: Any) -> Any:
