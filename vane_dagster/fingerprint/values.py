@@ -364,10 +364,6 @@ class ArrayEncoder:
     def _each(self, values: Iterable[Any], path: str) -> list[str]:
         return [self._digest(item, f"{path}[{index}]") for index, item in enumerate(values)]
 
-    def _texts(self, values: Iterable[Any], path: str) -> list[str]:
-        """Return digests of the distinct strings among the values, which may name files."""
-        return self._each(sorted({item for item in values if type(item) is str}), path)
-
     def _numpy(self, np: Any, value: Any, path: str) -> str | None:
         kind = type(value)
         if isinstance(value, np.dtype):
@@ -403,14 +399,11 @@ class ArrayEncoder:
         dtype = value.dtype
         if dtype.names is not None:
             return combine("fields", *(self._buffer(np, value[n], path) for n in dtype.names))
-        if dtype.hasobject or dtype.kind == "T":
+        if dtype.hasobject or dtype.kind in "TU":  # texts may name files
             return combine("objects", *self._each(value.ravel().tolist(), path))
         if dtype.char in "gG":  # some bytes of a long double are padding
             raise CodeIdentityError(f"{path} is an array of {dtype}. Pass it as float64.")
-        content = np.ascontiguousarray(value).tobytes()
-        if dtype.kind != "U":
-            return combine("bytes", content)
-        return combine("texts", content, *self._texts(value.ravel().tolist(), path))
+        return combine("bytes", np.ascontiguousarray(value).tobytes())
 
     def _pyarrow(self, pa: Any, value: Any, path: str) -> str | None:
         if isinstance(value, pa.Schema):
@@ -432,33 +425,19 @@ class ArrayEncoder:
 
     def _elements(self, pa: Any, value: Any, path: str) -> str:
         """Hash a column's elements, independent of its chunks."""
-        kind = value.type
         if isinstance(value, pa.ChunkedArray):
-            if pa.types.is_dictionary(kind):
+            if pa.types.is_dictionary(value.type):
                 value = value.unify_dictionaries()
-            if value.num_chunks != 1:
-                value = value.combine_chunks()
-            if isinstance(value, pa.ChunkedArray):  # no chunk, one, or several too large to combine
-                chunks = value.chunks or [pa.array([], kind)]
-                if len(chunks) > 1:
-                    return combine("chunks", *(self._elements(pa, one, path) for one in chunks))
-                value = chunks[0]
+            value = value.combine_chunks()
         if isinstance(value, pa.ExtensionArray):
             return combine("extension", self._elements(pa, value.storage, path))
-        if pa.types.is_dictionary(kind):
+        if pa.types.is_dictionary(value.type):
             parts = (value.indices, value.dictionary)
             return combine("dictionary", *(self._elements(pa, part, path) for part in parts))
-        flat = pa.types.is_primitive(kind) or pa.types.is_string(kind)
-        if value.null_count or not flat:
-            # The memory of a null slot is arbitrary, so only the values count.
-            return combine("values", *self._each(value.to_pylist(), path))
-        # Bits before and after a slice are not part of it.
-        column = pa.table([pa.concat_arrays([value])], names=[""])
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, column.schema) as writer:
-            writer.write_table(column)
-        texts = self._texts(value.unique().to_pylist(), path) if pa.types.is_string(kind) else []
-        return combine("stream", sink.getvalue().to_pybytes(), *texts)
+        if pa.types.is_primitive(value.type) and not value.null_count:
+            return self._digest(value.to_numpy(zero_copy_only=False), path)
+        # The memory of a null slot is arbitrary, so only the values count.
+        return combine("values", *self._each(value.to_pylist(), path))
 
     def _pandas(self, pd: Any, value: Any, path: str) -> str | None:
         if value is pd.NA or value is pd.NaT:
