@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vane_dagster.fingerprint.code_strings import (
+    Imported,
     mark_hints,
     mark_texts,
+    paths,
     read_names,
     syntax_tree,
 )
@@ -183,8 +185,6 @@ class ImportRef:
         level: The number of leading dots.
         name: The name taken from the module; None for ``import <module>``.
         bound: The name that the statement binds; empty for an import by a string.
-        refers: The module that the bound name may refer to: ``a`` for ``import a.b``, ``a.b`` for
-            ``import a.b as c``; for ``from a import b`` it is ``b``, relative to the module.
         guarded: Whether the statement is under `try` or `with`, so that it may fail.
         line: The line number.
     """
@@ -193,7 +193,6 @@ class ImportRef:
     level: int
     name: str | None
     bound: str
-    refers: str
     guarded: bool
     line: int
 
@@ -205,11 +204,13 @@ class Scan:
     Attributes:
         imports: The imported names.
         chains: The dotted names, as tuples of their parts.
+        paths: What they stand for, if it is imported: ``a.b.f`` for ``b.f`` after ``import a.b``.
         dynamic: The line numbers of imports by a computed name.
     """
 
     imports: tuple[ImportRef, ...]
     chains: frozenset[tuple[str, ...]]
+    paths: frozenset[str]
     dynamic: tuple[int, ...]
 
 
@@ -217,6 +218,7 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
     """Collect the imports and dotted names in nodes, including function bodies."""
     imports: list[ImportRef] = []
     chains: set[tuple[str, ...]] = set()
+    found: set[str] = set()
     dynamic: list[int] = []
     stack: list[tuple[ast.AST, bool]] = [(node, False) for node in nodes]
     while stack:
@@ -237,12 +239,13 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
             chain = _chain(node)
             if chain:
                 chains.add(chain)
+                found.update(path for path in paths(node) if isinstance(path, Imported))
                 for part in ast.walk(node):
                     _add_lookups(part, chains, imports)
                 continue
         guards = _guarded_children(node)
         stack += [(child, guarded or child in guards) for child in ast.iter_child_nodes(node)]
-    return Scan(tuple(imports), frozenset(chains), tuple(sorted(dynamic)))
+    return Scan(tuple(imports), frozenset(chains), frozenset(found), tuple(sorted(dynamic)))
 
 
 def _add_lookups(node: ast.AST, chains: set[tuple[str, ...]], imports: list[ImportRef]) -> None:
@@ -256,13 +259,12 @@ def import_refs(node: ast.Import | ast.ImportFrom, guarded: bool) -> Iterator[Im
     """Yield one reference for each name that an import statement binds."""
     for alias in node.names:
         if isinstance(node, ast.Import):
-            refers = alias.name if alias.asname else alias.name.partition(".")[0]
-            bound = alias.asname or refers
-            yield ImportRef(alias.name, 0, None, bound, refers, guarded, node.lineno)
+            bound = alias.asname or alias.name.partition(".")[0]
+            yield ImportRef(alias.name, 0, None, bound, guarded, node.lineno)
         else:
             bound = alias.asname or alias.name
             where = (node.module or "", node.level, alias.name)
-            yield ImportRef(*where, bound, alias.name, guarded, node.lineno)
+            yield ImportRef(*where, bound, guarded, node.lineno)
 
 
 def _chain(node: ast.expr) -> tuple[str, ...]:

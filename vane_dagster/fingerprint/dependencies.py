@@ -21,7 +21,7 @@ from vane_dagster.fingerprint.effects import (
 from vane_dagster.fingerprint.files import LocalFiles, file_digests
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
-from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource
+from vane_dagster.fingerprint.symbols import SymbolSource
 
 FILE = "file"
 _OWN_LABEL = "."
@@ -96,7 +96,7 @@ class DependencyWalk:
         if module.is_source:
             self.modules.add(module.name)
             self._read_names(module, unit.scan, names)
-        self._follow(module, unit.scan, names)
+        self._follow(module, unit.scan)
         self._drain()
 
     def module(self, name: str) -> None:
@@ -129,7 +129,7 @@ class DependencyWalk:
     def _read_unit(self, module: Module, unit: SymbolSource, is_object: bool = True) -> None:
         self._walked[id(unit)] = (module, unit)
         self._read_names(module, unit.scan, unit.names)
-        self._follow(module, unit.scan, unit.names, is_object)
+        self._follow(module, unit.scan, is_object)
 
     def _read_names(self, module: Module, scan: Scan, names: Iterable[str]) -> None:
         """Collect names; of one that stands for a module, only the attributes if it is dotted."""
@@ -252,9 +252,7 @@ class DependencyWalk:
         is_read = found is not None and found.kind == "own" and found.is_source
         return len(self.finder.source(str(found.path)).binding(name)) if found and is_read else 0
 
-    def _follow(
-        self, module: Module, scan: Scan, names: Iterable[str], is_object: bool = True
-    ) -> None:
+    def _follow(self, module: Module, scan: Scan, is_object: bool = True) -> None:
         if scan.dynamic:
             error = CodeIdentityError(
                 f"{module.path}, line {scan.dynamic[0]}: code may import a module that no literal "
@@ -275,11 +273,7 @@ class DependencyWalk:
                 roots = [target.name for target in targets if target.module is not None]
                 for each in executed(self.finder, roots):
                     self._read_file(each.module)
-        refs: list[ImportRef] = list(scan.imports)
-        if module.is_source:
-            source: SourceFile = self.finder.source(str(module.path))
-            refs += [ref for name in sorted(names) for ref in source.import_refs(name)]
-        for target in self.finder.attribute_targets(module, scan, refs):
+        for target in self.finder.attribute_targets(module, scan):
             self._target(module, target, None)
 
     def _target(
@@ -345,10 +339,10 @@ class DependencyWalk:
         unit = self.finder.source(module.path).whole
         self._facts[f"module {module.label}"] = unit.digest
         self._walked[id(unit)] = (module, unit)
-        self._follow(module, unit.scan, ())
+        self._follow(module, unit.scan)
 
     def _follow_import(self, name: str) -> None:
-        ref = ImportRef(name, 0, None, "", name, True, 0)
+        ref = ImportRef(name, 0, None, "", True, 0)
         importer = Module("", "own", None)
         for target in self.finder.targets(importer, ref):
             self._target(importer, target, ref)

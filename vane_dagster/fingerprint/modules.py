@@ -243,26 +243,22 @@ class Finder:
         else:
             yield ImportTarget("whole", base, ref.name, found, ref.line)
 
-    def attribute_targets(
-        self, importer: Module, scan: Scan, refs: Iterable[ImportRef]
-    ) -> Iterator[ImportTarget]:
+    def attribute_targets(self, importer: Module, scan: Scan) -> Iterator[ImportTarget]:
         """Yield the own modules that dotted names use: ``a.b`` for ``a.b.f()``."""
-        bound = {ref.bound: ref for ref in refs if ref.bound and ref.name != "*"}
-        for chain in sorted(scan.chains):
-            ref = bound.get(chain[0])
-            base = None if ref is None else _stands_for(importer, ref)
-            module = self.find(base) if base else None
-            if ref is None or module is None or module.kind != "own":
+        for path in sorted(scan.paths):
+            top, *parts = (absolute(importer, path) or "").split(".")
+            module = self.find(top) if top else None
+            if module is None or module.kind != "own":
                 continue
             attribute: str | None = None
-            for part in chain[1:]:
+            for part in parts:
                 inner = self.find(f"{module.name}.{part}") if module.search is not None else None
                 if inner is None:
                     attribute = part
                     break
-                yield ImportTarget("passing", module.name, part, module, ref.line)
+                yield ImportTarget("passing", module.name, part, module)
                 module = inner
-            yield ImportTarget("whole", module.name, attribute, module, ref.line)
+            yield ImportTarget("whole", module.name, attribute, module)
 
 
 def _is_replaced(loaded: Any) -> bool:
@@ -315,13 +311,6 @@ def absolute(importer: Module, path: str) -> str | None:
     return ".".join([*parts[: len(parts) - level + 1], *filter(None, [name])])
 
 
-def _stands_for(importer: Module, ref: ImportRef) -> str | None:
-    if ref.name is None:
-        return ref.refers if not ref.level else None
-    base = absolute(importer, "." * ref.level + ref.module)
-    return None if base is None else f"{base}.{ref.name}"
-
-
 def closure(finder: Finder, names: Iterable[str]) -> tuple[str, ...]:
     """Return the own modules that importing some modules can run, which workers need.
 
@@ -352,7 +341,7 @@ def _reachable(finder: Finder, module: Module) -> Iterator[str]:
         for target in finder.targets(module, ref):
             if target.role in ("whole", "passing"):
                 yield target.name
-    for target in finder.attribute_targets(module, unit.scan, unit.scan.imports):
+    for target in finder.attribute_targets(module, unit.scan):
         yield target.name
     if unit.scan.dynamic:
         top = finder.find(module.label.partition(".")[0])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
-from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
+from vane_dagster.fingerprint.ast_digest import Scan
 from vane_dagster.fingerprint.decorators import first_line
 from vane_dagster.fingerprint.hashing import FileCache, combine
 
@@ -107,19 +107,12 @@ class SourceFile:
     @property
     def has_postponed_hints(self) -> bool:
         """Whether type hints are kept as text, by ``from __future__ import annotations``."""
-        return any(
-            ref.module == "__future__" and ref.name == "annotations"
-            for ref in self.import_refs("annotations")
-        )
+        units = self.units.get("annotations", ())
+        return any(getattr(unit.nodes[0], "module", "") == "__future__" for unit in units)
 
     def binding(self, name: str) -> list[SymbolSource]:
         """Return the statements that may bind a name, in order; star imports may bind any."""
         return sorted((*self.units.get(name, ()), *self.stars), key=lambda unit: unit.position)
-
-    def import_refs(self, name: str) -> Iterator[ImportRef]:
-        """Yield the module-level imports that bind a name."""
-        for unit in self.units.get(name, ()):
-            yield from (ref for ref in unit.scan.imports if ref.bound == name)
 
     @cached_property
     def _by_start(self) -> dict[tuple[int, str], list[ast.AST]]:
