@@ -190,19 +190,18 @@ def _traits_of(unit: SymbolSource) -> frozenset[str]:
     """
     if unit not in _traits:
         nodes = [node for each in unit.nodes for node in ast.walk(each)]
-        inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-        found: set[str] = set()
-        for node in nodes:
-            if isinstance(node, (ast.Name, ast.Attribute)) and id(node) not in inner:
-                named = {path for path in paths(node) if isinstance(path, Imported)}
-                is_read = isinstance(node.ctx, ast.Load)
-                found |= {path if is_read else path.partition(".")[0] for path in named}
+        changed = [each for each in nodes if isinstance(each, ast.Attribute) and not _is_read(each)]
+        found = {_top(path) for each in changed for path in paths(each)} | unit.scan.paths
         if any(isinstance(node, (*_FUNCTIONS, ast.ClassDef)) for node in nodes):
             found.add(_CODE)
         if any(map(_is_hook, nodes)):
             found.add(_HOOK)
         _traits[unit] = frozenset(found)
     return _traits[unit]
+
+
+def _is_read(node: ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Load)
 
 
 def _is_hook(node: ast.AST) -> bool:

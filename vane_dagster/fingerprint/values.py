@@ -440,45 +440,30 @@ class ArrayEncoder:
         return combine("values", *self._each(value.to_pylist(), path))
 
     def _pandas(self, pd: Any, value: Any, path: str) -> str | None:
+        parts: list[Any]
         if value is pd.NA or value is pd.NaT:
-            return combine("pandas", repr(value))
-        if isinstance(value, (pd.Timestamp, pd.Timedelta)):
+            parts = []
+        elif isinstance(value, (pd.Timestamp, pd.Timedelta)):
             details = [str(getattr(value, each, None)) for each in ("unit", "tz", "fold")]
-            return combine(type(value).__name__, str(value.value), str(value), *details)
-        if isinstance(value, pd.api.extensions.ExtensionDtype):
-            return self._pandas_dtype(pd, value, path)
-        if isinstance(value, pd.DataFrame):
-            columns = [self._digest(value.iloc[:, at], path) for at in range(value.shape[1])]
-            names = self._digest(value.columns, f"{path}.columns")
-            index = self._digest(value.index, f"{path}.index")
-            return combine("frame", names, index, self._attrs(value, path), *columns)
-        if isinstance(value, pd.MultiIndex):
-            levels = [self._digest(level, f"{path}.levels") for level in value.levels]
-            codes = [self._digest(list(map(int, code)), f"{path}.codes") for code in value.codes]
-            return combine("levels", self._digest(list(value.names), path), *levels, *codes)
-        if isinstance(value, pd.Index):
-            head = (self._digest(value.name, f"{path}.name"), type(value).__name__)
-            frequency = str(getattr(value, "freqstr", None))
-            return combine("index", *head, frequency, self._column(pd, value, path))
-        if isinstance(value, pd.Series):
-            head = (self._digest(value.name, f"{path}.name"), self._attrs(value, path))
-            index = self._digest(value.index, f"{path}.index")
-            return combine("series", *head, index, self._column(pd, value, path))
-        return None
-
-    def _attrs(self, value: Any, path: str) -> str:
-        allowed = str(value.flags.allows_duplicate_labels)
-        return combine("attrs", self._digest(value.attrs, f"{path}.attrs"), allowed)
-
-    def _column(self, pd: Any, value: Any, path: str) -> str:
-        kind = self._pandas_dtype(pd, value.dtype, path)
-        return combine("column", kind, *self._each(value.tolist(), path))
-
-    def _pandas_dtype(self, pd: Any, dtype: Any, path: str) -> str:
-        if isinstance(dtype, pd.CategoricalDtype):
-            categories = self._digest(dtype.categories, f"{path}.categories")
-            return combine("categories", categories, str(dtype.ordered))
-        return combine("dtype", repr(dtype))
+            parts = [value.value, str(value), *details]
+        elif isinstance(value, pd.CategoricalDtype):
+            parts = [value.categories, value.ordered]
+        elif isinstance(value, pd.api.extensions.ExtensionDtype):
+            parts = [repr(value)]
+        elif isinstance(value, pd.DataFrame):
+            columns = [value.iloc[:, at] for at in range(value.shape[1])]
+            parts = [value.columns, value.index, *([each.dtype, each.tolist()] for each in columns)]
+        elif isinstance(value, pd.MultiIndex):
+            parts = [*value.levels, *(each.tolist() for each in value.codes), list(value.names)]
+        elif isinstance(value, pd.Index):
+            parts = [value.name, getattr(value, "freqstr", None), value.dtype, value.tolist()]
+        elif isinstance(value, pd.Series):
+            parts = [value.name, value.index, value.dtype, value.tolist()]
+        else:
+            return None
+        if isinstance(value, (pd.DataFrame, pd.Series)):
+            parts += [value.attrs, value.flags.allows_duplicate_labels]
+        return combine("pandas", type(value).__name__, *self._each(parts, path))
 
     def _torch(self, torch: Any, value: Any, path: str) -> str | None:
         if isinstance(value, (torch.dtype, torch.device)):
