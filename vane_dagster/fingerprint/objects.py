@@ -128,18 +128,21 @@ class ObjectEncoder:
         name = function.__globals__.get("__name__", "__main__")
         module = self._dependency_walk.finder.find(name)
         file = function.__code__.co_filename
-        captured = self._captured(function, path)
         if module is not None and module.kind != "own":
+            captured = self._captured(function, path)
             return combine("function", self._library(function, name, module), *captured)
         if module is not None and module.is_source and path_kind(file) == "own":
             source = self._dependency_walk.finder.source(str(module.path))
-            node = source.function_node(function.__code__)
-            if node is not None:
-                captured = self._captured(function, path)
-                captured += self._attributes_of(function, path)
-                unit = SymbolSource(source.path, [ast_digest.as_statement(node)])
+            if place := source.place(function.__code__):
+                unit, at = place
                 self._dependency_walk.unit(module, unit, unit.names)
-                return combine("function", ast_digest.tree_digest([node]), *captured)
+                token = combine("function", unit.digest, function.__code__.co_name, str(at))
+                is_nested = function.__code__.co_flags & inspect.CO_NESTED
+                if not is_nested and "<" not in function.__qualname__:
+                    return self._with_defaults(function, token, path)
+                captured = self._captured(function, path)
+                return combine(token, *captured, *self._attributes_of(function, path))
+        captured = self._captured(function, path)
         return combine("function", self._in_memory(function, module, path), *captured)
 
     def _is_named(self, function: types.FunctionType, module: Module) -> bool:
@@ -150,11 +153,8 @@ class ObjectEncoder:
         if module.is_main and not source.holds(function.__code__):
             # Such a function is pickled by value: as in memory, not as in the file.
             return False
-        if _lookup(function) is function:
-            return function.__qualname__.partition(".")[0] in source.units
-        defined = source.definition(function.__qualname__) is not None
-        same_file = function.__code__.co_filename == module.path
-        return defined and same_file and function.__code__.co_name == function.__name__
+        is_found = _lookup(function) is function
+        return is_found and function.__qualname__.partition(".")[0] in source.units
 
     def _with_defaults(self, function: types.FunctionType, token: str, path: str) -> str:
         """Add the values of defaults that have a digest; their source always counts."""
@@ -197,12 +197,12 @@ class ObjectEncoder:
         """Hash a function that no file holds, by its cell's source or else its bytecode."""
         code = function.__code__
         cell = _cell(code.co_filename)
-        node = cell.function_node(code) if cell is not None else None
+        place = cell.place(code) if cell is not None else None
         importer = module or Module("__main__", "own", None)
-        if node is not None:
-            unit = SymbolSource(code.co_filename, [ast_digest.as_statement(node)])
+        if place is not None:
+            unit, at = place
             self._dependency_walk.unit(importer, unit, ())
-            digest, names = ast_digest.tree_digest([node]), set(unit.names)
+            digest, names = combine(unit.digest, str(at)), set(unit.names)
         else:
             digest = code_digest(code)
             names = ast_digest.global_names(code)
@@ -260,20 +260,19 @@ class ObjectEncoder:
             own = [item for item in methods if item.__code__.co_filename == module.path]
             if not all(source.holds(item.__code__) for item in own):
                 return False
-        if source.definition(cls.__qualname__) is not None:
-            return True
-        return _lookup(cls) is cls and cls.__qualname__.partition(".")[0] in source.units
+        return cls.__qualname__.partition(".")[0] in source.units
 
     def _members(self, cls: type, module: Module | None, path: str) -> str:
         """Hash a class that no name of a file stands for, member by member."""
         source = _cell_of(cls)
         if module is not None and module.is_source:
             source = self._dependency_walk.finder.source(str(module.path))
-        node = source.definition(cls.__qualname__) if source is not None else None
-        written = vars(cls).keys() if node is None else bound_names([node])
+        units = source.binding(cls.__qualname__.partition(".")[0]) if source is not None else []
+        nodes = [node for unit in units for node in unit.nodes]
+        written = bound_names(nodes) if nodes else vars(cls).keys()
         parts = [cls.__qualname__, self.digest(_plain_hints(cls), path)]
-        if source is not None and node is not None and module is not None:
-            unit = SymbolSource(source.path, [node])
+        if source is not None and nodes and module is not None:
+            unit = SymbolSource(source.path, nodes)
             self._dependency_walk.unit(module, unit, unit.names if module.is_source else ())
             parts.append(unit.digest)
             if not module.is_source and cls.__module__ in sys.modules:
@@ -284,7 +283,7 @@ class ObjectEncoder:
                 parts.append(combine(name, self._member(member, f"{path}.{name}")))
             except CodeIdentityError:
                 # Outside of functions, the class's source text determines what its members are.
-                if node is None or "<locals>" in cls.__qualname__:
+                if not nodes or "<locals>" in cls.__qualname__:
                     raise
         return combine("members", *parts)
 
