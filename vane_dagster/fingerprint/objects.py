@@ -127,23 +127,30 @@ class ObjectEncoder:
             return self._with_defaults(function, self._by_name(function, where), path)
         name = function.__globals__.get("__name__", "__main__")
         module = self._dependency_walk.finder.find(name)
-        file = function.__code__.co_filename
         if module is not None and module.kind != "own":
-            captured = self._captured(function, path)
-            return combine("function", self._library(function, name, module), *captured)
-        if module is not None and module.is_source and path_kind(file) == "own":
-            source = self._dependency_walk.finder.source(str(module.path))
-            if place := source.place(function.__code__):
-                unit, at = place
-                self._dependency_walk.unit(module, unit, unit.names)
-                token = combine("function", unit.digest, function.__code__.co_name, str(at))
-                is_nested = function.__code__.co_flags & inspect.CO_NESTED
-                if not is_nested and "<" not in function.__qualname__:
-                    return self._with_defaults(function, token, path)
-                captured = self._captured(function, path)
-                return combine(token, *captured, *self._attributes_of(function, path))
-        captured = self._captured(function, path)
-        return combine("function", self._in_memory(function, module, path), *captured)
+            token = self._library(function, name, module)
+            return combine("function", token, *self._captured(function, path))
+        code, walk = function.__code__, self._dependency_walk
+        place = None
+        if module is not None and module.is_source and path_kind(code.co_filename) == "own":
+            place = walk.finder.source(str(module.path)).place(code)
+        is_in_file = place is not None
+        if place is None and (cell := _cell(code.co_filename)):
+            place = cell.place(code)
+        if place is None:
+            token, names = code_digest(code), ast_digest.global_names(code)
+        else:
+            unit, at = place
+            token, names = combine("function", unit.digest, code.co_name, str(at)), {*unit.names}
+            importer = module or Module("__main__", "own", None)
+            walk.unit(importer, unit, names if is_in_file else ())
+        is_nested = "<" in function.__qualname__ or code.co_flags & inspect.CO_NESTED
+        if is_in_file and not is_nested:
+            return self._with_defaults(function, token, path)
+        parts = [*self._captured(function, path), *self._attributes_of(function, path)]
+        if not is_in_file:
+            parts += self._globals(names, function.__globals__, path)
+        return combine(token, *parts)
 
     def _is_named(self, function: types.FunctionType, module: Module) -> bool:
         """Return whether a function is the module-level definition of its file on disk."""
@@ -192,21 +199,6 @@ class ObjectEncoder:
         for name, value in sorted(vars(function).items()):
             if name not in ("__wrapped__", OPTIONS):
                 yield combine(name, self.digest(value, f"{path}.{name}"))
-
-    def _in_memory(self, function: types.FunctionType, module: Module | None, path: str) -> str:
-        """Hash a function that no file holds, by its cell's source or else its bytecode."""
-        code = function.__code__
-        cell = _cell(code.co_filename)
-        place = cell.place(code) if cell is not None else None
-        importer = module or Module("__main__", "own", None)
-        if place is not None:
-            unit, at = place
-            self._dependency_walk.unit(importer, unit, ())
-            digest, names = combine(unit.digest, str(at)), set(unit.names)
-        else:
-            digest = code_digest(code)
-            names = ast_digest.global_names(code)
-        return combine("memory", digest, *self._globals(names, function.__globals__, path))
 
     def _globals(self, names: Set[str], scope: Mapping[str, Any], path: str) -> Iterator[str]:
         for name in sorted(names):
