@@ -162,9 +162,11 @@ class Reach:
 
     def names_other(self, known: Set[str]) -> bool:
         """Return whether it names a library that is not known, or gives on or changes one."""
-        uses = [trait for trait in self.traits if trait.partition(".")[0] in self.libraries]
-        read = {use.partition(".")[0] for use in uses if use.startswith(_READS)}
-        read -= {use.partition(".")[0] for use in uses if not use.startswith(_READS)}
+        # Statements that only change a name count by themselves.
+        units = [self.units[0], *(unit for unit in self.units if unit.bound)]
+        uses = {use for unit in units for use in _traits_of(unit) if _top(use) in self.libraries}
+        read = {_top(use) for use in uses if use.startswith(_READS)}
+        read -= {_top(use) for use in uses if not use.startswith(_READS)}
         given = {use for use in uses if "." not in use} - _INERT
         return bool(given) or not self.libraries <= known | read
 

@@ -30,6 +30,11 @@ from vane_dagster.types.callables import captured_by, defaults_of, unwrapped
 
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_WRAPPERS: Mapping[Any, tuple[str, ...]] = {
+    property: ("fget", "fset", "fdel"),
+    functools.partialmethod: ("func", "args", "keywords"),
+    functools.cached_property: ("func",),
+}
 _NAMEDTUPLE = vars(collections.namedtuple("_", "x"))
 _NAMEDTUPLE_DETAILS = _NAMEDTUPLE.keys() - {"_fields", "_field_defaults"}
 _VALUES = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, types.FunctionType)
@@ -226,14 +231,10 @@ class ObjectEncoder:
 
     def _member(self, member: Any, path: str) -> str:
         """Hash an attribute of a class."""
-        if isinstance(member, property):
-            accessors = [member.fget, member.fset, member.fdel]
-            return combine("property", self.digest(accessors, path))
-        if isinstance(member, functools.partialmethod):
-            parts = (member.func, list(member.args), dict(member.keywords))
-            return combine("partialmethod", *(self.digest(part, path) for part in parts))
-        if isinstance(member, functools.cached_property):
-            return combine("cached", self.digest(member.func, path))
+        for made, names in _WRAPPERS.items():
+            if isinstance(member, made):
+                parts = [getattr(member, name) for name in names]
+                return combine(made.__name__, self.digest(parts, path))
         kind = type(member)
         module = self._dependency_walk.finder.find(kind.__module__)
         plain = not isinstance(member, (type, *_VALUES)) and not dataclasses.is_dataclass(member)
@@ -376,11 +377,8 @@ def _functions(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
 
 def _member_functions(member: Any) -> Iterator[types.FunctionType]:
     """Yield the functions that an attribute of a class wraps."""
-    if isinstance(member, property):
-        items = [member.fget, member.fset, member.fdel]
-    else:
-        items = [member.func] if isinstance(member, functools.cached_property) else [member]
-    for item in map(unwrapped, items):
+    names = next((names for kind, names in _WRAPPERS.items() if isinstance(member, kind)), ())
+    for item in map(unwrapped, [getattr(member, name) for name in names] or [member]):
         if isinstance(item, types.FunctionType):
             yield item
 

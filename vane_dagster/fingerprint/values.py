@@ -56,12 +56,10 @@ _PYDANTIC_STATE = ("__pydantic_extra__", "__pydantic_private__", "__pydantic_fie
 _NO_STATE = frozenset({"__dict__", "__weakref__", "__pydantic_root_model__", *_PYDANTIC_STATE})
 
 
-_ESTIMATOR = ("sklearn", "BaseEstimator")
 _MODELS = frozenset(
     {
         ("torch", "Module"),
         ("transformers", "Pipeline"),
-        _ESTIMATOR,
         ("keras", "Model"),
         ("tensorflow", "Module"),
         ("onnxruntime", "InferenceSession"),
@@ -79,35 +77,18 @@ _MODELS = frozenset(
 def model_class(value: object) -> str | None:
     """Return the name of the class of a loaded model; None for any other value.
 
-    A torch module without weights, such as an activation, is none, nor is an estimator of
-    scikit-learn that was not fitted, such as a hashing vectorizer.
+    A torch module without weights, such as an activation, is none.
     """
     kind = type(value)
     bases = {(str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__}
     if bases.isdisjoint(_MODELS):
         return None
     try:
-        is_empty = _is_unfitted(value) if _ESTIMATOR in bases else _is_without_weights(value)
+        parameters = getattr(value, "parameters", None)
+        is_empty = callable(parameters) and next(iter(parameters()), None) is None
     except Exception:  # of a module that is not initialized, or of the user's own method
         is_empty = False
     return None if is_empty else kind.__name__
-
-
-def _is_without_weights(value: Any) -> bool:
-    parameters = getattr(value, "parameters", None)
-    return callable(parameters) and next(iter(parameters()), None) is None
-
-
-def _is_unfitted(estimator: Any) -> bool:
-    """Return whether scikit-learn takes an estimator for not fitted, or as one that needs no fit.
-
-    https://scikit-learn.org/stable/modules/generated/sklearn.utils.validation.check_is_fitted.html
-    """
-    if not estimator.__sklearn_tags__().requires_fit:
-        return True
-    if is_fitted := getattr(estimator, "__sklearn_is_fitted__", None):
-        return not is_fitted()
-    return not any(each.endswith("_") and not each.startswith("__") for each in vars(estimator))
 
 
 class ValueEncoder:

@@ -106,7 +106,6 @@ def test_code_that_loads_its_model_itself_needs_no_advice(target):
     ("module", "name"),
     [
         ("transformers.pipelines.base", "Pipeline"),
-        ("sklearn.base", "BaseEstimator"),
         ("keras.src.models.model", "Model"),
         ("onnxruntime.capi.onnxruntime_inference_collection", "InferenceSession"),
     ],
