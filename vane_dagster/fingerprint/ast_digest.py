@@ -9,6 +9,7 @@ import types
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vane_dagster.fingerprint.code_strings import (
     Imported,
@@ -36,37 +37,24 @@ def parse(source: bytes | str) -> ast.Module:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tree: ast.Module = syntax_tree(source)
-    stack: list[ast.AST] = [tree]
-    while stack:
-        node = stack.pop()
-        for field in ("body", "orelse", "finalbody"):
-            body = getattr(node, field, None)
-            if not body or not isinstance(body, list):
-                continue
-            kept = list(_effective(body))
-            if not kept and field != "orelse" and not isinstance(node, ast.Module):
-                kept = [ast.copy_location(ast.Pass(), body[0])]
-            setattr(node, field, kept)
-        stack += inner_statements(node)
+        tree: ast.Module = _Effective().visit(syntax_tree(source))
     mark_texts(tree)
     mark_hints(tree)
     detach_decorators(tree)
     return tree
 
 
-def inner_statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements, handlers and cases directly inside a node."""
-    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
-        yield from getattr(node, field, ())
+class _Effective(ast.NodeTransformer):
+    """Drops the bodies of ``if TYPE_CHECKING``. Expressions, which may be deep, are not visited."""
 
-
-def _effective(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in body:
-        if isinstance(statement, ast.If) and _is_type_checking(statement.test):
-            yield from _effective(statement.orelse)
-        else:
-            yield statement
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.expr):
+            return node
+        self.generic_visit(node)
+        if getattr(node, "body", None) == [] and not isinstance(node, ast.Module):
+            node.body = [ast.copy_location(ast.Pass(), node)]  # type: ignore[attr-defined]
+        is_dropped = isinstance(node, ast.If) and _is_type_checking(node.test)
+        return node.orelse if is_dropped else node  # type: ignore[attr-defined]  # an `if`
 
 
 def _is_type_checking(node: ast.expr) -> bool:
@@ -155,7 +143,8 @@ def names_of(nodes: Sequence[ast.stmt], filename: str) -> frozenset[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return frozenset(global_names(compile(module, filename, "exec", flags, True, 0)))
-    except (RecursionError, SyntaxError):  # very many operators, or `nonlocal` of an outer function
+    except (RecursionError, SyntaxError, ValueError):
+        # very many operators, `nonlocal` of an outer function, or a block whose code was dropped
         return frozenset(
             name
             for node in ast.walk(module)
