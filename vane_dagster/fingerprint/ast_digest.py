@@ -108,6 +108,15 @@ def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
+def evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what is evaluated with a node: of a function, its decorators and defaults."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        yield from getattr(node, "decorator_list", ())
+        yield from filter(None, (*node.args.defaults, *node.args.kw_defaults))
+    else:
+        yield from ast.iter_child_nodes(node)
+
+
 def as_statement(node: ast.AST) -> ast.stmt:
     """Return a statement, or an expression as one."""
     if isinstance(node, ast.stmt):

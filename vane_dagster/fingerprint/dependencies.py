@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.effects import (
     EVERY,
@@ -353,10 +354,6 @@ def literals(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            waiting += getattr(node, "decorator_list", ())
-            waiting += [each for each in (*node.args.defaults, *node.args.kw_defaults) if each]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value, node.lineno
-        else:
-            waiting += ast.iter_child_nodes(node)
+        waiting += ast_digest.evaluated(node)

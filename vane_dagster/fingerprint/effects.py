@@ -57,7 +57,6 @@ _CLASS_HOOKS = re.compile(
     r"|(?!ABCMeta)[A-Z]?\w*(?:Enum|EnumType|Flag|Meta|Metaclass)"
 )
 """Names in a class whose code may run when another class is derived from it."""
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 Effect = Literal["nothing", "own", "library"]
 Name = tuple[str, str]
@@ -104,7 +103,7 @@ def executed(
         except CodeIdentityError:  # importing it fails
             return
         for unit in units:
-            names = own_imports(finder, module, unit)
+            names = finder.own_imports(module, unit)
             if isinstance(unit.nodes[-1], ast_digest.Definition):
                 inside.update(dict.fromkeys(names))
             else:
@@ -127,12 +126,6 @@ def executed(
         done |= waiting
         waiting = inside.keys() - done
     return found
-
-
-def own_imports(finder: Finder, module: Module, unit: SymbolSource) -> list[str]:
-    """Return the own modules that a statement imports, also inside functions."""
-    targets = [each for ref in unit.scan.imports for each in finder.targets(module, ref)]
-    return [target.name for target in targets if target.module is not None]
 
 
 def lists_subclasses(finder: Finder, statements: Iterable[Executed]) -> bool:
@@ -194,7 +187,7 @@ def _traits_of(unit: SymbolSource) -> frozenset[str]:
         nodes = [node for each in unit.nodes for node in ast.walk(each)]
         changed = [each for each in nodes if isinstance(each, ast.Attribute) and not _is_read(each)]
         found = {_top(path) for each in changed for path in paths(each)} | unit.scan.paths
-        if any(isinstance(node, (*_FUNCTIONS, ast.ClassDef)) for node in nodes):
+        if any(isinstance(node, (*ast_digest.Definition, ast.Lambda)) for node in nodes):
             found.add(_CODE)
         if any(map(_is_hook, nodes)):
             found.add(_HOOK)
@@ -235,7 +228,7 @@ class Effects:
     def counting(self, module: Module, unit: SymbolSource) -> Sequence[ast.stmt]:
         """Return what of a statement does something to what is used, or to a library."""
         is_plain = unit.is_import or isinstance(unit.nodes[-1], ast_digest.Definition)
-        if not is_plain and own_imports(self._finder, module, unit):
+        if not is_plain and self._finder.own_imports(module, unit):
             return unit.nodes
         effects = {act: self._effect(module, act) for act in _acts_of(unit)}
         acts = [act for act, effect in effects.items() if effect != "nothing"]
@@ -438,9 +431,4 @@ def _acts(statement: ast.stmt) -> Iterator[_Act]:
         if isinstance(node, ast.ClassDef):
             for base in (*node.bases, *(item.value for item in node.keywords)):
                 yield _Act("base", base, base)
-        if isinstance(node, _FUNCTIONS):
-            waiting += node.args.defaults
-            waiting += [each for each in node.args.kw_defaults if each is not None]
-            waiting += getattr(node, "decorator_list", ())
-        else:
-            waiting += ast.iter_child_nodes(node)
+        waiting += ast_digest.evaluated(node)

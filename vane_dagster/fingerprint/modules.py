@@ -19,7 +19,7 @@ from typing import Any, Literal
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.module_attributes import module_attribute, module_folders
-from vane_dagster.fingerprint.symbols import SourceFile, load_source
+from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, load_source
 
 ModuleKind = Literal["own", "installed", "stdlib", "self"]
 _SITE_NAMES = ("site-packages", "dist-packages")
@@ -226,6 +226,11 @@ class Finder:
                 yield ImportTarget("passing", name, part, module=found, line=ref.line)
         yield from self._imported(found, base, ref)
 
+    def own_imports(self, importer: Module, unit: SymbolSource) -> list[str]:
+        """Return the own modules that a statement imports, also inside functions."""
+        targets = [each for ref in unit.scan.imports for each in self.targets(importer, ref)]
+        return [target.name for target in targets if target.module is not None]
+
     def _imported(self, found: Module | None, base: str, ref: ImportRef) -> Iterator[ImportTarget]:
         if ref.name is None or ref.name == "*":
             yield ImportTarget("whole", base, module=found, line=ref.line)
@@ -337,10 +342,7 @@ def _reachable(finder: Finder, module: Module) -> Iterator[str]:
         unit = finder.source(str(module.path)).whole
     except CodeIdentityError:
         return
-    for ref in unit.scan.imports:
-        for target in finder.targets(module, ref):
-            if target.role in ("whole", "passing"):
-                yield target.name
+    yield from finder.own_imports(module, unit)
     for target in finder.attribute_targets(module, unit.scan):
         yield target.name
     if unit.scan.dynamic:

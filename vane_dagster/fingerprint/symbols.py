@@ -58,7 +58,7 @@ class SymbolSource:
         """Whether it imports a module or is a plain function: its position is irrelevant."""
         node = self.nodes[-1]
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return not (node.decorator_list or node.args.defaults or node.args.kw_defaults)
+            return not any(ast_digest.evaluated(node))
         return isinstance(node, ast.Import)
 
 

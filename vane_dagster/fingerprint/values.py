@@ -348,32 +348,19 @@ class ArrayEncoder:
     def _numpy(self, np: Any, value: Any, path: str) -> str | None:
         kind = type(value)
         if isinstance(value, np.dtype):
-            return self._dtype(np, value, path)
+            return combine("dtype", self._digest(value.__reduce__()[1:], path))
         if isinstance(value, np.str_):
             return combine("scalar", "str", self._digest(str(value), path))
         if isinstance(value, np.generic):
             content = self._buffer(np, np.asarray(value), path)
-            return combine("scalar", self._dtype(np, value.dtype, path), content)
+            return combine("scalar", self._digest(value.dtype, path), content)
         if kind in (np.ndarray, np.memmap):
-            head = (self._dtype(np, value.dtype, path), repr(value.shape))
+            head = (self._digest(value.dtype, path), repr(value.shape))
             return combine("array", *head, self._buffer(np, value, path))
         # Of a function of `np.frompyfunc`, the Python function is not known.
         if isinstance(value, np.ufunc) and not value.__name__.endswith(" (vectorized)"):
             return combine("ufunc", value.__name__)
         return None
-
-    def _dtype(self, np: Any, dtype: Any, path: str) -> str:
-        if dtype.names is not None:
-            fields = [
-                combine(name, repr(field[1:]), self._dtype(np, field[0], path))
-                for name, field in ((name, dtype.fields[name]) for name in dtype.names)
-            ]
-            return combine("dtype", str(dtype.itemsize), str(dtype.isalignedstruct), *fields)
-        if dtype.subdtype is not None:
-            base, shape = dtype.subdtype
-            return combine("dtype", "of", self._dtype(np, base, path), repr(shape))
-        added = [self._digest(dict(dtype.metadata), path)] if dtype.metadata else []
-        return combine("dtype", dtype.str, repr(dtype) if dtype.kind == "T" else "", *added)
 
     def _buffer(self, np: Any, value: Any, path: str) -> str:
         """Hash an array's elements, ignoring the memory between them."""
