@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copyreg
 import dataclasses
 import datetime
 import decimal
@@ -45,13 +46,20 @@ _CODE = (
 )
 _SCALARS = (bool, int, float, complex, str, bytes)
 _CONTAINERS = (dict, list, tuple, set, frozenset, bytearray, collections.deque)
-_AS_TEXT = (
+_REDUCED = (
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.timezone,
+    zoneinfo.ZoneInfo,
     decimal.Decimal,
     fractions.Fraction,
     uuid.UUID,
-    datetime.date,
-    datetime.timedelta,
+    re.Pattern,
+    range,
+    slice,
 )
+"""Types that pickle reduces to plain values."""
 _PYDANTIC_STATE = ("__pydantic_extra__", "__pydantic_private__", "__pydantic_fields_set__")
 _NO_STATE = frozenset({"__dict__", "__weakref__", "__pydantic_root_model__", *_PYDANTIC_STATE})
 
@@ -187,14 +195,6 @@ class ValueEncoder:
         content = self._files.content(named, path)
         return combine(tag, text) if content is None else combine(tag, text, content)
 
-    def _kind(self, value: Any, base: type, path: str) -> str:
-        """Return a type's name; of a subclass, the digest of its code and the attributes."""
-        kind = type(value)
-        if kind is base:
-            return base.__name__
-        state = self._attributes(getattr(value, "__dict__", {}), path)
-        return combine("subclass", self._code(kind, path), *state)
-
     def _standard(self, value: Any, path: str) -> str | None:
         if isinstance(value, LocalFile):
             return combine("local file", value.identity() if self._strict else value.name)
@@ -207,27 +207,18 @@ class ValueEncoder:
         if isinstance(value, pathlib.PurePath):
             if type(value).__module__.startswith("pathlib"):
                 return self._with_content("path", value.as_posix(), value, path)
-            kind, text = self._kind(value, pathlib.Path, path), str(value)
-            named = text if "://" in text else pathlib.PurePath(text)
-            return self._with_content(kind, text, named, path)
-        if isinstance(value, (datetime.datetime, datetime.time)):
-            base = datetime.time if isinstance(value, datetime.time) else datetime.datetime
-            text = value.replace(tzinfo=None).isoformat()
-            zone = self._zone(value.tzinfo, path)
-            return combine("time", self._kind(value, base, path), text, str(value.fold), zone)
-        if isinstance(value, datetime.tzinfo):
-            return combine("zone", self._zone(value, path))
-        for plain in _AS_TEXT:
-            if isinstance(value, plain):
-                return combine("as text", self._kind(value, plain, path), str(value))
-        if isinstance(value, re.Pattern):
-            pattern = self.digest(value.pattern, f"{path}.pattern")
-            return combine("pattern", pattern, str(value.flags))
+            state = self._attributes(getattr(value, "__dict__", {}), path)
+            tag = combine("path", self._code(type(value), path), *state)
+            named = str(value) if "://" in str(value) else pathlib.PurePath(str(value))
+            return self._with_content(tag, str(value), named, path)
+        if isinstance(value, _REDUCED):
+            kind = type(value)
+            reduce = copyreg.dispatch_table.get(kind)
+            parts = list(reduce(value) if reduce else value.__reduce_ex__(4))[1:]
+            state = self._attributes(getattr(value, "__dict__", {}), path)
+            return combine("reduced", self._code(kind, path), self.digest(parts, path), *state)
         if is_wrapped(value):
             return combine("secret", self.digest(value.get_secret_value(), path))
-        if isinstance(value, (range, slice)):
-            bounds = (value.start, value.stop, value.step)
-            return combine(type(value).__name__, *self._each(bounds, path))
         return None
 
     def _member(self, value: enum.Enum, path: str) -> str:
@@ -240,18 +231,6 @@ class ValueEncoder:
         except CodeIdentityError:
             content = value.name  # as the class's code computes it
         return combine("enum", kind, name, content)
-
-    def _zone(self, zone: datetime.tzinfo | None, path: str) -> str:
-        if zone is None:
-            return combine("naive")
-        if type(zone) is datetime.timezone:
-            return combine("offset", str(zone.utcoffset(None)), zone.tzname(None))
-        if type(zone) is zoneinfo.ZoneInfo and zone.key is not None:
-            return combine("zone", zone.key)
-        raise CodeIdentityError(
-            f"{path} has a time zone of {type(zone).__qualname__}, which has no stable "
-            f"identity. Use zoneinfo.ZoneInfo, or give the stage `vd.Reuse(version=...)`."
-        )
 
     def _container(self, value: Any, path: str) -> str | None:
         kind = type(value)
