@@ -60,10 +60,6 @@ _REDUCED = (
     slice,
 )
 """Types that pickle reduces to plain values."""
-_PYDANTIC_STATE = ("__pydantic_extra__", "__pydantic_private__", "__pydantic_fields_set__")
-_NO_STATE = frozenset({"__dict__", "__weakref__", "__pydantic_root_model__", *_PYDANTIC_STATE})
-
-
 _MODELS = frozenset(
     {
         ("torch", "Module"),
@@ -212,11 +208,7 @@ class ValueEncoder:
             named = str(value) if "://" in str(value) else pathlib.PurePath(str(value))
             return self._with_content(tag, str(value), named, path)
         if isinstance(value, _REDUCED):
-            kind = type(value)
-            reduce = copyreg.dispatch_table.get(kind)
-            parts = list(reduce(value) if reduce else value.__reduce_ex__(4))[1:]
-            state = self._attributes(getattr(value, "__dict__", {}), path)
-            return combine("reduced", self._code(kind, path), self.digest(parts, path), *state)
+            return combine("reduced", *self._reduced(value, path))
         if is_wrapped(value):
             return combine("secret", self.digest(value.get_secret_value(), path))
         return None
@@ -247,7 +239,7 @@ class ValueEncoder:
             return combine(kind.__name__, *parts)
         if isinstance(value, collections.defaultdict):
             parts.append(self.digest(value.default_factory, f"{path}.default_factory"))
-        state = combine("state", *self._attributes(_state(value), path))
+        state = combine("state", *self._state(_reduced(value)[1], path))
         return combine(f"subclass of {base.__name__}", self._code(kind, path), state, *parts)
 
     def _items(self, value: Any, path: str) -> list[str]:
@@ -271,33 +263,35 @@ class ValueEncoder:
         return [self.digest(item, f"{path}[{index}]") for index, item in enumerate(values)]
 
     def _record(self, value: Any, path: str) -> str | None:
-        """Hash an instance with only attributes as its state, by its class's code and by them."""
         kind = type(value)
-        is_model = hasattr(kind, "model_fields") and callable(getattr(value, "model_dump", None))
-        if not (
-            is_model
+        if (
+            (hasattr(kind, "model_fields") and callable(getattr(value, "model_dump", None)))
             or dataclasses.is_dataclass(kind)
             or hasattr(kind, "__attrs_attrs__")
             or kind in (types.SimpleNamespace, argparse.Namespace)
         ):
-            return None
-        state = _state(value)
-        if is_model:
-            state |= {name: getattr(value, name, None) for name in _PYDANTIC_STATE}
-        return combine("record", self._code(kind, path), *self._attributes(state, path))
+            return combine("record", *self._reduced(value, path))
+        return None
+
+    def _reduced(self, value: Any, path: str) -> list[str]:
+        """Hash an object by its class's code and by what pickle writes of it."""
+        arguments, state = _reduced(value)
+        found = [self._code(type(value), path), self.digest(arguments, path)]
+        return [*found, *self._state(state, path)]
+
+    def _state(self, state: Any, path: str) -> list[str]:
+        if isinstance(state, tuple) and all(type(each) in (dict, type(None)) for each in state):
+            state = {name: item for each in state for name, item in (each or {}).items()}  # slots
+        if type(state) is dict:
+            return self._attributes(state, path)
+        return [self.digest(state, path)]
 
 
-def _state(value: Any) -> dict[str, Any]:
-    """Return an object's attributes, including slots."""
-    found: dict[str, Any] = {}
-    for kind in reversed(type(value).__mro__):
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            private = name.startswith("__") and not name.endswith("__")
-            stored = f"_{kind.__name__.lstrip('_')}{name}" if private else name
-            if name not in _NO_STATE and hasattr(value, stored):
-                found[stored] = getattr(value, stored)
-    return found | getattr(value, "__dict__", {})
+def _reduced(value: Any) -> tuple[Any, Any]:
+    """Return the arguments and the state that pickle writes of an object."""
+    reduce = copyreg.dispatch_table.get(type(value))
+    reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
+    return reduced[1], (*reduced, None)[2]
 
 
 class ArrayEncoder:
