@@ -13,6 +13,7 @@ from typing import Any
 
 from vane_dagster.fingerprint.code_strings import (
     Imported,
+    chain,
     mark_hints,
     mark_texts,
     paths,
@@ -234,9 +235,9 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
             imports += import_refs(node, guarded)
             continue
         if isinstance(node, (ast.Attribute, ast.Name)):
-            chain = _chain(node)
-            if chain:
-                chains.add(chain)
+            root, names = chain(node)
+            if isinstance(root, ast.Name):
+                chains.add((root.id, *names))
                 found.update(path for path in paths(node) if isinstance(path, Imported))
                 for part in ast.walk(node):
                     _add_lookups(part, chains, imports)
@@ -263,14 +264,6 @@ def import_refs(node: ast.Import | ast.ImportFrom, guarded: bool) -> Iterator[Im
             bound = alias.asname or alias.name
             where = (node.module or "", node.level, alias.name)
             yield ImportRef(*where, bound, guarded, node.lineno)
-
-
-def _chain(node: ast.expr) -> tuple[str, ...]:
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
-        node = node.value
-    return (node.id, *reversed(names)) if isinstance(node, ast.Name) else ()
 
 
 def root_name(node: ast.AST) -> str | None:

@@ -54,7 +54,6 @@ class DependencyWalk:
         self._waiting: deque[tuple[Module, str, bool]] = deque()
         # Whether the object counts that a name stands for, not only attributes of that module.
         self._seen: dict[tuple[str, str], bool] = {}
-        self._binding: dict[tuple[str, str], bool] = {}
         self._whole: set[str] = set()
         self._packages: set[str] = set()  # packages whose modules all count
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
@@ -117,10 +116,6 @@ class DependencyWalk:
             if self._seen.get((module.name, name)) in (True, is_object):
                 continue
             self._seen[module.name, name] = is_object
-            binding = [unit for unit in units if unit.is_import or name in unit.bound]
-            is_passed = bool(binding) and all(unit.is_import for unit in binding)
-            is_builtin = not units and hasattr(builtins, name)
-            self._binding[module.name, name] = not (is_passed or is_builtin)
             if units:
                 digest = combine("units", *(unit.digest for unit in units))
                 self._facts[f"{self.label(module)}.{name}".lstrip(_OWN_LABEL)] = digest
@@ -178,7 +173,7 @@ class DependencyWalk:
         They are those that do something, or that bind a name again, and those that give a reached
         name its value.
         """
-        rebound = {name for name in self._seen if self._binds(*name) > 1}
+        rebound = {name for name in self._seen if len(self._binding(*name)) > 1}
         parts: list[str] = []
         for module, unit, is_later in statements:
             names = {(module.name, name) for name in unit.touched}
@@ -238,7 +233,7 @@ class DependencyWalk:
         unit = SymbolSource(str(module.path), nodes)
         with contextlib.suppress(CodeIdentityError):  # importing it fails
             walk.unit(module, unit, unit.names)
-        names = {name for name, binds in walk._binding.items() if binds}
+        names = {name for name in walk._seen if self._is_bound(*name)}
         names |= {(each, EVERY) for each in walk._whole}
         return Reach(frozenset(names), frozenset(walk.libraries), walk.units)
 
@@ -247,11 +242,17 @@ class DependencyWalk:
             return True
         return name in self._seen or name[0] in self._whole
 
-    def _binds(self, module: str, name: str) -> int:
-        """Return the number of a module's statements that bind or change a name."""
+    def _binding(self, module: str, name: str) -> list[SymbolSource]:
+        """Return the statements of a module that bind or change a name."""
         found = self.finder.find(module)
         is_read = found is not None and found.kind == "own" and found.is_source
-        return len(self.finder.source(str(found.path)).binding(name)) if found and is_read else 0
+        return self.finder.source(str(found.path)).binding(name) if found and is_read else []
+
+    def _is_bound(self, module: str, name: str) -> bool:
+        """Return whether a name is no builtin, and stands for more than an imported one."""
+        units = self._binding(module, name)
+        is_made = any(name in unit.bound and not unit.is_import for unit in units)
+        return is_made or not (units or hasattr(builtins, name))
 
     def _follow(self, module: Module, scan: Scan, is_object: bool = True) -> None:
         if scan.dynamic:
@@ -315,7 +316,7 @@ class DependencyWalk:
         If the module is used as an object, or lacks the name, collect all of it, and all modules
         below it.
         """
-        if attribute and self._binds(module.name, attribute):
+        if attribute and self._binding(module.name, attribute):
             self._passing(module, None)
             self._waiting.append((module, attribute, True))
             return
