@@ -1112,6 +1112,21 @@ beside(
     "import functools\ndef same(x):\n    return x\nsetattr(same(functools), 'mine', 1)\n",
 )
 beside(
+    "an overload of a function",
+    "from numba.extending import overload\nfrom model import Model\n@overload(Model)\n"
+    "def f(x):\n    return 1\n",
+)
+beside(
+    "methods that record no gradients",
+    "import torch\nclass Other:\n    @torch.no_grad()\n    def f(self):\n        return 1\n",
+    changes=False,
+)
+inside(
+    "a command of a group that the function runs",
+    "import click\ncli = click.Group()\n@cli.command()\ndef one():\n    return 1\n"
+    "def udf(b):\n    return cli.commands['one'].callback()\n",
+)
+beside(
     "commands of an application",
     "import typer\nfrom model import Model\napp = typer.Typer()\n@app.command()\n"
     "def main():\n    print(Model.size, 1)\n",

@@ -170,17 +170,18 @@ class DependencyWalk:
     ) -> list[str]:
         """Return the digests of the statements whose order counts.
 
-        They are those that do something, or that bind a name again, and those that give a reached
-        name its value.
+        They are those that do something, or that bind a name again, those that give a reached name
+        its value, and imports of own modules in a file that itself may not be imported.
         """
         rebound = {name for name in self._seen if len(self._binding(*name)) > 1}
         parts: list[str] = []
-        for module, unit, is_later in statements:
+        for module, unit, is_sure in statements:
             names = {(module.name, name) for name in unit.touched}
             placed = rebound if unit.is_definition else self._seen.keys()
-            if id(unit) in counting or not names.isdisjoint(placed):
+            is_placed = id(unit) in counting or not names.isdisjoint(placed)
+            if is_placed or (not is_sure and self.finder.own_imports(module, unit)):
                 digest = counting.get(id(unit), unit).digest
-                parts.append(combine("statement", self.label(module), str(is_later), digest))
+                parts.append(combine("statement", self.label(module), str(is_sure), digest))
         return parts if counting or rebound else []
 
     def _reach_named_modules(self) -> None:

@@ -37,13 +37,16 @@ _PURE = frozenset({"dataclasses", "functools", "itertools", "typing", "typing_ex
 """Libraries that the user's code may use when an import runs it."""
 _VALUES = _PURE | {
     "__future__", "abc", "argparse", "attr", "attrs", "collections", "contextlib", "copy",
-    "datetime", "enum", "fractions", "hashlib", "json", "math", "numba", "pathlib", "pydantic",
+    "datetime", "enum", "fractions", "hashlib", "json", "math", "pathlib", "pydantic",
     "re", "string", "textwrap", "threading", "time", "types", "uuid", "zoneinfo",
 }  # fmt: skip
 """Libraries whose results are all that a call or decorator leaves behind, if they are used."""
 _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
 """The same, except for their decorators, which register."""
-_READS = ("os.environ.get", "os.getenv", "os.path.", "os.getcwd", "os.cpu_count", "os.fspath")
+_READS = (
+    *("os.environ.get", "os.getenv", "os.path.", "os.getcwd", "os.cpu_count", "os.fspath"),
+    *("numba.jit", "numba.njit", "torch.device", "torch.inference_mode", "torch.no_grad"),
+)
 """Functions of other libraries that only return something."""
 _BUILTINS = frozenset(dir(builtins))
 _CALLING = frozenset({
@@ -69,12 +72,12 @@ class Executed(NamedTuple):
     Attributes:
         module: The module.
         unit: The statement.
-        is_later: Whether only a function imports the module.
+        is_sure: Whether the import is executed; not if a function or compound statement has it.
     """
 
     module: Module
     unit: SymbolSource
-    is_later: bool = False
+    is_sure: bool
 
 
 def executed(
@@ -82,7 +85,7 @@ def executed(
 ) -> list[Executed]:
     """Return the top-level statements of the own modules that imports execute, in their order.
 
-    The modules of an import that may not be executed are there again with the next one.
+    A module whose first import may not be executed is there again with the first that is.
 
     Args:
         finder: Locates the modules.
@@ -91,13 +94,16 @@ def executed(
             leaves out both.
     """
     found: list[Executed] = []
-    inside: dict[str, None] = {}
+    known: dict[str, bool] = {}
+    inside = list(later or ())
 
-    def run(name: str, known: set[str], is_later: bool) -> None:
+    def run(name: str, is_sure: bool) -> None:
         module = finder.find(name)
-        if module is None or module.kind != "own" or not module.is_source or name in known:
+        if module is None or known.get(name) or (name in known and not is_sure):
             return
-        known.add(name)
+        known[name] = is_sure
+        if module.kind != "own" or not module.is_source:
+            return
         try:
             units = finder.source(str(module.path)).statements
         except CodeIdentityError:  # importing it fails
@@ -105,26 +111,18 @@ def executed(
         for unit in units:
             names = finder.own_imports(module, unit)
             if isinstance(unit.nodes[-1], ast_digest.Definition):
-                inside.update(dict.fromkeys(names))
-            else:
-                inner = known if unit.is_import else set(known)
-                for each in names:
-                    run(each, inner, is_later)
-            found.append(Executed(module, unit, is_later))
+                inside.extend(names)
+                names = []
+            for each in names:
+                run(each, is_sure and unit.is_import)
+            found.append(Executed(module, unit, is_sure))
 
-    known: set[str] = set()
     for root in roots:
         for name, _ in finder.chain(root):
-            run(name, known, False)
-    waiting = None if later is None else {*later, *inside}
-    done: set[str] = set()
-    while waiting:
-        for root in sorted(waiting):
-            inner = set(known)
-            for name, _ in finder.chain(root):
-                run(name, inner, True)
-        done |= waiting
-        waiting = inside.keys() - done
+            run(name, True)
+    for root in inside if later is not None else ():  # which grows
+        for name, _ in finder.chain(root):
+            run(name, False)
     return found
 
 
@@ -281,18 +279,22 @@ class Effects:
         return "library" if "library" in found else "own" if "own" in found else "nothing"
 
     def _effect_on(self, module: Module, act: _Act, root: str, stands: frozenset[str]) -> Effect:
+        direct = {path for path in stands if isinstance(path, Imported)}
         if self._is_declared(module, act.target):
-            return "nothing"
-        if direct := {path for path in stands if isinstance(path, Imported)}:
+            is_changed = not direct and self._is_used((module.name, root))
+            return "own" if is_changed else "nothing"
+        if direct:
             if any(map(self._is_own, direct)):
                 return "own"
             if paths(act.target) == {"functools.partial"}:
                 return "nothing" if act.kind == "call" else "own"  # it calls nothing yet
+            is_read = all(path.startswith(_READS) for path in direct)
             if act.kind == "decorator":
-                return "nothing" if {_top(path) for path in direct} <= _VALUES else "library"
+                is_value = is_read or {_top(path) for path in direct} <= _VALUES
+                return "nothing" if is_value else "library"
             if act.kind != "call":
                 return "library"
-            return "nothing" if all(path.startswith(_READS) for path in direct) else "own"
+            return "nothing" if is_read else "own"
         source = self._finder.source(str(module.path))
         if root in source.bound:
             is_lazy_class = any(is_lazy(unit.nodes[-1]) for unit in source.binding(root))
