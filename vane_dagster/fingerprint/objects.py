@@ -162,7 +162,7 @@ class ObjectEncoder:
         if module.kind != "own" or not module.is_source or "<" in function.__qualname__:
             return False
         source = self._dependency_walk.finder.source(str(module.path))
-        if module.is_main and not source.holds(function.__code__):
+        if module.is_main and source.place(function.__code__) is None:
             # Such a function is pickled by value: as in memory, not as in the file.
             return False
         is_found = _lookup(function) is function
@@ -251,7 +251,7 @@ class ObjectEncoder:
         if module.is_main:
             methods = [item for _, item in _functions(cls) if item.__module__ == cls.__module__]
             own = [item for item in methods if item.__code__.co_filename == module.path]
-            if not all(source.holds(item.__code__) for item in own):
+            if any(source.place(item.__code__) is None for item in own):
                 return False
         return cls.__qualname__.partition(".")[0] in source.units
 

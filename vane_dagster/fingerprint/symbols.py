@@ -127,10 +127,6 @@ class SourceFile:
         unit = SymbolSource(self.path, nodes or self.tree.body[at : at + 1])
         return unit, alike.index(code_digest(code))
 
-    def holds(self, code: types.CodeType) -> bool:
-        """Return whether the file still compiles to this code, ignoring line numbers."""
-        return any(code_digest(code) in alike for alike in self._compiled.values())
-
     def _statement_at(self, line: int) -> int:
         ends = [each.end_lineno or 0 for each in self.tree.body]
         return bisect.bisect_left(ends, line)
