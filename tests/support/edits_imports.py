@@ -1117,6 +1117,13 @@ beside(
     "def f(x):\n    return 1\n",
 )
 beside(
+    "functions under decorators that only wrap",
+    "import jax, ray\nfrom numba import njit\nfrom tenacity import retry\n@njit\ndef a():\n"
+    "    return 1\n@jax.jit\ndef b():\n    return 1\n@ray.remote\ndef c():\n    return 1\n"
+    "@retry(reraise=True)\ndef d():\n    return 1\n",
+    changes=False,
+)
+beside(
     "methods that record no gradients",
     "import torch\nclass Other:\n    @torch.no_grad()\n    def f(self):\n        return 1\n",
     changes=False,

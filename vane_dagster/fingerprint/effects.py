@@ -45,9 +45,10 @@ _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
 """The same, except for their decorators, which register."""
 _READS = (
     *("os.environ.get", "os.getenv", "os.path.", "os.getcwd", "os.cpu_count", "os.fspath"),
-    *("numba.jit", "numba.njit", "torch.device", "torch.inference_mode", "torch.no_grad"),
+    *("jax.jit", "numba.jit", "numba.njit", "ray.remote", "tenacity.retry", "tensorflow.function"),
+    *("torch.compile", "torch.device", "torch.inference_mode", "torch.no_grad", "triton.jit"),
 )
-"""Functions of other libraries that only return something."""
+"""Functions of other libraries that only return something, and decorators that only wrap."""
 _BUILTINS = frozenset(dir(builtins))
 _CALLING = frozenset({
     "delattr", "filter", "getattr", "iter", "map", "max", "min", "next", "setattr", "sorted", "sum",
