@@ -16,7 +16,6 @@ code needs no registration: its code is part of the keys, and is sent to the wor
 from __future__ import annotations
 
 import hashlib
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,20 +64,6 @@ class FragmentRule:
 
     rows: int
     bytes: int = _MAX_BYTES
-
-    def cut(self, rows: int, size: int) -> list[tuple[int, int]]:
-        """Cut rows into ranges of about the same number of rows, none larger than a fragment.
-
-        Args:
-            rows: The number of rows.
-            size: Their uncompressed bytes.
-
-        Returns:
-            The first row of each range, and the row after its last.
-        """
-        count = max(-(-rows // self.rows), min(rows, -(-size // self.bytes)))
-        edges = [rows * i // max(1, count) for i in range(count + 1)]
-        return list(itertools.pairwise(edges))
 
     def __str__(self) -> str:
         return f"at most {self.rows:,} rows and {self.bytes / (1 << 20):g} MiB"

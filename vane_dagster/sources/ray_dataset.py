@@ -25,6 +25,7 @@ from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder
 from vane_dagster.fingerprint.objects import ObjectEncoder
 from vane_dagster.sources.base import Connect, Source
+from vane_dagster.sources.piece_writer import GROUP_ROWS
 from vane_dagster.sources.stored_table_source import StoredTableSource
 from vane_dagster.sources.table_reader import table_schema
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of_value
@@ -98,7 +99,7 @@ class RayDatasetSource(StoredTableSource):
                 )
             # A dataset without rows writes no file.
             schema = getattr(dataset.schema(), "base_schema", None)
-            dataset.write_parquet(folder.path, filesystem=fs)
+            dataset.write_parquet(folder.path, filesystem=fs, row_group_size=GROUP_ROWS)
 
         def footer(file: str) -> pq.FileMetaData:
             def read() -> pq.FileMetaData:

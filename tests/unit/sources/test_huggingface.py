@@ -24,7 +24,7 @@ from vane_dagster.sources import FragmentRule, ReadContext, Source, SourceTable 
 from vane_dagster.storage.filesystem import Location  # noqa: E402
 from vane_dagster.storage.manifest import FileRecord  # noqa: E402
 from vane_dagster.storage.store import Store  # noqa: E402
-from vane_dagster.storage.stored_tables import ArrowRows, loaded_places, tables  # noqa: E402
+from vane_dagster.storage.stored_tables import ArrowRows, places_of, tables  # noqa: E402
 
 # The library gives pyarrow an argument that is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
@@ -72,7 +72,7 @@ def read(source: Source, store: Store, partition: str | None = None) -> pa.Table
 
 def are_in_place(table: SourceTable) -> list[bool]:
     return [
-        all(isinstance(place, ArrowRows) for place in loaded_places(fragment.detail))
+        all(isinstance(place, ArrowRows) for span in fragment.spans for place in places_of(span))
         for fragment in table.fragments
     ]
 
