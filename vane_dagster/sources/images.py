@@ -49,16 +49,12 @@ class ImagesSource(FilesSource):
 
     kind: ClassVar[str] = "image"
     suffix: ClassVar[Suffix] = tuple(s for each in _SUFFIXES for s in (each, each.upper()))
-    function: ClassVar[str | None] = "vd.images"
+    label: ClassVar[str | None] = "image"
     reads_contents: ClassVar[bool] = True
     size: tuple[int, int] | None = None
     mode: str = "RGB"
     errors: ImageErrors = "quarantine"
     max_pixels: int = _MAX_PIXELS
-
-    @property
-    def label(self) -> str:
-        return "image"
 
     def describe(self) -> str:
         return f"Images at {self.url}"

@@ -203,7 +203,7 @@ class IngestedSource(FileSource):
         **own: Any,
     ) -> _Declared:
         """Validate the arguments that all formats have."""
-        where = str(cls.function)
+        where = f"vd.{cls.kind}"
         if schema is not None and types is not None:
             raise DefinitionError(
                 f"{where}: schema and types are both given; schema names all columns, types those "
@@ -225,9 +225,6 @@ class IngestedSource(FileSource):
             include_paths=include_paths,
             **own,
         )
-
-    def describe(self) -> str:
-        return f"{self.label} files at {self.url}"
 
     @property
     def splitting(self) -> str:

@@ -33,13 +33,9 @@ class JsonSource(IngestedSource):
     """Files of JSON lines that match a URL pattern for each partition; see `json`."""
 
     kind: ClassVar[str] = "json"
-    function: ClassVar[str] = "vd.json"
+    label: ClassVar[str | None] = "JSON lines"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".json", ".jsonl", ".ndjson")
     is_text: ClassVar[bool] = False
-
-    @property
-    def label(self) -> str:
-        return "JSON lines"
 
     @property
     def reading(self) -> str:

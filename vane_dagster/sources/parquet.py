@@ -123,15 +123,8 @@ class ParquetSource(FileSource, ParquetFiles):
     """
 
     suffix: ClassVar[str] = ".parquet"
-    function: ClassVar[str] = "vd.parquet"
+    label: ClassVar[str | None] = "Parquet"
     small_files: SmallFiles = "separate"
-
-    @property
-    def label(self) -> str:
-        return "Parquet"
-
-    def describe(self) -> str:
-        return f"Parquet files at {self.url}"
 
     @property
     def splitting(self) -> str:

@@ -41,14 +41,10 @@ class FilesSource(FileSource):
 
     kind: ClassVar[str] = "file"
     suffix: ClassVar[Suffix] = ""
-    function: ClassVar[str | None] = "vd.files"
+    label: ClassVar[str | None] = "matching"
     default_id: ClassVar[str | None] = PATH
     names_files: ClassVar[bool] = True
     reads_contents: ClassVar[bool] = False
-
-    @property
-    def label(self) -> str:
-        return "matching"
 
     def describe(self) -> str:
         return f"Files at {self.url}"
