@@ -22,7 +22,6 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import PLACEHOLDER
@@ -72,6 +71,7 @@ from vane_dagster.storage.stored_tables import (
     tables,
     write_record,
 )
+from vane_dagster.types.casts import checked_cast
 from vane_dagster.types.schema import (
     SchemaLike,
     check_distinct,
@@ -180,12 +180,7 @@ class IngestedSource(FileSource):
                 raise pa.ArrowInvalid("a text is of no other type")
             return self.forms.cast(values.cast(pa.string()), kind, is_found)
         check_castable(own, kind)
-        found = values.cast(kind)
-        if pa.types.is_temporal(own) and not found.cast(own).equals(values):
-            raise pa.ArrowInvalid("a time has a part that would be lost")
-        if pa.types.is_floating(kind) and not pc.is_inf(found).equals(pc.is_inf(values)):
-            raise pa.ArrowInvalid("a number is too large")
-        return found
+        return checked_cast(values, kind)
 
     # Declaration.
 

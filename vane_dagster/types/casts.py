@@ -108,7 +108,7 @@ def _check_kept(before: Any, after: Any) -> None:
     if is_list(found) and is_list(wanted):
         _check_kept(pc.list_flatten(before), pc.list_flatten(after))
     elif pa.types.is_struct(found):
-        for field in wanted:
+        for field in (each for each in wanted if each.name in found.names):
             _check_kept(pc.struct_field(before, field.name), pc.struct_field(after, field.name))
     elif pa.types.is_map(found):
         for some, other in zip(_arrays(before), _arrays(after)):
