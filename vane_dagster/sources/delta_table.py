@@ -62,7 +62,6 @@ class DeltaTable(LakeTable):
         super().__init__(source, location, table, name)
         owner, columns = self._owner, source.columns
         self._place = Location(name, source.storage_options)
-        self.version = f"version {table.version()} of Delta table {name!r}"
         _check_features(table, owner)
         self._all = plain_schema(pa.schema(table.schema().to_arrow()))
         check_row_number(self._all.names, owner)

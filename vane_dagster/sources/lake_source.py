@@ -119,11 +119,9 @@ class LakeTable(ABC):
 
     Attributes:
         schema: The columns to read, with their types.
-        version: The version and its table, for messages.
     """
 
     schema: pa.Schema
-    version: str
 
     def __init__(self, source: Any, location: str, table: Any, name: str) -> None:
         self.location = location
@@ -253,7 +251,7 @@ class LakeSource(Source):
             )
 
         def pieces_of(file: FileRecord) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
-            with self.read_errors(file.url, table.version, location):
+            with self.read_errors(file.url, location):
                 return table.cut(file, units[file.url, file.version][1], rule)
 
         pieces = in_threads(pieces_of, files)
@@ -265,10 +263,6 @@ class LakeSource(Source):
         return SourceTable(table.schema, tuple(fragments), partial)
 
     # Reading.
-
-    @abstractmethod
-    def planned_version(self, span: FileSpan) -> str:
-        """Return the table's version in which rows were planned, for messages."""
 
     @abstractmethod
     def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
@@ -291,7 +285,7 @@ class LakeSource(Source):
         return file
 
     @contextmanager
-    def read_errors(self, url: str, version: str, location: str) -> Iterator[None]:
+    def read_errors(self, url: str, location: str) -> Iterator[None]:
         """Convert errors of libraries and file systems; name the cause if a file is gone."""
         try:
             yield
@@ -302,17 +296,17 @@ class LakeSource(Source):
                 is_gone = False
             if is_gone:
                 raise SourceError(
-                    f"{location}: data file {url!r} of {version} is gone; {self.cleanup} deletes "
-                    "the files of former versions. Run the partition again, which reads the latest "
-                    "version. If the source names a version, name one that the table still has. "
-                    "Keep versions longer than runs take"
+                    f"{location}: data file {url!r} of {self.describe()} is gone; {self.cleanup} "
+                    "deletes the files of former versions. Run the partition again, which reads "
+                    "the latest version. If the source names a version, name one that the table "
+                    "still has. Keep versions longer than runs take"
                 ) from error
             if isinstance(error, VaneError):
                 raise
             raise unreadable(url, error, location) from error
 
     def _read(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        with self.read_errors(span.url, self.planned_version(span), context.location):
+        with self.read_errors(span.url, context.location):
             if (live := LiveRows.of(span)) is None:
                 return self.read_rows(span, schema, context)
             every = replace(span, start=live.first, stop=live.first + len(live.mask))
@@ -349,11 +343,7 @@ class FolderSource(LakeSource):
 
     @abstractmethod
     def load(self, place: Location, version: Version) -> Any:
-        """Load a version of a table by its library; None if table or version does not exist."""
-
-    @abstractmethod
-    def versions(self, table: Any) -> str:
-        """Return the known versions of the library's table, for a message."""
+        """Load a version of a table by its library; None if the table does not exist."""
 
     def options_for(self, url: str) -> Mapping[str, Any]:
         return self.storage_options
@@ -382,25 +372,20 @@ class FolderSource(LakeSource):
         what = f"{location}: {self.kind.capitalize()} table {shown_url(url)}"
         try:
             found = with_retries(lambda: self.load(place, self.table_version))
-            if found is not None:
-                return self.table_type(self, location, found, place.url)
-            latest = None if self.table_version is None else self.load(place, None)
-            if latest is None:
-                raise SourceError(
-                    f"{what} does not exist. Check the path, or write the table first"
-                )
-            known = self.versions(latest)
         except VaneError:
             raise
         except Exception as error:  # drivers raise plain exceptions too
             raise SourceError(
-                f"{what} cannot be read: {type(error).__name__}: {first_line(error)}. Check that "
-                "the credentials reach it"
+                f"{what} cannot be read: {type(error).__name__}: {first_line(error)}. Check the "
+                "version, and that the credentials reach the table"
             ) from error
-        raise SourceError(
-            f"{what} has no version {self.table_version!r}; {known}. Versions that were cleaned up "
-            "are gone"
-        )
+        if found is None:
+            version = "" if self.table_version is None else f" in version {self.table_version!r}"
+            raise SourceError(
+                f"{what} does not exist{version}. Check the path, or write the table first. "
+                "Versions that were cleaned up are gone"
+            )
+        return self.table_type(self, location, found, place.url)
 
 
 def folder_arguments(
