@@ -98,14 +98,6 @@ class FilesSource(FileSource):
         """Return the listing of the fragment's files; nothing is opened."""
         return listed_rows(fragment.spans).select(schema.names)
 
-    def find(
-        self, spans: Sequence[FileSpan], column: pa.Field, id: Any
-    ) -> tuple[FileSpan, int] | None:
-        """Find the file with a path."""
-        if column.name != PATH:
-            return super().find(spans, column, id)
-        return next(((span, 0) for span in spans if path_of(span.url) == id), None)
-
 
 @known_keywords("vd.files")
 def files(
