@@ -45,7 +45,8 @@ class TableReader(SourceReader):
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Read the rows from Parquet files in the store, and from Arrow files without a copy."""
         found = self.tables(fragment, schema.names, context)
-        tables = [conform(rows, schema) for rows in found]  # a file may have narrower types
+        plain = (in_plain_types(rows, table_schema(rows.schema)) for rows in found)
+        tables = [conform(rows, schema) for rows in plain]  # a file may have narrower types
         return pa.concat_tables(tables) if tables else schema.empty_table()
 
     def tables(
@@ -116,8 +117,7 @@ def _arrow_rows(rows: ArrowRows, columns: Sequence[str], location: str) -> pa.Ta
             f"then, {found.st_size} now). Run the partition again"
         )
     table = _opened(rows.path, rows.size, rows.modified).select(list(columns))
-    plain = table_schema(table.schema)
-    return in_plain_types(table.slice(rows.start, rows.stop - rows.start), plain)
+    return table.slice(rows.start, rows.stop - rows.start)
 
 
 @functools.lru_cache(maxsize=_OPENED)
