@@ -121,9 +121,7 @@ class IcebergTable(LakeTable):
             units = with_retries(lambda: list(self._planned(where)))
         return sorted(units, key=lambda unit: unit[0].url)
 
-    def cut(
-        self, record: FileRecord, unit: Unit, rule: FragmentRule
-    ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
+    def cut(self, record: FileRecord, unit: Unit, rule: FragmentRule) -> Sequence[FragmentRecord]:
         """Cut a data file along its row groups; rows that pass a filter are found by reading it."""
         deleted, where, detail = unit
         task = ScanTask(self._table, record.url, detail)
@@ -135,7 +133,7 @@ class IcebergTable(LakeTable):
             live[deleted] = False
             return list(cut_live(record, row_groups(footer), live, rule, detail.dumps()))
 
-        return with_retries(_failpoints.failing("read", record.url, planned)), ()
+        return with_retries(_failpoints.failing("read", record.url, planned))
 
     def _wanted(self, snapshot: int | str) -> Any:
         is_id = isinstance(snapshot, int)

@@ -283,13 +283,7 @@ class IngestedSource(FileSource):
             SizedFile(file, [(piece.rows, piece.bytes) for piece in rows.pieces], own, rows.detail)
             for file, rows in found
         ]
-        partial = {
-            name: urls
-            for name in schema.names
-            if name != _PATH
-            and (urls := [f.url for f, r in found if r.rows and name not in r.types.names])
-        }
-        return SourceTable(schema, divide(sized, rule), partial)
+        return SourceTable(schema, divide(sized, rule))
 
     def _ingested(
         self, files: Sequence[FileRecord], location: str, partition: str | None

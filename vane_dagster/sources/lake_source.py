@@ -141,10 +141,8 @@ class LakeTable(ABC):
         """List the units that may have rows that pass a filter, in the order of their rows."""
 
     @abstractmethod
-    def cut(
-        self, record: FileRecord, unit: Any, rule: FragmentRule
-    ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
-        """Cut a unit into fragments; return them, and the columns that it lacks."""
+    def cut(self, record: FileRecord, unit: Any, rule: FragmentRule) -> Sequence[FragmentRecord]:
+        """Cut a unit into fragments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,17 +248,12 @@ class LakeSource(Source):
                 f"{names(gone)} is no longer in it. Run the partition again"
             )
 
-        def pieces_of(file: FileRecord) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
+        def pieces_of(file: FileRecord) -> Sequence[FragmentRecord]:
             with self.read_errors(file.url, location):
                 return table.cut(file, units[file.url, file.version][1], rule)
 
-        pieces = in_threads(pieces_of, files)
-        partial: dict[str, list[str]] = {}
-        for file, (_, lacking) in zip(files, pieces):
-            for name in lacking:
-                partial.setdefault(name, []).append(file.url)
-        fragments = itertools.chain.from_iterable(each for each, _ in pieces)
-        return SourceTable(table.schema, tuple(fragments), partial)
+        fragments = itertools.chain.from_iterable(in_threads(pieces_of, files))
+        return SourceTable(table.schema, tuple(fragments))
 
     # Reading.
 

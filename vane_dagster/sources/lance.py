@@ -95,7 +95,7 @@ class LanceTable(LakeTable):
 
     def cut(
         self, record: FileRecord, unit: tuple[int, RowsDetail], rule: FragmentRule
-    ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
+    ) -> Sequence[FragmentRecord]:
         """Cut the rows of a fragment evenly."""
         rows, detail = unit
         fragment = self._table.get_fragment(detail.fragment)
@@ -104,7 +104,7 @@ class LanceTable(LakeTable):
         blobs = self._blob_bytes(fragment, detail.filter)
         size = max(int(record.size * share), width * rows + blobs)
         file = SizedFile(record, [(rows, size)], detail=detail.dumps())
-        return list(cut(file, rule)), ()
+        return list(cut(file, rule))
 
     def _passing(self, where: str) -> dict[int, int]:
         """Return the number of rows that pass a filter, by the fragment's id, in one scan."""

@@ -97,7 +97,7 @@ class ParquetFiles(ParquetReader, Source):
             for file, (_, metadata), columns in zip(files, footers, common.files)
         ]
         fragments = divide(sized, rule, SMALL_SHARE if self.small_files == "group" else 0)
-        return SourceTable(common.schema, fragments, common.partial)
+        return SourceTable(common.schema, fragments)
 
     def find(
         self, spans: Sequence[FileSpan], column: pa.Field, id: Any

@@ -317,8 +317,6 @@ def with_ids(table: SourceTable, rule: IdRule | None, location: str) -> SourceTa
         return table
     schema = rule.schema(table.schema, location)
     rule = rule.of(table.schema)
-    for name in rule.read_columns.names:
-        table.require_everywhere(name, location)
     keyed = []
     for fragment in table.fragments:
         text = "\n".join((fragment.identity, rule.record, *rule.places(fragment)))
