@@ -35,7 +35,7 @@ from vane_dagster._arguments import (
     list_of_names,
 )
 from vane_dagster._secrets import url_parts, with_options
-from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line, names
+from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
     FragmentRule,
@@ -242,11 +242,6 @@ class LakeSource(Source):
     ) -> SourceTable:
         table = self._table(partition, location)
         units = table.units(filled_filter(self.filter, partition))
-        if gone := [file.url for file in files if (file.url, file.version) not in units]:
-            raise SourceError(
-                f"{location}: table {self.place!r} was changed while the run was planned, so that "
-                f"{names(gone)} is no longer in it. Run the partition again"
-            )
 
         def pieces_of(file: FileRecord) -> Sequence[FragmentRecord]:
             with self.read_errors(file.url, location):

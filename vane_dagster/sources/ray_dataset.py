@@ -200,14 +200,7 @@ def _name(function: Any) -> str:
 def _agreed(found: list[pa.Schema], where: str) -> pa.Schema:
     if not found:
         raise SourceError(f"{where} made no rows, and Ray knows none of its columns")
-    first = found[0].names
-    for other in found[1:]:
-        if sorted(other.names) != sorted(first):
-            raise SourceError(
-                f"{where} has blocks with the columns {first!r}, and others with {other.names!r}. "
-                "Let all blocks have the same columns"
-            )
-    check_distinct(first, where)
+    check_distinct(list(dict.fromkeys(name for each in found for name in each.names)), where)
     try:
         return merged_types(found, where)
     except UdfError as error:

@@ -130,12 +130,6 @@ class StoredTableSource(Source):
         (file,) = files
         with _one_at_a_time:  # each may use the whole cluster
             table = self._stored(partition, file.version, location)
-        if not table.pieces and not self.allow_empty:
-            where = "" if partition is None else f" for partition {partition!r}"
-            raise SourceError(
-                f"{location}: {self.place} made no rows{where}. If that is in order, give "
-                "allow_empty=True"
-            )
         return SourceTable(table.schema, tuple(_fragments(file, table, rule)))
 
     def _stored(self, partition: str | None, identity: str, location: str) -> StoredTable:
