@@ -236,24 +236,14 @@ def is_untyped(kind: pa.DataType) -> bool:
 
 def merged_types(found: Iterable[pa.Schema], location: str) -> pa.Schema:
     """Combine the columns of several results. Numbers of different types get the wider type."""
-    merged: dict[str, pa.DataType] = {}
-    for schema in found:
-        for field in schema:
-            known = merged.setdefault(field.name, field.type)
-            if known != field.type:
-                merged[field.name] = _wider(known, field.type, field.name, location)
-    return pa.schema(merged)
-
-
-def _wider(one: pa.DataType, other: pa.DataType, name: str, location: str) -> pa.DataType:
-    pair = [pa.schema([(name, kind)]) for kind in (one, other)]
     try:
-        return pa.unify_schemas(pair, promote_options="permissive").field(0).type
-    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        merged = pa.unify_schemas([pa.schema([]), *found], promote_options="permissive")
+    except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         raise UdfError(
-            f"{location}: column {name!r} is {one} in one result and {other} in another; convert "
-            "it in the function, so that it has one type"
+            f"{location}: a column has different types in several results: {first_line(error)}; "
+            "convert it in the function, so that it has one type"
         ) from None
+    return pa.schema([(field.name, field.type) for field in merged])
 
 
 def seen_by_sql(kind: pa.DataType) -> pa.DataType | None:
