@@ -102,7 +102,7 @@ def test_types_without_a_common_one_are_refused_by_column():
     found = [pa.schema([("a", pa.string())]), pa.schema([("a", pa.int64())])]
     with pytest.raises(
         vd.errors.UdfError,
-        match="here: a column has .*: Field a has incompatible types: string vs int64",
+        match=r"here: a column has .*: Field a has incompatible types: string vs int64",
     ):
         merged_types(found, "here")
 
