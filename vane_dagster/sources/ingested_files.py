@@ -42,7 +42,6 @@ from vane_dagster.sources.column_types import (
     MOST_LEVELS,
     check_castable,
     filled,
-    holds_null,
     is_deep,
     joined,
     shown,
@@ -72,6 +71,7 @@ from vane_dagster.storage.stored_tables import (
     write_record,
 )
 from vane_dagster.types.casts import checked_cast
+from vane_dagster.types.kinds import holds
 from vane_dagster.types.schema import (
     SchemaLike,
     check_distinct,
@@ -392,7 +392,9 @@ class IngestedSource(FileSource):
                             found += zip(others, self._ingested(others, location, key))
                 types = StoredTable(self._found_types(found, location))
                 kept = create_record(self._root, identity, types, KEPT_TYPES)
-            elif any(map(holds_null, kept.schema.types)):  # a column had no value so far
+            elif any(
+                holds(each, pa.types.is_null) for each in kept.schema.types
+            ):  # a column had no value so far
                 now = _common_types(rows for _, rows in files)
                 known = {f.name: filled(f.type, now.get(f.name, f.type)) for f in kept.schema}
                 if pa.schema(known) != kept.schema:

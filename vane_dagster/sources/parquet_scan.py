@@ -20,6 +20,7 @@ from vane_dagster.sources.schemas import conform
 from vane_dagster.storage.damage import is_damage
 from vane_dagster.storage.filesystem import Location, duckdb_path, protocols
 from vane_dagster.storage.manifest import FileSpan
+from vane_dagster.types.kinds import holds
 from vane_dagster.types.schema import seen_by_sql, sql_name
 from vane_dagster.types.sql import (
     computed_from,
@@ -207,7 +208,8 @@ class _FileRows:
                 constants += f", {f'{value}::{kind}' if kind else value} AS {name}"
             else:
                 read = unpruned(column.name, seen) if column.name in computed else name
-                if kind and (seen != column.type or _has_sizes(seen) or column.name in self.cast):
+                has_sizes = holds(seen, pa.types.is_fixed_size_list)  # which Parquet does not have
+                if kind and (seen != column.type or has_sizes or column.name in self.cast):
                     read = f"{read}::{kind}"
                 if read != name:
                     casts.append(f"{read} AS {name}")
@@ -218,12 +220,6 @@ class _FileRows:
             return file
         replaced = f" REPLACE ({', '.join(casts)})" if casts else ""
         return f"(SELECT *{replaced}{constants} FROM {file})"
-
-
-def _has_sizes(kind: pa.DataType) -> bool:
-    """Return whether a type contains fixed-size lists, which Parquet does not have."""
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return pa.types.is_fixed_size_list(kind) or any(_has_sizes(child) for child in inner)
 
 
 _registered: dict[str, fsspec.AbstractFileSystem] = {}

@@ -33,7 +33,7 @@ from vane_dagster.storage.dataframes import NEEDS_RAY, form_of_value
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.stored_tables import MADE, ParquetRows, Piece, StoredTable, tables
-from vane_dagster.types.callables import unwrapped
+from vane_dagster.types.callables import qualname, unwrapped
 from vane_dagster.types.schema import check_distinct, merged_types
 
 _LABEL = "vd.ray_dataset"
@@ -193,8 +193,7 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 
 
 def _name(function: Any) -> str:
-    function = unwrapped(function)
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+    return qualname(unwrapped(function))
 
 
 def _agreed(found: list[pa.Schema], where: str) -> pa.Schema:

@@ -19,7 +19,7 @@ from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SchemaError
 from vane_dagster.types.casts import Mismatch, cast, checked_cast
 from vane_dagster.types.host_arrays import native
-from vane_dagster.types.kinds import is_list
+from vane_dagster.types.kinds import holds, is_list
 
 _MAX_ELEMENTS = 2**31 - 1
 
@@ -100,8 +100,7 @@ def is_tensor(kind: pa.DataType) -> bool:
 
 def holds_tensors(kind: pa.DataType) -> bool:
     """Return whether a type is a tensor, or has one inside."""
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return is_tensor(kind) or any(holds_tensors(child) for child in inner)
+    return holds(kind, is_tensor)
 
 
 def tensor_name(kind: pa.FixedShapeTensorType) -> str:
@@ -322,15 +321,14 @@ def unsliced(table: pa.Table) -> pa.Table:
     """
     columns = list(table.columns)
     for place, column in enumerate(columns):
-        if _holds_nested(column.type) and any(map(_is_slice, column.chunks)):
+        if holds(column.type, _is_nested) and any(map(_is_slice, column.chunks)):
             columns[place] = pa.chunked_array([pa.concat_arrays([c]) for c in column.chunks])
     return pa.Table.from_arrays(columns, schema=table.schema)
 
 
-def _holds_nested(kind: pa.DataType) -> bool:
-    if pa.types.is_fixed_size_list(kind) and pa.types.is_fixed_size_list(kind.value_type):
-        return True
-    return any(_holds_nested(kind.field(index).type) for index in range(kind.num_fields))
+def _is_nested(kind: pa.DataType) -> bool:
+    is_sized = pa.types.is_fixed_size_list
+    return bool(is_sized(kind) and is_sized(kind.value_type))
 
 
 def _is_slice(array: pa.Array) -> bool:
