@@ -57,6 +57,19 @@ def holds(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
     return test(kind) or any(holds(kind.field(i).type, test) for i in range(kind.num_fields))
 
 
+def mapped(kind: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return a type in which those of single values are converted, also inside of it."""
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(mapped(kind.value_type, convert), kind.list_size)
+    if is_list(kind):
+        return pa.list_(mapped(kind.value_type, convert))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, mapped(f.type, convert)) for f in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(mapped(kind.key_type, convert), mapped(kind.item_type, convert))
+    return convert(kind)
+
+
 def is_list_view(kind: pa.DataType) -> bool:
     """Return whether a column holds list views."""
     return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))

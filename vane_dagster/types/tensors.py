@@ -19,7 +19,7 @@ from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SchemaError
 from vane_dagster.types.casts import Mismatch, cast, checked_cast
 from vane_dagster.types.host_arrays import native
-from vane_dagster.types.kinds import holds, is_list
+from vane_dagster.types.kinds import holds, is_list, mapped
 
 _MAX_ELEMENTS = 2**31 - 1
 
@@ -112,17 +112,11 @@ def tensor_name(kind: pa.FixedShapeTensorType) -> str:
 
 def storage_type(kind: pa.DataType) -> pa.DataType:
     """Return a type with flat lists in place of tensors, inside of it too."""
-    if is_tensor(kind):
-        return pa.list_(kind.value_type, kind.storage_type.list_size)
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(storage_type(kind.value_type), kind.list_size)
-    if is_list(kind):
-        return pa.list_(storage_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(storage_type(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(storage_type(kind.key_type), storage_type(kind.item_type))
-    return kind
+    return mapped(kind, lambda each: _flat(each) if is_tensor(each) else each)
+
+
+def _flat(kind: pa.FixedShapeTensorType) -> pa.DataType:
+    return pa.list_(kind.value_type, kind.storage_type.list_size)
 
 
 def as_storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
