@@ -15,7 +15,7 @@ from vane_dagster.storage.stored_tables import INGESTED, ParquetRows, Piece, tab
 
 PIECE_BYTES = 32 << 20
 """Bytes in memory at which a piece is written."""
-GROUP_ROWS = 1 << 16
+GROUP_ROWS = 1 << 14
 """Rows of a row group, which is decoded as a whole."""
 
 
