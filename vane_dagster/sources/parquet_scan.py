@@ -143,7 +143,7 @@ class _FileRows:
                 present = [name for name in columns if name not in self.constants]
                 table = read_rows(file, start, stop, present)
                 fields = pa.schema([self.schema.field(name) for name in columns])
-                return conform(unsliced(table), fields, table.num_rows, self.constants)
+                return conform(unsliced(table), fields, self.constants)
 
         try:
             return with_retries(_failpoints.failing("read", self.span.url, read))

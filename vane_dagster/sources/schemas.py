@@ -108,13 +108,10 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def conform(
-    table: pa.Table,
-    schema: pa.Schema,
-    rows: int | None = None,
-    constants: Mapping[str, str | None] = {},
+    table: pa.Table, schema: pa.Schema, constants: Mapping[str, str | None] = {}
 ) -> pa.Table:
     """Convert rows of a file to common columns: cast types, and add absent columns."""
-    count = table.num_rows if rows is None else rows
+    count = table.num_rows
     columns = []
     for column in schema:
         index = table.schema.get_field_index(column.name)

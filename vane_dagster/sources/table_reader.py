@@ -139,6 +139,8 @@ def in_plain_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
         if pa.types.is_run_end_encoded(column.type):
             column = pc.run_end_decode(column)
         columns.append(column if column.type == field.type else column.cast(field.type))
+    if not columns:
+        return table.select([])
     return pa.Table.from_arrays(columns, schema=schema)
 
 

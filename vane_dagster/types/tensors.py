@@ -313,11 +313,11 @@ def unsliced(table: pa.Table) -> pa.Table:
     (seen in pyarrow 26.0.1), even if the slice is inside of a struct or list. Flat fixed-size lists
     and tensors are not affected.
     """
-    columns = list(table.columns)
-    for place, column in enumerate(columns):
+    for place, column in enumerate(table.columns):
         if holds(column.type, _is_nested) and any(map(_is_slice, column.chunks)):
-            columns[place] = pa.chunked_array([pa.concat_arrays([c]) for c in column.chunks])
-    return pa.Table.from_arrays(columns, schema=table.schema)
+            copied = pa.chunked_array([pa.concat_arrays([chunk]) for chunk in column.chunks])
+            table = table.set_column(place, table.schema.field(place), copied)
+    return table
 
 
 def _is_nested(kind: pa.DataType) -> bool:
