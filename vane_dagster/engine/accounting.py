@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.tasks import WorkBuilder
-from vane_dagster.errors import IntegrityError, UdfError, VaneError, names
+from vane_dagster.errors import IntegrityError, UdfError, VaneError
 from vane_dagster.events import Progress, StageStats
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import PartInfo
-from vane_dagster.storage.part_file import read_part
 from vane_dagster.worker.reports import WorkReport
 
 _PROGRESS_SECONDS = 0.5
@@ -27,62 +25,36 @@ class StageRows:
     A stage after a filter gets fewer rows than the source has, one after a fan-out more. So a
     fragment counts with its source rows until its input is known, times the ratio of input rows to
     source rows in the fragments with known input.
+
+    Attributes:
+        done: The computed rows.
     """
 
     def __init__(self) -> None:
         self.done = 0
-        self._done: Counter[int] = Counter()
-        self._source: dict[int, dict[int, int]] = {}
-        self._known: dict[int, dict[int, int]] = {}
-        self._unknown_source = self._known_source = self._known_rows = self._given_up_rows = 0
+        self._source: dict[tuple[int, int], int] = {}
+        self._known: dict[tuple[int, int], int] = {}
 
     def expect(self, partition: int, fragment: int, source_rows: int) -> None:
         """Add a fragment to compute."""
-        self._source.setdefault(partition, {})[fragment] = source_rows
-        self._unknown_source += source_rows
+        self._source[partition, fragment] = source_rows
 
     def set_input_rows(self, partition: int, fragment: int, rows: int) -> None:
         """Record the number of input rows of the stage for a fragment."""
-        if (source := self._source.get(partition, {}).get(fragment)) is None:
-            return
-        known = self._known.setdefault(partition, {})
-        if fragment not in known:
-            self._unknown_source -= source
-            self._known_source += source
-        self._known_rows += rows - known.get(fragment, 0)
-        known[fragment] = rows
-
-    def add(self, partition: int, rows: int) -> None:
-        """Add computed rows."""
-        self.done += rows
-        self._done[partition] += rows
-        if partition not in self._source:
-            self._given_up_rows += rows
+        if (partition, fragment) in self._source:
+            self._known[partition, fragment] = rows
 
     def drop(self, partition: int, fragment: int) -> None:
         """Remove a fragment without any computed rows from the total."""
-        if (source := self._source.get(partition, {}).pop(fragment, None)) is None:
-            return
-        known = self._known.get(partition, {})
-        if fragment in known:
-            self._known_source -= source
-            self._known_rows -= known.pop(fragment)
-        else:
-            self._unknown_source -= source
-
-    def give_up(self, partition: int) -> None:
-        """Remove the remaining rows of a partition from the total."""
-        for fragment in list(self._source.get(partition, ())):
-            self.drop(partition, fragment)
-        if self._source.pop(partition, None) is not None:
-            self._given_up_rows += self._done[partition]
+        self._source.pop((partition, fragment), None)
+        self._known.pop((partition, fragment), None)
 
     @property
     def total(self) -> int:
         """The estimated total; exact once the input of every fragment is known."""
-        ratio = self._known_rows / self._known_source if self._known_source else 1.0
-        estimate = self._known_rows + round(self._unknown_source * ratio)
-        return max(self.done, self._given_up_rows + estimate)
+        known, source = sum(self._known.values()), sum(self._source[each] for each in self._known)
+        unknown = sum(self._source.values()) - source
+        return max(self.done, known + round(unknown * (known / source if source else 1.0)))
 
 
 class SharedSeconds:
@@ -120,7 +92,6 @@ class WaveProgress:
     ) -> None:
         self._state, self._clock = state, clock
         self._rows = {stage: _expected(state, stage) for stage in stages}
-        self._failed = set(state.failed)
         self._shared = {stage: SharedSeconds() for stage in stages}
         self._began = self._last_emitted = clock()
 
@@ -159,7 +130,7 @@ class WaveProgress:
         stats.faults += tally.faults
         if kind == "whole":
             self.set_input_rows(run, stage, tally.rows_in)
-        self._rows[stage].add(run.partition, tally.rows_in)
+        self._rows[stage].done += tally.rows_in
         return True
 
     def add_part(self, run: FragmentState, written: StageTaskState, part: PartInfo) -> None:
@@ -185,7 +156,7 @@ class WaveProgress:
                 stats.rows_in -= task_state.tally.rows_in
                 stats.rows_out -= sum(made for _, made in task_state.pieces.values())
                 stats.faults -= task_state.tally.faults
-                self._rows[stage].add(run.partition, -task_state.tally.rows_in)
+                self._rows[stage].done -= task_state.tally.rows_in
 
     def found(self, partition: int, index: int, stage: str) -> None:
         """Record that a part to be computed is already in the store: another run wrote it."""
@@ -197,11 +168,6 @@ class WaveProgress:
         if not last and now - self._last_emitted < _PROGRESS_SECONDS:
             return
         self._last_emitted = now
-        if len(self._state.failed) > len(self._failed):
-            for partition, stage in self._state.failed.keys() - self._failed:
-                self._failed.add((partition, stage))
-                if stage in self._rows:
-                    self._rows[stage].give_up(partition)
         done = {stage: rows.done for stage, rows in self._rows.items()}
         total = done if last else {stage: rows.total for stage, rows in self._rows.items()}
         self._state.emit(Progress(done, dict(total), now - self._began))
@@ -220,9 +186,6 @@ def _expected(state: RunState, stage: str) -> StageRows:
             if i in above:
                 rows.set_input_rows(index, i, above[i].info.rows)
     return rows
-
-
-_MAX_IDS = 6
 
 
 class PartVerifier:
@@ -249,10 +212,9 @@ class PartVerifier:
         ):
             return None
         message = f"{info.rows_in} rows in of {expected}, {info.filtered} filtered, "
-        ids = "" if above is None else self._missing_ids(spec, part, base, above)
         return IntegrityError(
             f"{self._work_builder.location(run, spec.name)}: {message}{info.quarantined} "
-            f"quarantined, {info.rows} out{ids}; expected every row of {base!r} to be one of "
+            f"quarantined, {info.rows} out; expected every row of {base!r} to be one of "
             "these. The part was removed; if what it reads was changed in the store by hand, "
             "materialize that again with force"
         )
@@ -273,14 +235,3 @@ class PartVerifier:
             f"partition failed, more than max_error_rate allows. The last: "
             f"{'; '.join(report.faults)}"
         )
-
-    def _missing_ids(self, spec: StageSpec, part: Part, base: str, above: Part) -> str:
-        """Ids that are in the upstream part and not in the part, or the reverse."""
-        id = self._pipeline[base].id
-        try:
-            given = read_part(above.folder, above.info.name, [id]).column(id)
-            found = read_part(part.folder, part.info.name).column(id)
-        except (OSError, KeyError, VaneError):
-            return ""
-        differ = sorted(set(given.to_pylist()) ^ set(found.to_pylist()))
-        return f" (ids {names(differ[:_MAX_IDS])})" if differ else ""

@@ -26,7 +26,6 @@ from vane_dagster.events import (
     WaveStarted,
 )
 from vane_dagster.fingerprint.bundle import CodeBundle
-from vane_dagster.fingerprint.local_file import LocalFile
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.storage.manifest import Component
@@ -159,7 +158,7 @@ def _written_first(plan: RunPlan, stages: tuple[str, ...]) -> dict[str, str | No
 
 
 def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
-    """Return a finding for each stage with code or local files other than those in its keys.
+    """Return a finding for each stage with code other than that in its keys.
 
     Called when the code is packed, so no row is stored under the key of other code.
     """
@@ -173,30 +172,19 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
             found.append(
                 PreflightFinding(where, "its code was edited while the run began", "Run it again")
             )
-        for file, content in plan.files.get(stage, {}).items():
-            if file.content() != content:
-                found.append(_edited_file(plan, stage, file))
     return found
-
-
-def _edited_file(plan: RunPlan, stage: str, file: LocalFile) -> PreflightFinding:
-    where = f"stage '{plan.pipeline.name}/{stage}'"
-    problem = f"{file} was edited while the run began"
-    return PreflightFinding(where, problem, "Run it again when it is complete")
 
 
 def _ship_files(
     plan: RunPlan, stages: Sequence[str], store: Store, emit: Callable[[Event], None]
 ) -> list[PreflightFinding]:
-    """Put the local files of some stages into the store, for the workers."""
+    """Put the local files of some stages into the store; return a finding for each edited one."""
     found = []
     for stage in stages:
         for file, content in plan.files.get(stage, {}).items():
             mark_needed(store.root, content.digest, content.record)
             sizes = {blob.digest: blob.size for blob in content.blobs}
             missing = missing_contents(store.root, sizes)
-            if not missing:
-                continue
             size = sum(sizes[digest] for digest in missing)
             if size >= _ANNOUNCED_BYTES:
                 text = f"copying {file} into the store ({size / 1e6:,.1f} MB)"
@@ -209,7 +197,9 @@ def _ship_files(
                     raise
             if file.content() != content:
                 discard(store.root, missing)
-                found.append(_edited_file(plan, stage, file))
+                where = f"stage '{plan.pipeline.name}/{stage}'"
+                problem = f"{file} was edited while the run began"
+                found.append(PreflightFinding(where, problem, "Run it again when it is complete"))
     return found
 
 

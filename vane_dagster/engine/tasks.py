@@ -37,7 +37,6 @@ from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
-    Faults,
     Gather,
     Join,
     Op,
@@ -226,7 +225,7 @@ class WorkBuilder:
                 keys = self._pipeline._keys_of(self._pipeline[stage].spec.upstream[0])
                 common = min(len(keys), len(base))
                 parent = None if len(keys) == common else keys[-common].column
-                faults = Faults(part.folder, part.info.faults)
+                faults = PartRows(part.folder, part.info.faults)
                 rows = Quarantined(faults, parent, base[-common].column)
                 found[upstream_name] = (*found.get(upstream_name, ()), rows)
         return found

@@ -22,7 +22,6 @@ from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.column_results import as_columns, column_arguments
 from vane_dagster.worker.inferred_types import RowTypes, result_types, types_table
-from vane_dagster.worker.isolation import begin_user_code
 from vane_dagster.worker.kept_values import kept
 from vane_dagster.worker.protocol import CallUdf, Work
 from vane_dagster.worker.results import Result, from_result
@@ -92,8 +91,6 @@ class BatchCaller:
     def results(self, batch: pa.Table, room: Room) -> AsyncIterator[Any]:
         """Call the code with a batch, and yield its results."""
         code, contract = self._code, self._contract
-        if code.op.is_async:
-            begin_user_code()
         if isinstance(contract, ColumnsCall):
             given = column_arguments(contract, batch, code.call, code.work.location)
             return code.results(*given)
@@ -192,7 +189,6 @@ class RowCaller:
                 task.cancel()
 
     async def _row(self, results: RowResults, place: int, values: Any) -> None:
-        begin_user_code()
         try:
             result = self._call(*values)
             if self._code.op.style == "async_generator":

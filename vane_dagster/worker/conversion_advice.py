@@ -121,9 +121,8 @@ def _about_rows(values: Any, kind: pa.DataType) -> str | None:
             return f"rows are arrays. {advice} for each row"
         if getattr(value, "ndim", None) == 0 and not isinstance(value, (int, float, complex)):
             return "rows are tensors without dimensions. Return value.item() for each row"
-        for applies, text in _OBJECTS:
-            if applies(value):
-                return text(value, kind)
+        if advice := _about_object(value, kind):
+            return advice
     plain = {type(value) for value in rows}
     if rows and plain <= {str} and pa.types.is_struct(kind):
         return "rows are texts. Return json.loads(value) for each row"
@@ -156,14 +155,13 @@ _PLAIN = (
     *(bool, int, float, str, bytes, dict, list, tuple),
     *(dt.date, dt.time, dt.timedelta, decimal.Decimal),
 )
-_Text = Callable[[Any, pa.DataType], str]
 
 
 def _is_image(value: Any) -> bool:
     return any((_root(base), base.__name__) == ("PIL", "Image") for base in type(value).__mro__)
 
 
-def _image(value: Any, kind: pa.DataType) -> str:
+def _image(value: Any) -> str:
     width, height = value.size
     bands = len(value.getbands())
     shape = (height, width, bands) if bands > 1 else (height, width)
@@ -174,50 +172,45 @@ def _image(value: Any, kind: pa.DataType) -> str:
     )
 
 
-def _record(plain: str, text: str) -> _Text:
-    """Advise about records: a dict for a STRUCT column, and text for a VARCHAR column."""
-
-    def advice(value: Any, kind: pa.DataType) -> str:
-        if is_text(kind):
-            return f"rows are {_named(value)} objects. Return {text} for each row"
-        return f"rows are {_named(value)} objects. Return {plain} for each row, for a STRUCT column"
-
-    return advice
-
-
-def _simple(what: str, instead: str) -> _Text:
-    return lambda value, kind: f"rows are {what}. Return {instead} for each row"
-
-
-def _is_kind(*kinds: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, kinds)
-
-
-def _is_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
-_OBJECTS: Sequence[tuple[Callable[[Any], bool], _Text]] = (
-    (_is_image, _image),
+_RECORDS: Sequence[tuple[Callable[[Any], bool], str, str]] = (
     (
-        _is_dataclass,
-        _record("dataclasses.asdict(value)", "json.dumps(dataclasses.asdict(value))"),
+        lambda value: dataclasses.is_dataclass(value) and not isinstance(value, type),
+        "dataclasses.asdict(value)",
+        "json.dumps(dataclasses.asdict(value))",
     ),
     (
         lambda value: hasattr(type(value), "model_dump_json"),
-        _record("value.model_dump()", "value.model_dump_json()"),
+        "value.model_dump()",
+        "value.model_dump_json()",
     ),
     (
         lambda value: isinstance(value, tuple) and hasattr(value, "_asdict"),
-        _record("value._asdict()", "json.dumps(value._asdict())"),
-    ),
-    (_is_kind(pathlib.PurePath), _simple("paths", "str(value)")),
-    (_is_kind(uuid.UUID), _simple("UUIDs", "str(value)")),
-    (_is_kind(set, frozenset), _simple("sets", "sorted(value)")),
-    (
-        _is_kind(BaseException),
-        lambda value, kind: (
-            "rows are exceptions. Raise vd.RowErrors({position: error}, rows) to fail some rows"
-        ),
+        "value._asdict()",
+        "json.dumps(value._asdict())",
     ),
 )
+"""Objects with fields: what to return for a STRUCT column, and for a VARCHAR column."""
+_OBJECTS = (
+    ((pathlib.PurePath,), "paths", "Return str(value) for each row"),
+    ((uuid.UUID,), "UUIDs", "Return str(value) for each row"),
+    ((set, frozenset), "sets", "Return sorted(value) for each row"),
+    (
+        (BaseException,),
+        "exceptions",
+        "Raise vd.RowErrors({position: error}, rows) to fail some rows",
+    ),
+)
+
+
+def _about_object(value: Any, kind: pa.DataType) -> str | None:
+    if _is_image(value):
+        return _image(value)
+    for applies, plain, text in _RECORDS:
+        if applies(value):
+            instead = text if is_text(kind) else plain
+            column = "" if is_text(kind) else ", for a STRUCT column"
+            return f"rows are {_named(value)} objects. Return {instead} for each row{column}"
+    for kinds, what, advice in _OBJECTS:
+        if isinstance(value, kinds):
+            return f"rows are {what}. {advice}"
+    return None

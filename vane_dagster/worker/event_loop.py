@@ -8,8 +8,6 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from vane_dagster.worker.isolation import protect_tasks
-
 T = TypeVar("T")
 
 
@@ -28,7 +26,6 @@ class EventLoop:
         with self._lock:  # a worker has several slots, each with a thread
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                protect_tasks(self._loop)
                 threading.Thread(target=_run, args=(self._loop,), daemon=True).start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 

@@ -11,7 +11,7 @@ from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import RowErrors, described
 from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.frameworks import is_dead
-from vane_dagster.worker.isolation import begin_user_code, one_process
+from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.watchdog import deadline
 
@@ -73,5 +73,4 @@ class Health:
 
 
 async def _awaited(answer: Any) -> Any:
-    begin_user_code()
     return await answer

@@ -4,7 +4,7 @@ A copy is ``<worker's folder>/<digest of its record>/content/<name>``. Processes
 shared lock, by which others know that it must stay. What nobody uses is deleted after a day.
 
 User code can write to a copy, whatever its mode is if it is root. So the state of each file is
-recorded when its content was verified: one that has changed is verified again before the next use.
+recorded when its content was verified: a copy with one that has changed is replaced.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,50 +48,24 @@ def local_copy(digest: str, root: Location, folder: Path | None = None) -> str:
 
 
 def _intact(copy: Path) -> StoredFile | None:
-    """Return what a copy consists of; None if a file is missing, or has another content.
-
-    A file whose state is the recorded one is not read.
-    """
+    """Return what a copy consists of; None if a file is missing, or was written to."""
     try:
         data = (copy / _RECORD).read_bytes()
         if hashlib.sha256(data).hexdigest() != copy.name:
             return None
         stored = parse_record(data, str(copy))
         paths = _paths(stored, copy / _CONTENT)
-        states = {str(path): _state(path) for path in paths}
-        verified = _verified_states(copy)
-        changed = [path for path in paths if states[str(path)] != verified.get(str(path))]
-        for path in changed:
-            digest, _ = paths[path]
-            if not stat.S_ISREG(path.lstat().st_mode) or _sha256(path) != digest:
-                return None
-        if changed:
-            _record_verified(copy, states)
-    except (OSError, StoreError):
+        verified = json.loads(copy.with_name(f"{copy.name}{_VERIFIED}").read_bytes())
+        is_intact = {str(path): _state(path) for path in paths} == verified
+    except (OSError, ValueError, StoreError):
         return None
-    return stored
+    return stored if is_intact else None
 
 
 def _state(path: Path) -> list[int]:
     """Return what any write or replacement of a file changes. No program can set its ctime."""
     found = path.lstat()
     return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
-
-
-def _verified_states(copy: Path) -> dict[str, list[int]]:
-    """Return the states of a copy's files when they were last verified; empty if unknown."""
-    try:
-        states = json.loads(copy.with_name(copy.name + _VERIFIED).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return states if isinstance(states, dict) else {}
-
-
-def _record_verified(copy: Path, states: dict[str, list[int]]) -> None:
-    place = copy.with_name(copy.name + _VERIFIED)
-    fresh = place.with_name(f"{place.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(states))
-    fresh.replace(place)
 
 
 def _sha256(path: Path) -> str:
@@ -125,8 +97,8 @@ def _download(digest: str, root: Location, copies: Path) -> StoredFile:
             list(threads.map(lambda item: _fetch(root, item[1], item[0]), wanted.items()))
         (partial / "new" / _RECORD).write_bytes(data)
     time.sleep(_CLOCK_SECONDS)
-    paths = _paths(stored, copies / digest / _CONTENT)
-    _record_verified(copies / digest, {str(path): _state(path) for path in paths})
+    states = {str(path): _state(path) for path in _paths(stored, copies / digest / _CONTENT)}
+    (copies / f"{digest}{_VERIFIED}").write_text(json.dumps(states))
     return stored
 
 

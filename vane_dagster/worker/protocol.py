@@ -301,24 +301,16 @@ class ReuseAndCall:
 
 
 @dataclass(frozen=True)
-class Faults:
-    """The location of the records of rows of a part that were quarantined or kept as nulls."""
-
-    folder: Location
-    name: str
-
-
-@dataclass(frozen=True)
 class Quarantined:
     """Quarantined rows, and how they relate to the rows of a join's base.
 
     Attributes:
-        faults: The location of their records.
+        faults: The part with their records.
         parent: Which of the records' parents is compared; None for their own id.
         column: The base's column to compare it with.
     """
 
-    faults: Faults
+    faults: PartRows
     parent: str | None
     column: str
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import io
 import os
 import pickle
-import re
-import shutil
 import sys
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,72 +19,35 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.worker.local_copies import local_copy
 from vane_dagster.worker.node_files import new_entry, shared_entry
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-
 
 def unpack(archive: bytes, digest: str, root: Path) -> Path:
     """Extract an archive to ``root/<digest>`` atomically; many processes may do so at once.
 
-    If the folder exists, it is compared with the archive, file by file. A folder that differs is
-    replaced: some of its files were deleted as old temporary files, or it was tampered with.
+    If the folder exists, its files are compared with the archive. A folder that lacks some, deleted
+    as old temporary files, or has others is replaced.
     """
     actual = hashlib.sha256(archive).hexdigest()
-    if not _DIGEST.fullmatch(digest) or actual != digest:
+    if actual != digest:
         raise ComputeError(
             f"The code that arrived has digest {actual}, expected {digest}: it was changed or cut "
             f"on its way. Run again; if it stays so, check what carries data to the workers."
         )
-    files = _entries(archive)
     folder = private_folder(root) / digest
+    opened = zipfile.ZipFile(io.BytesIO(archive))
 
     def find() -> Path | None:
-        return folder if _holds(folder, files) else None
+        with contextlib.suppress(OSError):
+            names = opened.namelist()
+            is_whole = all((folder / name).read_bytes() == opened.read(name) for name in names)
+            return folder if is_whole and folder.is_dir() else None
+        return None
 
     def make() -> Path:
         with new_entry(folder.parent, digest) as partial:
-            for name, content in files.items():
-                target = partial / "new" / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(content)
+            opened.extractall(partial / "new")
         return folder
 
     return shared_entry(folder.parent, digest, find, make, hold=True)
-
-
-def _entries(archive: bytes) -> dict[str, bytes]:
-    """Return the content of the files of an archive, by path."""
-    files = {}
-    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-        for info in opened.infolist():
-            parts = info.filename.split("/")
-            if any(part in ("", ".", "..") or "\\" in part or ":" in part for part in parts):
-                raise ComputeError(
-                    f"The code's archive holds {info.filename!r}, which would lie outside of its "
-                    f"folder. Only archives that `pack` made are accepted."
-                )
-            files[info.filename] = opened.read(info)
-    return files
-
-
-def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Return whether a folder holds exactly these files, and no links.
-
-    Compiled modules are deleted: Python imports one if its source has the expected time and size.
-    """
-    found: dict[str, bytes] = {}
-    for place, folders, names in os.walk(folder):
-        if "__pycache__" in folders:
-            folders.remove("__pycache__")
-            cache = os.path.join(place, "__pycache__")
-            os.unlink(cache) if os.path.islink(cache) else shutil.rmtree(cache, ignore_errors=True)
-        paths = [Path(place, name) for name in names]
-        inner = [Path(place, name) for name in folders]
-        if any(path.is_symlink() for path in (folder, *paths, *inner)):
-            return False
-        if not all(path.is_file() for path in paths):
-            return False
-        found |= {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-    return found == files
 
 
 def activate(folder: Path) -> None:

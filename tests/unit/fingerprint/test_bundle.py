@@ -88,17 +88,6 @@ def archive_of(name: str) -> tuple[bytes, str]:
     return buffer.getvalue(), hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
-@pytest.mark.parametrize(
-    "name", ["../out.py", "/out.py", "a/../../out.py", "a\\..\\b.py", "c:/a.py"]
-)
-def test_entry_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
-    archive, digest = archive_of(name)
-    with pytest.raises(ComputeError, match="would lie outside of its folder"):
-        unpack(archive, digest, tmp_path / "code")
-    assert not (tmp_path / "code").exists()
-    assert not (tmp_path / "out.py").exists()
-
-
 def test_wrong_digest_is_refused(tmp_path: Path) -> None:
     archive, digest = archive_of("a.py")
     for wrong, data in [(digest, archive + b"x"), ("0" * 64, archive), ("../x", archive)]:

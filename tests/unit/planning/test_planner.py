@@ -23,7 +23,7 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.data import write_source
 from support.plans import docs, double, keys, missing, plan, settle, source, triple
-from vane_dagster.engine.executor import edited
+from vane_dagster.engine.executor import _ship_files, edited
 from vane_dagster.planning import planner
 from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.planning.plan import RunPlan
@@ -776,7 +776,7 @@ def test_a_local_file_that_is_edited_while_a_run_is_planned_is_noticed(
 
     monkeypatch.setattr(planner, "components", edited_after)
     plan = plan_run(docs, ["same"], [None], store)
-    (found,) = edited(plan, ["same"])
+    (found,) = _ship_files(plan, ["same"], store, print)
     assert "model.pt') was edited while the run began" in found.problem
 
 

@@ -91,7 +91,7 @@ def test_a_file_that_user_code_has_changed_is_copied_again(root, copies, tmp_pat
     assert not path.is_symlink()
 
 
-def test_files_are_read_again_only_if_their_state_has_changed(root, copies, tmp_path, monkeypatch):
+def test_a_copy_that_nobody_wrote_to_is_not_read_again(root, copies, tmp_path, monkeypatch):
     content = shipped(root, file(tmp_path / "model.pt"))
     path = Path(local_copy(content.digest, root, copies))
     read: list[Path] = []
@@ -99,11 +99,10 @@ def test_files_are_read_again_only_if_their_state_has_changed(root, copies, tmp_
     monkeypatch.setattr(local_copies, "_sha256", lambda path: read.append(path) or digest_of(path))
     local_copy(content.digest, root, copies)
     assert read == []
-    shutil.rmtree(root.url)
     path.touch()
     for _ in range(2):
         local_copy(content.digest, root, copies)
-    assert read == [path]
+    assert len(read) == 1, "it was copied again, once"
 
 
 def test_a_damaged_content_is_refused_and_deleted(root, copies, tmp_path):
