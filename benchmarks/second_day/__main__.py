@@ -197,7 +197,7 @@ class Runner:
         errors, serving, seconds, versions = self._attempts(day)
         if (state / "kill").exists():
             raise BenchmarkError(f"{LABELS[self.contender.key]}: no worker was killed")
-        index = day.number - 1
+        index, out = day.number - 1, self.folder / "out"
         return Measured(
             self.contender.key,
             day.number,
@@ -207,7 +207,7 @@ class Runner:
             sum(map(int, (state / "calls").read_text().split())),
             _count(state / "loads") - loads,
             judge(self._read(day), expected[index], expected[:index], day.failing),
-            sum(path.stat().st_size for path in _files(self.folder / "out")) / 1e6,
+            sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6,
             errors,
             ended=bool(versions),
             versions=versions,
@@ -269,10 +269,6 @@ def _complete(path: Path) -> bool:
         return bool(ds.dataset(path, format="parquet").schema)
     except pa.ArrowInvalid:
         return False
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def _count(folder: Path) -> int:
