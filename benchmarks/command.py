@@ -27,7 +27,7 @@ def parser(prog: str, description: str | None, keys: Sequence[str]) -> argparse.
         keys: The workloads.
     """
     made = argparse.ArgumentParser(prog=prog, description=description)
-    made.add_argument("--only", action="append", choices=tuple(keys), help="a workload")
+    made.add_argument("--only", action="append", choices=tuple(keys), help="one of them")
     made.add_argument("--repeat", type=_repeats, default=3, help="repeats (default 3)")
     made.add_argument("--skip", action="append", default=[], choices=tuple(LABELS))
     made.add_argument("--quick", action="store_true", help="tiny sizes: a smoke test")

@@ -18,8 +18,8 @@ LABELS = {
     "vane": "vane_dagster",
     "vane_keys": "vane_dagster, row keys",
     "vane_local": "vane_dagster, `LocalCompute`",
-    "anti_join": "anti-join by id (Daft)",
-    "anti_join_text": "anti-join by id and text (Daft)",
+    "anti_join": "anti-join by content (Daft)",
+    "anti_join_version": "anti-join by content and version (Daft)",
 }
 FOOTNOTES = {
     "a": (

@@ -2,7 +2,7 @@
 
 Each day is a new process of each contender, on a cluster of that day that is up before the clock.
 On the second day 2% of the rows have another text and 1% are new, the function raises on one of
-them, a column is added that nobody reads, and the first worker to call the function is killed. On
+each, a column is added that nobody reads, and the first worker to call the function is killed. On
 the third day one line of the function is edited. A process that fails is started again, twice.
 """
 
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from benchmarks.command import RESULTS, chosen, end_on_sigterm, write
+from benchmarks.command import chosen, end_on_sigterm, parser, write
 from benchmarks.harness import (
     BenchmarkError,
     Contender,
@@ -30,8 +33,8 @@ from benchmarks.harness import (
     running_cluster,
 )
 from benchmarks.job import Job, Step
-from benchmarks.report import LABELS, machine, row
-from benchmarks.second_day.days import Day, Texts, Vectors, from_nothing, three_days
+from benchmarks.report import LABELS, machine, row, spread
+from benchmarks.second_day.days import Day, Vectors, from_nothing, three_days, version
 from benchmarks.second_day.embedder import STATE, Trivial
 from benchmarks.second_day.judge import Verdict, judge
 from benchmarks.workloads import MiniLM
@@ -43,21 +46,23 @@ CONTENDERS = (
     Contender("raydata", f"{PACKAGE}.raydata", "ray", serves=True),
     Contender("daft", f"{PACKAGE}.daft_", "daft", serves=True),
     Contender("anti_join", f"{PACKAGE}.anti_join", "daft"),
-    Contender("anti_join_text", f"{PACKAGE}.anti_join_text", "daft"),
+    Contender("anti_join_version", f"{PACKAGE}.anti_join_version", "daft"),
 )
 ATTEMPTS = 3
 ROWS, QUICK_ROWS = 4000, 200
 HEAD = (
-    "day", "contender", "seconds", "calls", "loads", "starts", "equal to a run from nothing",
-    "right", "stale", "missing", "wrong", "twice",
+    "day", "contender", "seconds", "cluster", "calls", "loads", "starts",
+    "right", "stale", "missing", "wrong or twice", "MB",
 )  # fmt: skip
 NOTE = (
     "Seconds: of whole processes, from their start to their end, those that failed included. "
-    "calls: rows given to the model. loads: models constructed. starts: processes, of which all "
-    "but the last failed; * where the last failed too. right, stale (a vector of an earlier day), "
-    "missing, wrong and twice: rows of the output against those of a run from nothing, which has "
-    "{expected} on the three days: all but the one that the function raises on. Two workers of one "
-    "torch thread each, batches of 64."
+    "cluster: seconds in which the day's cluster starts, before the clock. calls: rows given to "
+    "the model. loads: models constructed. starts: processes, of which all but the last failed; "
+    "* where the last failed too. right, stale (a vector of an earlier day), missing, wrong and "
+    "twice: rows of the output against those of a run from nothing, which has {expected} on the "
+    "three days: all but the two that the function raises on. MB: all files of the output. Two "
+    "workers of one torch thread each, batches of 64. Medians of {repeats} interleaved repeats; "
+    "in brackets the lowest and the highest."
 )
 
 
@@ -68,10 +73,13 @@ class Measured:
     Args:
         contender: Key of `LABELS`.
         day: Its number.
+        repeat: Number of the repeat.
+        serving: Seconds in which its cluster started.
         seconds: Wall seconds of all its processes.
         calls: Rows given to the model.
         loads: Constructed models.
         verdict: What its output is worth.
+        megabytes: Size of its output, checkpoints included.
         errors: Of each process that failed.
         ended: Whether the last process succeeded.
         versions: Package versions in the process.
@@ -79,28 +87,16 @@ class Measured:
 
     contender: str
     day: int
+    repeat: int
+    serving: float
     seconds: float
     calls: int
     loads: int
     verdict: Verdict
+    megabytes: float
     errors: Sequence[str] = ()
     ended: bool = True
     versions: dict[str, str] = field(default_factory=dict)
-
-    def cells(self) -> list[str]:
-        """Return its row of the table."""
-        verdict = self.verdict
-        counts = (verdict.right, verdict.stale, verdict.missing, verdict.wrong, verdict.twice)
-        return [
-            str(self.day),
-            LABELS[self.contender],
-            f"{self.seconds:.1f}",
-            f"{self.calls:,}",
-            str(self.loads),
-            f"{len(self.errors) + self.ended}{'' if self.ended else '*'}",
-            "yes" if verdict.equal else "**no**",
-            *(f"{count:,}" for count in counts),
-        ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,20 +111,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     days = three_days(rows)
     expected = from_nothing(days, _embed(options.quick))
     contenders = [one for one in CONTENDERS if not options.only or one.key in options.only]
+    turns = itertools.product(range(options.repeat), chosen(contenders, options))
     measured = []
     with tempfile.TemporaryDirectory(prefix="vb", dir=options.temp) as folder:
-        for contender in chosen(contenders, options):
-            runner = Runner(contender, Path(folder, contender.key[:12]), options.quick)
+        for repeat, contender in turns:
+            runner = Runner(contender, Path(folder, str(repeat), contender.key), options.quick)
             for day in days:
-                measured.append(runner.run(day, expected))
-                print(row(measured[-1].cells()), file=sys.stderr, flush=True)
+                measured.append(runner.run(day, expected, repeat))
+                print(row(_cells(measured[-1:])), file=sys.stderr, flush=True)
     found = machine()
     versions = {name: value for one in measured for name, value in one.versions.items()}
     print(
         f"{found['cores']} cores ({found['cpu']}), {found['memory']}, Python {found['python']}; "
         + ", ".join(f"{name} {value}" for name, value in versions.items())
     )
-    print("\n" + table(measured) + "\n\n" + NOTE.format(expected=[len(one) for one in expected]))
+    note = NOTE.format(expected=[len(one) for one in expected], repeats=options.repeat)
+    print(f"\n{table(measured)}\n\n{note}")
     print(
         f"\nWritten: {write(options, found, {'days': [asdict(one) for one in measured]}, 'days-')}"
     )
@@ -138,8 +136,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def table(measured: Sequence[Measured]) -> str:
     """Return the Markdown table, day by day."""
-    ordered = sorted(measured, key=lambda one: one.day)
-    return "\n".join([row(HEAD), row(["---"] * len(HEAD)), *(row(one.cells()) for one in ordered)])
+    repeats: dict[tuple[int, str], list[Measured]] = {}
+    for one in sorted(measured, key=lambda one: one.day):
+        repeats.setdefault((one.day, one.contender), []).append(one)
+    return "\n".join(
+        [row(HEAD), row(["---"] * len(HEAD)), *map(row, map(_cells, repeats.values()))]
+    )
+
+
+def _cells(repeats: Sequence[Measured]) -> list[str]:
+    """Return the table's row of one contender on one day."""
+    verdicts = [one.verdict for one in repeats]
+    starts = _range([len(one.errors) + one.ended for one in repeats])
+    ended = all(one.ended for one in repeats)
+    serving = [one.serving for one in repeats]
+    return [
+        str(repeats[0].day),
+        LABELS[repeats[0].contender],
+        spread([one.seconds for one in repeats], ".1f"),
+        f"{median(serving):.1f}" if any(serving) else "none",
+        _range([one.calls for one in repeats]),
+        _range([one.loads for one in repeats]),
+        starts + ("" if ended else "*"),
+        _range([one.right for one in verdicts]),
+        _range([one.stale for one in verdicts]),
+        _range([one.missing for one in verdicts]),
+        _range([one.wrong + one.twice for one in verdicts]),
+        f"{median(one.megabytes for one in repeats):.1f}",
+    ]
+
+
+def _range(counts: Sequence[int]) -> str:
+    """Return the count of all repeats, or the lowest and the highest."""
+    return "-".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
 
 
 class Runner:
@@ -151,12 +180,13 @@ class Runner:
         for name in ("source", "code", "state/loads", "out"):
             (folder / name).mkdir(parents=True)
 
-    def run(self, day: Day, expected: Sequence[Vectors]) -> Measured:
+    def run(self, day: Day, expected: Sequence[Vectors], repeat: int) -> Measured:
         """Change what changes on a day, run its process, and judge the output.
 
         Args:
             day: The day.
             expected: The vectors of all days.
+            repeat: Number of the repeat.
         """
         state = self.folder / "state"
         loads = _count(state / "loads")
@@ -164,23 +194,26 @@ class Runner:
         day.write(self.folder / "source", self.folder / "code")
         if day.kills:
             (state / "kill").touch()
-        errors, seconds, versions = self._attempts(day)
+        errors, serving, seconds, versions = self._attempts(day)
         if (state / "kill").exists():
             raise BenchmarkError(f"{LABELS[self.contender.key]}: no worker was killed")
-        index = day.number - 1
+        index, out = day.number - 1, self.folder / "out"
         return Measured(
             self.contender.key,
             day.number,
+            repeat,
+            serving,
             seconds,
             sum(map(int, (state / "calls").read_text().split())),
             _count(state / "loads") - loads,
-            judge(self._read(day.texts), expected[index], expected[:index]),
+            judge(self._read(day), expected[index], expected[:index], day.failing),
+            sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6,
             errors,
             ended=bool(versions),
             versions=versions,
         )
 
-    def _attempts(self, day: Day) -> tuple[list[str], float, dict[str, str]]:
+    def _attempts(self, day: Day) -> tuple[list[str], float, float, dict[str, str]]:
         """Run the day's process until it succeeds, or has failed too often."""
         # Short: it holds the sockets of Ray.
         temp = self.folder / f"t{day.number}"
@@ -191,24 +224,27 @@ class Runner:
         environment = process_environment(self.contender) | {STATE: str(state)}
         environment["PYTHONPATH"] += f":{self.folder / 'code'}"
         errors: list[str] = []
-        seconds = 0.0
+        serving = seconds = 0.0
         with contextlib.ExitStack() as stack:
             if self.contender.serves:
+                started = time.perf_counter()
                 cluster = running_cluster(self.contender, job, environment, self.folder)
                 job = replace(job, service=stack.enter_context(cluster))
+                serving = time.perf_counter() - started
             while len(errors) < ATTEMPTS:
                 started = time.perf_counter()
                 try:
                     result = run_process(self.contender, job, environment, self.folder, 3600)
-                    return errors, seconds + time.perf_counter() - started, dict(result.versions)
+                    seconds += time.perf_counter() - started
+                    return errors, serving, seconds, dict(result.versions)
                 except BenchmarkError as error:
                     errors.append(str(error))
                     print(error, file=sys.stderr, flush=True)
                     seconds += time.perf_counter() - started
                     (self.folder / "run.log").rename(temp / f"failed{len(errors)}.log")
-        return errors, seconds, {}
+        return errors, serving, seconds, {}
 
-    def _read(self, texts: Texts) -> pa.Table:
+    def _read(self, day: Day) -> pa.Table:
         """Return the output as its user reads it; no rows where nothing was written."""
         out = self.folder / "out"
         if not any(out.iterdir()):
@@ -216,14 +252,15 @@ class Runner:
         if self.contender.package == "vane_dagster":
             from benchmarks.second_day import vane
 
-            return vane.read(out)
+            return vane.read(out, day.failing)
         # A process that is killed while it writes leaves a file without an end, or without rows.
         files = [str(path) for path in (out / "rows").rglob("*.parquet") if _complete(path)]
         found = ds.dataset(files, format="parquet").to_table()
-        if "text" in found.column_names:
-            # Old versions of changed rows stay in the files: who reads them joins with the source.
-            pairs = zip(found["id"].to_pylist(), found["text"].to_pylist())
-            found = found.filter(pa.array([texts[id] == text for id, text in pairs], pa.bool_()))
+        # Old versions of changed rows stay in the files: who reads them joins with the source.
+        found = found.filter(pc.is_in(found["key"], pa.array(day.keys.values())))
+        if "version" in found.column_names:
+            today = version(self.folder / "code/embedder.py")
+            found = found.filter(pc.equal(found["version"], today))
         return found.select(["id", "embedding"])
 
 
@@ -252,16 +289,9 @@ def _embed(quick: bool):  # type: ignore[no-untyped-def]
 
 def _parser() -> argparse.ArgumentParser:
     keys = [one.key for one in CONTENDERS]
-    made = argparse.ArgumentParser(prog="python -m benchmarks.second_day", description=__doc__)
+    made = parser("python -m benchmarks.second_day", __doc__, keys)
     made.add_argument("--rows", type=int, help=f"of the first day (default {ROWS:,})")
     made.add_argument("--times", type=int, default=1, help="factor of the rows")
-    made.add_argument("--only", action="append", choices=keys, help="a contender")
-    made.add_argument("--skip", action="append", default=[], choices=keys)
-    made.add_argument("--quick", action="store_true", help="200 rows, a trivial function: a test")
-    made.add_argument("--daft-python", default=sys.executable, help="interpreter with Daft and Ray")
-    made.add_argument("--temp", type=Path, help="a short folder for temporary files")
-    made.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON")
-    made.set_defaults(repeat=1)
     return made
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import daft  # type: ignore[import-not-found,unused-ignore]  # it may be in another environment
 
@@ -16,23 +17,25 @@ from benchmarks.second_day.daft_ import EXIT_AT_ONCE, model
 __all__ = ["EXIT_AT_ONCE", "run"]
 
 
-def run(job: Job, on: tuple[str, ...] = ("id",)) -> Result:
+def run(job: Job, compute: Any = None, **constants: str) -> Result:
     """Anti-join with the outputs; rows without a vector are not written, so they come again.
 
     Args:
         job: The day.
-        on: The columns that a row is recognized by, which the output keeps.
+        compute: Computes a batch.
+        **constants: Columns besides the key that a row is recognized by, the same for all.
     """
     (step,) = job.steps
     start = time.perf_counter()
     daft.set_runner_native()
     rows = daft.read_parquet(f"{step.source}/*.parquet")
-    out = Path(step.out, "rows")
+    for name, value in constants.items():
+        rows = rows.with_column(name, daft.lit(value))
+    on, out = ["key", *constants], Path(step.out, "rows")
     if any(out.glob("*.parquet")):
-        done = daft.read_parquet(f"{out}/*.parquet").select(*on)
-        rows = rows.join(done, on=list(on), how="anti")
-    embed = model(use_process=False)(job.quick)
+        rows = rows.join(daft.read_parquet(f"{out}/*.parquet").select(*on), on=on, how="anti")
+    embed = model(compute, use_process=False)(job.quick)
     rows = rows.with_column("embedding", embed(rows["text"]))
-    rows = rows.where(rows["embedding"].not_null()).select(*on, "embedding")
+    rows = rows.where(rows["embedding"].not_null()).select("id", *on, "embedding")
     rows.write_parquet(str(out), write_mode="append")
     return Result([time.perf_counter() - start], {"daft": daft.__version__})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,7 +38,7 @@ def serve(job: Job) -> Iterator[dict[str, str]]:
 
 
 def run(job: Job) -> Result:
-    """Compute the rows whose ids are not in the checkpoints."""
+    """Compute the rows whose keys are not in the checkpoints."""
     (step,) = job.steps
     start = time.perf_counter()
     ray.init(
@@ -49,17 +49,18 @@ def run(job: Job) -> Result:
     )
     daft.set_runner_ray(noop_if_initialized=True)
     store = daft.CheckpointStore(f"file://{step.out}/checkpoint")
-    checkpoint = daft.CheckpointConfig(store=store, on="id")
+    checkpoint = daft.CheckpointConfig(store=store, on="key")
     rows = daft.read_parquet(f"{step.source}/*.parquet", checkpoint=checkpoint)
     rows = rows.with_column("embedding", model(max_concurrency=2)(job.quick)(rows["text"]))
-    rows.select("id", "embedding").write_parquet(f"{step.out}/rows")
+    rows.select("id", "key", "embedding").write_parquet(f"{step.out}/rows")
     return Result([time.perf_counter() - start], {"daft": daft.__version__})
 
 
-def model(**options: Any) -> Any:
+def model(compute: Callable[[Any, Any], Any] | None = None, **options: Any) -> Any:
     """Return the model's class.
 
     Args:
+        compute: Computes a batch; by default its method.
         **options: Options of `daft.cls`.
     """
     from embedder import Embed  # type: ignore[import-not-found,unused-ignore]
@@ -74,6 +75,6 @@ def model(**options: Any) -> Any:
             return_dtype=VECTOR, batch_size=64, on_error="log"
         )
         def __call__(self, text: Any) -> Any:
-            return self.embed.compute(text.to_arrow())
+            return (compute or Embed.compute)(self.embed, text.to_arrow())
 
     return Model

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 TOLERANCE = 1e-4
-"""Vectors depend on how texts are batched; another text's vector differs by 0.01 and more."""
+"""Vectors depend on how texts are batched; `from_nothing` asserts that other texts' are farther."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Verdict:
         right: Expected rows that are there, once, with their vector.
         missing: Expected rows that are not there, or have no vector.
         stale: Rows with the vector of an earlier day.
-        wrong: Rows with any other vector, or of an id that has none.
+        wrong: Rows with any other vector, or of an id that is not expected.
         twice: Rows beyond the first of an id.
     """
 
@@ -42,6 +42,7 @@ def judge(
     found: pa.Table,
     expected: Mapping[int, np.ndarray],
     earlier: Sequence[Mapping[int, np.ndarray]] = (),
+    failing: Collection[int] = (),
 ) -> Verdict:
     """Judge each row of an output.
 
@@ -49,9 +50,12 @@ def judge(
         found: The output's columns `id` and `embedding`; a row without a vector counts as missing.
         expected: The vector of each id.
         earlier: Those of earlier days.
+        failing: Ids of which a run from nothing has no vector.
     """
     rows = found.filter(found["embedding"].is_valid())
     counts = dict.fromkeys(("right", "stale", "wrong", "twice"), 0)
+    without = set(found["id"].to_pylist()) - set(rows["id"].to_pylist())
+    counts["wrong"] = len(without - expected.keys() - set(failing))
     seen: set[int] = set()
     for id, vector in zip(rows["id"].to_pylist(), _vectors(rows)):
         if _same(vector, expected.get(id)):

@@ -16,7 +16,7 @@ __all__ = ["run", "serve"]
 
 
 def run(job: Job) -> Result:
-    """Compute the rows whose ids have no checkpoint; a block with an error is left out."""
+    """Compute the rows whose keys have no checkpoint; a block with an error is left out."""
     from embedder import Embed  # type: ignore[import-not-found,unused-ignore]
 
     (step,) = job.steps
@@ -25,13 +25,12 @@ def run(job: Job) -> Result:
     settings = ray.data.DataContext.get_current()
     settings.max_errored_blocks = -1
     settings.checkpoint_config = CheckpointConfig(
-        id_column="id",
+        id_column="key",
         checkpoint_path=f"{step.out}/checkpoint",
         delete_checkpoint_on_success=False,
     )
-    rows = ray.data.read_parquet(
-        step.source, columns=["id", "text"], override_num_blocks=PARTITIONS
-    )
+    columns = ["id", "key", "text"]
+    rows = ray.data.read_parquet(step.source, columns=columns, override_num_blocks=PARTITIONS)
     rows.map_batches(
         Embed,
         batch_size=64,

@@ -11,6 +11,7 @@ import ray
 
 import vane_dagster as vd
 from benchmarks.contenders.vane import own_home, serve
+from benchmarks.harness import BenchmarkError
 from benchmarks.job import Job, Result
 from benchmarks.second_day.days import PARTITIONS
 
@@ -60,8 +61,22 @@ def run(job: Job) -> Result:
     return Result([time.perf_counter() - start], versions)
 
 
-def read(out: Path) -> pa.Table:
-    """Return the rows as somebody reads them who uses the store."""
+def read(out: Path, failing: set[int]) -> pa.Table:
+    """Return the rows as somebody reads them who uses the store.
+
+    Args:
+        out: The folder of outputs.
+        failing: Ids of the rows on which the function raises.
+
+    Raises:
+        BenchmarkError: If other rows are quarantined, or a row is in another's partition.
+    """
     store = vd.FragmentStore(root=str(out / STORE))
     tables = [vd.load("texts/embeddings", key, store=store) for key in KEYS]
+    for number, table in enumerate(tables):
+        if any(id % PARTITIONS != number for id in table["id"].to_pylist()):
+            raise BenchmarkError(f"{KEYS[number]} has rows of another partition")
+    found = set(vd.quarantine("texts/embeddings", store=store)["id"].to_pylist())
+    if found != failing:
+        raise BenchmarkError(f"quarantined: {found}; expected {failing}")
     return pa.concat_tables(tables)

@@ -135,16 +135,18 @@ def test_the_package_of_a_commit_is_imported(tmp_path: Path) -> None:
 def test_the_day_after_is_computed_and_judged(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.second_day", "--quick", "--only", "vane_local"]
     done = subprocess.run(
-        [*command, "--results", str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True
+        [*command, "--repeat", "1", "--results", str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("| yes |") == 3
     (path,) = tmp_path.glob("days-*.json")
     measured = json.loads(path.read_text())["workloads"]["days"]
-    assert [one["verdict"]["right"] for one in measured] == [200, 201, 201]
-    # Four changed rows, one new, and the poisoned one; the batch of the killed worker twice.
+    assert [one["verdict"]["right"] for one in measured] == [200, 200, 200]
+    # Four changed rows and two new, of which two raise; the batch of the killed worker twice.
     first, second, third = (one["calls"] for one in measured)
     assert first == 200
     assert 6 < second < 20
-    assert third > 201
+    assert third > 202
     assert all(1 <= one["loads"] <= 3 for one in measured)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from benchmarks.second_day.__main__ import Measured, table
 from benchmarks.second_day.days import EDIT, Vectors, from_nothing, three_days
 from benchmarks.second_day.embedder import POISON
 from benchmarks.second_day.judge import judge
@@ -30,6 +31,7 @@ def output(rows: list[tuple[int, list[float] | None]]) -> pa.Table:
         (RIGHT, {"right": 5}),
         (RIGHT[::-1], {"right": 5}),
         ([*RIGHT, (9, None)], {"right": 5}),
+        ([*RIGHT, (8, None)], {"right": 5, "wrong": 1}),
         ([], {"missing": 5}),
         (RIGHT[1:], {"right": 4, "missing": 1}),
         ([(0, None), *RIGHT[1:]], {"right": 4, "missing": 1}),
@@ -43,7 +45,7 @@ def output(rows: list[tuple[int, list[float] | None]]) -> pa.Table:
     ],
 )
 def test_rows_are_judged(rows: list[tuple[int, list[float] | None]], counts: dict) -> None:
-    verdict = judge(output(rows), TODAY, [YESTERDAY])
+    verdict = judge(output(rows), TODAY, [YESTERDAY], failing={9})
     nothing = dict.fromkeys(("right", "missing", "stale", "wrong", "twice"), 0)
     assert asdict(verdict) == {"expected": 5, **nothing, **counts}
     assert verdict.equal == (counts == {"right": 5})
@@ -54,13 +56,20 @@ def test_the_second_day_has_changed_new_and_poisoned_rows(tmp_path: Path) -> Non
     first, second = (day.texts for day in days[:2])
     assert sum(first[id] != second[id] for id in first) == 20
     assert len(second.keys() - first.keys()) == 10
-    assert sum(POISON in text for text in second.values()) == 1
+    new, changed = sorted(days[1].failing, reverse=True)
+    assert new >= 1000 > changed
+    assert new % 20 == changed % 20 == 9
+    before, after = (day.keys for day in days[:2])
+    assert len(set(after.values())) == 1010
+    assert {id for id in first if before[id] != after[id]} == {
+        id for id in first if first[id] != second[id]
+    }
     assert [(day.kills, day.edited) for day in days] == [
         (False, False),
         (True, False),
         (False, True),
     ]
-    for day, columns in zip(days, (["id", "text"], ["id", "text", "author"])):
+    for day, columns in zip(days, (["id", "key", "text"], ["id", "key", "text", "author"])):
         source, code = tmp_path / f"in{day.number}", tmp_path / f"code{day.number}"
         source.mkdir()
         code.mkdir()
@@ -94,3 +103,20 @@ def test_a_run_from_nothing_uses_the_function_of_the_day() -> None:
     for day, prefix, vectors in zip(days, ("passage: ", "passage: ", "query: "), expected):
         texts = {id: prefix + text for id, text in day.texts.items() if POISON not in text}
         assert {id: given[int(place)] for id, place in vectors.items()} == texts
+
+
+def test_a_stale_vector_is_told_from_a_right_one() -> None:
+    with pytest.raises(AssertionError):
+        from_nothing(three_days(40), lambda texts: np.full((len(texts), 4), 0.5))
+
+
+def test_repeats_share_a_row_with_the_range_of_what_differs() -> None:
+    right = judge(output(RIGHT), TODAY)
+    stale = judge(output([*RIGHT[:3], (3, [3.0] * 4), RIGHT[4]]), TODAY, [YESTERDAY])
+    one = Measured("daft", 2, 0, 3.0, 8.0, 100, 2, right, 1.0)
+    other = replace(one, repeat=1, seconds=9.0, verdict=stale, errors=["killed"])
+    local = replace(one, contender="vane_local", day=1, serving=0.0)
+    assert table([one, local, other]).splitlines()[2:] == [
+        "| 1 | vane_dagster, `LocalCompute` | 8.0 | none | 100 | 2 | 1 | 5 | 0 | 0 | 0 | 1.0 |",
+        "| 2 | Daft | 8.5 (8.0-9.0) | 3.0 | 100 | 2 | 1-2 | 4-5 | 0-1 | 0 | 0 | 1.0 |",
+    ]
