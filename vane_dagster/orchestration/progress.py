@@ -1,8 +1,7 @@
-"""Progress of a run: periodic log lines, terminal progress bars, and the final summary."""
+"""Progress of a run: periodic log lines, and the final summary."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,7 +28,7 @@ _MIN_SHARE = 0.05
 
 
 class ProgressReport:
-    """Turns `Progress` events into log lines, and into progress bars on a terminal.
+    """Turns `Progress` events into log lines.
 
     While the run waits for other runs, the reason replaces the rate and the time left.
     """
@@ -37,12 +36,9 @@ class ProgressReport:
     def __init__(
         self,
         log: Callable[[str], None],
-        terminal: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log, self._clock = log, clock
-        self._terminal = sys.stderr.isatty() if terminal is None else terminal
-        self._bars: dict[str, Any] = {}
         self._throughputs: dict[str, StageThroughput] = {}
         self._waiting: dict[str, str] = {}
         self._seconds = 0.0
@@ -63,8 +59,6 @@ class ProgressReport:
             for stage, done in event.done.items():
                 throughput = self._throughputs.setdefault(stage, StageThroughput())
                 throughput.take(event.seconds, done, event.total[stage], waiting)
-            if self._terminal:
-                self._draw(event)
         if self._clock() - self._said < _LOG_SECONDS:
             return
         self._said = self._clock()
@@ -76,24 +70,6 @@ class ProgressReport:
         for stage in event.total:
             if line := str(self._throughputs[stage]):
                 self._log(f"{stage}: {line}")
-
-    def _draw(self, progress: Progress) -> None:
-        from tqdm import tqdm
-
-        for stage, total in progress.total.items():
-            if stage not in self._bars:
-                form = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
-                self._bars[stage] = tqdm(
-                    total=total, desc=stage, unit=" rows", unit_scale=True, bar_format=form
-                )
-            bar, done = self._bars[stage], progress.done[stage]
-            bar.n, bar.total = done, total
-            bar.set_postfix_str(self._throughputs[stage].speed)
-
-    def close(self) -> None:
-        """Close the bars."""
-        for bar in self._bars.values():
-            bar.close()
 
 
 class StageThroughput:

@@ -329,8 +329,7 @@ class RunReport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the progress bars and the prefetching; log a summary of a run that was planned."""
-        self._progress.close()
+        """Close the prefetching; log a summary of a run that was planned."""
         if self._done is not None:
             self._done.close()
             self._log.info(self._summary.text(finished=kind is None))
