@@ -209,20 +209,12 @@ class HeadFolder:
     def stop(self) -> bool:
         """End every process of this head, and of no other; return whether there was one.
 
-        The processes are identified by their mark, so they end even if the folder is missing or not
-        private. No file in a folder that is not private is used or changed.
+        The processes are identified by their mark, so they end even if the folder is missing.
         """
-        try:
-            is_private = is_private_folder(self.folder, HOME)
-        except ComputeError:
-            if not marked(self.mark):
-                raise
-            is_private = False
-        with self._lock() if is_private else contextlib.nullcontext():
+        with self._lock() if self._verify_folder() else contextlib.nullcontext():
             stopped = self._end_processes()
             shutil.rmtree(self.temp_dir, ignore_errors=True)
-            if is_private:
-                self._discard_record()
+            self._discard_record()
         return stopped
 
     def stop_if(self, condition: Callable[[], bool]) -> bool:
@@ -310,13 +302,6 @@ class HeadFolder:
                 f"The state folder {self.folder} of the local Ray head cannot be used: {error}. "
                 f"Set {HOME} to a folder that you can write to."
             ) from error
-        except ComputeError as error:
-            if not (running := marked(self.mark)):
-                raise
-            raise ComputeError(
-                f"{len(running)} processes of the local Ray head with this state folder still "
-                f"run: first stop them with {self.stop_command}. {error}"
-            ) from error
 
     def _clean(self) -> None:
         """End the processes with this head's mark, drop its record; the caller holds the lock."""
@@ -353,11 +338,6 @@ class HeadFolder:
     def mark(self) -> str:
         """Value in the environment of each of the head's processes. See `MARK`."""
         return str(self.temp_dir)
-
-    @property
-    def stop_command(self) -> str:
-        """Command with which a user stops this head even if its folder is not private."""
-        return "`vane-dagster cluster stop --all`"
 
     @contextlib.contextmanager
     def _lock(self, wait: bool = True) -> Iterator[bool]:
@@ -417,11 +397,6 @@ class LocalHead(HeadFolder):
         identity = [os.getuid(), platform.node(), sys.prefix, platform.python_version()]
         super().__init__(_home(home) / _digest([*identity, self.ray_version, name], 16))
         self.log_path = self.folder / "ray-start.log"
-
-    @property
-    def stop_command(self) -> str:
-        """See `HeadFolder.stop_command`."""
-        return f"`vane-dagster cluster stop --name {shlex.quote(self.name)}`"
 
     def ensure(self) -> Head:
         """Return the running head; start one if there is none."""
@@ -533,8 +508,8 @@ class LocalHead(HeadFolder):
             raise ComputeError(
                 f"The local Ray head {self.name!r} runs already, started with "
                 f"{' '.join(head.settings) or 'defaults'}, but this asks for {' '.join(missing)}. "
-                f"Stop it with {self.stop_command} (what is loaded there is lost), or "
-                "give the other one a name of its own."
+                f"Stop it with `vane-dagster cluster stop --name {shlex.quote(self.name)}` (what "
+                "is loaded there is lost), or give the other one a name of its own."
             )
 
 

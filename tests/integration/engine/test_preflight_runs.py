@@ -115,8 +115,7 @@ def test_a_store_that_cannot_be_written_fails_the_plan(tmp_path, local):
         raise_on_error=False,
     )
     text = failure(result)
-    assert f"{NOBODY_WRITES}/docs/" in text
-    assert "cannot be written" in text
+    assert f"'{NOBODY_WRITES}/docs' cannot be written" in text
 
 
 @pytest.fixture
@@ -201,7 +200,6 @@ def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
     (node,) = [n["NodeID"] for n in ray.nodes() if n["Alive"]]
     wrong = {node: replace(versions.installed(), pyarrow="1.0")}
     pool_manager.call("exchange_versions", wrong)
-    versions._asked.clear()
     try:
         write_source(tmp_path / "src", ROWS | {"id": [4, 5, 6]}, "b.parquet")
         text = failure(materialize(docs, compute, raises=False))
@@ -209,7 +207,6 @@ def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
         assert "there have pyarrow 1.0. Install the driver's versions there" in text
     finally:
         pool_manager.call("exchange_versions", {node: versions.installed()})
-        versions._asked.clear()
     result = materialize(docs, compute)
     assert metadata(result, "on_any")["dagster/row_count"] == 6
 
