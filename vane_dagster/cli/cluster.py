@@ -130,8 +130,8 @@ def _record(running: RunningHead) -> dict[str, Any]:
     processes = marked(place.mark)
     connected = drivers(place.mark, head.address)
     use = place.use()
-    # Without a watcher, nothing records when the last driver left.
-    is_idle = use is not None and not connected and place.is_watched()
+    # A head that never stops has no watcher, and nothing records when its last driver left.
+    stops_at = use.stops_at() if use and not connected else None
     return {
         "name": head.name,
         "environment": head.prefix,
@@ -146,9 +146,9 @@ def _record(running: RunningHead) -> dict[str, Any]:
         "processes": len(processes),
         "memory_bytes": memory_of(processes),
         "drivers": [{"pid": pid, "process": name} for pid, name in sorted(connected.items())],
-        "idle_seconds": max(0.0, time.time() - use.last_used) if use and is_idle else None,
+        "idle_seconds": max(0.0, time.time() - use.last_used) if use and stops_at else None,
         "idle_minutes": use.idle_minutes if use else None,
-        "stops_at": use.stops_at() if use and is_idle else None,
+        "stops_at": stops_at,
         "folder": str(place.folder),
         "logs": f"{head.session_dir}/logs",
     }

@@ -242,16 +242,6 @@ class HeadFolder:
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.folder / "use.json", (now, now))
 
-    def is_watched(self) -> bool:
-        """Whether a watcher runs, which stops the head once it is idle."""
-        if not self.folder.is_dir():
-            return False
-        with self._lock(wait=False) as locked:
-            if not locked:  # another process is starting a watcher, or ending the head
-                return True
-            with self._flock("watcher", wait=False) as free:
-                return free is None
-
     def _set_idle_minutes(self, idle_minutes: float | None) -> None:
         """Record a use and its setting; start a watcher if one is needed and none runs.
 
