@@ -6,20 +6,25 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 from vane_dagster._secrets import masked
 from vane_dagster.events import (
     Committed,
     Event,
     Failed,
+    Noticed,
     PoolLoads,
+    Printed,
     Progress,
     Waiting,
     WorkerReady,
     Writing,
 )
 from vane_dagster.storage.manifest import Manifest
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 _LOG_SECONDS = 5.0
 _WINDOW_SECONDS = 30.0
@@ -70,6 +75,16 @@ class ProgressReport:
         for stage in event.total:
             if line := str(self._throughputs[stage]):
                 self._log(f"{stage}: {line}")
+
+
+def log_text(log: dg.DagsterLogManager, event: Event) -> None:
+    """Log an event that is a text, and no other."""
+    if isinstance(event, Printed):
+        log.info(f"{event.stage} printed:\n{masked(event.text.rstrip())}")
+    elif isinstance(event, Noticed):
+        (log.warning if event.is_problem else log.info)(masked(event.text))
+    elif isinstance(event, Waiting):
+        log.info(masked(event.text))
 
 
 class StageThroughput:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Union
 
 from vane_dagster.compute.api import Backend
@@ -130,29 +131,15 @@ def run_pipeline(
     try:
         with SchemaInference(store, preview, run_id, listen, connect=connect) as inference:
             resolved = inference.resolve(pipeline, selected, partitions)
-        given = (resolved, selected, partitions, store, force, run_id, retry_quarantined)
-        plan = plan_run(*given, connect=connect)
+        asked = (resolved, selected, partitions, store, force, run_id, retry_quarantined)
+        plan = plan_run(*asked, connect=connect)
         listen(RunPlanned(plan))
         for event in about_plan(plan):
             listen(event)
         backend = connection.backend() if plan.needed() else None
         listen(Connected())
-        _on_a_thread(
-            lambda emit, cancelled: execute(
-                plan,
-                backend,
-                store,
-                run_id,
-                emit,
-                cancelled,
-                versions(),
-                check_runner,
-                priority,
-            ),
-            listen,
-            check,
-            flush,
-        )
+        given = (plan, backend, store, run_id, listen, check, check_runner, priority)
+        _execute(*given, flush=flush, info=versions())
     finally:
         connection.close()
     return plan
@@ -180,14 +167,7 @@ def execute_preview(
         elif isinstance(event, (Printed, Noticed, Waiting, WorkerReady)):
             listen(event)
 
-    _on_a_thread(
-        lambda emit, cancelled: execute(
-            plan, backend, store, run_id, emit, cancelled, {}, check_runner, priority=priority
-        ),
-        handle,
-        check,
-        lambda: None,
-    )
+    _execute(plan, backend, store, run_id, handle, check, check_runner, priority)
     if failed:
         raise failed[0]
     return made
@@ -205,38 +185,19 @@ def recompute(
     priority: int = 0,
 ) -> None:
     """Execute the plan of a sample."""
-    backend = _connected(compute, plan.pipeline, plan.selected, log)
-    given = (plan, backend, store, run_id)
+    connection = _Connection(compute, plan.pipeline, plan.selected, log)
     try:
-        _on_a_thread(
-            lambda emit, cancelled: execute(
-                *given, emit, cancelled, {}, check_runner, priority=priority
-            ),
-            listen,
-            check,
-            lambda: None,
-        )
+        backend = connection.backend()
+        _execute(plan, backend, store, run_id, listen, check, check_runner, priority)
     finally:
-        compute.close(backend)
-
-
-def _connected(
-    compute: Compute, pipeline: Pipeline, selected: Collection[str], log: Callable[[str], None]
-) -> Backend:
-    """Connect to the backend, with subprocesses beside it if a selected stage runs in them."""
-    backend = compute.backend(log)
-    specs = [stage.spec for stage in pipeline if stage.name in selected]
-    if not any(spec.runs_udf and spec.on_driver for spec in specs):
-        return backend
-    try:
-        return compute.with_subprocesses(backend)
-    except BaseException:
-        compute.close(backend)
-        raise
+        connection.close()
 
 
 class _Connection:
-    """The backend of a run, which its previews use too. It is connected when it is first needed."""
+    """The backend of a run, which its previews use too. It is connected when it is first needed.
+
+    Subprocesses are beside it if a selected stage runs in them.
+    """
 
     def __init__(
         self,
@@ -245,7 +206,9 @@ class _Connection:
         selected: Collection[str],
         log: Callable[[str], None],
     ) -> None:
-        self._compute, self._given = compute, (pipeline, selected, log)
+        self._compute, self._log = compute, log
+        specs = [stage.spec for stage in pipeline if stage.name in selected]
+        self._on_driver = any(spec.runs_udf and spec.on_driver for spec in specs)
         self._backend: Backend | None = None
         self._lock = threading.Lock()
 
@@ -253,13 +216,38 @@ class _Connection:
         """Return the backend."""
         with self._lock:
             if self._backend is None:
-                self._backend = _connected(self._compute, *self._given)
+                self._backend = self._compute.backend(self._log)
+                if self._on_driver:
+                    self._backend = self._compute.with_subprocesses(self._backend)
             return self._backend
 
     def close(self) -> None:
         """Release everything that must not outlive the run."""
         if self._backend is not None:
             self._compute.close(self._backend)
+
+
+def _execute(
+    plan: RunPlan,
+    backend: Backend | None,
+    store: Store,
+    run_id: str,
+    listen: Callable[[Event], None],
+    check: Callable[[], None],
+    check_runner: CheckRunner,
+    priority: int,
+    flush: Callable[[], None] = lambda: None,
+    info: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Execute a plan on a thread, and deliver its events here."""
+    _on_a_thread(
+        lambda emit, cancelled: execute(
+            plan, backend, store, run_id, emit, cancelled, info, check_runner, priority
+        ),
+        listen,
+        check,
+        flush,
+    )
 
 
 def _on_a_thread(
