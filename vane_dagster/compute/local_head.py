@@ -55,16 +55,10 @@ _RAY_SETTINGS = {
     # Ray warns on every driver's terminal if there are more workers than four times the startup
     # concurrency, which it derives from the CPUs; on a laptop, warm pools exceed that.
     "RAY_worker_maximum_startup_concurrency": "32",
-    # Ray starts processes before they are needed: with the head, not with the first driver.
+    # Ray starts a process for each CPU ahead: with the head, not with the first driver.
     "RAY_enable_worker_prestart": "1",
     "RAY_prestart_worker_first_driver": "0",
 }
-
-_PRESTARTED = 3
-"""Processes that wait for the first run, which needs a pool manager, an I/O worker and a model's.
-
-Ray would start one for each CPU.
-"""
 
 RAY_START = (
     "import sys; "
@@ -74,14 +68,9 @@ RAY_START = (
 )
 """Imports ``ray start`` without the other commands of ``ray``, which import Ray Serve."""
 
-# `ray start` opens a Ray Client port if grpc is installed, and has the raylet start a process for
-# each CPU. There are no options for either. Of an argument given twice, the raylet uses the last.
+# `ray start` opens a Ray Client port if grpc is installed. There is no option for it.
 _LAUNCH = (
-    f"{RAY_START}from ray._private import services; start = services.start_ray_process; "
-    f"more = {{'raylet': ['--num_prestart_python_workers={_PRESTARTED}']}}; "
-    "services.start_ray_process = lambda command, kind, **options: "
-    "start([*command, *more.get(kind, ())], kind, **options); "
-    "scripts.get_ray_client_dependency_error = lambda: 'not wanted'; scripts.main()"
+    f"{RAY_START}scripts.get_ray_client_dependency_error = lambda: 'not wanted'; scripts.main()"
 )
 
 _OPTIONS = (
