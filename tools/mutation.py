@@ -42,7 +42,7 @@ GROUPS = {
     ),
     "identity": (
         "fingerprint/code.py fingerprint/dependencies.py fingerprint/effects.py "
-        "fingerprint/bindings.py fingerprint/files.py",
+        "fingerprint/symbols.py fingerprint/files.py",
         "fingerprint",
     ),
     "committer": (

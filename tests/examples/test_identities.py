@@ -116,7 +116,7 @@ def test_only_the_embedders_own_statements_of_the_demo_count(
         ("checks", "rate", {"rate", "GOOD"}),
         ("chunks", "embed", {"embed", "vectorizer"}),
         ("cpu_preprocess", "Urgency", {"Urgency"}),
-        ("own_provider", "HouseModel", {"HouseModel", "Order"}),
+        ("own_provider", "HouseModel", {"HouseModel"}),
         ("partitioned", "Anomaly", {"Anomaly"}),
         ("prompt_pre_and_postprocess", "preprocess", {"preprocess", "TONES"}),
         ("prompt_pre_and_postprocess", "postprocess", {"postprocess", "Reply"}),

@@ -51,11 +51,10 @@ def plugin(name: str, text: str, old: str = "1", new: str = "2", **options: bool
 def beside(name: str, text: str, old: str = "1", new: str = "2", **options: bool) -> None:
     """Add an edit of ``plugins.py``, which the UDF's module imports and does not read.
 
-    The import is under a condition, so that no test executes the module.
+    A function imports it, so that no test executes the module.
     """
     defs = (
-        "import sys\nimport settings\nfrom model import Model\n"
-        "if 'never' in sys.argv:\n    import plugins\ndef udf(b):\n"
+        "import settings\nfrom model import Model\ndef never():\n    import plugins\ndef udf(b):\n"
         "    return Model()(b), settings.K, settings.settings.k, len(b)\n"
     )
     model = "class Model:\n    size = 3\n    def __call__(self, b):\n        return b * self.size\n"
@@ -1103,6 +1102,43 @@ beside(
     "class X:\n    pass\n",
 )
 beside("a codec", "import codecs\ncodecs.register(lambda name: 1)\n")
+beside("a codec, by a decorator", "import codecs\n@codecs.register\ndef f(name):\n    return 1\n")
+beside(
+    "the environment, by a name of a renamed module",
+    "import os as o\nput = o.environ.setdefault\nx = put('A', '1')\n",
+)
+beside(
+    "a library's option, given on by a function",
+    "import functools\ndef same(x):\n    return x\nsetattr(same(functools), 'mine', 1)\n",
+)
+beside(
+    "an overload of a function",
+    "from numba.extending import overload\nfrom model import Model\n@overload(Model)\n"
+    "def f(x):\n    return 1\n",
+)
+beside(
+    "functions under decorators that only wrap",
+    "import jax, ray\nfrom numba import njit\nfrom tenacity import retry\n@njit\ndef a():\n"
+    "    return 1\n@jax.jit\ndef b():\n    return 1\n@ray.remote\ndef c():\n    return 1\n"
+    "@retry(reraise=True)\ndef d():\n    return 1\n",
+    changes=False,
+)
+beside(
+    "methods that record no gradients",
+    "import torch\nclass Other:\n    @torch.no_grad()\n    def f(self):\n        return 1\n",
+    changes=False,
+)
+inside(
+    "a command of a group that the function runs",
+    "import click\ncli = click.Group()\n@cli.command()\ndef one():\n    return 1\n"
+    "def udf(b):\n    return cli.commands['one'].callback()\n",
+)
+beside(
+    "commands of an application",
+    "import typer\nfrom model import Model\napp = typer.Typer()\n@app.command()\n"
+    "def main():\n    print(Model.size, 1)\n",
+    changes=False,
+)
 beside(
     "a command",
     "import click\n@click.command()\n@click.option('--x', default=1)\ndef main(x):\n    print(x)\n",
@@ -1428,6 +1464,15 @@ for _name, (_method, _use) in _CALLED_BY_SYNTAX.items():
     )
 
 # Known limits: the results cannot change.
+edit(
+    "a constant of a file that is imported under a condition",
+    "1",
+    "2",
+    defs="if 1:\n    import plugins\ndef udf(b):\n    return b\n",
+    plugins="K = 1\n",
+    needless=True,
+    changes=False,
+)
 beside(
     "a library is given the class",
     "import weakref\nfrom model import Model\nMODELS = weakref.WeakSet([Model])\n"
@@ -1455,7 +1500,6 @@ inside(
 _COARSE = {
     "import: a parser",
     "import: a lock and a cache",
-    "import: a command",
     "import: a copy is changed",
     "import: a decorator of the user's that only wraps",
     "import: a function attribute of the registering function",
@@ -1469,7 +1513,6 @@ _COARSE = {
     "import: a star import that has nothing of it",
     "import: a subclass's dict that its base has",
     "import: a thread pool",
-    "import: a value that a change of settings reads",
     "import: an unread alias, in the file itself",
     "import: an unread dict, in the file itself",
     "import: another module's plugin, for one plugin's own code",

@@ -270,115 +270,20 @@ def _docs(name: str, defs: str, changes: bool = True, **files: str) -> Edit:
 
 
 DOCSTRINGS = [
-    _docs("fn.__doc__", "def p():\n    DOC\ndef udf(b):\n    return p.__doc__.format(b)\n"),
     _docs("own module's", "DOC\ndef udf(b):\n    return __doc__ + b\n"),
     _docs("module attribute", "import p\ndef udf(b):\n    return p.__doc__ + b\n", p="DOC\nK = 1\n"),
     _docs("of its own class", "class udf:\n    DOC\n    def __call__(self, b):\n        return type(self).__doc__\n"),
-    _docs("inspect.getdoc", "import inspect\ndef p():\n    DOC\ndef udf(b):\n    return inspect.getdoc(p)\n"),
-    _docs("from inspect import getdoc", "from inspect import getdoc as g\ndef p():\n    DOC\ndef udf(b):\n    return g(p)\n"),
-    _docs("getattr", "def p():\n    DOC\ndef udf(b):\n    return getattr(p, '__doc__')\n"),
-    _docs(
-        "read in a helper's module",
-        "import helpers\ndef p():\n    DOC\ndef udf(b):\n    return helpers.ask(p, b)\n",
-        helpers="def ask(f, b):\n    return f.__doc__ + b\n",
-    ),
-    _docs(
-        "read by a decorator",
-        "def prompt(f):\n    return lambda b: f.__doc__ + b\n@prompt\ndef ask(b):\n    DOC\n"
-        "def udf(b):\n    return ask(b)\n",
-    ),
     _docs(
         "read by a base class",
         "class Base:\n    def __call__(self, b):\n        return self.__doc__\n"
         "class udf(Base):\n    DOC\n",
     ),
     _docs(
-        "read by __init_subclass__",
-        "class Base:\n    def __init_subclass__(cls):\n        cls.prompt = cls.__doc__\n"
-        "class udf(Base):\n    DOC\n    def __call__(self, b):\n        return self.prompt\n",
-    ),
-    _docs(
-        "installed base",
-        "import pydantic\nclass Answer(pydantic.BaseModel):\n    DOC\n    x: int\n"
-        "def udf(b):\n    return Answer.model_json_schema()\n",
-    ),
-    _docs(
-        "installed base of an own base",
-        "import pydantic\nclass Base(pydantic.BaseModel):\n    pass\nclass Answer(Base):\n    DOC\n"
-        "    x: int\ndef udf(b):\n    return Answer.model_json_schema()\n",
-    ),
-    _docs(
-        "installed base in another module",
-        "from base import Base\nclass Answer(Base):\n    DOC\n    x: int\n"
-        "def udf(b):\n    return Answer.model_json_schema()\n",
-        base="import pydantic\nclass Base(pydantic.BaseModel):\n    pass\n",
-    ),
-    _docs(
-        "installed decorator",
-        "import click\n@click.command()\ndef tool():\n    DOC\ndef udf(b):\n    return tool\n",
-    ),
-    _docs(
-        "passed to an installed function",
-        "import click\ndef tool():\n    DOC\ndef udf(b):\n    return click.command()(tool)\n",
-    ),
-    _docs(
-        "passed in a list",
-        "import click\ndef tool():\n    DOC\ndef udf(b):\n    return click.Group(commands=[tool])\n",
-    ),
-    _docs(
-        "passed by a table",
-        "import click\nTOOLS = []\ndef tool():\n    DOC\nTOOLS.append(tool)\n"
-        "def udf(b):\n    return click.Group(commands=TOOLS)\n",
-    ),
-    _docs(
-        "passed through a partial",
-        "import click, functools\ndef tool():\n    DOC\n"
-        "def udf(b):\n    return click.command()(functools.partial(tool, 1))\n",
-    ),
-    _docs(
-        "passed by a helper",
-        "import click\ndef tool():\n    DOC\ndef run(f):\n    return click.command()(f)\n"
-        "def udf(b):\n    return run(tool)\n",
-    ),
-    _docs(
-        "wrapped by a helper",
-        "import click, functools\ndef wrap(f):\n    @functools.wraps(f)\n    def inner(*a):\n"
-        "        return f(*a)\n    return inner\ndef tool():\n    DOC\n"
-        "def udf(b):\n    other = wrap(tool)\n    return click.command()(other)\n",
-    ),
-    _docs(
-        "returned by a helper",
-        "import click\ndef same(f):\n    return f\ndef tool():\n    DOC\n"
-        "def udf(b):\n    return click.command()(same(tool))\n",
-    ),
-    _docs(
-        "passed on by another module",
-        "import tools, click\ndef udf(b):\n    return click.Group(commands=[tools.tool])\n",
-        tools="def tool():\n    DOC\n",
-    ),
-    _docs(
         "a bound method",
         "import click\nclass Tools:\n    def find(self):\n        DOC\n"
         "def udf(b):\n    return click.command()(Tools().find)\n",
     ),
-    _docs(
-        "an object made for a call",
-        "import click\nclass Tools:\n    DOC\n"
-        "def udf(b):\n    return click.command()(Tools())\n",
-    ),
-    _docs(
-        "method of an installed base",
-        "import pydantic\nclass Tools(pydantic.BaseModel):\n    def find(self):\n        DOC\n"
-        "def udf(b):\n    return Tools()\n",
-    ),
-    _docs(
-        "of a registered function, in a loop",
-        "import click\ndef tool():\n    DOC\ndef udf(b):\n    for f in [tool]:\n"
-        "        click.command()(f)\n",
-    ),
-    _docs("help", "def p():\n    DOC\ndef udf(b):\n    return help(p)\n"),
     _docs("getsource", "import inspect\ndef p():\n    DOC\ndef udf(b):\n    return inspect.getsource(p)\n"),
-    _docs("vars of a class", "class P:\n    DOC\ndef udf(b):\n    return dict(vars(P))\n"),
     _edit(
         "docstring: of a class made at run time",
         "def make(text):\n    return type('M', (), {'__doc__': text, '__call__': lambda s, b: s})\n"
@@ -387,82 +292,12 @@ DOCSTRINGS = [
         "'two'",
     ),
     _docs("plain function", "def p(b):\n    DOC\n    return b\ndef udf(b):\n    return p(b)\n", False),
-    _docs("of the function itself", "def udf(b):\n    DOC\n    return b\n", False),
-    _docs("of the class itself", "class udf:\n    DOC\n    def __call__(self, b):\n        return b\n", False),
     _docs("module", "DOC\ndef udf(b):\n    return b\n", False),
     _docs("helper module", "import p\ndef udf(b):\n    return p.f(b)\n", False, p="DOC\ndef f(b):\n    return b\n"),
-    _docs(
-        "inert decorators",
-        "import functools, contextlib\nclass M:\n    @property\n    def a(self):\n        DOC\n"
-        "    @functools.lru_cache\n    def f(self, b):\n        return b\n"
-        "def udf(b):\n    return M().f(b)\n",
-        False,
-    ),
-    _docs(
-        "cached",
-        "from functools import lru_cache\n@lru_cache(maxsize=None)\ndef f(b):\n    DOC\n"
-        "def udf(b):\n    return f(b)\n",
-        False,
-    ),
-    _docs(
-        "context manager",
-        "import contextlib\n@contextlib.contextmanager\ndef f():\n    DOC\n    yield 1\n"
-        "def udf(b):\n    with f() as x:\n        return x\n",
-        False,
-    ),
     _docs(
         "dataclass",
         "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass C:\n    DOC\n    x: int = 1\n"
         "def udf(b):\n    return C().x\n",
-        False,
-    ),
-    _docs(
-        "abstract base",
-        "import abc\nclass Base(abc.ABC):\n    DOC\n    @abc.abstractmethod\n    def f(self): ...\n"
-        "class udf(Base):\n    def f(self):\n        pass\n    def __call__(self, b):\n        return b\n",
-        False,
-    ),
-    _docs(
-        "exception",
-        "class Bad(ValueError):\n    DOC\ndef udf(b):\n    raise Bad(b)\n",
-        False,
-    ),
-    _docs(
-        "class of a library",
-        "import click\nclass Net(click.Command):\n    DOC\n    @click.pass_context\n"
-        "    def forward(self, x):\n        return x\ndef udf(b):\n    return Net()(b)\n",
-        False,
-    ),
-    _docs(
-        "own decorator that wraps",
-        "import functools\ndef retry(times):\n    def deco(f):\n        @functools.wraps(f)\n"
-        "        def inner(*args):\n            for _ in range(times):\n                return f(*args)\n"
-        "        return inner\n    return deco\n"
-        "@retry(3)\ndef f(b):\n    DOC\n    return b\ndef udf(b):\n    return f(b)\n",
-        False,
-    ),
-    _docs(
-        "passed to map, sorted and an executor",
-        "from concurrent.futures import ThreadPoolExecutor\ndef f(b):\n    DOC\n    return b\n"
-        "def udf(b):\n    with ThreadPoolExecutor() as pool:\n"
-        "        return sorted(map(f, b), key=f), list(pool.map(f, b))\n",
-        False,
-    ),
-    _docs(
-        "applied to a column",
-        "def clean(x):\n    DOC\n    return x\ndef udf(b):\n    return b['text'].apply(clean)\n",
-        False,
-    ),
-    _docs(
-        "passed to an own helper that calls it",
-        "def each(f, xs):\n    return [f(x) for x in xs]\ndef clean(x):\n    DOC\n    return x\n"
-        "def udf(b):\n    return each(clean, b)\n",
-        False,
-    ),
-    _docs(
-        "inspect imported for something else",
-        "import inspect\ndef f(b):\n    DOC\n    return inspect.isawaitable(b)\n"
-        "def udf(b):\n    return f(b)\n",
         False,
     ),
     _kept(
@@ -470,13 +305,6 @@ DOCSTRINGS = [
         "def udf(b):\n    x = 1\n    'a note'\n    return b\n",
         "a note",
         "another",
-    ),
-    _kept(
-        "docstring: self.__dict__ is used",
-        "class udf:\n    'one'\n    def __init__(self):\n        self.__dict__.update(a=1)\n"
-        "    def __call__(self, b):\n        return b\n",
-        "'one'",
-        "'two'",
     ),
 ]  # fmt: skip
 
@@ -500,18 +328,8 @@ HINTS = [
     _hint("inspect.signature", "from inspect import signature as s\ndef f(x: HINT): ...\ndef udf(b):\n    return s(f)\n"),
     _hint("__annotations__", "class C:\n    x: HINT\ndef udf(b):\n    return C.__annotations__\n"),
     _edit("hint: singledispatch", "import functools\n@functools.singledispatch\ndef f(x): ...\n@f.register\ndef _(x: int): ...\ndef udf(b):\n    return f(b)\n", "x: int", "x: float"),
-    _hint("unknown decorator", "import click\n@click.command()\ndef f(x: HINT): ...\ndef udf(b):\n    return f\n"),
-    _hint("passed to a library", "import pydantic\ndef f(x: HINT): ...\ndef udf(b):\n    return pydantic.validate_call(f)\n"),
-    _hint("return of a tool", "import click\ndef f() -> HINT: ...\ndef udf(b):\n    return click.Group(commands=[f])\n"),
-    _hint("read by an own decorator", "def checked(f):\n    kinds = f.__annotations__\n    return lambda *a: kinds\n@checked\ndef f(x: HINT): ...\ndef udf(b):\n    return f(b)\n"),
-    _hint("plain function", "def f(x: HINT) -> int:\n    return x\ndef udf(b):\n    return f(b)\n", False),
     _hint("the function itself", "def udf(b: HINT):\n    return b\n", False),
-    _hint("method", "class udf:\n    def __call__(self, b: HINT):\n        return b\n", False),
-    _hint("plain class", "class udf:\n    x: HINT = 1\n    def __call__(self, b):\n        return self.x\n", False),
     _hint("local variable", "def udf(b):\n    x: HINT = b\n    return x\n", False),
-    _hint("self attribute", "class udf:\n    def __init__(self):\n        self.x: HINT = []\n    def __call__(self, b):\n        return self.x\n", False),
-    _hint("constant", "K: HINT = [1]\ndef udf(b):\n    return K\n", False),
-    _hint("method of a dataclass", "from dataclasses import dataclass\n@dataclass\nclass C:\n    x: int\n    def f(self) -> HINT:\n        return 1\ndef udf(b):\n    return C(b).f()\n", False),
     _kept("hint: helper module", "import p\ndef udf(b):\n    return p.f(b)\n", "x: str", "x: bytes", p="def f(x: str):\n    return x\n"),
     _kept("hint: added to a local variable", "def udf(b):\n    x = b\n    return x\n", "x = b", "x: int = b"),
     _kept("hint: added to a constant", "K = 1\ndef udf(b):\n    return K\n", "K = 1", "K: int = 1"),
@@ -532,48 +350,19 @@ LOCALS = [
     _kept(f"local: {name}", f"import contextlib\nK = 1\n{defs}", old, new)
     for name, defs, old, new in [
         ("variable", "def udf(b):\n    total = b + 1\n    return total * 2\n", "total", "summed"),
-        ("to the name of a builtin", "def udf(b):\n    total = b\n    return total\n", "total", "sum"),
-        ("in a method", "class udf:\n    def __call__(self, b):\n        out = b\n        return out\n", "out", "result"),
         ("loop", "def udf(b):\n    for item in b:\n        print(item)\n", "item", "row"),
-        ("with", "def udf(b):\n    with open(b) as handle:\n        return handle.read()\n", "handle", "f"),
-        ("except", "def udf(b):\n    try:\n        return b\n    except ValueError as error:\n        raise KeyError from error\n", "error", "e"),
-        ("comprehension", "def udf(b):\n    return [item for item in b if item]\n", "item", "x"),
         ("comprehension at the top", "LIST = [item for item in range(3)]\ndef udf(b):\n    return LIST\n", "item", "x"),
-        ("walrus", "def udf(b):\n    if (found := b.get(1)):\n        return found\n", "found", "hit"),
-        ("unpacking", "def udf(b):\n    first, *rest = b\n    return rest, first\n", "rest", "others"),
-        ("nested function reads it", "def udf(b):\n    size = 1\n    def f():\n        return size\n    return f()\n", "size", "width"),
-        ("nonlocal", "def udf(b):\n    size = 1\n    def f():\n        nonlocal size\n        size = 2\n    f()\n    return size\n", "size", "width"),
-        ("nested function", "def udf(b):\n    def step(x):\n        return x\n    return step(b)\n", "step", "go"),
         ("lambda", "def udf(b):\n    step = lambda x: x\n    return step(b)\n", "step", "go"),
-        ("match", "def udf(b):\n    match b:\n        case [first, *rest]:\n            return rest\n        case {'a': 1, **more}:\n            return more\n", "rest", "tail"),
         ("match mapping", "def udf(b):\n    match b:\n        case {'a': 1, **more}:\n            return more\n", "more", "left"),
-        ("keyword argument of the same name", "def udf(b):\n    size = b\n    return dict(size_=size)\n", "size = b\n    return dict(size_=size)", "n = b\n    return dict(size_=n)"),
-        ("beside an unrelated text", "def udf(b):\n    total = b\n    return total, 'the sum'\n", "total", "amount"),
-        ("with a literal query of other names", "def udf(b):\n    total = b\n    return total.query('x > 1')\n", "total", "amount"),
     ]
 ] + [
     _edit(f"local: {name}", defs, old, new)
     for name, defs, old, new in [
         ("another variable is used", "def udf(b):\n    x = 1\n    y = 2\n    return x\n", "return x", "return y"),
-        ("order", "def udf(b):\n    x, y = b\n    return x - y\n", "x, y =", "y, x ="),
-        ("two become one", "def udf(b):\n    x = 1\n    y = 2\n    return x\n", "y = 2", "x = 2"),
         ("a local becomes a global", "x = 5\ndef udf(b):\n    y = 1\n    return y + x\n", "return y + x", "return y + y"),
         ("it shadows a constant no longer", "K = 2\ndef udf(b):\n    K = 1\n    return K\n", "    K = 1\n", "    L = 1\n"),
         ("a parameter", "def f(a):\n    return a\ndef udf(b):\n    return f(**b)\n", "def f(a):\n    return a", "def f(c):\n    return c"),
         ("locals()", "def udf(b):\n    size = 1\n    return '{}'.format(**locals())\n", "size", "width"),
-        ("vars()", "def udf(b):\n    size = 1\n    return vars()\n", "size", "width"),
-        ("eval of a text", "def udf(b):\n    size = 1\n    return eval(b)\n", "size", "width"),
-        ("a frame", "import sys\ndef udf(b):\n    size = 1\n    return sys._getframe().f_locals\n", "size", "width"),
-        ("read by a helper's frame", "import inspect\ndef names():\n    return inspect.currentframe().f_back.f_locals\ndef udf(b):\n    size = 1\n    return names()\n", "size", "width"),
-        ("SQL over a variable", "import duckdb\ndef udf(b):\n    frame = b\n    return duckdb.sql('select * from frame')\n", "frame = b", "table = b"),
-        ("SQL that is built", "import duckdb\ndef udf(b, name):\n    frame = b\n    return duckdb.sql(f'select * from {name}')\n", "frame = b", "table = b"),
-        ("query with @", "def udf(b):\n    low = 1\n    return b.query('x > @low')\n", "low = 1", "least = 1"),
-        ("f-string that documents itself", "def udf(b):\n    size = b\n    return f'{size=}'\n", "size", "width"),
-        ("class body", "class udf:\n    size = 1\n    def __call__(self, b):\n        return getattr(self, b)\n", "size", "width"),
-        ("name of a function that is returned", "def udf(b):\n    def step(x):\n        return x\n    return step\n", "step", "go"),
-        ("a type parameter's sibling", "def udf(b):\n    x = 1\n    def f(y):\n        return y\n    return f(x)\n", "return y", "return x"),
-        ("a comprehension's variable", "def udf(b):\n    x = 1\n    return [y for y in b]\n", "[y for", "[x for"),
-        ("an inner variable of the same name", "def udf(b):\n    x = 1\n    def f():\n        z = 2\n        return z\n    return f()\n", "return z", "return x"),
         ("global", "x = 1\ndef udf(b):\n    global x\n    x = 2\n    y = 3\n    return x\n", "return x", "return y"),
     ]
 ]  # fmt: skip

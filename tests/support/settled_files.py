@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vane_dagster.fingerprint import files
+from vane_dagster.fingerprint import hashing
 
 # Kept content
 
@@ -24,8 +24,8 @@ def settled(file: Path, content: bytes) -> Path:
 @pytest.fixture
 def later(monkeypatch):
     """Set the clock far ahead of every time stamp, so that the files are settled."""
-    now = files.time.time_ns
-    monkeypatch.setattr(files.time, "time_ns", lambda: now() + 10**12)
+    now = hashing.time.time_ns
+    monkeypatch.setattr(hashing.time, "time_ns", lambda: now() + 10**12)
 
 
 @pytest.fixture

@@ -9,10 +9,14 @@ import types
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vane_dagster.fingerprint.code_strings import (
+    Imported,
+    chain,
     mark_hints,
     mark_texts,
+    paths,
     read_names,
     syntax_tree,
 )
@@ -34,37 +38,24 @@ def parse(source: bytes | str) -> ast.Module:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tree: ast.Module = syntax_tree(source)
-    stack: list[ast.AST] = [tree]
-    while stack:
-        node = stack.pop()
-        for field in ("body", "orelse", "finalbody"):
-            body = getattr(node, field, None)
-            if not body or not isinstance(body, list):
-                continue
-            kept = list(_effective(body))
-            if not kept and field != "orelse" and not isinstance(node, ast.Module):
-                kept = [ast.copy_location(ast.Pass(), body[0])]
-            setattr(node, field, kept)
-        stack += inner_statements(node)
+        tree: ast.Module = _Effective().visit(syntax_tree(source))
     mark_texts(tree)
     mark_hints(tree)
     detach_decorators(tree)
     return tree
 
 
-def inner_statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements, handlers and cases directly inside a node."""
-    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
-        yield from getattr(node, field, ())
+class _Effective(ast.NodeTransformer):
+    """Drops the bodies of ``if TYPE_CHECKING``. Expressions, which may be deep, are not visited."""
 
-
-def _effective(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in body:
-        if isinstance(statement, ast.If) and _is_type_checking(statement.test):
-            yield from _effective(statement.orelse)
-        else:
-            yield statement
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.expr):
+            return node
+        self.generic_visit(node)
+        if getattr(node, "body", None) == [] and not isinstance(node, ast.Module):
+            node.body = [ast.copy_location(ast.Pass(), node)]  # type: ignore[attr-defined]
+        is_dropped = isinstance(node, ast.If) and _is_type_checking(node.test)
+        return node.orelse if is_dropped else node  # type: ignore[attr-defined]  # an `if`
 
 
 def _is_type_checking(node: ast.expr) -> bool:
@@ -118,6 +109,15 @@ def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
+def evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what is evaluated with a node: of a function, its decorators and defaults."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        yield from getattr(node, "decorator_list", ())
+        yield from filter(None, (*node.args.defaults, *node.args.kw_defaults))
+    else:
+        yield from ast.iter_child_nodes(node)
+
+
 def as_statement(node: ast.AST) -> ast.stmt:
     """Return a statement, or an expression as one."""
     if isinstance(node, ast.stmt):
@@ -153,7 +153,8 @@ def names_of(nodes: Sequence[ast.stmt], filename: str) -> frozenset[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return frozenset(global_names(compile(module, filename, "exec", flags, True, 0)))
-    except (RecursionError, SyntaxError):  # very many operators, or `nonlocal` of an outer function
+    except (RecursionError, SyntaxError, ValueError):
+        # very many operators, `nonlocal` of an outer function, or a block whose code was dropped
         return frozenset(
             name
             for node in ast.walk(module)
@@ -183,8 +184,6 @@ class ImportRef:
         level: The number of leading dots.
         name: The name taken from the module; None for ``import <module>``.
         bound: The name that the statement binds; empty for an import by a string.
-        refers: The module that the bound name may refer to: ``a`` for ``import a.b``, ``a.b`` for
-            ``import a.b as c``; for ``from a import b`` it is ``b``, relative to the module.
         guarded: Whether the statement is under `try` or `with`, so that it may fail.
         line: The line number.
     """
@@ -193,7 +192,6 @@ class ImportRef:
     level: int
     name: str | None
     bound: str
-    refers: str
     guarded: bool
     line: int
 
@@ -205,11 +203,13 @@ class Scan:
     Attributes:
         imports: The imported names.
         chains: The dotted names, as tuples of their parts.
+        paths: What they stand for, if it is imported: ``a.b.f`` for ``b.f`` after ``import a.b``.
         dynamic: The line numbers of imports by a computed name.
     """
 
     imports: tuple[ImportRef, ...]
     chains: frozenset[tuple[str, ...]]
+    paths: frozenset[str]
     dynamic: tuple[int, ...]
 
 
@@ -217,6 +217,7 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
     """Collect the imports and dotted names in nodes, including function bodies."""
     imports: list[ImportRef] = []
     chains: set[tuple[str, ...]] = set()
+    found: set[str] = set()
     dynamic: list[int] = []
     stack: list[tuple[ast.AST, bool]] = [(node, False) for node in nodes]
     while stack:
@@ -234,15 +235,16 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
             imports += import_refs(node, guarded)
             continue
         if isinstance(node, (ast.Attribute, ast.Name)):
-            chain = _chain(node)
-            if chain:
-                chains.add(chain)
+            root, names = chain(node)
+            if isinstance(root, ast.Name):
+                chains.add((root.id, *names))
+                found.update(path for path in paths(node) if isinstance(path, Imported))
                 for part in ast.walk(node):
                     _add_lookups(part, chains, imports)
                 continue
         guards = _guarded_children(node)
         stack += [(child, guarded or child in guards) for child in ast.iter_child_nodes(node)]
-    return Scan(tuple(imports), frozenset(chains), tuple(sorted(dynamic)))
+    return Scan(tuple(imports), frozenset(chains), frozenset(found), tuple(sorted(dynamic)))
 
 
 def _add_lookups(node: ast.AST, chains: set[tuple[str, ...]], imports: list[ImportRef]) -> None:
@@ -256,21 +258,12 @@ def import_refs(node: ast.Import | ast.ImportFrom, guarded: bool) -> Iterator[Im
     """Yield one reference for each name that an import statement binds."""
     for alias in node.names:
         if isinstance(node, ast.Import):
-            refers = alias.name if alias.asname else alias.name.partition(".")[0]
-            bound = alias.asname or refers
-            yield ImportRef(alias.name, 0, None, bound, refers, guarded, node.lineno)
+            bound = alias.asname or alias.name.partition(".")[0]
+            yield ImportRef(alias.name, 0, None, bound, guarded, node.lineno)
         else:
             bound = alias.asname or alias.name
             where = (node.module or "", node.level, alias.name)
-            yield ImportRef(*where, bound, alias.name, guarded, node.lineno)
-
-
-def _chain(node: ast.expr) -> tuple[str, ...]:
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
-        node = node.value
-    return (node.id, *reversed(names)) if isinstance(node, ast.Name) else ()
+            yield ImportRef(*where, bound, guarded, node.lineno)
 
 
 def root_name(node: ast.AST) -> str | None:

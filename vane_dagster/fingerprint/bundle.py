@@ -12,7 +12,6 @@ import io
 import os
 import sys
 import threading
-import typing
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -80,11 +79,9 @@ def pickled(
         def reducer_override(self, part: Any) -> Any:
             if visit is not None:
                 visit(part)
-            # cloudpickle pickles these by module name, which names another module in a worker.
+            # cloudpickle pickles it by its module's name, which names another module in a worker.
             if isinstance(part, _CACHED) and part.__module__ in by_value:
                 return _cached, (part.__wrapped__, part.cache_parameters())
-            if _is_typed_dict_call(part) and part.__module__ in by_value:
-                return _typed_dict, (part.__name__, part.__annotations__, part.__total__)
             return super().reducer_override(part)
 
         def persistent_id(self, part: Any) -> Any:
@@ -125,21 +122,7 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-def _is_typed_dict_call(part: Any) -> bool:
-    """Return whether a class was made by ``TypedDict("Name", {...})``.
-
-    Before Python 3.12 such a class does not name TypedDict as its base, and cloudpickle would make
-    a subclass of dict of it.
-    """
-    return typing.is_typeddict(part) and "__orig_bases__" not in vars(part)
-
-
-def _typed_dict(name: str, fields: dict[str, Any], total: bool) -> Any:
-    return typing.TypedDict(name, fields, total=total)  # type: ignore[operator]  # by value
-
-
-for _by_value in (_cached, _typed_dict):
-    _by_value.__module__ = "__main__"  # pickle it by value: workers have no such module
+_cached.__module__ = "__main__"  # pickle it by value: workers have no such module
 
 
 def _file(module: Module) -> dict[str, bytes]:

@@ -130,15 +130,21 @@ def _bound_at_top(tree: ast.Module) -> frozenset[str]:
     return frozenset(found)
 
 
-def paths(node: ast.AST) -> frozenset[str]:
-    """Return the paths that a dotted name may stand for: `Imported` ones, else the name itself."""
+def chain(node: ast.AST) -> tuple[ast.AST, list[str]]:
+    """Split a dotted name into what it begins with and the attributes."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
-        names.append(node.attr)
+        names.insert(0, node.attr)
         node = node.value
+    return node, names
+
+
+def paths(node: ast.AST) -> frozenset[str]:
+    """Return the paths that a dotted name may stand for: `Imported` ones, else the name itself."""
+    node, names = chain(node)
     if not isinstance(node, ast.Name):
-        return frozenset({".".join(["?", *reversed(names)])} if names else ())
-    rest = "".join(f".{name}" for name in reversed(names))
+        return frozenset({".".join(["?", *names])} if names else ())
+    rest = "".join(f".{name}" for name in names)
     roots = node.__dict__.get("stands_for", {node.id})
     return frozenset(type(root)(root + rest) for root in roots)
 

@@ -24,23 +24,15 @@ _OURS = frozenset(f"{home}.{name}" for home in _HOMES for name in _NAMES)
 def detach_decorators(tree: ast.Module) -> None:
     """Remove our decorators from a tree in which names are marked with their imports.
 
-    A definition keeps the lines of its removed decorators: its code starts at the first one. A
-    class keeps the mark that calling it runs no code of it.
+    A class keeps the mark that calling it runs no code of it.
     """
     for node in ast.walk(tree):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue
         ours = [each for each in node.decorator_list if _is_ours(each)]
         if ours:
-            node.__dict__["removed_lines"] = [each.lineno for each in ours]
             node.__dict__["is_lazy"] = isinstance(node, ast.ClassDef)
             node.decorator_list = [each for each in node.decorator_list if each not in ours]
-
-
-def first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
-    """Return the line where a definition starts: that of its first decorator, if it has one."""
-    removed: list[int] = node.__dict__.get("removed_lines", [])
-    return min([node.lineno, *(each.lineno for each in node.decorator_list), *removed])
 
 
 def is_lazy(node: ast.AST) -> bool:

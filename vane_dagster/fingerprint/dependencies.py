@@ -6,9 +6,10 @@ import ast
 import builtins
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.effects import (
     EVERY,
@@ -21,7 +22,7 @@ from vane_dagster.fingerprint.effects import (
 from vane_dagster.fingerprint.files import LocalFiles, file_digests
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
-from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource
+from vane_dagster.fingerprint.symbols import SymbolSource
 
 FILE = "file"
 _OWN_LABEL = "."
@@ -53,7 +54,6 @@ class DependencyWalk:
         self._waiting: deque[tuple[Module, str, bool]] = deque()
         # Whether the object counts that a name stands for, not only attributes of that module.
         self._seen: dict[tuple[str, str], bool] = {}
-        self._binding: dict[tuple[str, str], bool] = {}
         self._whole: set[str] = set()
         self._packages: set[str] = set()  # packages whose modules all count
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
@@ -96,7 +96,7 @@ class DependencyWalk:
         if module.is_source:
             self.modules.add(module.name)
             self._read_names(module, unit.scan, names)
-        self._follow(module, unit.scan, names)
+        self._follow(module, unit.scan)
         self._drain()
 
     def module(self, name: str) -> None:
@@ -116,10 +116,6 @@ class DependencyWalk:
             if self._seen.get((module.name, name)) in (True, is_object):
                 continue
             self._seen[module.name, name] = is_object
-            binding = [unit for unit in units if unit.is_import or name in unit.bound]
-            is_passed = bool(binding) and all(unit.is_import for unit in binding)
-            is_builtin = not units and hasattr(builtins, name)
-            self._binding[module.name, name] = not (is_passed or is_builtin)
             if units:
                 digest = combine("units", *(unit.digest for unit in units))
                 self._facts[f"{self.label(module)}.{name}".lstrip(_OWN_LABEL)] = digest
@@ -129,7 +125,7 @@ class DependencyWalk:
     def _read_unit(self, module: Module, unit: SymbolSource, is_object: bool = True) -> None:
         self._walked[id(unit)] = (module, unit)
         self._read_names(module, unit.scan, unit.names)
-        self._follow(module, unit.scan, unit.names, is_object)
+        self._follow(module, unit.scan, is_object)
 
     def _read_names(self, module: Module, scan: Scan, names: Iterable[str]) -> None:
         """Collect names; of one that stands for a module, only the attributes if it is dotted."""
@@ -145,7 +141,6 @@ class DependencyWalk:
         effects = Effects(self.finder, self._is_reached, self._reach_of)
         counting: dict[int, SymbolSource] = {}
         self._computed_imports, self._own_units = [], set(self._walked)
-        active: set[str] = set()  # modules with statements that do something
         size = -1
         while size != len(self._walked) + len(counting):
             size = len(self._walked) + len(counting)
@@ -153,48 +148,40 @@ class DependencyWalk:
             own = reached if self._own is None else [self._own.name]
             statements = executed(self.finder, own, reached)
             effects.lists_subclasses = lists_subclasses(self.finder, statements)
-            for each in statements:
-                unit = each.unit
-                nodes = () if id(unit) in counting else effects.counting(each)
+            for module, unit, _ in statements:
+                nodes = () if id(unit) in counting else effects.counting(module, unit)
                 if nodes:
-                    active.add(each.module.name)
-                elif not (id(unit) in counting or unit.is_import or active.isdisjoint(each.runs)):
-                    nodes = unit.nodes
-                if nodes:
+                    acting = unit
                     if nodes is not unit.nodes:
-                        unit = SymbolSource(unit.path, nodes, unit.position)
-                    counting[id(each.unit)] = unit
-                    self._own_units.discard(id(unit))
-                    self._read_unit(each.module, unit)
+                        acting = SymbolSource(unit.path, nodes, unit.position)
+                    counting[id(unit)] = acting
+                    self._own_units.discard(id(acting))
+                    self._read_unit(module, acting)
                     self._drain()
             self._reach_named_modules()
         self.imported = {each.module.name for each in statements}
-        if parts := self._ordered(statements, counting, active):
+        if parts := self._ordered(statements, counting):
             self._facts["top-level statements"] = combine("effects", *parts)
 
     def _ordered(
         self,
-        statements: Sequence[Executed],
+        statements: Iterable[Executed],
         counting: Mapping[int, SymbolSource],
-        active: Set[str],
     ) -> list[str]:
-        """Return the digests of statements whose order counts, those between them sorted.
+        """Return the digests of the statements whose order counts.
 
-        The order counts of statements that do something, or that bind a name again, and of those
-        that give a reached name its value. So does each import that may run one of the active
-        modules, if the import itself may not be executed.
+        They are those that do something, or that bind a name again, those that give a reached name
+        its value, and imports of own modules in a file that itself may not be imported.
         """
-        rebound = {name for name in self._seen if self._binds(*name) > 1}
+        rebound = {name for name in self._seen if len(self._binding(*name)) > 1}
         parts: list[str] = []
-        for each in statements:
-            names = {(each.module.name, name) for name in each.unit.touched}
-            placed = rebound if each.unit.is_definition else self._seen.keys()
-            label = self.label(each.module)
-            if id(each.unit) in counting or not names.isdisjoint(placed):
-                unit = counting.get(id(each.unit), each.unit)
-                parts.append(combine("statement", label, each.when, unit.digest))
-            elif each.when != "always" and (runs := active & each.runs):
-                parts.append(combine("import", label, each.when, *sorted(runs)))
+        for module, unit, is_sure in statements:
+            names = {(module.name, name) for name in unit.touched}
+            placed = rebound if unit.is_definition else self._seen.keys()
+            is_placed = id(unit) in counting or not names.isdisjoint(placed)
+            if is_placed or (not is_sure and self.finder.own_imports(module, unit)):
+                digest = counting.get(id(unit), unit).digest
+                parts.append(combine("statement", self.label(module), str(is_sure), digest))
         return parts if counting or rebound else []
 
     def _reach_named_modules(self) -> None:
@@ -247,7 +234,7 @@ class DependencyWalk:
         unit = SymbolSource(str(module.path), nodes)
         with contextlib.suppress(CodeIdentityError):  # importing it fails
             walk.unit(module, unit, unit.names)
-        names = {name for name, binds in walk._binding.items() if binds}
+        names = {name for name in walk._seen if self._is_bound(*name)}
         names |= {(each, EVERY) for each in walk._whole}
         return Reach(frozenset(names), frozenset(walk.libraries), walk.units)
 
@@ -256,15 +243,19 @@ class DependencyWalk:
             return True
         return name in self._seen or name[0] in self._whole
 
-    def _binds(self, module: str, name: str) -> int:
-        """Return the number of a module's statements that bind or change a name."""
+    def _binding(self, module: str, name: str) -> list[SymbolSource]:
+        """Return the statements of a module that bind or change a name."""
         found = self.finder.find(module)
         is_read = found is not None and found.kind == "own" and found.is_source
-        return len(self.finder.source(str(found.path)).binding(name)) if found and is_read else 0
+        return self.finder.source(str(found.path)).binding(name) if found and is_read else []
 
-    def _follow(
-        self, module: Module, scan: Scan, names: Iterable[str], is_object: bool = True
-    ) -> None:
+    def _is_bound(self, module: str, name: str) -> bool:
+        """Return whether a name is no builtin, and stands for more than an imported one."""
+        units = self._binding(module, name)
+        is_made = any(name in unit.bound and not unit.is_import for unit in units)
+        return is_made or not (units or hasattr(builtins, name))
+
+    def _follow(self, module: Module, scan: Scan, is_object: bool = True) -> None:
         if scan.dynamic:
             error = CodeIdentityError(
                 f"{module.path}, line {scan.dynamic[0]}: code may import a module that no literal "
@@ -284,13 +275,8 @@ class DependencyWalk:
             if ref.guarded:  # an error in what it runs decides what else runs
                 roots = [target.name for target in targets if target.module is not None]
                 for each in executed(self.finder, roots):
-                    if each.when != "later":
-                        self._read_file(each.module)
-        refs: list[ImportRef] = list(scan.imports)
-        if module.is_source:
-            source: SourceFile = self.finder.source(str(module.path))
-            refs += [ref for name in sorted(names) for ref in source.import_refs(name)]
-        for target in self.finder.attribute_targets(module, scan, refs):
+                    self._read_file(each.module)
+        for target in self.finder.attribute_targets(module, scan):
             self._target(module, target, None)
 
     def _target(
@@ -331,7 +317,7 @@ class DependencyWalk:
         If the module is used as an object, or lacks the name, collect all of it, and all modules
         below it.
         """
-        if attribute and self._binds(module.name, attribute):
+        if attribute and self._binding(module.name, attribute):
             self._passing(module, None)
             self._waiting.append((module, attribute, True))
             return
@@ -356,10 +342,10 @@ class DependencyWalk:
         unit = self.finder.source(module.path).whole
         self._facts[f"module {module.label}"] = unit.digest
         self._walked[id(unit)] = (module, unit)
-        self._follow(module, unit.scan, ())
+        self._follow(module, unit.scan)
 
     def _follow_import(self, name: str) -> None:
-        ref = ImportRef(name, 0, None, "", name, True, 0)
+        ref = ImportRef(name, 0, None, "", True, 0)
         importer = Module("", "own", None)
         for target in self.finder.targets(importer, ref):
             self._target(importer, target, ref)
@@ -370,10 +356,6 @@ def literals(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            waiting += getattr(node, "decorator_list", ())
-            waiting += [each for each in (*node.args.defaults, *node.args.kw_defaults) if each]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value, node.lineno
-        else:
-            waiting += ast.iter_child_nodes(node)
+        waiting += ast_digest.evaluated(node)

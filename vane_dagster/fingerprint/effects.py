@@ -1,23 +1,23 @@
 """Top-level statements of imported files that do something to what a stage uses or to a library.
 
-A statement does something if it calls, stores into an object, applies a decorator of the user's,
-or derives a class from one whose code runs then. Imports, definitions and constants do nothing, nor
-do declarations of dagster and vane_dagster, logging and warnings. A statement that does something
-counts if it names, directly or through others, what the stage uses, or a library. A call whose
-result is assigned may name some libraries without counting: those whose calls only make values.
-Nothing is run, and nothing is known of what a call does.
+A statement does something if it calls, stores into an object, is decorated, derives a class from
+one whose code runs then, or imports under a condition. Imports, definitions and constants do
+nothing, nor do declarations of dagster and vane_dagster, command lines, tests, logging and
+warnings. A statement that does something counts if it names, directly or through others, what the
+stage uses, or a library. A call whose result is assigned may name some libraries without counting:
+those whose calls only make values. Nothing is run, and nothing is known of what a call does.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import functools
-import itertools
+import copy
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from vane_dagster.errors import CodeIdentityError
@@ -29,112 +29,101 @@ from vane_dagster.fingerprint.symbols import SymbolSource
 
 EVERY = "*"
 """Stands for all names of a module."""
-_INERT = frozenset({"dagster", "vane_dagster", "logging", "warnings"})
-_VALUES = frozenset({
-    "__future__", "abc", "argparse", "collections", "contextlib", "copy", "dataclasses", "datetime",
-    "enum", "fractions", "functools", "hashlib", "itertools", "json", "math", "pathlib",
-    "re", "string", "textwrap", "threading", "time", "types", "typing", "typing_extensions", "uuid",
-    "zoneinfo",
+_INERT = frozenset({
+    "click", "dagster", "logging", "pytest", "typer", "vane_dagster", "warnings",
 })  # fmt: skip
-"""Libraries whose results are all that a call leaves behind, if they are used."""
+"""Libraries whose declarations and settings change no result."""
 _PURE = frozenset({"dataclasses", "functools", "itertools", "typing", "typing_extensions"})
-"""Libraries that the user's code that an assigned call runs does not change."""
-_READS = ("os.environ.get", "os.getenv", "os.path.", "os.getcwd", "os.cpu_count", "os.fspath")
-"""Functions of other libraries that only return something."""
+"""Libraries that the user's code may use when an import runs it."""
+_VALUES = _PURE | {
+    "__future__", "abc", "argparse", "attr", "attrs", "collections", "contextlib", "copy",
+    "datetime", "enum", "fractions", "hashlib", "json", "math", "pathlib", "pydantic",
+    "re", "string", "textwrap", "threading", "time", "types", "uuid", "zoneinfo",
+}  # fmt: skip
+"""Libraries whose results are all that a call or decorator leaves behind, if they are used."""
 _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
 """The same, except for their decorators, which register."""
+_READS = (
+    *("os.environ.get", "os.getenv", "os.path.", "os.getcwd", "os.cpu_count", "os.fspath"),
+    *("jax.jit", "numba.jit", "numba.njit", "ray.remote", "tenacity.retry", "tensorflow.function"),
+    *("torch.compile", "torch.device", "torch.inference_mode", "torch.no_grad", "triton.jit"),
+)
+"""Functions of other libraries that only return something, and decorators that only wrap."""
 _BUILTINS = frozenset(dir(builtins))
 _CALLING = frozenset({
-    "delattr", "filter", "iter", "map", "max", "min", "next", "setattr", "sorted", "sum", "type",
+    "delattr", "filter", "getattr", "iter", "map", "max", "min", "next", "setattr", "sorted", "sum",
+    "type",
 })  # fmt: skip
 """Builtins that call or change what they get."""
 _DYNAMIC = frozenset({"__import__", "compile", "eval", "exec", "globals", "locals", "vars"})
-_CLASS_HOOKS = frozenset({
-    "__init_subclass__", "__pydantic_init_subclass__", "__attrs_init_subclass__",
-    "__get_pydantic_core_schema__", "__mro_entries__",
-})  # fmt: skip
-"""Methods of a class that run when another class is derived from it."""
-_METACLASSES = ("meta", "metaclass", "enumtype", "enum", "flag")
-"""Ends of the names of libraries' metaclasses, and of classes that call methods of derived ones."""
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_CLASS_HOOKS = re.compile(
+    r"__\w*init_subclass__|__get_pydantic_core_schema__|__mro_entries__|with_metaclass"
+    r"|(?!ABCMeta)[A-Z]?\w*(?:Enum|EnumType|Flag|Meta|Metaclass)"
+)
+"""Names in a class whose code may run when another class is derived from it."""
 
 Effect = Literal["nothing", "own", "library"]
 Name = tuple[str, str]
 """A module and one of its names."""
 
 
-When = Literal["always", "perhaps", "later"]
-"""When an import is executed: perhaps if it has a condition, later if only a function has it."""
-
-
-@dataclass(frozen=True)
-class Executed:
+class Executed(NamedTuple):
     """A top-level statement that an import executes.
 
     Attributes:
         module: The module.
         unit: The statement.
-        runs: The own modules that it may be the first to import, directly or through others.
-        when: When the module is imported.
+        is_sure: Whether the import is executed; not if a function or compound statement has it.
     """
 
     module: Module
     unit: SymbolSource
-    runs: frozenset[str]
-    when: When
+    is_sure: bool
 
 
-def executed(finder: Finder, roots: Iterable[str], others: Iterable[str] = ()) -> list[Executed]:
+def executed(
+    finder: Finder, roots: Iterable[str], later: Iterable[str] | None = None
+) -> list[Executed]:
     """Return the top-level statements of the own modules that imports execute, in their order.
 
-    A module whose first import has a condition is there again with the first that has none.
+    A module whose first import may not be executed is there again with the first that is.
+
+    Args:
+        finder: Locates the modules.
+        roots: The modules to import.
+        later: Modules that functions import. They follow, with the imports inside functions; None
+            leaves out both.
     """
     found: list[Executed] = []
-    known: dict[str, When] = {}
-    later: list[str] = []
+    known: dict[str, bool] = {}
+    inside = list(later or ())
 
-    @functools.cache
-    def imports(name: str) -> list[tuple[SymbolSource, list[str]]]:
+    def run(name: str, is_sure: bool) -> None:
         module = finder.find(name)
-        if module is None or module.kind != "own" or not module.is_source:
-            return []
+        if module is None or known.get(name) or (name in known and not is_sure):
+            return
+        known[name] = is_sure
+        if module.kind != "own" or not module.is_source:
+            return
         try:
             units = finder.source(str(module.path)).statements
         except CodeIdentityError:  # importing it fails
-            return []
-        inner: list[tuple[SymbolSource, list[str]]] = []
-        for unit in units:
-            targets = [each for ref in unit.scan.imports for each in finder.targets(module, ref)]
-            names = [target.name for target in targets if target.module is not None]
-            if isinstance(unit.nodes[-1], ast_digest.Definition):
-                later.extend(names)
-                names = []
-            inner.append((unit, names))
-        return inner
-
-    def run(name: str, when: When) -> None:
-        module = finder.find(name)
-        is_known = name in known and (when != "always" or known[name] == "always")
-        if module is None or is_known:
             return
-        known[name] = when
-        for unit, names in imports(name):
-            runs, waiting = set[str](), list(names)
-            while waiting:
-                each = waiting.pop()
-                if each not in runs and known.get(each) != "always":
-                    runs.add(each)
-                    waiting += [inner for _, below in imports(each) for inner in below]
+        for unit in units:
+            names = finder.own_imports(module, unit)
+            if isinstance(unit.nodes[-1], ast_digest.Definition):
+                inside.extend(names)
+                names = []
             for each in names:
-                run(each, "perhaps" if when == "always" and not unit.is_import else when)
-            found.append(Executed(module, unit, frozenset(runs), when))
+                run(each, is_sure and unit.is_import)
+            found.append(Executed(module, unit, is_sure))
 
     for root in roots:
         for name, _ in finder.chain(root):
-            run(name, "always")
-    for other in itertools.chain(others, later):  # which grows
-        for name, _ in finder.chain(other):
-            run(name, "later")
+            run(name, True)
+    for root in inside if later is not None else ():  # which grows
+        for name, _ in finder.chain(root):
+            run(name, False)
     return found
 
 
@@ -160,17 +149,18 @@ class Reach:
 
     @cached_property
     def traits(self) -> frozenset[str]:
-        """The traits of the code."""
+        """The traits of the code, see `_traits_of`."""
         return frozenset[str]().union(*map(_traits_of, self.units))
 
-    @cached_property
-    def harmless(self) -> frozenset[str]:
-        """The libraries of which the code only calls functions; `os` if these only read."""
-        units = (unit for unit in self.units[1:] if unit.bound)  # others count by themselves
-        chains = {".".join(chain) for unit in units for chain in unit.scan.chains}
-        texts = (text for text in chains if text.startswith("os.") and text != "os.environ")
-        reads = {"os"} if all(text.startswith(_READS) for text in texts) else set[str]()
-        return (_PURE - self.traits) | reads
+    def names_other(self, known: Set[str]) -> bool:
+        """Return whether it names a library that is not known, or gives on or changes one."""
+        # Statements that only change a name count by themselves.
+        units = [self.units[0], *(unit for unit in self.units if unit.bound)]
+        uses = {use for unit in units for use in _traits_of(unit) if _top(use) in self.libraries}
+        read = {_top(use) for use in uses if use.startswith(_READS)}
+        read -= {_top(use) for use in uses if not use.startswith(_READS)}
+        given = {use for use in uses if "." not in use} - _INERT
+        return bool(given) or not self.libraries <= known | read
 
     def is_made(self, names: Set[str]) -> bool:
         """Return whether one of some names stands for what a call made, and no class."""
@@ -182,23 +172,23 @@ class Reach:
         )
 
 
-_CODE, _HOOK = "code", "hook"
+_CODE, _HOOK = "<code>", "<hook>"
 _traits: WeakKeyDictionary[SymbolSource, frozenset[str]] = WeakKeyDictionary()
 
 
 def _traits_of(unit: SymbolSource) -> frozenset[str]:
-    """Return whether statements hold code and hooks of classes, and the modules that they give on.
+    """Return whether statements hold code and hooks of classes, and the paths that they name.
 
-    It is found once for each unit of a file.
+    A module that is changed, or given on as an object, is there by its name alone. The traits are
+    found once for each unit of a file.
     """
     if unit not in _traits:
         nodes = [node for each in unit.nodes for node in ast.walk(each)]
-        read = {id(each.value) for each in nodes if type(each) is ast.Attribute and _is_read(each)}
-        given = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in read)
-        found = set[str]().union(*map(paths, given)) & _PURE
-        if any(isinstance(node, (*_FUNCTIONS, ast.ClassDef)) for node in nodes):
+        changed = [each for each in nodes if isinstance(each, ast.Attribute) and not _is_read(each)]
+        found = {_top(path) for each in changed for path in paths(each)} | unit.scan.paths
+        if any(isinstance(node, (*ast_digest.Definition, ast.Lambda)) for node in nodes):
             found.add(_CODE)
-        if any(map(_is_hooked, nodes)):
+        if any(map(_is_hook, nodes)):
             found.add(_HOOK)
         _traits[unit] = frozenset(found)
     return _traits[unit]
@@ -208,19 +198,12 @@ def _is_read(node: ast.Attribute) -> bool:
     return isinstance(node.ctx, ast.Load)
 
 
-def _is_hooked(node: ast.AST) -> bool:
-    """Return whether a node names a hook, or is a class with a metaclass."""
-    if any(getattr(node, key, None) in _CLASS_HOOKS for key in ("name", "id", "attr", "value")):
-        return True
-    of_class = (None, "metaclass") if isinstance(node, ast.ClassDef) else ("metaclass",)
-    kinds = [each.value for each in getattr(node, "keywords", ()) if each.arg in of_class]
-    ends = [
-        path.rpartition(".")[2].lower()
-        for each in getattr(node, "bases", ())
-        for path in paths(each)
-    ]
-    is_meta = any(end == "type" or end.endswith(_METACLASSES) for end in ends)
-    return is_meta or any(paths(kind) != {"abc.ABCMeta"} for kind in kinds)
+def _is_hook(node: ast.AST) -> bool:
+    """Return whether a node names a hook of classes, or gives a class a metaclass."""
+    if isinstance(node, ast.keyword) and node.arg == "metaclass":
+        return paths(node.value) != {"abc.ABCMeta"}
+    named = (getattr(node, key, None) for key in ("name", "id", "attr", "value"))
+    return any(isinstance(each, str) and _CLASS_HOOKS.fullmatch(each) for each in named)
 
 
 class Effects:
@@ -238,12 +221,14 @@ class Effects:
     ) -> None:
         self._finder, self._is_used, self._find_reach = finder, is_used, reach
         self.lists_subclasses = False
-        self._made: dict[Name, frozenset[str]] = {}
+        self._declared: dict[Name, bool] = {}
         self._reached: dict[tuple[int, bool], Reach] = finder.reached
 
-    def counting(self, statement: Executed) -> Sequence[ast.stmt]:
+    def counting(self, module: Module, unit: SymbolSource) -> Sequence[ast.stmt]:
         """Return what of a statement does something to what is used, or to a library."""
-        module, unit = statement.module, statement.unit
+        is_plain = unit.is_import or isinstance(unit.nodes[-1], ast_digest.Definition)
+        if not is_plain and self._finder.own_imports(module, unit):
+            return unit.nodes
         effects = {act: self._effect(module, act) for act in _acts_of(unit)}
         acts = [act for act, effect in effects.items() if effect != "nothing"]
         if not acts:
@@ -251,28 +236,19 @@ class Effects:
         nodes = self._acting(module, unit, acts)
         if "library" in effects.values():
             return nodes
-        run = self._reach(module, unit, [each for node in nodes for each in _run(node)], False)
+        run = self._reach(module, unit, [act.executed for act in acts], False)
         bases = [act for act in acts if act.kind == "base"]
         ends = {path.rpartition(".")[2] for act in bases for path in paths(act.target)}
-        if len(bases) == len(acts) and not (
-            self.lists_subclasses
-            or _HOOK in run.traits
-            or _is_hooked(unit.nodes[-1])
-            or run.is_made(ends)
-        ):
+        is_hooked = self.lists_subclasses or _HOOK in run.traits | _traits_of(unit)
+        if len(bases) == len(acts) and not (is_hooked or run.is_made(ends)):
             return ()
-        if any(act.is_bare for act in acts):
-            known = _INERT
-        elif _CODE in run.traits:
-            known = _INERT | (_PURE & run.harmless)
-        elif any(act.kind == "decorating call" for act in acts):
-            known = _INERT | _VALUES | (run.harmless & {"os"})
-        else:
-            known = _INERT | _VALUES | _TABLES | (run.harmless & {"os"})
+        known = _INERT
+        if not any(act.kind in ("bare call", "store") for act in acts):
+            known |= _PURE if _CODE in run.traits else _VALUES | _TABLES
         names = run.names
         if any(act.kind == "decorator" for act in acts):  # it may call what it gets
             names |= self._reach(module, unit, nodes, True).names
-        return nodes if not run.libraries <= known or any(map(self._is_used, names)) else ()
+        return nodes if run.names_other(known) or any(map(self._is_used, names)) else ()
 
     def _reach(
         self, module: Module, unit: SymbolSource, nodes: Sequence[ast.stmt], is_whole: bool
@@ -288,9 +264,8 @@ class Effects:
         """Return a statement; of a declaration of dagster or vane_dagster, arguments that act."""
         call = getattr(unit.nodes[-1], "value", None)
         targets = getattr(unit.nodes[-1], "targets", ())
-        tops = self._origins_of(module.name, call) if isinstance(call, ast.Call) else frozenset()
         is_plain = all(isinstance(target, ast.Name) for target in targets)
-        if not (isinstance(call, ast.Call) and is_plain and tops and tops <= _INERT):
+        if not (isinstance(call, ast.Call) and is_plain and self._is_declared(module, call)):
             return unit.nodes
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         inner = {id(act.node) for act in acts}
@@ -305,73 +280,56 @@ class Effects:
         return "library" if "library" in found else "own" if "own" in found else "nothing"
 
     def _effect_on(self, module: Module, act: _Act, root: str, stands: frozenset[str]) -> Effect:
-        if act.kind == "call" and paths(act.target) == {"functools.partial"}:
-            return "nothing"  # it calls nothing yet
         direct = {path for path in stands if isinstance(path, Imported)}
-        made = self._origins((module.name, root)) if not direct else frozenset()
-        tops = {path.partition(".")[0] for path in direct} or made
-        if tops and tops <= _INERT:
-            return "nothing"
-        if any(map(self._is_own, direct or made)):
-            return "own"
-        if tops:
-            is_read = act.kind != "store" and all(path.startswith(_READS) for path in direct)
-            if direct and (is_read or act.kind == "decorator"):
-                return "nothing"
-            quiet = {"call": _VALUES | _TABLES, "decorating call": _VALUES}
-            return "own" if tops <= quiet.get(act.kind, frozenset()) else "library"
-        if module.is_source and root in self._finder.source(str(module.path)).bound:
-            is_lazy_class = any(is_lazy(unit.nodes[-1]) for unit in self._units(module, root))
+        if self._is_declared(module, act.target):
+            is_changed = not direct and self._is_used((module.name, root))
+            return "own" if is_changed else "nothing"
+        if direct:
+            if any(map(self._is_own, direct)):
+                return "own"
+            if paths(act.target) == {"functools.partial"}:
+                return "nothing" if act.kind == "call" else "own"  # it calls nothing yet
+            is_read = all(path.startswith(_READS) for path in direct)
+            if act.kind == "decorator":
+                is_value = is_read or {_top(path) for path in direct} <= _VALUES
+                return "nothing" if is_value else "library"
+            if act.kind != "call":
+                return "library"
+            return "nothing" if is_read else "own"
+        source = self._finder.source(str(module.path))
+        if root in source.bound:
+            is_lazy_class = any(is_lazy(unit.nodes[-1]) for unit in source.binding(root))
             is_construction = isinstance(act.target, ast.Name) and act.kind == "call"
             return "nothing" if is_lazy_class and is_construction else "own"
-        has_stars = module.is_source and self._finder.source(str(module.path)).stars
         is_opened = root == "open" and act.kind != "call"
-        if has_stars or is_opened or root in _DYNAMIC or root not in _BUILTINS:
+        if source.stars or is_opened or root in _DYNAMIC or root not in _BUILTINS:
             return "library"
         is_quiet = isinstance(act.target, ast.Name) and root not in _CALLING
         return "nothing" if is_quiet else "own"
 
-    def _origins(self, name: Name) -> frozenset[str]:
-        """Return the libraries whose calls have made what a name stands for; none if unknown."""
-        if name not in self._made:
-            self._made[name] = frozenset()  # in a circle
-            self._made[name] = self._find_origins(name)
-        return self._made[name]
+    def _is_declared(self, module: Module, value: ast.AST) -> bool:
+        """Return whether a value is made by libraries whose declarations change nothing."""
+        if found := {_top(path) for path in _paths(value) if isinstance(path, Imported)}:
+            return found <= _INERT
+        name = ast_digest.root_name(value) or ""
+        key = (module.name, name)
+        if key not in self._declared:
+            self._declared[key] = False  # in a circle
+            units = self._finder.source(str(module.path)).binding(name)
+            made = [self._values_of(unit) for unit in units if name in unit.bound]
+            self._declared[key] = bool(made) and all(
+                each and all(self._is_declared(module, item) for item in each) for each in made
+            )
+        return self._declared[key]
 
-    def _find_origins(self, name: Name) -> frozenset[str]:
-        module = self._finder.find(name[0])
-        found: set[str] = set()
-        for unit in self._units(module, name[1]) if module is not None else ():
-            assert module is not None
-            node = unit.nodes[-1]
-            if unit.is_import:
-                targets = [
-                    each
-                    for ref in unit.scan.imports
-                    for each in self._finder.targets(module, ref)
-                    if each.attribute
-                ]
-                inner = [self._origins((each.name, str(each.attribute))) for each in targets]
-                tops = {ref.module.partition(".")[0] for ref in unit.scan.imports if not ref.level}
-                inner += [frozenset({top}) for top in tops if not self._is_own(top)]
-            elif name[1] not in unit.bound:  # changed in place
-                continue
-            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-                items = [node.value]
-                if isinstance(node.value, (ast.Tuple, ast.List)):
-                    items = [e for e in node.value.elts if not isinstance(e, ast.Constant)]
-                inner = [self._origins_of(name[0], item) for item in items]
-            else:
-                return frozenset()
-            if not inner or not all(inner):
-                return frozenset()
-            found.update(*inner)
-        return frozenset(found)
-
-    def _origins_of(self, module: str, value: ast.expr) -> frozenset[str]:
-        found = [path for path in _paths(value) if isinstance(path, Imported)]
-        direct = {path.partition(".")[0] or path for path in found}
-        return frozenset(direct) or self._origins((module, ast_digest.root_name(value) or ""))
+    @staticmethod
+    def _values_of(unit: SymbolSource) -> list[ast.expr]:
+        """Return the expressions that an assignment assigns, except constants."""
+        node = unit.nodes[-1]
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+            return []
+        elements: list[ast.expr] = getattr(node.value, "elts", [node.value])
+        return [each for each in elements if not isinstance(each, ast.Constant)]
 
     def _is_own(self, path: str) -> bool:
         if path.startswith("."):
@@ -379,27 +337,12 @@ class Effects:
         module = self._finder.find(path.partition(".")[0])
         return module is not None and module.kind == "own"
 
-    def _units(self, module: Module, name: str) -> list[SymbolSource]:
-        if module.kind != "own" or not module.is_source:
-            return []
-        return self._finder.source(str(module.path)).binding(name)
+
+def _top(path: str) -> str:
+    return path.partition(".")[0] or path
 
 
-def _run(node: ast.AST) -> Iterator[ast.stmt]:
-    """Yield what a statement executes: of a definition the decorators, bases and defaults."""
-    if not isinstance(node, ast_digest.Definition):
-        yield ast_digest.as_statement(node)
-        return
-    yield from map(ast_digest.as_statement, node.decorator_list)
-    if isinstance(node, ast.ClassDef):
-        given = [*node.bases, *(each.value for each in node.keywords)]
-        yield from itertools.chain.from_iterable(map(_run, node.body))
-    else:
-        given = [each for each in (*node.args.defaults, *node.args.kw_defaults) if each]
-    yield from map(ast_digest.as_statement, given)
-
-
-ActKind = Literal["call", "bare call", "store", "decorator", "decorating call", "base"]
+ActKind = Literal["call", "bare call", "store", "decorator", "base"]
 
 
 @dataclass(frozen=True)
@@ -417,11 +360,13 @@ class _Act:
     target: ast.AST
 
     @property
-    def is_bare(self) -> bool:
-        """Whether it may change what it gets: its result is not used, or a builtin calls."""
-        return self.kind in ("bare call", "store") or any(
-            root in _CALLING or root == "getattr" for root, _ in self.roots
-        )
+    def executed(self) -> ast.stmt:
+        """What is executed, as a statement."""
+        node = self.node
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and self.kind == "store":
+            node = copy.copy(node)
+            node.ctx = ast.Load()
+        return ast_digest.as_statement(node)
 
     @cached_property
     def roots(self) -> tuple[tuple[str, frozenset[str]], ...]:
@@ -472,7 +417,7 @@ def _acts(statement: ast.stmt) -> Iterator[_Act]:
         elif isinstance(node, ast.withitem):
             kinds[id(node.context_expr)] = "bare call"
             if not isinstance(node.context_expr, ast.Call):
-                yield _Act("bare call", node, node.context_expr)
+                yield _Act("bare call", node.context_expr, node.context_expr)
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             yield _Act("store", node, node.target)
         elif isinstance(node, ast.Call):
@@ -483,15 +428,10 @@ def _acts(statement: ast.stmt) -> Iterator[_Act]:
             yield _Act("store", node, node)
         if isinstance(node, ast_digest.Definition):
             for decorator in node.decorator_list:
-                kinds[id(decorator)] = "decorating call"
-                function = decorator.func if isinstance(decorator, ast.Call) else decorator
-                yield _Act("decorator", node, function)
+                kinds[id(decorator)] = "decorator"
+                if not isinstance(decorator, ast.Call):
+                    yield _Act("decorator", decorator, decorator)
         if isinstance(node, ast.ClassDef):
             for base in (*node.bases, *(item.value for item in node.keywords)):
-                yield _Act("base", node, base)
-        if isinstance(node, _FUNCTIONS):
-            waiting += node.args.defaults
-            waiting += [each for each in node.args.kw_defaults if each is not None]
-            waiting += getattr(node, "decorator_list", ())
-        else:
-            waiting += ast.iter_child_nodes(node)
+                yield _Act("base", base, base)
+        waiting += ast_digest.evaluated(node)

@@ -16,7 +16,6 @@ import re
 import secrets
 import stat
 import sys
-import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,19 +25,17 @@ from pathlib import Path
 from vane_dagster._home import default_root, state_home
 from vane_dagster._private_folder import private_folder, temporary_root
 from vane_dagster.errors import CodeIdentityError, VaneError
-from vane_dagster.fingerprint.hashing import combine
+from vane_dagster.fingerprint.hashing import FileCache, Signature, combine
 
 MAX_FILES = 100_000
 """Maximum number of files in one folder; larger folders need `version=`."""
-MAX_FRESH_BYTES = 256 << 30
-"""Maximum bytes of one argument without cached digests; larger arguments need `version=`."""
+MAX_BYTES = 256 << 30
+"""Maximum bytes of one argument; larger arguments need `version=`."""
 
 _MAX_PATH_LENGTH = 4096
 _READERS = 8
 _BLOCK = 1 << 20
 _MIN_CACHED_BYTES = 1 << 20
-# A file written more recently than this can change again without a new time stamp.
-_CLOCK_GRAIN_NS = 2_000_000_000
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _WILD = re.compile(r"[*?\[{]")
 _SYSTEM = ("/proc", "/sys")
@@ -151,22 +148,16 @@ class LocalFiles:
 
 def file_digests(paths: Sequence[str], text: str | os.PathLike[str], where: str) -> Sequence[str]:
     """Return the sha256 of each file's content."""
-    states = [os.stat(path) for path in paths]
-    found = [_digests.get(path, state) for path, state in zip(paths, states)]
-    fresh = [index for index, digest in enumerate(found) if digest is None]
-    size = sum(states[index].st_size for index in fresh)
-    if size > MAX_FRESH_BYTES:
+    size = sum(os.stat(path).st_size for path in paths)
+    if size > MAX_BYTES:
         raise UnboundedContentError(
-            f"{where}: {os.fspath(text)!r} names {size:,} bytes in {len(fresh):,} files, more "
-            f"than the {MAX_FRESH_BYTES:,} bytes that are read to become part of the identity. "
+            f"{where}: {os.fspath(text)!r} names {size:,} bytes in {len(paths):,} files, more "
+            f"than the {MAX_BYTES:,} bytes that are read to become part of the identity. "
             f"Name the files or the subfolder that are used, or give the stage "
             f"`vd.Reuse(version=...)` and raise it when they change."
         )
     with ThreadPoolExecutor(max_workers=_READERS) as threads:
-        read = threads.map(lambda index: _hash(paths[index], states[index]), fresh)
-        for index, digest in zip(fresh, read):
-            found[index] = digest
-    return [digest for digest in found if digest is not None]
+        return list(threads.map(_digests.get, paths))
 
 
 def _named(text: str | os.PathLike[str]) -> str | None:
@@ -321,47 +312,38 @@ def _overlaps(folder: str, pattern: Sequence[str]) -> bool:
     return next(found, None) is not None
 
 
-class _Digests:
-    """Content digests by path and file status; those of large files are kept on disk."""
+def _read(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
-    def __init__(self) -> None:
-        self._held: dict[str, tuple[tuple[int, ...], str]] = {}
 
-    def get(self, path: str, state: os.stat_result) -> str | None:
-        """Return the digest of a file if its status is unchanged since it was read."""
-        signature = _signature(state)
-        held = self._held.get(path)
-        if held is None and state.st_size >= _MIN_CACHED_BYTES:
-            held = self._kept(path)
-        if held is None or held[0] != signature:
+def _load(path: str, signature: Signature) -> str | None:
+    """Return the digest of a large file that another process stored, if it is unchanged."""
+    try:
+        if signature[0] < _MIN_CACHED_BYTES or not _cache_folder().is_dir():
             return None
-        self._held[path] = held
-        return held[1]
-
-    def put(self, path: str, state: os.stat_result, digest: str) -> None:
-        """Store a digest. Errors of writing to the cache are ignored."""
-        self._held[path] = (_signature(state), digest)
-        if state.st_size < _MIN_CACHED_BYTES:
-            return
-        record = {"path": os.path.realpath(path), "state": _signature(state), "sha256": digest}
-        with contextlib.suppress(OSError, VaneError, UnicodeError):
-            place = Path(private_folder(_cache_folder()), _cache_name(path))
-            written = place.with_suffix(f".{secrets.token_hex(8)}")
-            written.touch(mode=0o600, exist_ok=False)
-            written.write_text(json.dumps(record))
-            os.replace(written, place)
-
-    def _kept(self, path: str) -> tuple[tuple[int, ...], str] | None:
-        try:
-            folder = _cache_folder()
-            if not folder.is_dir():
-                return None
-            record = json.loads(Path(private_folder(folder), _cache_name(path)).read_bytes())
-            if record["path"] != os.path.realpath(path) or len(record["sha256"]) != 64:
-                return None
-            return tuple(record["state"]), str(record["sha256"])
-        except (OSError, VaneError, ValueError, KeyError, TypeError):
+        record = json.loads(Path(private_folder(_cache_folder()), _cache_name(path)).read_bytes())
+        if record["path"] != os.path.realpath(path) or len(record["sha256"]) != 64:
             return None
+        return str(record["sha256"]) if record["state"] == [*signature] else None
+    except (OSError, VaneError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _store(path: str, signature: Signature, digest: str) -> None:
+    """Store the digest of a large file. Errors of writing to the cache are ignored."""
+    if signature[0] < _MIN_CACHED_BYTES:
+        return
+    record = {"path": os.path.realpath(path), "state": signature, "sha256": digest}
+    with contextlib.suppress(OSError, VaneError, UnicodeError):
+        place = Path(private_folder(_cache_folder()), _cache_name(path))
+        written = place.with_suffix(f".{secrets.token_hex(8)}")
+        written.touch(mode=0o600, exist_ok=False)
+        written.write_text(json.dumps(record))
+        os.replace(written, place)
 
 
 def _cache_folder() -> Path:
@@ -372,21 +354,4 @@ def _cache_name(path: str) -> str:
     return hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:40] + ".json"
 
 
-def _signature(state: os.stat_result) -> tuple[int, ...]:
-    return (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev)
-
-
-def _hash(path: str, state: os.stat_result) -> str:
-    settled = time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns) > _CLOCK_GRAIN_NS
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-        after = os.fstat(file.fileno())
-    found = digest.hexdigest()
-    if settled and _signature(after) == _signature(state):
-        _digests.put(path, state, found)
-    return found
-
-
-_digests = _Digests()
+_digests = FileCache(_read, _load, _store)

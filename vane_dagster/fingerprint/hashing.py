@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 # A file written more recently than this can change again without a new time stamp.
-_CLOCK_GRAIN_NS = 100_000_000
+_CLOCK_GRAIN_NS = 2_000_000_000
 
 
 def combine(tag: str, *parts: str | bytes) -> str:
@@ -33,23 +33,40 @@ def digest(*values: object) -> str:
     return state.hexdigest()
 
 
+Signature = tuple[int, ...]
+
+
 class FileCache(Generic[T]):
     """Cache of values computed from files, until the size, a time stamp or the inode changes."""
 
-    def __init__(self, compute: Callable[[str], T]) -> None:
-        self._compute = compute
-        self._held: dict[str, tuple[tuple[int, ...], T]] = {}
+    def __init__(
+        self,
+        compute: Callable[[str], T],
+        load: Callable[[str, Signature], T | None] = lambda path, signature: None,
+        store: Callable[[str, Signature, T], None] = lambda path, signature, value: None,
+    ) -> None:
+        self._compute, self._load, self._store = compute, load, store
+        self._held: dict[str, tuple[Signature, T]] = {}
 
     def get(self, path: str) -> T:
         """Return the value for the file's current content."""
-        stat = os.stat(path)
-        signature = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        signature, changed = _signature(path)
         held = self._held.get(path)
         if held is not None and held[0] == signature:
             return held[1]
-        changed = max(stat.st_mtime_ns, stat.st_ctime_ns)
-        settled = time.time_ns() - changed > _CLOCK_GRAIN_NS
-        value = self._compute(path)
-        if settled:
-            self._held[path] = (signature, value)
+        value = self._load(path, signature)
+        if value is None:
+            is_settled = time.time_ns() - changed > _CLOCK_GRAIN_NS
+            value = self._compute(path)
+            if not is_settled or _signature(path)[0] != signature:
+                return value
+            self._store(path, signature, value)
+        self._held[path] = (signature, value)
         return value
+
+
+def _signature(path: str) -> tuple[Signature, int]:
+    """Return the status of a file, and when it was changed."""
+    state = os.stat(path)
+    times = (state.st_mtime_ns, state.st_ctime_ns)
+    return (state.st_size, *times, state.st_ino, state.st_dev), max(times)

@@ -7,17 +7,14 @@ constructed once in each worker of its own pool.
 
 from __future__ import annotations
 
-import ast
-import dis
-import inspect
-import textwrap
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from vane_dagster.fingerprint.ast_digest import global_names
 from vane_dagster.fingerprint.values import model_class
-from vane_dagster.types.callables import unwrapped
+from vane_dagster.types.callables import captured_by, defaults_of, unwrapped
 
 
 @dataclass(frozen=True)
@@ -59,43 +56,20 @@ def loaded_models(target: Callable[..., Any]) -> list[LoadedModel]:
 
 
 def advice(target: Callable[..., Any], model: LoadedModel, is_factory: bool = False) -> str:
-    """Say why a loaded model should be constructed in a class, with the class to write."""
+    """Say why a loaded model should be constructed in a class, and where to load it."""
     code = unwrapped(target)
     name, is_class = code.__name__, isinstance(code, type)
     where = f"module {model.module} loads on import" if model.module else f"{name} holds"
-    attribute = model.name.rpartition(".")[2]
-    before = f"{name} uses {model.name}, a {model.kind} that {where}. Every process that imports "
-    before += "the module loads it: the code location, each run, and workers of other stages. "
-    if is_class:
-        return f"{before}Load it in {name}.__init__, once in each worker: self.{attribute} = ..."
-    if is_factory:
-        return f"{before}Load it in {name}, once in each worker: {attribute} = ..."
-    written = "".join(part.capitalize() for part in name.strip("<>_").split("_")) or "Model"
-    return (
-        f"{before}Load it in a class, once in each worker, where it stays warm between runs:\n"
-        f"class {written}:\n"
-        "    def __init__(self):\n"
-        f"        self.{attribute} = ...  # load the {model.kind} here\n\n"
-        f"    {_call(code, attribute)}:\n"
-        f"        ...  # use self.{attribute}\n"
-        f"and pass {written} in place of {name}."
+    before = (
+        f"{name} uses {model.name}, a {model.kind} that {where}. Every process that imports the "
+        "module loads it: the code location, each run, and workers of other stages. "
     )
-
-
-def _call(function: Any, model: str) -> str:
-    """Return the first line of the method to write, with the parameters of a function."""
-    try:
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    except (OSError, TypeError, SyntaxError, ValueError):  # it has no source of its own
-        node = ast.Pass()
-    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return "def __call__(self, batch)"
-    given = [*node.args.posonlyargs, *node.args.args]
-    required = given[: len(given) - len(node.args.defaults)]
-    kept = [ast.unparse(each) for each in required if each.arg != model]
-    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    is_async = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
-    return f"{is_async}def __call__({', '.join(['self', *kept])}){returned}"
+    if is_class or is_factory:
+        return f"{before}Load it in {name}{'.__init__' if is_class else ''}, once in each worker"
+    return (
+        f"{before}Load it in the __init__ of a class, once in each worker, where it stays warm "
+        f"between runs; call it in the class's __call__, and pass the class in place of {name}"
+    )
 
 
 def _package(value: Any) -> str:
@@ -113,22 +87,15 @@ def _reached(code: Any) -> Iterator[tuple[str, str, Any]]:
         return
     variables = code.__globals__
     module = str(variables.get("__name__", ""))
-    for name, attribute in dict.fromkeys(_global_reads(code.__code__)):
-        value = variables.get(name)
+    attributes = set(_attributes(code.__code__))
+    for name in sorted(global_names(code.__code__) & variables.keys()):
+        value = variables[name]
         yield name, module, value
-        if isinstance(value, types.ModuleType) and attribute in vars(value):
-            yield f"{name}.{attribute}", value.__name__, vars(value)[attribute]
-    parameters = code.__code__.co_varnames[: code.__code__.co_argcount]
-    defaults = code.__defaults__ or ()
-    given = dict(zip(parameters[len(parameters) - len(defaults) :], defaults))
-    cells = zip(code.__code__.co_freevars, code.__closure__ or ())
-    for name, value in [*given.items(), *(code.__kwdefaults__ or {}).items()]:
+        if isinstance(value, types.ModuleType):
+            for attribute in sorted(attributes & vars(value).keys()):
+                yield f"{name}.{attribute}", value.__name__, vars(value)[attribute]
+    for name, value in (defaults_of(code) | captured_by(code)).items():
         yield name, "", value
-    for name, cell in cells:
-        try:
-            yield name, "", cell.cell_contents
-        except ValueError:  # a variable that is not assigned yet
-            continue
 
 
 def _function(member: Any) -> Any:
@@ -137,14 +104,9 @@ def _function(member: Any) -> Any:
     return unwrapped(member)
 
 
-def _global_reads(code: types.CodeType) -> Iterator[tuple[str, str]]:
-    """Yield the global names that code reads, each with the attribute read from it, if any."""
-    name = ""
-    for instruction in dis.get_instructions(code):
-        if name:
-            is_read = instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
-            yield name, str(instruction.argval) if is_read else ""
-        name = str(instruction.argval) if instruction.opname == "LOAD_GLOBAL" else ""
+def _attributes(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that code reads, attributes among them."""
+    yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _global_reads(inner)
+            yield from _attributes(inner)

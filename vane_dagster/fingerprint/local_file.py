@@ -19,6 +19,7 @@ from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import CodeIdentityError, DefinitionError
 from vane_dagster.fingerprint.files import MAX_FILES, file_digests, walk_files
 from vane_dagster.servers.handle import HostUrls, ServerHandle
+from vane_dagster.types.callables import captured_by
 
 T = TypeVar("T")
 
@@ -224,7 +225,7 @@ def _inside(value: Any) -> list[Any]:
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, types.FunctionType):
-        return [cell.cell_contents for cell in value.__closure__ or () if _is_assigned(cell)]
+        return list(captured_by(value).values())
     if isinstance(value, type):
         return []
     if dataclasses.is_dataclass(value):
@@ -235,11 +236,3 @@ def _inside(value: Any) -> list[Any]:
     if attributes := getattr(kind, "__attrs_attrs__", ()):
         return [getattr(value, each.name, None) for each in attributes]
     return []
-
-
-def _is_assigned(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018  # reading it is the only way to find out
-    except ValueError:
-        return False
-    return True

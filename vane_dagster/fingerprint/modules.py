@@ -20,7 +20,7 @@ from typing import Any, Literal
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.module_attributes import module_attribute, module_folders
-from vane_dagster.fingerprint.symbols import SourceFile, load_source
+from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, load_source
 
 ModuleKind = Literal["own", "installed", "stdlib", "self"]
 _SITE_NAMES = ("site-packages", "dist-packages")
@@ -238,6 +238,11 @@ class Finder:
                 yield ImportTarget("passing", name, part, module=found, line=ref.line)
         yield from self._imported(found, base, ref)
 
+    def own_imports(self, importer: Module, unit: SymbolSource) -> list[str]:
+        """Return the own modules that a statement imports, also inside functions."""
+        targets = [each for ref in unit.scan.imports for each in self.targets(importer, ref)]
+        return [target.name for target in targets if target.module is not None]
+
     def _imported(self, found: Module | None, base: str, ref: ImportRef) -> Iterator[ImportTarget]:
         if ref.name is None or ref.name == "*":
             yield ImportTarget("whole", base, module=found, line=ref.line)
@@ -255,26 +260,22 @@ class Finder:
         else:
             yield ImportTarget("whole", base, ref.name, found, ref.line)
 
-    def attribute_targets(
-        self, importer: Module, scan: Scan, refs: Iterable[ImportRef]
-    ) -> Iterator[ImportTarget]:
+    def attribute_targets(self, importer: Module, scan: Scan) -> Iterator[ImportTarget]:
         """Yield the own modules that dotted names use: ``a.b`` for ``a.b.f()``."""
-        bound = {ref.bound: ref for ref in refs if ref.bound and ref.name != "*"}
-        for chain in sorted(scan.chains):
-            ref = bound.get(chain[0])
-            base = None if ref is None else _stands_for(importer, ref)
-            module = self.find(base) if base else None
-            if ref is None or module is None or module.kind != "own":
+        for path in sorted(scan.paths):
+            top, *parts = (absolute(importer, path) or "").split(".")
+            module = self.find(top) if top else None
+            if module is None or module.kind != "own":
                 continue
             attribute: str | None = None
-            for part in chain[1:]:
+            for part in parts:
                 inner = self.find(f"{module.name}.{part}") if module.search is not None else None
                 if inner is None:
                     attribute = part
                     break
-                yield ImportTarget("passing", module.name, part, module, ref.line)
+                yield ImportTarget("passing", module.name, part, module)
                 module = inner
-            yield ImportTarget("whole", module.name, attribute, module, ref.line)
+            yield ImportTarget("whole", module.name, attribute, module)
 
 
 def _is_replaced(loaded: Any) -> bool:
@@ -327,13 +328,6 @@ def absolute(importer: Module, path: str) -> str | None:
     return ".".join([*parts[: len(parts) - level + 1], *filter(None, [name])])
 
 
-def _stands_for(importer: Module, ref: ImportRef) -> str | None:
-    if ref.name is None:
-        return ref.refers if not ref.level else None
-    base = absolute(importer, "." * ref.level + ref.module)
-    return None if base is None else f"{base}.{ref.name}"
-
-
 def closure(finder: Finder, names: Iterable[str]) -> tuple[str, ...]:
     """Return the own modules that importing some modules can run, which workers need.
 
@@ -360,11 +354,8 @@ def _reachable(finder: Finder, module: Module) -> Iterator[str]:
         unit = finder.source(str(module.path)).whole
     except CodeIdentityError:
         return
-    for ref in unit.scan.imports:
-        for target in finder.targets(module, ref):
-            if target.role in ("whole", "passing"):
-                yield target.name
-    for target in finder.attribute_targets(module, unit.scan, unit.scan.imports):
+    yield from finder.own_imports(module, unit)
+    for target in finder.attribute_targets(module, unit.scan):
         yield target.name
     if unit.scan.dynamic:
         top = finder.find(module.label.partition(".")[0])

@@ -27,10 +27,15 @@ from vane_dagster.fingerprint.module_attributes import module_attribute
 from vane_dagster.fingerprint.modules import Finder, Module, path_kind
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, bound_names, code_digest
 from vane_dagster.fingerprint.values import ValueEncoder
-from vane_dagster.types.callables import unwrapped
+from vane_dagster.types.callables import captured_by, defaults_of, unwrapped
 
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_WRAPPERS: Mapping[Any, tuple[str, ...]] = {
+    property: ("fget", "fset", "fdel"),
+    functools.partialmethod: ("func", "args", "keywords"),
+    functools.cached_property: ("func",),
+}
 _NAMEDTUPLE = vars(collections.namedtuple("_", "x"))
 _NAMEDTUPLE_DETAILS = _NAMEDTUPLE.keys() - {"_fields", "_field_defaults"}
 _VALUES = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, types.FunctionType)
@@ -128,39 +133,46 @@ class ObjectEncoder:
             return self._with_defaults(function, self._by_name(function, where), path)
         name = function.__globals__.get("__name__", "__main__")
         module = self._dependency_walk.finder.find(name)
-        file = function.__code__.co_filename
-        captured = self._captured(function, path)
         if module is not None and module.kind != "own":
-            return combine("function", self._library(function, name, module), *captured)
-        if module is not None and module.is_source and path_kind(file) == "own":
-            source = self._dependency_walk.finder.source(str(module.path))
-            node = source.function_node(function.__code__)
-            if node is not None:
-                captured = self._captured(function, path)
-                captured += self._attributes_of(function, path)
-                unit = SymbolSource(source.path, [ast_digest.as_statement(node)])
-                self._dependency_walk.unit(module, unit, unit.names)
-                return combine("function", ast_digest.tree_digest([node]), *captured)
-        return combine("function", self._in_memory(function, module, path), *captured)
+            token = self._library(function, name, module)
+            return combine("function", token, *self._captured(function, path))
+        code, walk = function.__code__, self._dependency_walk
+        place = None
+        if module is not None and module.is_source and path_kind(code.co_filename) == "own":
+            place = walk.finder.source(str(module.path)).place(code)
+        is_in_file = place is not None
+        if place is None and (cell := _cell(code.co_filename)):
+            place = cell.place(code)
+        if place is None:
+            token, names = code_digest(code), ast_digest.global_names(code)
+        else:
+            unit, at = place
+            token, names = combine("function", unit.digest, code.co_name, str(at)), {*unit.names}
+            importer = module or Module("__main__", "own", None)
+            walk.unit(importer, unit, names if is_in_file else ())
+        is_nested = "<" in function.__qualname__ or code.co_flags & inspect.CO_NESTED
+        if is_in_file and not is_nested:
+            return self._with_defaults(function, token, path)
+        parts = [*self._captured(function, path), *self._attributes_of(function, path)]
+        if not is_in_file:
+            parts += self._globals(names, function.__globals__, path)
+        return combine(token, *parts)
 
     def _is_named(self, function: types.FunctionType, module: Module) -> bool:
         """Return whether a function is the module-level definition of its file on disk."""
         if module.kind != "own" or not module.is_source or "<" in function.__qualname__:
             return False
         source = self._dependency_walk.finder.source(str(module.path))
-        if module.is_main and not source.holds(function.__code__):
+        if module.is_main and source.place(function.__code__) is None:
             # Such a function is pickled by value: as in memory, not as in the file.
             return False
-        if _lookup(function) is function:
-            return function.__qualname__.partition(".")[0] in source.units
-        defined = source.definition(function.__qualname__) is not None
-        same_file = function.__code__.co_filename == module.path
-        return defined and same_file and function.__code__.co_name == function.__name__
+        is_found = _lookup(function) is function
+        return is_found and function.__qualname__.partition(".")[0] in source.units
 
     def _with_defaults(self, function: types.FunctionType, token: str, path: str) -> str:
         """Add the values of defaults that have a digest; their source always counts."""
         parts = []
-        for name, value in _defaults(function).items():
+        for name, value in defaults_of(function).items():
             try:
                 parts.append(self._default(name, value, path))
             except UnboundedContentError:
@@ -174,16 +186,11 @@ class ObjectEncoder:
 
     def _captured(self, function: types.FunctionType, path: str) -> list[str]:
         """Hash defaults and the variables of enclosing functions."""
-        cells: list[str] = []
-        free = function.__code__.co_freevars
-        for name, cell in zip(free, function.__closure__ or (), strict=True):
-            try:
-                value = cell.cell_contents
-            except ValueError:
-                cells.append(combine(name))
-                continue
-            cells.append(combine(name, self.digest(value, f"{path}.__closure__[{name!r}]")))
-        defaults = [self._default(name, item, path) for name, item in _defaults(function).items()]
+        cells = [
+            combine(name, self.digest(value, f"{path}.__closure__[{name!r}]"))
+            for name, value in captured_by(function).items()
+        ]
+        defaults = [self._default(name, item, path) for name, item in defaults_of(function).items()]
         return [*defaults, *sorted(cells), *self._hints(function, path)]
 
     def _hints(self, obj: Any, path: str) -> list[str]:
@@ -198,21 +205,6 @@ class ObjectEncoder:
         for name, value in sorted(vars(function).items()):
             if name not in ("__wrapped__", OPTIONS):
                 yield combine(name, self.digest(value, f"{path}.{name}"))
-
-    def _in_memory(self, function: types.FunctionType, module: Module | None, path: str) -> str:
-        """Hash a function that no file holds, by its cell's source or else its bytecode."""
-        code = function.__code__
-        cell = _cell(code.co_filename)
-        node = cell.function_node(code) if cell is not None else None
-        importer = module or Module("__main__", "own", None)
-        if node is not None:
-            unit = SymbolSource(code.co_filename, [ast_digest.as_statement(node)])
-            self._dependency_walk.unit(importer, unit, ())
-            digest, names = ast_digest.tree_digest([node]), set(unit.names)
-        else:
-            digest = code_digest(code)
-            names = ast_digest.global_names(code)
-        return combine("memory", digest, *self._globals(names, function.__globals__, path))
 
     def _globals(self, names: Set[str], scope: Mapping[str, Any], path: str) -> Iterator[str]:
         for name in sorted(names):
@@ -240,14 +232,10 @@ class ObjectEncoder:
 
     def _member(self, member: Any, path: str) -> str:
         """Hash an attribute of a class."""
-        if isinstance(member, property):
-            accessors = [member.fget, member.fset, member.fdel]
-            return combine("property", self.digest(accessors, path))
-        if isinstance(member, functools.partialmethod):
-            parts = (member.func, list(member.args), dict(member.keywords))
-            return combine("partialmethod", *(self.digest(part, path) for part in parts))
-        if isinstance(member, functools.cached_property):
-            return combine("cached", self.digest(member.func, path))
+        for made, names in _WRAPPERS.items():
+            if isinstance(member, made):
+                parts = [getattr(member, name) for name in names]
+                return combine(made.__name__, self.digest(parts, path))
         kind = type(member)
         module = self._dependency_walk.finder.find(kind.__module__)
         plain = not isinstance(member, (type, *_VALUES)) and not dataclasses.is_dataclass(member)
@@ -264,22 +252,21 @@ class ObjectEncoder:
         if module.is_main:
             methods = [item for _, item in _functions(cls) if item.__module__ == cls.__module__]
             own = [item for item in methods if item.__code__.co_filename == module.path]
-            if not all(source.holds(item.__code__) for item in own):
+            if any(source.place(item.__code__) is None for item in own):
                 return False
-        if source.definition(cls.__qualname__) is not None:
-            return True
-        return _lookup(cls) is cls and cls.__qualname__.partition(".")[0] in source.units
+        return cls.__qualname__.partition(".")[0] in source.units
 
     def _members(self, cls: type, module: Module | None, path: str) -> str:
         """Hash a class that no name of a file stands for, member by member."""
         source = _cell_of(cls)
         if module is not None and module.is_source:
             source = self._dependency_walk.finder.source(str(module.path))
-        node = source.definition(cls.__qualname__) if source is not None else None
-        written = vars(cls).keys() if node is None else bound_names([node])
+        units = source.binding(cls.__qualname__.partition(".")[0]) if source is not None else []
+        nodes = [node for unit in units for node in unit.nodes]
+        written = bound_names(nodes) if nodes else vars(cls).keys()
         parts = [cls.__qualname__, self.digest(_plain_hints(cls), path)]
-        if source is not None and node is not None and module is not None:
-            unit = SymbolSource(source.path, [node])
+        if source is not None and nodes and module is not None:
+            unit = SymbolSource(source.path, nodes)
             self._dependency_walk.unit(module, unit, unit.names if module.is_source else ())
             parts.append(unit.digest)
             if not module.is_source and cls.__module__ in sys.modules:
@@ -290,16 +277,9 @@ class ObjectEncoder:
                 parts.append(combine(name, self._member(member, f"{path}.{name}")))
             except CodeIdentityError:
                 # Outside of functions, the class's source text determines what its members are.
-                if node is None or "<locals>" in cls.__qualname__:
+                if not nodes or "<locals>" in cls.__qualname__:
                     raise
         return combine("members", *parts)
-
-
-def _defaults(function: types.FunctionType) -> dict[str, Any]:
-    code = function.__code__
-    defaults = function.__defaults__ or ()
-    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    return dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
 
 
 def _lookup(obj: Any) -> Any:
@@ -398,11 +378,8 @@ def _functions(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
 
 def _member_functions(member: Any) -> Iterator[types.FunctionType]:
     """Yield the functions that an attribute of a class wraps."""
-    if isinstance(member, property):
-        items = [member.fget, member.fset, member.fdel]
-    else:
-        items = [member.func] if isinstance(member, functools.cached_property) else [member]
-    for item in map(unwrapped, items):
+    names = next((names for kind, names in _WRAPPERS.items() if isinstance(member, kind)), ())
+    for item in map(unwrapped, [getattr(member, name) for name in names] or [member]):
         if isinstance(item, types.FunctionType):
             yield item
 

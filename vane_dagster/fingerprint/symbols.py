@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import sys
+import bisect
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -11,8 +11,7 @@ from pathlib import Path
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
-from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
-from vane_dagster.fingerprint.decorators import first_line
+from vane_dagster.fingerprint.ast_digest import Scan
 from vane_dagster.fingerprint.hashing import FileCache, combine
 
 
@@ -59,7 +58,7 @@ class SymbolSource:
         """Whether it imports a module or is a plain function: its position is irrelevant."""
         node = self.nodes[-1]
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return not (node.decorator_list or node.args.defaults or node.args.kw_defaults)
+            return not any(ast_digest.evaluated(node))
         return isinstance(node, ast.Import)
 
 
@@ -107,67 +106,44 @@ class SourceFile:
     @property
     def has_postponed_hints(self) -> bool:
         """Whether type hints are kept as text, by ``from __future__ import annotations``."""
-        return any(
-            ref.module == "__future__" and ref.name == "annotations"
-            for ref in self.import_refs("annotations")
-        )
+        units = self.units.get("annotations", ())
+        return any(getattr(unit.nodes[0], "module", "") == "__future__" for unit in units)
 
     def binding(self, name: str) -> list[SymbolSource]:
         """Return the statements that may bind a name, in order; star imports may bind any."""
         return sorted((*self.units.get(name, ()), *self.stars), key=lambda unit: unit.position)
 
-    def import_refs(self, name: str) -> Iterator[ImportRef]:
-        """Yield the module-level imports that bind a name."""
-        for unit in self.units.get(name, ()):
-            yield from (ref for ref in unit.scan.imports if ref.bound == name)
+    def place(self, code: types.CodeType) -> tuple[SymbolSource, int] | None:
+        """Return the top-level statement that holds code, and the place of the code in it.
 
-    @cached_property
-    def _by_start(self) -> dict[tuple[int, str], list[ast.AST]]:
-        found: dict[tuple[int, str], list[ast.AST]] = {}
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast_digest.Definition):
-                found.setdefault((first_line(node), node.name), []).append(node)
-            elif isinstance(node, ast.Lambda):
-                found.setdefault((node.lineno, "<lambda>"), []).append(node)
-        return found
-
-    def function_node(self, code: types.CodeType) -> ast.AST | None:
-        """Return the node that code was compiled from, if this file still contains it unchanged."""
-        if code_digest(code) not in self._compiled:
+        The place is that among the functions of this name. Statements on one line are one. None if
+        the file no longer holds the code.
+        """
+        at = self._statement_at(code.co_firstlineno)
+        alike = self._compiled.get((at, code.co_name), [])
+        if code_digest(code) not in alike:
             return None
-        nodes = self._by_start.get((code.co_firstlineno, code.co_name), [])
-        if len(nodes) > 1 and sys.version_info >= (3, 11):
-            nodes = [node for node in nodes if _contains(node, code)]
-            # Outer lambdas contain the positions of nested ones too.
-            nodes = sorted(nodes, key=_extent)[:1]
-        return nodes[0] if len(nodes) == 1 else None
+        nodes = [each for each in self.tree.body[at:] if each.lineno <= code.co_firstlineno]
+        unit = SymbolSource(self.path, nodes or self.tree.body[at : at + 1])
+        return unit, alike.index(code_digest(code))
 
-    def holds(self, code: types.CodeType) -> bool:
-        """Return whether the file still compiles to this code, ignoring line numbers."""
-        return code_digest(code) in self._compiled
+    def _statement_at(self, line: int) -> int:
+        ends = [each.end_lineno or 0 for each in self.tree.body]
+        return bisect.bisect_left(ends, line)
 
     @cached_property
-    def _compiled(self) -> frozenset[str]:
-        found: set[str] = set()
+    def _compiled(self) -> dict[tuple[int, str], list[str]]:
+        """The digests of functions, by the statement and name."""
+        found: dict[tuple[int, str], list[str]] = {}
         try:
-            stack = [compile(self.text, self.path, "exec", dont_inherit=True)]
+            waiting = [compile(self.text, self.path, "exec", dont_inherit=True)]
         except SyntaxError as error:
             raise syntax_problem(self.path, error) from error
-        while stack:
-            code = stack.pop()
-            found.add(code_digest(code))
-            stack += [item for item in code.co_consts if isinstance(item, types.CodeType)]
-        return frozenset(found)
-
-    def definition(self, qualname: str) -> ast.stmt | None:
-        """Return the only class or function with a qualified name, or None."""
-        parents: list[ast.AST] = [self.tree]
-        found: list[ast.stmt] = []
-        for part in qualname.split("."):
-            if part != "<locals>":
-                found = [node for parent in parents for node in _definitions(parent, part)]
-                parents = list(found)
-        return found[0] if len(found) == 1 else None
+        for code in waiting:  # which grows
+            key = (self._statement_at(code.co_firstlineno), code.co_name)
+            found.setdefault(key, []).append(code_digest(code))
+            waiting += [item for item in code.co_consts if isinstance(item, types.CodeType)]
+        return found
 
 
 def bound_names(nodes: Iterable[ast.AST]) -> frozenset[str]:
@@ -184,16 +160,6 @@ def bound_names(nodes: Iterable[ast.AST]) -> frozenset[str]:
             names = (getattr(node, "name", None), getattr(node, "rest", None))
             found.update(name for name in names if isinstance(name, str))
     return frozenset(found)
-
-
-def _definitions(parent: ast.AST, name: str) -> Iterator[ast.stmt]:
-    stack = list(ast_digest.inner_statements(parent))
-    while stack:
-        node = stack.pop()
-        if not isinstance(node, ast_digest.Definition):
-            stack += ast_digest.inner_statements(node)
-        elif node.name == name:
-            yield node
 
 
 def _touched(statement: ast.stmt) -> set[str]:
@@ -242,26 +208,6 @@ def _is_main_guard(statement: ast.stmt) -> bool:
             for item in (test.left, *test.comparators)
         }
     )
-
-
-def _extent(node: ast.AST) -> int:
-    body = node.body if isinstance(node, ast.Lambda) else node
-    return len(ast.dump(body)) if isinstance(body, ast.AST) else 0
-
-
-def _contains(node: ast.AST, code: types.CodeType) -> bool:
-    body = node.body if isinstance(node, ast.Lambda) else node
-    if not isinstance(body, (ast.expr, ast.stmt)):
-        return False
-    start = (body.lineno, body.col_offset)
-    end = (body.end_lineno or 0, body.end_col_offset or 0)
-    if sys.version_info >= (3, 11):
-        for line, end_line, column, end_column in code.co_positions():
-            if line is None or end_line is None or column is None or end_column is None:
-                continue
-            if end_column and ((line, column) < start or (end_line, end_column) > end):
-                return False
-    return True
 
 
 def code_digest(code: types.CodeType) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copyreg
 import dataclasses
 import datetime
 import decimal
@@ -45,23 +46,24 @@ _CODE = (
 )
 _SCALARS = (bool, int, float, complex, str, bytes)
 _CONTAINERS = (dict, list, tuple, set, frozenset, bytearray, collections.deque)
-_AS_TEXT = (
+_REDUCED = (
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.timezone,
+    zoneinfo.ZoneInfo,
     decimal.Decimal,
     fractions.Fraction,
     uuid.UUID,
-    datetime.date,
-    datetime.timedelta,
+    re.Pattern,
+    range,
+    slice,
 )
-_PYDANTIC_STATE = ("__pydantic_extra__", "__pydantic_private__", "__pydantic_fields_set__")
-_NO_STATE = frozenset({"__dict__", "__weakref__", "__pydantic_root_model__", *_PYDANTIC_STATE})
-
-
-_ESTIMATOR = ("sklearn", "BaseEstimator")
+"""Types that pickle reduces to plain values."""
 _MODELS = frozenset(
     {
         ("torch", "Module"),
         ("transformers", "Pipeline"),
-        _ESTIMATOR,
         ("keras", "Model"),
         ("tensorflow", "Module"),
         ("onnxruntime", "InferenceSession"),
@@ -79,35 +81,18 @@ _MODELS = frozenset(
 def model_class(value: object) -> str | None:
     """Return the name of the class of a loaded model; None for any other value.
 
-    A torch module without weights, such as an activation, is none, nor is an estimator of
-    scikit-learn that was not fitted, such as a hashing vectorizer.
+    A torch module without weights, such as an activation, is none.
     """
     kind = type(value)
     bases = {(str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__}
     if bases.isdisjoint(_MODELS):
         return None
     try:
-        is_empty = _is_unfitted(value) if _ESTIMATOR in bases else _is_without_weights(value)
+        parameters = getattr(value, "parameters", None)
+        is_empty = callable(parameters) and next(iter(parameters()), None) is None
     except Exception:  # of a module that is not initialized, or of the user's own method
         is_empty = False
     return None if is_empty else kind.__name__
-
-
-def _is_without_weights(value: Any) -> bool:
-    parameters = getattr(value, "parameters", None)
-    return callable(parameters) and next(iter(parameters()), None) is None
-
-
-def _is_unfitted(estimator: Any) -> bool:
-    """Return whether scikit-learn takes an estimator for not fitted, or as one that needs no fit.
-
-    https://scikit-learn.org/stable/modules/generated/sklearn.utils.validation.check_is_fitted.html
-    """
-    if not estimator.__sklearn_tags__().requires_fit:
-        return True
-    if is_fitted := getattr(estimator, "__sklearn_is_fitted__", None):
-        return not is_fitted()
-    return not any(each.endswith("_") and not each.startswith("__") for each in vars(estimator))
 
 
 class ValueEncoder:
@@ -206,14 +191,6 @@ class ValueEncoder:
         content = self._files.content(named, path)
         return combine(tag, text) if content is None else combine(tag, text, content)
 
-    def _kind(self, value: Any, base: type, path: str) -> str:
-        """Return a type's name; of a subclass, the digest of its code and the attributes."""
-        kind = type(value)
-        if kind is base:
-            return base.__name__
-        state = self._attributes(getattr(value, "__dict__", {}), path)
-        return combine("subclass", self._code(kind, path), *state)
-
     def _standard(self, value: Any, path: str) -> str | None:
         if isinstance(value, LocalFile):
             return combine("local file", value.identity() if self._strict else value.name)
@@ -226,27 +203,14 @@ class ValueEncoder:
         if isinstance(value, pathlib.PurePath):
             if type(value).__module__.startswith("pathlib"):
                 return self._with_content("path", value.as_posix(), value, path)
-            kind, text = self._kind(value, pathlib.Path, path), str(value)
-            named = text if "://" in text else pathlib.PurePath(text)
-            return self._with_content(kind, text, named, path)
-        if isinstance(value, (datetime.datetime, datetime.time)):
-            base = datetime.time if isinstance(value, datetime.time) else datetime.datetime
-            text = value.replace(tzinfo=None).isoformat()
-            zone = self._zone(value.tzinfo, path)
-            return combine("time", self._kind(value, base, path), text, str(value.fold), zone)
-        if isinstance(value, datetime.tzinfo):
-            return combine("zone", self._zone(value, path))
-        for plain in _AS_TEXT:
-            if isinstance(value, plain):
-                return combine("as text", self._kind(value, plain, path), str(value))
-        if isinstance(value, re.Pattern):
-            pattern = self.digest(value.pattern, f"{path}.pattern")
-            return combine("pattern", pattern, str(value.flags))
+            state = self._attributes(getattr(value, "__dict__", {}), path)
+            tag = combine("path", self._code(type(value), path), *state)
+            named = str(value) if "://" in str(value) else pathlib.PurePath(str(value))
+            return self._with_content(tag, str(value), named, path)
+        if isinstance(value, _REDUCED):
+            return combine("reduced", *self._reduced(value, path))
         if is_wrapped(value):
             return combine("secret", self.digest(value.get_secret_value(), path))
-        if isinstance(value, (range, slice)):
-            bounds = (value.start, value.stop, value.step)
-            return combine(type(value).__name__, *self._each(bounds, path))
         return None
 
     def _member(self, value: enum.Enum, path: str) -> str:
@@ -259,18 +223,6 @@ class ValueEncoder:
         except CodeIdentityError:
             content = value.name  # as the class's code computes it
         return combine("enum", kind, name, content)
-
-    def _zone(self, zone: datetime.tzinfo | None, path: str) -> str:
-        if zone is None:
-            return combine("naive")
-        if type(zone) is datetime.timezone:
-            return combine("offset", str(zone.utcoffset(None)), zone.tzname(None))
-        if type(zone) is zoneinfo.ZoneInfo and zone.key is not None:
-            return combine("zone", zone.key)
-        raise CodeIdentityError(
-            f"{path} has a time zone of {type(zone).__qualname__}, which has no stable "
-            f"identity. Use zoneinfo.ZoneInfo, or give the stage `vd.Reuse(version=...)`."
-        )
 
     def _container(self, value: Any, path: str) -> str | None:
         kind = type(value)
@@ -287,7 +239,7 @@ class ValueEncoder:
             return combine(kind.__name__, *parts)
         if isinstance(value, collections.defaultdict):
             parts.append(self.digest(value.default_factory, f"{path}.default_factory"))
-        state = combine("state", *self._attributes(_state(value), path))
+        state = combine("state", *self._state(_reduced(value)[1], path))
         return combine(f"subclass of {base.__name__}", self._code(kind, path), state, *parts)
 
     def _items(self, value: Any, path: str) -> list[str]:
@@ -311,33 +263,35 @@ class ValueEncoder:
         return [self.digest(item, f"{path}[{index}]") for index, item in enumerate(values)]
 
     def _record(self, value: Any, path: str) -> str | None:
-        """Hash an instance with only attributes as its state, by its class's code and by them."""
         kind = type(value)
-        is_model = hasattr(kind, "model_fields") and callable(getattr(value, "model_dump", None))
-        if not (
-            is_model
+        if (
+            (hasattr(kind, "model_fields") and callable(getattr(value, "model_dump", None)))
             or dataclasses.is_dataclass(kind)
             or hasattr(kind, "__attrs_attrs__")
             or kind in (types.SimpleNamespace, argparse.Namespace)
         ):
-            return None
-        state = _state(value)
-        if is_model:
-            state |= {name: getattr(value, name, None) for name in _PYDANTIC_STATE}
-        return combine("record", self._code(kind, path), *self._attributes(state, path))
+            return combine("record", *self._reduced(value, path))
+        return None
+
+    def _reduced(self, value: Any, path: str) -> list[str]:
+        """Hash an object by its class's code and by what pickle writes of it."""
+        arguments, state = _reduced(value)
+        found = [self._code(type(value), path), self.digest(arguments, path)]
+        return [*found, *self._state(state, path)]
+
+    def _state(self, state: Any, path: str) -> list[str]:
+        if isinstance(state, tuple) and all(type(each) in (dict, type(None)) for each in state):
+            state = {name: item for each in state for name, item in (each or {}).items()}  # slots
+        if type(state) is dict:
+            return self._attributes(state, path)
+        return [self.digest(state, path)]
 
 
-def _state(value: Any) -> dict[str, Any]:
-    """Return an object's attributes, including slots."""
-    found: dict[str, Any] = {}
-    for kind in reversed(type(value).__mro__):
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            private = name.startswith("__") and not name.endswith("__")
-            stored = f"_{kind.__name__.lstrip('_')}{name}" if private else name
-            if name not in _NO_STATE and hasattr(value, stored):
-                found[stored] = getattr(value, stored)
-    return found | getattr(value, "__dict__", {})
+def _reduced(value: Any) -> tuple[Any, Any]:
+    """Return the arguments and the state that pickle writes of an object."""
+    reduce = copyreg.dispatch_table.get(type(value))
+    reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
+    return reduced[1], (*reduced, None)[2]
 
 
 class ArrayEncoder:
@@ -364,53 +318,33 @@ class ArrayEncoder:
     def _each(self, values: Iterable[Any], path: str) -> list[str]:
         return [self._digest(item, f"{path}[{index}]") for index, item in enumerate(values)]
 
-    def _texts(self, values: Iterable[Any], path: str) -> list[str]:
-        """Return digests of the distinct strings among the values, which may name files."""
-        return self._each(sorted({item for item in values if type(item) is str}), path)
-
     def _numpy(self, np: Any, value: Any, path: str) -> str | None:
         kind = type(value)
         if isinstance(value, np.dtype):
-            return self._dtype(np, value, path)
+            return combine("dtype", self._digest(value.__reduce__()[1:], path))
         if isinstance(value, np.str_):
             return combine("scalar", "str", self._digest(str(value), path))
         if isinstance(value, np.generic):
             content = self._buffer(np, np.asarray(value), path)
-            return combine("scalar", self._dtype(np, value.dtype, path), content)
+            return combine("scalar", self._digest(value.dtype, path), content)
         if kind in (np.ndarray, np.memmap):
-            head = (self._dtype(np, value.dtype, path), repr(value.shape))
+            head = (self._digest(value.dtype, path), repr(value.shape))
             return combine("array", *head, self._buffer(np, value, path))
         # Of a function of `np.frompyfunc`, the Python function is not known.
         if isinstance(value, np.ufunc) and not value.__name__.endswith(" (vectorized)"):
             return combine("ufunc", value.__name__)
         return None
 
-    def _dtype(self, np: Any, dtype: Any, path: str) -> str:
-        if dtype.names is not None:
-            fields = [
-                combine(name, repr(field[1:]), self._dtype(np, field[0], path))
-                for name, field in ((name, dtype.fields[name]) for name in dtype.names)
-            ]
-            return combine("dtype", str(dtype.itemsize), str(dtype.isalignedstruct), *fields)
-        if dtype.subdtype is not None:
-            base, shape = dtype.subdtype
-            return combine("dtype", "of", self._dtype(np, base, path), repr(shape))
-        added = [self._digest(dict(dtype.metadata), path)] if dtype.metadata else []
-        return combine("dtype", dtype.str, repr(dtype) if dtype.kind == "T" else "", *added)
-
     def _buffer(self, np: Any, value: Any, path: str) -> str:
         """Hash an array's elements, ignoring the memory between them."""
         dtype = value.dtype
         if dtype.names is not None:
             return combine("fields", *(self._buffer(np, value[n], path) for n in dtype.names))
-        if dtype.hasobject or dtype.kind == "T":
+        if dtype.hasobject or dtype.kind in "TU":  # texts may name files
             return combine("objects", *self._each(value.ravel().tolist(), path))
         if dtype.char in "gG":  # some bytes of a long double are padding
             raise CodeIdentityError(f"{path} is an array of {dtype}. Pass it as float64.")
-        content = np.ascontiguousarray(value).tobytes()
-        if dtype.kind != "U":
-            return combine("bytes", content)
-        return combine("texts", content, *self._texts(value.ravel().tolist(), path))
+        return combine("bytes", np.ascontiguousarray(value).tobytes())
 
     def _pyarrow(self, pa: Any, value: Any, path: str) -> str | None:
         if isinstance(value, pa.Schema):
@@ -432,74 +366,45 @@ class ArrayEncoder:
 
     def _elements(self, pa: Any, value: Any, path: str) -> str:
         """Hash a column's elements, independent of its chunks."""
-        kind = value.type
         if isinstance(value, pa.ChunkedArray):
-            if pa.types.is_dictionary(kind):
+            if pa.types.is_dictionary(value.type):
                 value = value.unify_dictionaries()
-            if value.num_chunks != 1:
-                value = value.combine_chunks()
-            if isinstance(value, pa.ChunkedArray):  # no chunk, one, or several too large to combine
-                chunks = value.chunks or [pa.array([], kind)]
-                if len(chunks) > 1:
-                    return combine("chunks", *(self._elements(pa, one, path) for one in chunks))
-                value = chunks[0]
+            value = value.combine_chunks()
         if isinstance(value, pa.ExtensionArray):
             return combine("extension", self._elements(pa, value.storage, path))
-        if pa.types.is_dictionary(kind):
+        if pa.types.is_dictionary(value.type):
             parts = (value.indices, value.dictionary)
             return combine("dictionary", *(self._elements(pa, part, path) for part in parts))
-        flat = pa.types.is_primitive(kind) or pa.types.is_string(kind)
-        if value.null_count or not flat:
-            # The memory of a null slot is arbitrary, so only the values count.
-            return combine("values", *self._each(value.to_pylist(), path))
-        # Bits before and after a slice are not part of it.
-        column = pa.table([pa.concat_arrays([value])], names=[""])
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, column.schema) as writer:
-            writer.write_table(column)
-        texts = self._texts(value.unique().to_pylist(), path) if pa.types.is_string(kind) else []
-        return combine("stream", sink.getvalue().to_pybytes(), *texts)
+        if pa.types.is_primitive(value.type) and not value.null_count:
+            return self._digest(value.to_numpy(zero_copy_only=False), path)
+        # The memory of a null slot is arbitrary, so only the values count.
+        return combine("values", *self._each(value.to_pylist(), path))
 
     def _pandas(self, pd: Any, value: Any, path: str) -> str | None:
+        parts: list[Any]
         if value is pd.NA or value is pd.NaT:
-            return combine("pandas", repr(value))
-        if isinstance(value, (pd.Timestamp, pd.Timedelta)):
+            parts = []
+        elif isinstance(value, (pd.Timestamp, pd.Timedelta)):
             details = [str(getattr(value, each, None)) for each in ("unit", "tz", "fold")]
-            return combine(type(value).__name__, str(value.value), str(value), *details)
-        if isinstance(value, pd.api.extensions.ExtensionDtype):
-            return self._pandas_dtype(pd, value, path)
-        if isinstance(value, pd.DataFrame):
-            columns = [self._digest(value.iloc[:, at], path) for at in range(value.shape[1])]
-            names = self._digest(value.columns, f"{path}.columns")
-            index = self._digest(value.index, f"{path}.index")
-            return combine("frame", names, index, self._attrs(value, path), *columns)
-        if isinstance(value, pd.MultiIndex):
-            levels = [self._digest(level, f"{path}.levels") for level in value.levels]
-            codes = [self._digest(list(map(int, code)), f"{path}.codes") for code in value.codes]
-            return combine("levels", self._digest(list(value.names), path), *levels, *codes)
-        if isinstance(value, pd.Index):
-            head = (self._digest(value.name, f"{path}.name"), type(value).__name__)
-            frequency = str(getattr(value, "freqstr", None))
-            return combine("index", *head, frequency, self._column(pd, value, path))
-        if isinstance(value, pd.Series):
-            head = (self._digest(value.name, f"{path}.name"), self._attrs(value, path))
-            index = self._digest(value.index, f"{path}.index")
-            return combine("series", *head, index, self._column(pd, value, path))
-        return None
-
-    def _attrs(self, value: Any, path: str) -> str:
-        allowed = str(value.flags.allows_duplicate_labels)
-        return combine("attrs", self._digest(value.attrs, f"{path}.attrs"), allowed)
-
-    def _column(self, pd: Any, value: Any, path: str) -> str:
-        kind = self._pandas_dtype(pd, value.dtype, path)
-        return combine("column", kind, *self._each(value.tolist(), path))
-
-    def _pandas_dtype(self, pd: Any, dtype: Any, path: str) -> str:
-        if isinstance(dtype, pd.CategoricalDtype):
-            categories = self._digest(dtype.categories, f"{path}.categories")
-            return combine("categories", categories, str(dtype.ordered))
-        return combine("dtype", repr(dtype))
+            parts = [value.value, str(value), *details]
+        elif isinstance(value, pd.CategoricalDtype):
+            parts = [value.categories, value.ordered]
+        elif isinstance(value, pd.api.extensions.ExtensionDtype):
+            parts = [repr(value)]
+        elif isinstance(value, pd.DataFrame):
+            columns = [value.iloc[:, at] for at in range(value.shape[1])]
+            parts = [value.columns, value.index, *([each.dtype, each.tolist()] for each in columns)]
+        elif isinstance(value, pd.MultiIndex):
+            parts = [*value.levels, *(each.tolist() for each in value.codes), list(value.names)]
+        elif isinstance(value, pd.Index):
+            parts = [value.name, getattr(value, "freqstr", None), value.dtype, value.tolist()]
+        elif isinstance(value, pd.Series):
+            parts = [value.name, value.index, value.dtype, value.tolist()]
+        else:
+            return None
+        if isinstance(value, (pd.DataFrame, pd.Series)):
+            parts += [value.attrs, value.flags.allows_duplicate_labels]
+        return combine("pandas", type(value).__name__, *self._each(parts, path))
 
     def _torch(self, torch: Any, value: Any, path: str) -> str | None:
         if isinstance(value, (torch.dtype, torch.device)):

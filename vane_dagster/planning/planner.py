@@ -252,7 +252,6 @@ class _Planner:
         if self.heads:
             table = self.source.split(files, self.rule, self.location, key)
             table = with_ids(table, self.pipeline.id_rule, self.location)
-            table.require_everywhere(self.pipeline.id, self.location)
             known[SOURCE] = table.schema
             fragments = keyed(table.fragments, self.source_definition)
         fragments = agreed(self.pipeline.name, key, fragments, inputs)

@@ -32,7 +32,6 @@ class AvroSource(IngestedSource):
     """Avro files that match a URL pattern for each partition; see `avro`."""
 
     kind: ClassVar[str] = "avro"
-    function: ClassVar[str] = "vd.avro"
     suffix: ClassVar[str] = ".avro"
     is_text: ClassVar[bool] = False
 

@@ -16,16 +16,15 @@ code needs no registration: its code is part of the keys, and is sent to the wor
 from __future__ import annotations
 
 import hashlib
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 import pyarrow as pa
 
 from vane_dagster._lazy import duckdb, pc
-from vane_dagster.errors import DefinitionError, SourceError, first_line, names
+from vane_dagster.errors import DefinitionError, SourceError, first_line
 from vane_dagster.sources.files import file_identity, listed_file
 from vane_dagster.storage.filesystem import advice
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
@@ -66,20 +65,6 @@ class FragmentRule:
     rows: int
     bytes: int = _MAX_BYTES
 
-    def cut(self, rows: int, size: int) -> list[tuple[int, int]]:
-        """Cut rows into ranges of about the same number of rows, none larger than a fragment.
-
-        Args:
-            rows: The number of rows.
-            size: Their uncompressed bytes.
-
-        Returns:
-            The first row of each range, and the row after its last.
-        """
-        count = max(-(-rows // self.rows), min(rows, -(-size // self.bytes)))
-        edges = [rows * i // max(1, count) for i in range(count + 1)]
-        return list(itertools.pairwise(edges))
-
     def __str__(self) -> str:
         return f"at most {self.rows:,} rows and {self.bytes / (1 << 20):g} MiB"
 
@@ -102,29 +87,10 @@ class SourceTable:
     Attributes:
         schema: Schema of the rows.
         fragments: The fragments, in the order of their rows.
-        partial: The columns that some files lack, with the URLs of these files; see `schemas`.
     """
 
     schema: pa.Schema
     fragments: tuple[FragmentRecord, ...]
-    partial: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def require_everywhere(self, column: str, location: str) -> None:
-        """Verify that every file has a column: one that some files lack cannot be an id.
-
-        Args:
-            column: The column.
-            location: The pipeline, for messages.
-
-        Raises:
-            SourceError: If a file lacks it.
-        """
-        if urls := self.partial.get(column):
-            raise SourceError(
-                f"{location}: {names(urls, 3)} has no id column {column!r}, which other files of "
-                "the partition have. Write the id into every file, or take the files out of the "
-                "source"
-            )
 
 
 @dataclass(frozen=True)

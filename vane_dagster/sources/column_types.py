@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.sources.schemas import wider_type
+from vane_dagster.types.kinds import holds, mapped
 
 MIXED = pa.dense_union([])
 """The type of a column with values that have no common one."""
@@ -52,22 +53,12 @@ def _wider(one: pa.Field, other: pa.Field) -> pa.Field:
 
 def _with_doubles(kind: pa.DataType) -> pa.DataType:
     """Return a nested type with doubles in place of whole numbers."""
-    if pa.types.is_list(kind):
-        return pa.list_(_with_doubles(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, _with_doubles(f.type)) for f in kind])
-    return pa.float64() if kind == pa.int64() else kind
-
-
-def holds_null(kind: pa.DataType) -> bool:
-    """Return whether a type, or one nested in it, is null: nothing had a value so far."""
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return pa.types.is_null(kind) or any(map(holds_null, inner))
+    return mapped(kind, lambda each: pa.float64() if each == pa.int64() else each)
 
 
 def filled(known: pa.DataType, now: pa.DataType) -> pa.DataType:
     """Return a type in which nulls are replaced by the types that further values show."""
-    if not holds_null(known) or now == MIXED:
+    if not holds(known, pa.types.is_null) or now == MIXED:
         return known
     return now if pa.types.is_null(known) else wider_type(known, now) or known
 

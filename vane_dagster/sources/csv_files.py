@@ -59,7 +59,7 @@ class CsvSource(IngestedSource):
     """CSV files that match a URL pattern for each partition; see `csv`."""
 
     kind: ClassVar[str] = "csv"
-    function: ClassVar[str] = "vd.csv"
+    label: ClassVar[str | None] = "CSV"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".csv", ".tsv")
     delimiter: str | None = None
     header: bool = True
@@ -71,10 +71,6 @@ class CsvSource(IngestedSource):
     decimal_separator: str = "."
     date_format: str | None = None
     timestamp_format: str | None = None
-
-    @property
-    def label(self) -> str:
-        return "CSV"
 
     @property
     def forms(self) -> TextTypes:

@@ -45,7 +45,7 @@ class DeltaSource(FolderSource, ParquetReader):
 
     def load(self, place: Location, version: Version) -> Any:
         import deltalake
-        from deltalake.exceptions import DeltaError, TableNotFoundError
+        from deltalake.exceptions import TableNotFoundError
 
         options = None if place.is_local else table_options(place)
         url, number = place.path if place.is_local else place.url, None
@@ -57,17 +57,7 @@ class DeltaSource(FolderSource, ParquetReader):
                 table.load_as_version(version)
         except TableNotFoundError:
             return None
-        except (DeltaError, ValueError):
-            if version is None and number is None:
-                raise
-            return None  # if the latest version cannot be loaded either, its error says why
         return table
-
-    def versions(self, table: Any) -> str:
-        return f"the latest is {table.version()}"
-
-    def planned_version(self, span: FileSpan) -> str:
-        return "the version of a Delta table that was planned"
 
     def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
         return scan(span, schema, self.storage_options, context)
@@ -84,7 +74,7 @@ class DeltaSource(FolderSource, ParquetReader):
         (span,) = fragment.spans
         if LiveRows.of(span):
             return None
-        with self.read_errors(span.url, self.planned_version(span), context.location):
+        with self.read_errors(span.url, context.location):
             return super().project(fragment, schema, columns, where, context)
 
 

@@ -62,7 +62,6 @@ class DeltaTable(LakeTable):
         super().__init__(source, location, table, name)
         owner, columns = self._owner, source.columns
         self._place = Location(name, source.storage_options)
-        self.version = f"version {table.version()} of Delta table {name!r}"
         _check_features(table, owner)
         self._all = plain_schema(pa.schema(table.schema().to_arrow()))
         check_row_number(self._all.names, owner)
@@ -107,20 +106,19 @@ class DeltaTable(LakeTable):
 
     def cut(
         self, record: FileRecord, unit: DataFile, rule: FragmentRule
-    ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
+    ) -> Sequence[FragmentRecord]:
         """Cut a data file along its row groups; filtered rows are counted by reading them."""
         found, footer = read_footer(record, self._source, self.location)
         needed = {each.name: each for each in [*self.schema, *self._tested(unit.where)]}
         columns = FileColumns.of(plain_schema(found), pa.schema(needed.values()))
-        lacking = [each.name for each in columns.absent]
-        check_distinct([*columns.own.names, *lacking], f"{self.location}, {record.url!r}")
+        names = [*columns.own.names, *(each.name for each in columns.absent)]
+        check_distinct(names, f"{self.location}, {record.url!r}")
         detail = columns.detail(unit.constants)
         live = np.ones(footer.num_rows, bool) if unit.live is None else unit.live
         if unit.where:
             every = FileSpan(record.url, 0, footer.num_rows, detail)
             live = live & self._passing(every, unit.where)
-        fragments = cut_live(record, row_groups(footer), live, rule, detail)
-        return list(fragments), [name for name in lacking if name not in unit.constants]
+        return list(cut_live(record, row_groups(footer), live, rule, detail))
 
     def _by_partition(self, condition: str) -> Mask:
         """Return which files pass a condition on partition columns."""

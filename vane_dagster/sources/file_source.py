@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Union
@@ -50,7 +50,7 @@ class FileSource(Source):
 
     Attributes:
         suffix: The suffix of the names of files in a folder, such as ".parquet", or several.
-        function: The name of the public function that declares the source, for messages.
+        label: The format's name in messages; None for `kind`.
         url: A local path or fsspec URL: a file, a folder or a glob. ``{partition_key}`` is replaced
             by the key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
         asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
@@ -59,19 +59,22 @@ class FileSource(Source):
     """
 
     suffix: ClassVar[Suffix]
-    function: ClassVar[str | None] = None
+    label: ClassVar[str | None] = None
     url: str
     asset: str | None = None
     allow_empty: bool = False
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    def url_for(self, partition_key: str | None, escape: Callable[[str], str] = str) -> str:
+    def url_for(self, partition_key: str | None) -> str:
         """Return the URL pattern of one partition."""
-        return fill_placeholders(self.url, partition_key, escape)
+        return fill_placeholders(self.url, partition_key)
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
         check_url(location, self.url)
         check_placeholders(location, self.url, partitions_def)
+
+    def describe(self) -> str:
+        return f"{self.label or self.kind} files at {self.url}"
 
     @property
     def place(self) -> str:
@@ -132,16 +135,14 @@ class FileSource(Source):
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
         where = "" if partition is None else f" for partition {partition!r}"
+        place, kind = shown_url(self.url_for(partition)), self.label or self.kind
+        hint = "; *, ? and [ make a URL a pattern: in a name, write them as [*], [?] and [[]"
         return SourceError(
-            f"{location}: no {self.label} file{where} at {shown_url(self.url_for(partition))}; "
+            f"{location}: no {kind} file{where} at {place}; "
             f"expected a file, a folder that holds {self.patterns}, or a glob that matches some. "
-            f"{_hint(self, partition)}"
+            f"Check the path{hint if glob.has_magic(self.url) else ''}. Write the partition first, "
+            "or read files of another format by the source for that"
         )
-
-    @property
-    def label(self) -> str:
-        """The format's name in messages."""
-        return self.kind
 
     @property
     def patterns(self) -> str:
@@ -184,32 +185,6 @@ def asset_path(asset: Any, location: str) -> str | None:
     return "/".join(path)
 
 
-def _hint(source: FileSource, partition: str | None) -> str:
-    """Say how to fix a source without files."""
-    if others := _other_files(source, partition):
-        reader = source.function or type(source).__name__
-        return (
-            f"There is {names(others, 3)}, but {reader} reads {source.label} files alone, and of a "
-            f"folder those named {source.patterns}. Convert or rename the files"
-        )
-    hint = "Check the path, or write the partition first"
-    if not glob.has_magic(source.url):
-        return hint
-    return f"{hint}. *, ? and [ make a URL a pattern; in a name, write them as [*], [?] and [[]"
-
-
-def _other_files(source: FileSource, partition: str | None) -> list[str]:
-    """List the files at a partition's path, except hidden ones."""
-    try:
-        file_location = _place(source, partition)
-        fs, path = file_location.fs, file_location.path
-        found = fs.glob(path) if glob.has_magic(path) else [path]
-        below = [(folder, name) for folder in found for name in files_below(fs, folder)]
-        return sorted(name for folder, name in below if not _is_hidden(name[len(folder) + 1 :]))
-    except Exception:  # drivers raise their own exception classes
-        return []
-
-
 def _unlisted(url: str, error: Exception, location: str) -> SourceError:
     fix = "Check the URL and the credentials"
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
@@ -220,11 +195,6 @@ def _unlisted(url: str, error: Exception, location: str) -> SourceError:
     made = SourceError(text)
     made.__cause__ = error
     return made
-
-
-def _place(source: FileSource, partition: str | None) -> Location:
-    """Return a partition's URL pattern, with the key escaped."""
-    return Location(source.url_for(partition, escape=_escaped), source.storage_options)
 
 
 def _escaped(key: str) -> str:

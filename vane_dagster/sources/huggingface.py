@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import importlib.util
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,13 +22,10 @@ from vane_dagster.sources.row_blocks import BLOCK_ROWS
 from vane_dagster.sources.rows_source import Positions, Rows, RowsSource
 from vane_dagster.sources.stored_table_source import StoredTableSource, write_blocks
 from vane_dagster.sources.table_reader import in_plain_types, table_schema
-from vane_dagster.storage.filesystem import files_below, protocol_of
 from vane_dagster.storage.stored_tables import ArrowRows, Place, StoredTable, clipped
 from vane_dagster.types.schema import check_distinct, check_storable
 
 _LABEL = "vd.huggingface"
-_MAX_RANGES = 8
-"""Ranges of rows that a block may have in Arrow files, so that a dataset is not copied."""
 _SAVED = ("state.json", "dataset_dict.json")
 _NO_ROWS = ("token", "storage_options", "cache_dir", "num_proc", "keep_in_memory")
 """Arguments of `load_dataset` that have no influence on the rows."""
@@ -144,16 +138,13 @@ class HuggingFaceStream(StoredTableSource):
         return f"Hugging Face {self.loading.label}, streamed"
 
     def identity(self, partition: str | None) -> str:
-        given, options = self.loading, dict(self.loading.options)
-        files = options.get("data_files"), options.get("data_dir")
-        rows = {name: repr(value) for name, value in options.items() if name not in _NO_ROWS}
-        own = given.given if isinstance(given.given, str) else ""
+        given = self.loading
+        options = sorted((n, repr(v)) for n, v in given.options.items() if n not in _NO_ROWS)
         # Nothing of an object tells its rows from those of another stream.
-        unnamed = [] if own else [_columns(given.given), self.pipeline]
-        place = (own, given.split, given.name, given.revision, self.data_version)
-        state = _local_state([own, *_paths(files)])
-        return digest(_LABEL, *place, *(part for item in sorted(rows.items()) for part in item),
-                      state, *unnamed)[:40]  # fmt: skip
+        is_named = isinstance(given.given, str)
+        own = [given.given] if is_named else [_columns(given.given), self.pipeline]
+        place = (given.split, given.name, given.revision, self.data_version)
+        return digest(_LABEL, *own, *place, repr(options))[:40]
 
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Read the stream into the store."""
@@ -182,8 +173,8 @@ def huggingface(
     """Declare a Hugging Face dataset as a pipeline's source.
 
     Its rows are identified by their content. Workers read them in the Arrow files in which the
-    dataset lies on disk. If some lie in none, or they are scattered by a shuffle, the dataset is
-    copied into the store.
+    dataset lies on disk. If some lie in none, or `shuffle`, `sort`, `filter` or `select` have
+    scattered them, the dataset is copied into the store.
 
     Args:
         path: A `datasets.Dataset` or `IterableDataset`, a dict of them by split, a folder that
@@ -193,13 +184,13 @@ def huggingface(
         name: The configuration of the dataset.
         revision: The revision on the hub.
         streaming: Whether to read the dataset once, as a stream, into the store, without a copy on
-            this machine. It is identified by the arguments, and by size and time of local files.
+            this machine. It is identified by the arguments, and needs `version` or `revision`.
         partition_column: For a partitioned pipeline: the rows of a partition are those whose value
             in this column, as text, equals the key.
         copy: Whether to copy all rows into the store: for workers that cannot read the files.
-        version: Part of the identity of a stream: another one reads it again. An `IterableDataset`
-            is identified by its pipeline, its columns and this, so change it with whatever changes
-            the rows: the data, or the functions and settings of the stream.
+        version: Part of the identity of a stream: another one reads it again. Change it with
+            whatever changes the rows: the data, or the functions and settings of an
+            `IterableDataset`, which is identified by its pipeline, its columns and this.
         allow_empty: Whether a partition without rows is accepted; an error by default.
         **load_options: Further arguments of `datasets.load_dataset`, such as `data_files`.
 
@@ -241,10 +232,10 @@ def huggingface(
             f"{_LABEL}: a stream is read as a whole, and has no partition_column. Leave out "
             "partition_column, or streaming=True"
         )
-    if not isinstance(given, str) and version is None:
+    if version is None and (revision is None or not isinstance(given, str)):
         raise DefinitionError(
-            f"{_LABEL}: an IterableDataset has no identity: nothing says whether its rows have "
-            "changed. Give version=, and another one when they have"
+            f"{_LABEL}: a stream has no identity: nothing says whether its rows have changed. Give "
+            "version=, and another one when they have; or the revision= of a dataset on the hub"
         )
     return HuggingFaceStream(loading=loading, data_version=version, allow_empty=allow_empty)
 
@@ -257,9 +248,8 @@ class _DatasetRows(Rows):
         super().__init__(schema, len(dataset), partition_column)
         self._arrow = dataset.with_format("arrow")
         self._embeds = _has_external_files(dataset)
-        found = getattr(dataset, "_indices", None)
-        self._indices = None if found is None else found.column(0).to_numpy().astype(np.int64)
-        files = [] if copy or self._embeds else list(_in_files(dataset.data, self.schema))
+        is_copied = copy or self._embeds or dataset._indices is not None
+        files = [] if is_copied else list(_in_files(dataset.data, self.schema))
         self._files = [rows for rows in files if rows] if all(files) else []
 
     def take(self, positions: Positions) -> pa.Table:
@@ -272,18 +262,10 @@ class _DatasetRows(Rows):
         return in_plain_types(found, pa.schema([self.schema.field(name)])).column(name)
 
     def places(self, positions: Positions) -> Sequence[Place] | None:
-        """Return ranges of rows of Arrow files; None if they are many, or some rows in none."""
-        if not self._files:
+        """Return ranges of rows of Arrow files; None for scattered rows, or if some are in none."""
+        if not self._files or not isinstance(positions, range):
             return None
-        rows = positions
-        if self._indices is not None:
-            rows = self._indices[slice(rows.start, rows.stop) if isinstance(rows, range) else rows]
-        breaks = () if isinstance(rows, range) else np.flatnonzero(np.diff(rows) != 1) + 1
-        edges = [0, *breaks, len(rows)]
-        if len(edges) > _MAX_RANGES:
-            return None
-        ranges = ((int(rows[low]), int(rows[high - 1])) for low, high in itertools.pairwise(edges))
-        return [place for low, high in ranges for place in clipped(self._files, low, high + 1)]
+        return list(clipped(self._files, positions.start, positions.stop))
 
 
 def _checked(schema: pa.Schema) -> pa.Schema:
@@ -365,32 +347,3 @@ def _columns(dataset: Any) -> str:
     """Return the columns of a stream, or of each of several splits, as far as they are known."""
     found = dataset if isinstance(dataset, Mapping) else {"": dataset}
     return repr({split: repr(each.features) for split, each in found.items()})
-
-
-def _paths(given: Any) -> Iterator[str]:
-    """Yield the texts in an argument such as `data_files`."""
-    if isinstance(given, (str, os.PathLike)):
-        yield os.fspath(given)
-    elif isinstance(given, Mapping):
-        for value in given.values():
-            yield from _paths(value)
-    elif isinstance(given, Iterable):
-        for value in given:
-            yield from _paths(value)
-
-
-def _local_state(paths: Iterable[str]) -> str:
-    """Return a digest of names, sizes and times of the local files at some paths."""
-    import fsspec
-
-    state = hashlib.sha256()
-    for path in paths:
-        if not path or protocol_of(path) != "file":
-            continue
-        local = os.path.expanduser(path)
-        fs = fsspec.filesystem("file")
-        for place in sorted(fs.glob(local)) if "*" in local else [local]:
-            for file in sorted(files_below(fs, place)):
-                stat = os.stat(file)
-                state.update(f"{file}\n{stat.st_size}\n{stat.st_mtime_ns}\n".encode())
-    return state.hexdigest()

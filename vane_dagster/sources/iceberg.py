@@ -68,9 +68,6 @@ class IcebergSource(LakeSource):
         table = open_table(self.catalog, self.table, location)
         return IcebergTable(self, location, table, self.place)
 
-    def planned_version(self, span: FileSpan) -> str:
-        return f"snapshot {TaskDetail.of(span).snapshot} of Iceberg table {self.table!r}"
-
     def exists(self, url: str) -> bool:
         return bool(self._opened(None).io.new_input(url).exists())
 
@@ -110,8 +107,6 @@ class IcebergTable(LakeTable):
             self._snapshot = self._wanted(source.snapshot)
             schema_id = self._snapshot.schema_id
         self._metadata = with_schema(self._table, schema_id)
-        snapshot_id = self._snapshot and self._snapshot.snapshot_id
-        self.version = f"snapshot {snapshot_id} of Iceberg table {source.table!r}"
         self._read = self._metadata.schema()
         if source.columns is not None:
             known = [each.name for each in self._read.fields]
@@ -126,9 +121,7 @@ class IcebergTable(LakeTable):
             units = with_retries(lambda: list(self._planned(where)))
         return sorted(units, key=lambda unit: unit[0].url)
 
-    def cut(
-        self, record: FileRecord, unit: Unit, rule: FragmentRule
-    ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
+    def cut(self, record: FileRecord, unit: Unit, rule: FragmentRule) -> Sequence[FragmentRecord]:
         """Cut a data file along its row groups; rows that pass a filter are found by reading it."""
         deleted, where, detail = unit
         task = ScanTask(self._table, record.url, detail)
@@ -140,7 +133,7 @@ class IcebergTable(LakeTable):
             live[deleted] = False
             return list(cut_live(record, row_groups(footer), live, rule, detail.dumps()))
 
-        return with_retries(_failpoints.failing("read", record.url, planned)), ()
+        return with_retries(_failpoints.failing("read", record.url, planned))
 
     def _wanted(self, snapshot: int | str) -> Any:
         is_id = isinstance(snapshot, int)

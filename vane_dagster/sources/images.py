@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +21,8 @@ from vane_dagster.sources.file_source import Suffix, file_arguments
 from vane_dagster.sources.raw_files import PATH, FilesSource, listed_rows
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
-from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.types.tensors import from_ndarray, tensor, with_null_rows
 
-ImageErrors = Literal["quarantine", "null", "raise"]
 _CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "CMYK": 4}
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp")
 _MAX_PIXELS = 89_478_485
@@ -43,29 +41,23 @@ class ImagesSource(FilesSource):
         storage_options: Passed to fsspec; never part of a key.
         size: Height and width; None for encoded bytes.
         mode: Pillow's mode of the decoded images.
-        errors: The outcome of a file that cannot be read.
         max_pixels: The most pixels of an image.
     """
 
     kind: ClassVar[str] = "image"
     suffix: ClassVar[Suffix] = tuple(s for each in _SUFFIXES for s in (each, each.upper()))
-    function: ClassVar[str | None] = "vd.images"
+    label: ClassVar[str | None] = "image"
     reads_contents: ClassVar[bool] = True
     size: tuple[int, int] | None = None
     mode: str = "RGB"
-    errors: ImageErrors = "quarantine"
     max_pixels: int = _MAX_PIXELS
-
-    @property
-    def label(self) -> str:
-        return "image"
 
     def describe(self) -> str:
         return f"Images at {self.url}"
 
     @property
     def reading(self) -> str:
-        return f", images 1 {self.size} {self.mode} {self.errors} {self.max_pixels}"
+        return f", images 1 {self.size} {self.mode} {self.max_pixels}"
 
     @property
     def columns(self) -> pa.Schema:
@@ -74,8 +66,6 @@ class ImagesSource(FilesSource):
             fields += [("image", pa.binary()), ("height", pa.int32()), ("width", pa.int32())]
         else:
             fields.append(("image", tensor("uint8", self._shape)))
-        if self.errors == "null":
-            fields.append((ERROR_COLUMN, pa.string()))
         return pa.schema(fields)
 
     @property
@@ -93,11 +83,9 @@ class ImagesSource(FilesSource):
         if schema.names == [PATH]:
             return paths
         images = in_threads(self._image, fragment.spans)
-        nothing_read = not any(image.is_read for image in images)
-        for span, image in zip(fragment.spans, images):
-            if image.error is not None and (self.errors == "raise" or nothing_read):
-                fix = None if nothing_read else _FIX
-                raise unreadable(span.url, image.error, context.location, fix)
+        first = images[0].error
+        if first is not None and not any(image.is_read for image in images):
+            raise unreadable(fragment.spans[0].url, first, context.location)
         columns = {PATH: paths.column(PATH), **self._columns(images)}
         kept = [*schema.names, *([ROW_ERROR] if ROW_ERROR in columns else [])]
         return pa.table({name: columns[name] for name in kept})
@@ -151,18 +139,9 @@ class ImagesSource(FilesSource):
             None if image.error is None else (type(image.error).__name__, first_line(image.error))
             for image in images
         ]
-        if self.errors == "null":
-            found[ERROR_COLUMN] = pa.array([e and ": ".join(e) for e in errors], pa.string())
-        elif any(failed):
+        if any(failed):
             found[ROW_ERROR] = pa.array(errors, ROW_ERROR_TYPE)
         return found
-
-
-_FIX = (
-    "Replace the file or take it out of the source. This is the first such file, and others may "
-    "follow; to find all of them, declare errors='quarantine', and read their errors with "
-    "vd.quarantine"
-)
 
 
 class _Image(NamedTuple):
@@ -187,10 +166,6 @@ def _opened(data: bytes, max_pixels: int) -> Any:
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
     try:
         return Image.open(io.BytesIO(data))
-    except Image.DecompressionBombError as error:
-        raise Image.DecompressionBombError(
-            f"it has more pixels than max_pixels={max_pixels}"
-        ) from error
     except UnidentifiedImageError as error:
         raise UnidentifiedImageError("it is no image in a format that Pillow reads") from error
 
@@ -213,7 +188,6 @@ def images(
     *,
     size: tuple[int, int] | None = None,
     mode: str = "RGB",
-    errors: ImageErrors = "quarantine",
     max_pixels: int = _MAX_PIXELS,
     asset: Any = None,
     allow_empty: bool = False,
@@ -227,6 +201,10 @@ def images(
     another. I/O workers decode in parallel, while models compute. Of an animation the first frame
     is read. Needs the package Pillow where the workers run.
 
+    The stage that reads a file that is no image, empty, truncated, too large or unreadable
+    quarantines its row. If no file of a fragment can be read at all, the partition fails, because
+    the cause is not the files.
+
     Args:
         url: A path or fsspec URL; see `files`. Of a folder, files are read whose names end like
             those of images: .jpg, .jpeg, .png, .gif, .bmp, .tif, .tiff or .webp. A glob may match
@@ -235,10 +213,6 @@ def images(
             twice as large are decoded at a reduced scale first.
         mode: Pillow's mode, such as "RGB", "RGBA" or "L", and its conversion, except that 16 bits
             are scaled to 8. The EXIF orientation is not applied.
-        errors: The outcome of a file that is no image, empty, truncated, too large or unreadable.
-            "quarantine": the stage that reads it quarantines the row. "null": the row has a null
-            image, and the column ``error`` says why. "raise": the partition fails. If no file of a
-            fragment can be read at all, the partition fails, because the cause is not the files.
         max_pixels: The most pixels of an image, against decompression bombs.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
         allow_empty: Whether a partition without files is accepted; an error by default.
@@ -259,8 +233,7 @@ def images(
             f"vd.images: size is {size!r}; expected height and width in pixels, as (224, 224)"
         )
     one_of("vd.images", "mode", mode, tuple(_CHANNELS))
-    one_of("vd.images", "errors", errors, ("quarantine", "null", "raise"))
     pixels = positive("vd.images", "max_pixels", max_pixels, _MAX_PIXELS)
     sides = None if size is None else (int(size[0]), int(size[1]))
     arguments = file_arguments("vd.images", url, asset, storage_options, allow_empty)
-    return ImagesSource(*arguments, sides, mode, errors, pixels)
+    return ImagesSource(*arguments, sides, mode, pixels)

@@ -19,10 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import PLACEHOLDER
@@ -37,14 +36,12 @@ from vane_dagster.sources.base import (
     ReadContext,
     Source,
     SourceTable,
-    unreadable,
 )
 from vane_dagster.sources.column_types import (
     MIXED,
     MOST_LEVELS,
     check_castable,
     filled,
-    holds_null,
     is_deep,
     joined,
     shown,
@@ -54,27 +51,27 @@ from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.files import file_identity
 from vane_dagster.sources.grouping import SizedFile, divide
-from vane_dagster.sources.parquet_scan import counts, groups_between, opened
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.planned_read import check_unchanged
+from vane_dagster.sources.table_reader import TableReader
 from vane_dagster.sources.text_stream import TextStream, parse_encoding
 from vane_dagster.sources.text_types import MOST_MISFITS, TextTypes, cast_each, is_readable
 from vane_dagster.storage.filesystem import Location, in_threads
-from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.stored_tables import (
     KEPT_TYPES,
     RECORDS,
-    ParquetRows,
     Piece,
     StoredTable,
     clipped,
     create_record,
     dumped_places,
-    loaded_places,
     read_record,
     tables,
     write_record,
 )
+from vane_dagster.types.casts import checked_cast
+from vane_dagster.types.kinds import holds
 from vane_dagster.types.schema import (
     SchemaLike,
     check_distinct,
@@ -116,9 +113,9 @@ class IngestedFile:
         return sum(piece.rows for piece in self.pieces)
 
     def detail(self, start: int, stop: int) -> str:
-        """Return the detail of a span of its rows: the first one, and where they are."""
+        """Return the detail of a span of its rows: where they are."""
         places = (place for piece in self.pieces for place in piece.places)
-        return f"{start} {dumped_places(list(clipped(places, start, stop)))}"
+        return dumped_places(start, clipped(places, start, stop))
 
 
 _Declared = TypeVar("_Declared", bound="IngestedSource")
@@ -183,12 +180,7 @@ class IngestedSource(FileSource):
                 raise pa.ArrowInvalid("a text is of no other type")
             return self.forms.cast(values.cast(pa.string()), kind, is_found)
         check_castable(own, kind)
-        found = values.cast(kind)
-        if pa.types.is_temporal(own) and not found.cast(own).equals(values):
-            raise pa.ArrowInvalid("a time has a part that would be lost")
-        if pa.types.is_floating(kind) and not pc.is_inf(found).equals(pc.is_inf(values)):
-            raise pa.ArrowInvalid("a number is too large")
-        return found
+        return checked_cast(values, kind)
 
     # Declaration.
 
@@ -206,7 +198,7 @@ class IngestedSource(FileSource):
         **own: Any,
     ) -> _Declared:
         """Validate the arguments that all formats have."""
-        where = str(cls.function)
+        where = f"vd.{cls.kind}"
         if schema is not None and types is not None:
             raise DefinitionError(
                 f"{where}: schema and types are both given; schema names all columns, types those "
@@ -228,9 +220,6 @@ class IngestedSource(FileSource):
             include_paths=include_paths,
             **own,
         )
-
-    def describe(self) -> str:
-        return f"{self.label} files at {self.url}"
 
     @property
     def splitting(self) -> str:
@@ -294,13 +283,7 @@ class IngestedSource(FileSource):
             SizedFile(file, [(piece.rows, piece.bytes) for piece in rows.pieces], own, rows.detail)
             for file, rows in found
         ]
-        partial = {
-            name: urls
-            for name in schema.names
-            if name != _PATH
-            and (urls := [f.url for f, r in found if r.rows and name not in r.types.names])
-        }
-        return SourceTable(schema, divide(sized, rule), partial)
+        return SourceTable(schema, divide(sized, rule))
 
     def _ingested(
         self, files: Sequence[FileRecord], location: str, partition: str | None
@@ -409,7 +392,9 @@ class IngestedSource(FileSource):
                             found += zip(others, self._ingested(others, location, key))
                 types = StoredTable(self._found_types(found, location))
                 kept = create_record(self._root, identity, types, KEPT_TYPES)
-            elif any(map(holds_null, kept.schema.types)):  # a column had no value so far
+            elif any(
+                holds(each, pa.types.is_null) for each in kept.schema.types
+            ):  # a column had no value so far
                 now = _common_types(rows for _, rows in files)
                 known = {f.name: filled(f.type, now.get(f.name, f.type)) for f in kept.schema}
                 if pa.schema(known) != kept.schema:
@@ -483,54 +468,44 @@ class IngestedSource(FileSource):
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Read rows from the store, and cast them. A value that does not fit is its row's error."""
         wanted = [name for name in schema.names if not (self.include_paths and name == _PATH)]
-        pieces = self._pieces(fragment, wanted, context)
         columns: dict[str, list[pa.Array]] = {name: [] for name in wanted}
         errors: dict[int, str] = {}
         first = 0
-        for _, same in itertools.groupby(pieces, lambda piece: piece.rows.schema):
-            rows = pa.concat_tables([piece.rows for piece in same]).combine_chunks()
+        for rows in self._stored(fragment, wanted, context):
             for name in wanted:
                 found, misfits = self._cast(rows, schema.field(name), fragment, context)
                 columns[name] += found
                 for place in misfits:
                     errors.setdefault(first + place, name)
             first += rows.num_rows
-        counts = [piece.rows.num_rows for piece in pieces]
         if self.include_paths:
-            columns[_PATH] = [pa.repeat(path_of(p.url), n) for p, n in zip(pieces, counts)]
+            columns[_PATH] = [pa.repeat(path_of(s.url), s.stop - s.start) for s in fragment.spans]
         made = [pa.chunked_array(columns[column.name], column.type) for column in schema]
         table = pa.table(made, schema=schema)
         if not errors:
             return table
-        places = [
-            (p.url, p.first + n + 1) for p, count in zip(pieces, counts) for n in range(count)
-        ]
+        places = [(s.url, n + 1) for s in fragment.spans for n in range(s.start, s.stop)]
         faults: list[Any] = [None] * len(places)
         for index, name in errors.items():
             message = _misfit(*places[index], schema.field(name))
             faults[index] = {"error": "SourceError", "message": message}
         return table.append_column(ROW_ERROR, pa.array(faults, ROW_ERROR_TYPE))
 
-    def _pieces(
+    def _stored(
         self, fragment: FragmentRecord, wanted: Sequence[str], context: ReadContext
-    ) -> list[_Rows]:
-        """Read the pieces of a fragment, each file in the store once."""
-        placed = [(span, *each) for span in fragment.spans for each in self._places(span)]
-        edges: dict[str, list[int]] = {}
-        for _, _, place in placed:
-            edges.setdefault(place.name, []).extend((place.start, place.stop))
-
-        def stored(name: str) -> pa.Table:
-            rows = ParquetRows(name, min(edges[name]), max(edges[name]))
-            return self._stored(rows, wanted, fragment, context)
-
-        tables = dict(zip(edges, in_threads(stored, edges)))
-        found = []
-        for span, first, place in placed:
-            start = place.start - min(edges[place.name])
-            rows = tables[place.name].slice(start, place.stop - place.start)
-            found.append(_Rows(span.url, first, rows))
-        return found
+    ) -> list[pa.Table]:
+        """Read the rows of a fragment from the store; see `TableReader.tables`."""
+        try:
+            return TableReader(self._root).tables(fragment, wanted, context)
+        except SourceError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            records = tables(self._root).child(RECORDS, self._digest("shown")).url
+            raise SourceError(
+                f"{context.location}: the rows of {fragment} are no longer in the store, at "
+                f"{str(error.__cause__)!r}. If that file was deleted, delete {records!r} too, and "
+                "run the partition again"
+            ) from error
 
     def _cast(
         self, rows: pa.Table, column: pa.Field, fragment: FragmentRecord, context: ReadContext
@@ -554,50 +529,6 @@ class IngestedSource(FileSource):
                 f"that all have, for example types={{{column.name!r}: 'VARCHAR'}}"
             ) from error
 
-    def _places(self, span: FileSpan) -> Iterator[tuple[int, ParquetRows]]:
-        """Yield where the rows of a span are stored, each with the number of its first row."""
-        if not span.detail:
-            raise FileNotFoundError(span.url)
-        first, _, text = span.detail.partition(" ")
-        number = span.start
-        for place in clipped(loaded_places(text), number - int(first), span.stop - int(first)):
-            assert isinstance(place, ParquetRows)
-            yield number, place
-            number += place.stop - place.start
-
-    def _stored(
-        self,
-        place: ParquetRows,
-        wanted: Sequence[str],
-        fragment: FragmentRecord,
-        context: ReadContext,
-    ) -> pa.Table:
-        """Read rows of a file in the store: the wanted columns that it has."""
-        folder = tables(self._root)
-        file = Location(folder.file_url(place.name), folder.storage_options)
-
-        def read() -> pa.Table:
-            with opened(file) as parquet:
-                groups, first, _ = groups_between(counts(parquet), place.start, place.stop)
-                own = set(parquet.schema_arrow.names)
-                present = [name for name in wanted if name in own]
-                if not present:
-                    return pa.table([pa.nulls(place.stop - place.start)], names=["\0"])
-                found = parquet.read_row_groups(groups, columns=present, use_threads=False)
-                return found.select(present).slice(place.start - first, place.stop - place.start)
-
-        try:
-            return with_retries(_failpoints.failing("read", file.url, read))
-        except FileNotFoundError as error:
-            records = folder.child(RECORDS, self._digest("shown")).url
-            raise SourceError(
-                f"{context.location}: the rows of {fragment} are no longer in the store, at "
-                f"{file.url!r}. If that file was deleted, delete {records!r} too, and run the "
-                "partition again"
-            ) from error
-        except Exception as error:  # drivers raise their own exception classes
-            raise unreadable(file.url, error, context.location) from error
-
     # Details.
 
     @property
@@ -612,14 +543,6 @@ class IngestedSource(FileSource):
 
     def _stream(self, url: str, location: str) -> TextStream:
         return TextStream(url, self.encoding, location, self.options_for(url))
-
-
-class _Rows(NamedTuple):
-    """Consecutive rows of a file, and the number of the first one."""
-
-    url: str
-    first: int
-    rows: pa.Table
 
 
 _one_at_a_time = threading.Lock()

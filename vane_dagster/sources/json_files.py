@@ -19,6 +19,7 @@ from vane_dagster._keywords import known_keywords
 from vane_dagster.sources.column_types import LARGEST
 from vane_dagster.sources.ingested_files import IngestedSource
 from vane_dagster.sources.text_stream import TextStream, whole_lines, with_compressed
+from vane_dagster.types.kinds import mapped
 from vane_dagster.types.schema import SchemaLike
 
 _MALFORMED = (
@@ -33,13 +34,9 @@ class JsonSource(IngestedSource):
     """Files of JSON lines that match a URL pattern for each partition; see `json`."""
 
     kind: ClassVar[str] = "json"
-    function: ClassVar[str] = "vd.json"
+    label: ClassVar[str | None] = "JSON lines"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".json", ".jsonl", ".ndjson")
     is_text: ClassVar[bool] = False
-
-    @property
-    def label(self) -> str:
-        return "JSON lines"
 
     @property
     def reading(self) -> str:
@@ -134,13 +131,7 @@ def json(
 
 def _as_text(kind: pa.DataType) -> pa.DataType:
     """Return a type with strings in place of the times that Arrow's reader finds in strings."""
-    if pa.types.is_timestamp(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_as_text(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, _as_text(f.type)) for f in kind])
-    return kind
+    return mapped(kind, lambda each: pa.string() if pa.types.is_timestamp(each) else each)
 
 
 def _is_inexact(values: pa.ChunkedArray | pa.Array) -> bool:

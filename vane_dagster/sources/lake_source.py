@@ -35,7 +35,7 @@ from vane_dagster._arguments import (
     list_of_names,
 )
 from vane_dagster._secrets import url_parts, with_options
-from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line, names
+from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
     FragmentRule,
@@ -119,11 +119,9 @@ class LakeTable(ABC):
 
     Attributes:
         schema: The columns to read, with their types.
-        version: The version and its table, for messages.
     """
 
     schema: pa.Schema
-    version: str
 
     def __init__(self, source: Any, location: str, table: Any, name: str) -> None:
         self.location = location
@@ -143,10 +141,8 @@ class LakeTable(ABC):
         """List the units that may have rows that pass a filter, in the order of their rows."""
 
     @abstractmethod
-    def cut(
-        self, record: FileRecord, unit: Any, rule: FragmentRule
-    ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
-        """Cut a unit into fragments; return them, and the columns that it lacks."""
+    def cut(self, record: FileRecord, unit: Any, rule: FragmentRule) -> Sequence[FragmentRecord]:
+        """Cut a unit into fragments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,29 +242,15 @@ class LakeSource(Source):
     ) -> SourceTable:
         table = self._table(partition, location)
         units = table.units(filled_filter(self.filter, partition))
-        if gone := [file.url for file in files if (file.url, file.version) not in units]:
-            raise SourceError(
-                f"{location}: table {self.place!r} was changed while the run was planned, so that "
-                f"{names(gone)} is no longer in it. Run the partition again"
-            )
 
-        def pieces_of(file: FileRecord) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
-            with self.read_errors(file.url, table.version, location):
+        def pieces_of(file: FileRecord) -> Sequence[FragmentRecord]:
+            with self.read_errors(file.url, location):
                 return table.cut(file, units[file.url, file.version][1], rule)
 
-        pieces = in_threads(pieces_of, files)
-        partial: dict[str, list[str]] = {}
-        for file, (_, lacking) in zip(files, pieces):
-            for name in lacking:
-                partial.setdefault(name, []).append(file.url)
-        fragments = itertools.chain.from_iterable(each for each, _ in pieces)
-        return SourceTable(table.schema, tuple(fragments), partial)
+        fragments = itertools.chain.from_iterable(in_threads(pieces_of, files))
+        return SourceTable(table.schema, tuple(fragments))
 
     # Reading.
-
-    @abstractmethod
-    def planned_version(self, span: FileSpan) -> str:
-        """Return the table's version in which rows were planned, for messages."""
 
     @abstractmethod
     def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
@@ -291,7 +273,7 @@ class LakeSource(Source):
         return file
 
     @contextmanager
-    def read_errors(self, url: str, version: str, location: str) -> Iterator[None]:
+    def read_errors(self, url: str, location: str) -> Iterator[None]:
         """Convert errors of libraries and file systems; name the cause if a file is gone."""
         try:
             yield
@@ -302,17 +284,17 @@ class LakeSource(Source):
                 is_gone = False
             if is_gone:
                 raise SourceError(
-                    f"{location}: data file {url!r} of {version} is gone; {self.cleanup} deletes "
-                    "the files of former versions. Run the partition again, which reads the latest "
-                    "version. If the source names a version, name one that the table still has. "
-                    "Keep versions longer than runs take"
+                    f"{location}: data file {url!r} of {self.describe()} is gone; {self.cleanup} "
+                    "deletes the files of former versions. Run the partition again, which reads "
+                    "the latest version. If the source names a version, name one that the table "
+                    "still has. Keep versions longer than runs take"
                 ) from error
             if isinstance(error, VaneError):
                 raise
             raise unreadable(url, error, location) from error
 
     def _read(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        with self.read_errors(span.url, self.planned_version(span), context.location):
+        with self.read_errors(span.url, context.location):
             if (live := LiveRows.of(span)) is None:
                 return self.read_rows(span, schema, context)
             every = replace(span, start=live.first, stop=live.first + len(live.mask))
@@ -349,11 +331,7 @@ class FolderSource(LakeSource):
 
     @abstractmethod
     def load(self, place: Location, version: Version) -> Any:
-        """Load a version of a table by its library; None if table or version does not exist."""
-
-    @abstractmethod
-    def versions(self, table: Any) -> str:
-        """Return the known versions of the library's table, for a message."""
+        """Load a version of a table by its library; None if the table does not exist."""
 
     def options_for(self, url: str) -> Mapping[str, Any]:
         return self.storage_options
@@ -382,25 +360,20 @@ class FolderSource(LakeSource):
         what = f"{location}: {self.kind.capitalize()} table {shown_url(url)}"
         try:
             found = with_retries(lambda: self.load(place, self.table_version))
-            if found is not None:
-                return self.table_type(self, location, found, place.url)
-            latest = None if self.table_version is None else self.load(place, None)
-            if latest is None:
-                raise SourceError(
-                    f"{what} does not exist. Check the path, or write the table first"
-                )
-            known = self.versions(latest)
         except VaneError:
             raise
         except Exception as error:  # drivers raise plain exceptions too
             raise SourceError(
-                f"{what} cannot be read: {type(error).__name__}: {first_line(error)}. Check that "
-                "the credentials reach it"
+                f"{what} cannot be read: {type(error).__name__}: {first_line(error)}. Check the "
+                "version, and that the credentials reach the table"
             ) from error
-        raise SourceError(
-            f"{what} has no version {self.table_version!r}; {known}. Versions that were cleaned up "
-            "are gone"
-        )
+        if found is None:
+            version = "" if self.table_version is None else f" in version {self.table_version!r}"
+            raise SourceError(
+                f"{what} does not exist{version}. Check the path, or write the table first. "
+                "Versions that were cleaned up are gone"
+            )
+        return self.table_type(self, location, found, place.url)
 
 
 def folder_arguments(

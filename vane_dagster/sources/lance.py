@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
-from vane_dagster.errors import SourceError, names
+from vane_dagster.errors import SourceError
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import FragmentRule, ReadContext, unreadable
 from vane_dagster.sources.grouping import SizedFile, cut
@@ -62,7 +62,6 @@ class LanceTable(LakeTable):
     def __init__(self, source: Any, location: str, table: Any, name: str) -> None:
         super().__init__(source, location, table, name)
         self._url = name
-        self.version = f"version {table.version} of Lance table {name!r}"
         require_columns(self._owner, source.columns or (), table.schema.names, SourceError)
         wanted = None if source.columns is None else list(source.columns)
         read = table.scanner(columns=wanted, blob_handling=_BLOBS)
@@ -96,7 +95,7 @@ class LanceTable(LakeTable):
 
     def cut(
         self, record: FileRecord, unit: tuple[int, RowsDetail], rule: FragmentRule
-    ) -> tuple[Sequence[FragmentRecord], Sequence[str]]:
+    ) -> Sequence[FragmentRecord]:
         """Cut the rows of a fragment evenly."""
         rows, detail = unit
         fragment = self._table.get_fragment(detail.fragment)
@@ -105,7 +104,7 @@ class LanceTable(LakeTable):
         blobs = self._blob_bytes(fragment, detail.filter)
         size = max(int(record.size * share), width * rows + blobs)
         file = SizedFile(record, [(rows, size)], detail=detail.dumps())
-        return list(cut(file, rule)), ()
+        return list(cut(file, rule))
 
     def _passing(self, where: str) -> dict[int, int]:
         """Return the number of rows that pass a filter, by the fragment's id, in one scan."""
@@ -166,14 +165,6 @@ class LanceSource(FolderSource):
     def load(self, place: Location, version: Version) -> Any:
         assert not isinstance(version, datetime.datetime)
         return open_table(place, version)
-
-    def versions(self, table: Any) -> str:
-        known = [*table.tags.list(), *(str(v["version"]) for v in table.versions())]
-        return f"it has {names(known)}"
-
-    def planned_version(self, span: FileSpan) -> str:
-        detail = RowsDetail.of(span)
-        return f"version {detail.version} of Lance table {detail.table!r}"
 
     def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Read live rows that pass the filter; blobs are read as their bytes."""

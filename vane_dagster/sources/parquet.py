@@ -97,7 +97,7 @@ class ParquetFiles(ParquetReader, Source):
             for file, (_, metadata), columns in zip(files, footers, common.files)
         ]
         fragments = divide(sized, rule, SMALL_SHARE if self.small_files == "group" else 0)
-        return SourceTable(common.schema, fragments, common.partial)
+        return SourceTable(common.schema, fragments)
 
     def find(
         self, spans: Sequence[FileSpan], column: pa.Field, id: Any
@@ -123,15 +123,8 @@ class ParquetSource(FileSource, ParquetFiles):
     """
 
     suffix: ClassVar[str] = ".parquet"
-    function: ClassVar[str] = "vd.parquet"
+    label: ClassVar[str | None] = "Parquet"
     small_files: SmallFiles = "separate"
-
-    @property
-    def label(self) -> str:
-        return "Parquet"
-
-    def describe(self) -> str:
-        return f"Parquet files at {self.url}"
 
     @property
     def splitting(self) -> str:

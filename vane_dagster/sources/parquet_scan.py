@@ -20,6 +20,7 @@ from vane_dagster.sources.schemas import conform
 from vane_dagster.storage.damage import is_damage
 from vane_dagster.storage.filesystem import Location, duckdb_path, protocols
 from vane_dagster.storage.manifest import FileSpan
+from vane_dagster.types.kinds import holds
 from vane_dagster.types.schema import seen_by_sql, sql_name
 from vane_dagster.types.sql import (
     computed_from,
@@ -100,6 +101,13 @@ def counts(file: pq.ParquetFile) -> list[int]:
     return [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
 
 
+def read_rows(file: pq.ParquetFile, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
+    """Read columns of some rows with Arrow's Parquet reader, which decodes whole row groups."""
+    groups, first, _ = groups_between(counts(file), start, stop)
+    table = file.read_row_groups(groups, columns=columns, use_threads=False)
+    return table.select(columns).slice(start - first, stop - start)
+
+
 def groups_between(counts: Iterable[int], start: int, stop: int) -> tuple[list[int], int, int]:
     """Return the row groups that overlap a range, their first row, and the row after their last."""
     edges = np.cumsum([0, *counts])
@@ -125,23 +133,20 @@ class _FileRows:
         self.place = Location(span.url, storage_options)
 
     def row_groups(self, columns: Sequence[str], whole: bool = False) -> pa.Table | None:
-        """Read columns with Arrow's Parquet reader, which decodes whole row groups."""
-        span, place = self.span, self.place
+        """Read columns with Arrow's Parquet reader; None for a part of a row group."""
+        start, stop = self.span.start, self.span.stop
 
         def read() -> pa.Table | None:
-            with opened(place) as file:
-                groups, first, stop = groups_between(counts(file), span.start, span.stop)
-                if whole and (first, stop) != (span.start, span.stop):
+            with opened(self.place) as file:
+                if whole and groups_between(counts(file), start, stop)[1:] != (start, stop):
                     return None
                 present = [name for name in columns if name not in self.constants]
-                table = file.read_row_groups(groups, columns=present, use_threads=False)
-                table = table.select(present).slice(span.start - first, span.stop - span.start)
-                count = table.num_rows if present else max(0, min(span.stop, stop) - span.start)
+                table = read_rows(file, start, stop, present)
                 fields = pa.schema([self.schema.field(name) for name in columns])
-                return conform(unsliced(table), fields, count, self.constants)
+                return conform(unsliced(table), fields, self.constants)
 
         try:
-            return with_retries(_failpoints.failing("read", span.url, read))
+            return with_retries(_failpoints.failing("read", self.span.url, read))
         except Exception as error:  # drivers raise their own exception classes
             raise self.unreadable(error) from error
 
@@ -203,7 +208,8 @@ class _FileRows:
                 constants += f", {f'{value}::{kind}' if kind else value} AS {name}"
             else:
                 read = unpruned(column.name, seen) if column.name in computed else name
-                if kind and (seen != column.type or _has_sizes(seen) or column.name in self.cast):
+                has_sizes = holds(seen, pa.types.is_fixed_size_list)  # which Parquet does not have
+                if kind and (seen != column.type or has_sizes or column.name in self.cast):
                     read = f"{read}::{kind}"
                 if read != name:
                     casts.append(f"{read} AS {name}")
@@ -214,12 +220,6 @@ class _FileRows:
             return file
         replaced = f" REPLACE ({', '.join(casts)})" if casts else ""
         return f"(SELECT *{replaced}{constants} FROM {file})"
-
-
-def _has_sizes(kind: pa.DataType) -> bool:
-    """Return whether a type contains fixed-size lists, which Parquet does not have."""
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return pa.types.is_fixed_size_list(kind) or any(_has_sizes(child) for child in inner)
 
 
 _registered: dict[str, fsspec.AbstractFileSystem] = {}

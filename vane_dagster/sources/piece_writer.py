@@ -15,7 +15,8 @@ from vane_dagster.storage.stored_tables import INGESTED, ParquetRows, Piece, tab
 
 PIECE_BYTES = 32 << 20
 """Bytes in memory at which a piece is written."""
-_GROUP_ROWS = 1 << 16
+GROUP_ROWS = 1 << 14
+"""Rows of a row group, which is decoded as a whole."""
 
 
 class _Held(NamedTuple):
@@ -105,7 +106,7 @@ def _write(folder: Location, name: str, rows: pa.Table) -> None:
     pq.write_table(
         rows,
         sink,
-        row_group_size=_GROUP_ROWS,
+        row_group_size=GROUP_ROWS,
         use_dictionary=[*repetitive(rows)],
         write_statistics=False,
         write_page_checksum=True,

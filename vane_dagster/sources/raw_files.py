@@ -41,14 +41,10 @@ class FilesSource(FileSource):
 
     kind: ClassVar[str] = "file"
     suffix: ClassVar[Suffix] = ""
-    function: ClassVar[str | None] = "vd.files"
+    label: ClassVar[str | None] = "matching"
     default_id: ClassVar[str | None] = PATH
     names_files: ClassVar[bool] = True
     reads_contents: ClassVar[bool] = False
-
-    @property
-    def label(self) -> str:
-        return "matching"
 
     def describe(self) -> str:
         return f"Files at {self.url}"
@@ -101,14 +97,6 @@ class FilesSource(FileSource):
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Return the listing of the fragment's files; nothing is opened."""
         return listed_rows(fragment.spans).select(schema.names)
-
-    def find(
-        self, spans: Sequence[FileSpan], column: pa.Field, id: Any
-    ) -> tuple[FileSpan, int] | None:
-        """Find the file with a path."""
-        if column.name != PATH:
-            return super().find(spans, column, id)
-        return next(((span, 0) for span in spans if path_of(span.url) == id), None)
 
 
 @known_keywords("vd.files")

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from vane_dagster._keywords import known_keywords
@@ -25,12 +24,16 @@ from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder
 from vane_dagster.fingerprint.objects import ObjectEncoder
 from vane_dagster.sources.base import Connect, Source
+from vane_dagster.sources.grouping import SizedFile
+from vane_dagster.sources.parquet import StoredParquet, read_footer, row_groups
+from vane_dagster.sources.piece_writer import GROUP_ROWS
 from vane_dagster.sources.stored_table_source import StoredTableSource
 from vane_dagster.sources.table_reader import table_schema
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of_value
 from vane_dagster.storage.filesystem import in_threads
+from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.stored_tables import MADE, ParquetRows, Piece, StoredTable, tables
-from vane_dagster.types.callables import unwrapped
+from vane_dagster.types.callables import qualname, unwrapped
 from vane_dagster.types.schema import check_distinct, merged_types
 
 _LABEL = "vd.ray_dataset"
@@ -98,27 +101,22 @@ class RayDatasetSource(StoredTableSource):
                 )
             # A dataset without rows writes no file.
             schema = getattr(dataset.schema(), "base_schema", None)
-            dataset.write_parquet(folder.path, filesystem=fs)
+            dataset.write_parquet(folder.path, filesystem=fs, row_group_size=GROUP_ROWS)
 
-        def footer(file: str) -> pq.FileMetaData:
-            def read() -> pq.FileMetaData:
-                with folder.fs.open(folder.file(file), "rb") as stream:
-                    return pq.read_metadata(stream)
-
-            return folder.with_storage_errors("read", read, file)
-
-        files = sorted(folder.names())
-        footers = in_threads(footer, files)
-        found = [each.schema.to_arrow_schema() for each in footers]
+        reader = StoredParquet(self.store_root)
+        files = [FileRecord(folder.file_url(n), size, n) for n, size in folder.names().items()]
+        files.sort(key=lambda file: file.version)
+        footers = in_threads(lambda file: read_footer(file, reader, location), files)
         schema = _agreed(
-            [table_schema(each) for each in found]
+            [table_schema(own) for own, _ in footers]
             or ([table_schema(schema)] if isinstance(schema, pa.Schema) else []),
             f"{location}: {place}",
         )
+        sized = [SizedFile(file, row_groups(each)) for file, (_, each) in zip(files, footers)]
+        places = [(file, f"{name}/{file.record.version}") for file in sized if file.rows]
         pieces = tuple(
-            Piece(file, each.num_rows, _bytes(each), (ParquetRows(file, 0, each.num_rows),))
-            for file, each in zip((f"{name}/{file}" for file in files), footers)
-            if each.num_rows
+            Piece(path, file.rows, file.bytes, (ParquetRows(path, 0, file.rows),))
+            for file, path in places
         )
         return StoredTable(schema, pieces)
 
@@ -195,29 +193,17 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 
 
 def _name(function: Any) -> str:
-    function = unwrapped(function)
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+    return qualname(unwrapped(function))
 
 
 def _agreed(found: list[pa.Schema], where: str) -> pa.Schema:
     if not found:
         raise SourceError(f"{where} made no rows, and Ray knows none of its columns")
-    first = found[0].names
-    for other in found[1:]:
-        if sorted(other.names) != sorted(first):
-            raise SourceError(
-                f"{where} has blocks with the columns {first!r}, and others with {other.names!r}. "
-                "Let all blocks have the same columns"
-            )
-    check_distinct(first, where)
+    check_distinct(list(dict.fromkeys(name for each in found for name in each.names)), where)
     try:
         return merged_types(found, where)
     except UdfError as error:
         raise SourceError(str(error)) from error
-
-
-def _bytes(footer: pq.FileMetaData) -> int:
-    return sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
 
 
 @contextmanager

@@ -28,10 +28,9 @@ from vane_dagster.sources.base import (
     Source,
     SourceReader,
     SourceTable,
-    default_rule,
     find_row,
 )
-from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+from vane_dagster.storage.manifest import FileSpan, FragmentRecord
 from vane_dagster.types.id_texts import (
     is_identifying,
     joined,
@@ -226,11 +225,10 @@ class RowId(IdRule):
     def find(
         self, source: SourceReader | None, spans: Sequence[FileSpan], column: pa.Field, id: Any
     ) -> tuple[FileSpan, int] | None:
-        """Find a row by the number in its id."""
+        """Find a row by the number in its id; none in a file that was changed."""
         url, row = row_of(id) or ("", -1)
         for span in spans:
-            is_inside = span.url == url and span.start <= row < span.stop
-            if is_inside and (span.stop < WHOLE_FILE or row < _length(source, url)):
+            if span.url == url and span.start <= row < span.stop < WHOLE_FILE:
                 return span, row
         return None
 
@@ -319,8 +317,6 @@ def with_ids(table: SourceTable, rule: IdRule | None, location: str) -> SourceTa
         return table
     schema = rule.schema(table.schema, location)
     rule = rule.of(table.schema)
-    for name in rule.read_columns.names:
-        table.require_everywhere(name, location)
     keyed = []
     for fragment in table.fragments:
         text = "\n".join((fragment.identity, rule.record, *rule.places(fragment)))
@@ -342,14 +338,6 @@ def row_of(id: Any) -> tuple[str, int] | None:
     url, mark, number = str(id).rpartition(_MARK)
     is_number = mark and len(number) <= _DIGITS and number.isascii() and number.isdigit()
     return (url, int(number)) if is_number and number == str(int(number)) else None
-
-
-def _length(source: SourceReader | None, url: str) -> int:
-    """Return the number of rows that a file has now, as far as it is known."""
-    if not isinstance(source, Source):
-        return WHOLE_FILE
-    table = source.split([source.current(FileRecord(url, 0, ""))], default_rule([]), "trace")
-    return max((span.stop for each in table.fragments for span in each.spans), default=0)
 
 
 def _check_name(location: str, name: Any) -> None:

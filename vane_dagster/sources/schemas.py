@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -81,12 +81,10 @@ class CommonColumns:
     Attributes:
         schema: The common columns.
         files: How each file's columns become these, in the order of the files.
-        partial: The columns that some files lack, with the URLs of these files.
     """
 
     schema: pa.Schema
     files: tuple[FileColumns, ...]
-    partial: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def common_columns(files: Sequence[tuple[str, pa.Schema]], location: str) -> CommonColumns:
@@ -101,11 +99,7 @@ def common_columns(files: Sequence[tuple[str, pa.Schema]], location: str) -> Com
         keys.append(key)
     schema = _merged(list(kinds.values()), location)
     columns = {key: FileColumns.of(own, schema) for key, (own, _) in kinds.items()}
-    partial: dict[str, list[str]] = {}
-    for key, (_, same) in kinds.items():
-        for column in columns[key].absent:
-            partial.setdefault(column.name, []).extend(same)
-    return CommonColumns(schema, tuple(columns[key] for key in keys), partial)
+    return CommonColumns(schema, tuple(columns[key] for key in keys))
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
@@ -114,13 +108,10 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def conform(
-    table: pa.Table,
-    schema: pa.Schema,
-    rows: int | None = None,
-    constants: Mapping[str, str | None] = {},
+    table: pa.Table, schema: pa.Schema, constants: Mapping[str, str | None] = {}
 ) -> pa.Table:
     """Convert rows of a file to common columns: cast types, and add absent columns."""
-    count = table.num_rows if rows is None else rows
+    count = table.num_rows
     columns = []
     for column in schema:
         index = table.schema.get_field_index(column.name)

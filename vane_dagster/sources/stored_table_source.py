@@ -7,12 +7,14 @@ written last; later runs read it. Workers get a `TableReader`.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line
@@ -23,8 +25,8 @@ from vane_dagster.sources.base import (
     Source,
     SourceReader,
     SourceTable,
-    fragment_record,
 )
+from vane_dagster.sources.grouping import SizedFile, cut
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.row_blocks import blocks
 from vane_dagster.sources.table_reader import TableReader
@@ -34,8 +36,8 @@ from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import (
     COMPLETE,
     MADE,
+    ParquetRows,
     Piece,
-    Place,
     StoredTable,
     clipped,
     create_record,
@@ -50,7 +52,6 @@ from vane_dagster.storage.stored_tables import (
 if TYPE_CHECKING:
     import dagster as dg
 
-_MAX_PLACES = 256
 _one_at_a_time = threading.Lock()
 
 
@@ -129,13 +130,7 @@ class StoredTableSource(Source):
         (file,) = files
         with _one_at_a_time:  # each may use the whole cluster
             table = self._stored(partition, file.version, location)
-        if not table.pieces and not self.allow_empty:
-            where = "" if partition is None else f" for partition {partition!r}"
-            raise SourceError(
-                f"{location}: {self.place} made no rows{where}. If that is in order, give "
-                "allow_empty=True"
-            )
-        return SourceTable(table.schema, tuple(_fragments(file.url, table, rule)))
+        return SourceTable(table.schema, tuple(_fragments(file, table, rule)))
 
     def _stored(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Return the table of a partition, which is kept from garbage collection from now on."""
@@ -194,25 +189,17 @@ def write_blocks(root: Location, identity: str, chunks: Iterable[pa.Table]) -> t
     return tuple(replace(p, places=writer.pieces(p.identity)[0].places) for p in pieces)
 
 
-def _fragments(url: str, table: StoredTable, rule: FragmentRule) -> Iterator[FragmentRecord]:
-    """Yield fragments of consecutive rows, of a part of a large piece or of several small ones."""
-    spans: list[tuple[FileRecord, int, int]] = []
-    places: list[Place] = []
-    first = rows = size = 0
-
-    def fragment() -> FragmentRecord:
-        identity, detail = fragment_record(spans, size).identity, dumped_places(places)
-        return FragmentRecord(url, first, first + rows, identity, size, detail=detail)
-
-    for piece in table.pieces:
-        for start, stop in rule.cut(piece.rows, piece.bytes):
-            count, own = stop - start, piece.bytes * (stop - start) // piece.rows
-            is_large = rows + count > rule.rows or size + own > rule.bytes
-            if spans and (is_large or len(places) >= _MAX_PLACES):
-                yield fragment()
-                first, spans, places, rows, size = first + rows, [], [], 0, 0
-            spans.append((FileRecord("", piece.rows, piece.identity), start, stop))
-            places[-1:] = joined([*places[-1:], *clipped(piece.places, start, stop)])
-            rows, size = rows + count, size + own
-    if spans:
-        yield fragment()
+def _fragments(
+    file: FileRecord, table: StoredTable, rule: FragmentRule
+) -> Iterator[FragmentRecord]:
+    """Yield fragments of consecutive rows, which are identified by the pieces that they are of."""
+    edges = np.cumsum([0, *(piece.rows for piece in table.pieces)])
+    for fragment in cut(SizedFile(file, [(p.rows, p.bytes) for p in table.pieces]), rule):
+        low = np.searchsorted(edges, fragment.start, "right") - 1
+        pieces = table.pieces[low : np.searchsorted(edges, fragment.stop)]
+        rows = fragment.start - int(edges[low]), fragment.stop - int(edges[low])
+        blocks = clipped((ParquetRows(p.identity, 0, p.rows) for p in pieces), *rows)
+        places = joined(clipped((place for p in pieces for place in p.places), *rows))
+        identity = hashlib.blake2b(dumped_places(0, blocks).encode(), digest_size=16).hexdigest()
+        detail = dumped_places(fragment.start, places)
+        yield replace(fragment, identity=identity, detail=detail)

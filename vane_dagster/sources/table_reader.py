@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster import _failpoints
 from vane_dagster.errors import SourceError
-from vane_dagster.sources.base import ReadContext, SourceReader
-from vane_dagster.sources.parquet_scan import scan
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+from vane_dagster.retries import with_retries
+from vane_dagster.sources.base import ReadContext, SourceReader, unreadable
+from vane_dagster.sources.parquet_scan import opened, read_rows
+from vane_dagster.sources.schemas import conform
+from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.stored_tables import (
     ArrowRows,
     ParquetRows,
-    loaded_places,
+    Place,
+    joined,
+    places_of,
     tables,
 )
 from vane_dagster.types.kinds import as_lists, is_list_view
@@ -39,26 +44,65 @@ class TableReader(SourceReader):
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Read the rows from Parquet files in the store, and from Arrow files without a copy."""
-        pieces = [
-            _arrow_rows(place, schema, context.location)
-            if isinstance(place, ArrowRows)
-            else scan(self._span(place, schema), schema, self.root.storage_options, context)
-            for span in fragment.spans
-            for place in loaded_places(span.detail)
-        ]
-        return pa.concat_tables(pieces) if pieces else schema.empty_table()
+        found = self.tables(fragment, schema.names, context)
+        plain = (in_plain_types(rows, table_schema(rows.schema)) for rows in found)
+        tables = [conform(rows, schema) for rows in plain]  # a file may have narrower types
+        return pa.concat_tables(tables) if tables else schema.empty_table()
+
+    def tables(
+        self, fragment: FragmentRecord, columns: Sequence[str], context: ReadContext
+    ) -> list[pa.Table]:
+        """Read rows: those of the columns that a file has, with its own types.
+
+        Returns:
+            A table for consecutive rows of a file. Each Parquet file is read once.
+        """
+        places = joined(place for span in fragment.spans for place in places_of(span))
+        stored: dict[str, ParquetRows] = {}
+        for place in places:
+            if isinstance(place, ParquetRows):
+                known = stored.get(place.name, place)
+                start, stop = min(known.start, place.start), max(known.stop, place.stop)
+                stored[place.name] = ParquetRows(place.name, start, stop)
+
+        def read(rows: ParquetRows) -> pa.Table:
+            return _stored_rows(self.root, rows, columns, context)
+
+        found = dict(zip(stored, in_threads(read, stored.values())))
+
+        def rows_at(place: Place) -> pa.Table:
+            if isinstance(place, ArrowRows):
+                return _arrow_rows(place, columns, context.location)
+            first = stored[place.name].start
+            return found[place.name].slice(place.start - first, place.stop - place.start)
+
+        return list(map(rows_at, places))
 
     def current(self, file: FileRecord) -> FileRecord:
         """Return the record unchanged: another content would be another table."""
         return file
 
-    def _span(self, rows: ParquetRows, schema: pa.Schema) -> FileSpan:
-        """Return the span of rows of a file, whose columns may have narrower types there."""
-        url = tables(self.root).file_url(rows.name)
-        return FileSpan(url, rows.start, rows.stop, json.dumps({"cast": schema.names}))
+
+def _stored_rows(
+    root: Location, rows: ParquetRows, columns: Sequence[str], context: ReadContext
+) -> pa.Table:
+    """Read rows of a Parquet file in the store."""
+    folder = tables(root)
+    file = Location(folder.file_url(rows.name), folder.storage_options)
+
+    def read() -> pa.Table:
+        with opened(file) as parquet:
+            own = set(parquet.schema_arrow.names)
+            present = [name for name in columns if name in own]
+            return read_rows(parquet, rows.start, rows.stop, present)
+
+    try:
+        return with_retries(_failpoints.failing("read", file.url, read))
+    except Exception as error:  # drivers raise their own exception classes
+        raise unreadable(file.url, error, context.location) from error
 
 
-def _arrow_rows(rows: ArrowRows, schema: pa.Schema, location: str) -> pa.Table:
+def _arrow_rows(rows: ArrowRows, columns: Sequence[str], location: str) -> pa.Table:
     try:
         found = os.stat(rows.path)
     except OSError as error:
@@ -72,8 +116,8 @@ def _arrow_rows(rows: ArrowRows, schema: pa.Schema, location: str) -> pa.Table:
             f"{location}: {rows.path!r} was replaced since the run was planned ({rows.size} bytes "
             f"then, {found.st_size} now). Run the partition again"
         )
-    table = _opened(rows.path, rows.size, rows.modified).slice(rows.start, rows.stop - rows.start)
-    return in_plain_types(table, schema)
+    table = _opened(rows.path, rows.size, rows.modified).select(list(columns))
+    return table.slice(rows.start, rows.stop - rows.start)
 
 
 @functools.lru_cache(maxsize=_OPENED)
@@ -95,6 +139,8 @@ def in_plain_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
         if pa.types.is_run_end_encoded(column.type):
             column = pc.run_end_decode(column)
         columns.append(column if column.type == field.type else column.cast(field.type))
+    if not columns:
+        return table.select([])
     return pa.Table.from_arrays(columns, schema=schema)
 
 

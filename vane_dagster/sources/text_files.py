@@ -22,7 +22,6 @@ class TextSource(IngestedSource):
     """Files of text that match a URL pattern for each partition; see `text`."""
 
     kind: ClassVar[str] = "text"
-    function: ClassVar[str] = "vd.text"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".txt")
 
     def convert(self, stream: TextStream) -> Iterator[pa.Table]:

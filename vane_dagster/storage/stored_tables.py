@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from vane_dagster.storage.codec import parse_file, read_file
 from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileSpan
 from vane_dagster.types.schema import read_schema, schema_record
 
 TABLES = "~tables"
@@ -206,14 +207,22 @@ def files_of(data: bytes, url: str) -> set[str]:
     return _parsed(data, url).files
 
 
-def dumped_places(places: Sequence[Place]) -> str:
-    """Return places as a text, for the `detail` of a `FileSpan`."""
-    return json.dumps([place.as_record() for place in places], separators=(",", ":"))
+def dumped_places(first: int, places: Iterable[Place]) -> str:
+    """Return where rows are as a text, for the `detail` of their `FileSpan`.
+
+    Args:
+        first: The number of the first row.
+        places: Where the rows are, in order.
+    """
+    return json.dumps([first, [place.as_record() for place in places]], separators=(",", ":"))
 
 
-def loaded_places(text: str) -> tuple[Place, ...]:
-    """Return the places of a text that `dumped_places` made."""
-    return tuple(_place(record) for record in json.loads(text))
+def places_of(span: FileSpan) -> Iterator[Place]:
+    """Yield where the rows of a span are."""
+    if not span.detail:
+        raise FileNotFoundError(span.url)
+    first, records = json.loads(span.detail)
+    return clipped(map(_place, records), span.start - first, span.stop - first)
 
 
 def _place(record: Sequence[Any]) -> Place:

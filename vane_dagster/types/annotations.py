@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections.abc as abc
-import contextlib
 import dataclasses
 import datetime as dt
 import enum
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from vane_dagster.errors import SchemaError
+from vane_dagster.types.callables import captured_by
 
 _SCALARS: Mapping[Any, pa.DataType] = {
     str: pa.string(),
@@ -52,11 +52,7 @@ def _scope(defined: Any) -> dict[str, Any]:
     function = inspect.unwrap(defined) if callable(defined) else defined
     found = dict(vars(sys.modules.get(getattr(function, "__module__", None) or "", object)))
     found |= getattr(function, "__globals__", {})
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    for name, cell in zip(names, getattr(function, "__closure__", None) or ()):
-        with contextlib.suppress(ValueError):  # not assigned yet
-            found[name] = cell.cell_contents
-    return found
+    return found | captured_by(function)
 
 
 def _resolved(annotation: Any, scope: dict[str, Any]) -> Any:

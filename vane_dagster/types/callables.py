@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import types
 from typing import Any
 
 from vane_dagster.errors import DefinitionError
@@ -14,6 +16,24 @@ def unwrapped(obj: Any) -> Any:
     while isinstance(obj, (functools.partial, staticmethod, classmethod)):
         obj = obj.func if isinstance(obj, functools.partial) else obj.__func__
     return obj
+
+
+def defaults_of(function: types.FunctionType) -> dict[str, Any]:
+    """Return the defaults of a function by parameter."""
+    code = function.__code__
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    return dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
+
+
+def captured_by(function: Any) -> dict[str, Any]:
+    """Return the variables of enclosing functions that a function captures, if they are set."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    found: dict[str, Any] = {}
+    for name, cell in zip(names, getattr(function, "__closure__", None) or ()):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            found[name] = cell.cell_contents
+    return found
 
 
 def signature_of(function: Any) -> inspect.Signature | None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vane_dagster._lazy import pc
-from vane_dagster.types.kinds import as_lists, is_list, is_list_view, is_number, is_text
+from vane_dagster.types.kinds import as_lists, is_bytes, is_list, is_list_view, is_number, is_text
 
 _UINT64_DIGITS = 20
 _ROUNDING = 4
@@ -76,7 +76,7 @@ def _are_alike(found: pa.DataType, wanted: pa.DataType) -> bool:
     if _is_moment(found) and _is_moment(wanted):
         return _is_zoned(found) == _is_zoned(wanted)
     families = (is_number, is_text, pa.types.is_boolean, pa.types.is_time, pa.types.is_duration)
-    return any(family(found) and family(wanted) for family in (*families, _is_binary))
+    return any(family(found) and family(wanted) for family in (*families, is_bytes))
 
 
 def _is_moment(kind: pa.DataType) -> bool:
@@ -91,15 +91,6 @@ def _has_view_values(kind: pa.DataType) -> bool:
     return bool(pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type))
 
 
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_binary_view(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    )
-
-
 def _check_kept(before: Any, after: Any) -> None:
     """Raise ArrowInvalid if a cast has changed a value that Arrow itself does not check."""
     found, wanted = before.type, after.type
@@ -108,7 +99,7 @@ def _check_kept(before: Any, after: Any) -> None:
     if is_list(found) and is_list(wanted):
         _check_kept(pc.list_flatten(before), pc.list_flatten(after))
     elif pa.types.is_struct(found):
-        for field in wanted:
+        for field in (each for each in wanted if each.name in found.names):
             _check_kept(pc.struct_field(before, field.name), pc.struct_field(after, field.name))
     elif pa.types.is_map(found):
         for some, other in zip(_arrays(before), _arrays(after)):

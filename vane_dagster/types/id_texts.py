@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster._lazy import pc
-from vane_dagster.types.kinds import is_text
+from vane_dagster.types.kinds import is_bytes, is_text
 
 SEPARATOR = "|"
 
@@ -115,10 +115,4 @@ def _hexadecimal(value: bytes | uuid.UUID | None) -> str | None:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    tests = (
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_binary_view,
-        pa.types.is_fixed_size_binary,
-    )
-    return isinstance(kind, pa.UuidType) or any(test(kind) for test in tests)
+    return isinstance(kind, pa.UuidType) or is_bytes(kind)

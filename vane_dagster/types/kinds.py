@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,16 @@ def is_text(kind: pa.DataType) -> bool:
     """Return whether a column holds strings."""
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Return whether a column holds bytes."""
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
     )
 
 
@@ -39,6 +50,24 @@ def is_floats(kind: pa.DataType) -> bool:
 def is_numbers(kind: pa.DataType) -> bool:
     """Return whether a column holds lists of numbers."""
     return is_list(kind) and is_number(kind.value_type)
+
+
+def holds(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
+    """Return whether a test is true of a type, or of one inside of it."""
+    return test(kind) or any(holds(kind.field(i).type, test) for i in range(kind.num_fields))
+
+
+def mapped(kind: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return a type in which those of single values are converted, also inside of it."""
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(mapped(kind.value_type, convert), kind.list_size)
+    if is_list(kind):
+        return pa.list_(mapped(kind.value_type, convert))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, mapped(f.type, convert)) for f in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(mapped(kind.key_type, convert), mapped(kind.item_type, convert))
+    return convert(kind)
 
 
 def is_list_view(kind: pa.DataType) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster._lazy import pc
-from vane_dagster.types.kinds import is_list
+from vane_dagster.types.kinds import holds, is_list
 from vane_dagster.types.tensors import array_rows, is_multidimensional
 
 
@@ -40,5 +40,4 @@ def _where_valid(values: Sequence[Any], column: pa.ChunkedArray) -> list[Any]:
 
 def holds_arrays(kind: pa.DataType) -> bool:
     """Return whether a type is one of arrays of several dimensions, or has one inside."""
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return is_multidimensional(kind) or any(map(holds_arrays, inner))
+    return holds(kind, is_multidimensional)

@@ -16,6 +16,7 @@ from vane_dagster._lazy import duckdb, pq
 from vane_dagster.errors import SchemaError, UdfError, first_line
 from vane_dagster.types.duckdb_connection import connect
 from vane_dagster.types.id_texts import parse_kind
+from vane_dagster.types.kinds import mapped
 from vane_dagster.types.tensors import is_tensor, storage_type, tensor_name
 
 ERROR_COLUMN = "error"
@@ -236,24 +237,14 @@ def is_untyped(kind: pa.DataType) -> bool:
 
 def merged_types(found: Iterable[pa.Schema], location: str) -> pa.Schema:
     """Combine the columns of several results. Numbers of different types get the wider type."""
-    merged: dict[str, pa.DataType] = {}
-    for schema in found:
-        for field in schema:
-            known = merged.setdefault(field.name, field.type)
-            if known != field.type:
-                merged[field.name] = _wider(known, field.type, field.name, location)
-    return pa.schema(merged)
-
-
-def _wider(one: pa.DataType, other: pa.DataType, name: str, location: str) -> pa.DataType:
-    pair = [pa.schema([(name, kind)]) for kind in (one, other)]
     try:
-        return pa.unify_schemas(pair, promote_options="permissive").field(0).type
-    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        merged = pa.unify_schemas([pa.schema([]), *found], promote_options="permissive")
+    except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         raise UdfError(
-            f"{location}: column {name!r} is {one} in one result and {other} in another; convert "
-            "it in the function, so that it has one type"
+            f"{location}: a column has different types in several results: {first_line(error)}; "
+            "convert it in the function, so that it has one type"
         ) from None
+    return pa.schema([(field.name, field.type) for field in merged])
 
 
 def seen_by_sql(kind: pa.DataType) -> pa.DataType | None:
@@ -303,25 +294,19 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     Large and view types become the plain ones: pandas writes large strings, DuckDB reads plain
     ones. Extension types become the type underneath, except for tensors of numbers.
     """
+    return mapped(kind, _plain)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         return pa.binary()
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(plain_type(kind.value_type), kind.list_size)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(plain_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, plain_type(f.type)) for f in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     if is_tensor(kind):
         return pa.fixed_shape_tensor(kind.value_type, kind.shape, dim_names=kind.dim_names)
-    if isinstance(kind, pa.BaseExtensionType):
-        return plain_type(kind.storage_type)
-    return kind
+    return plain_type(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def schema_record(schema: pa.Schema) -> str:

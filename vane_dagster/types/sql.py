@@ -14,6 +14,7 @@ from vane_dagster._keywords import columns_listed
 from vane_dagster._lazy import duckdb
 from vane_dagster.errors import DefinitionError, SchemaError, first_line, names
 from vane_dagster.types.duckdb_connection import shared
+from vane_dagster.types.kinds import holds
 from vane_dagster.types.schema import (
     NO_ARROW_TYPE,
     check_distinct,
@@ -43,12 +44,11 @@ def unpruned(name: str, kind: pa.DataType) -> str:
     row with ``isnan(x)``, and takes NaN for less than 0.5.
     """
     quoted = quote(name)
-    return f"list_transform([{quoted}], lambda x: x)[1]" if _holds_floats(kind) else quoted
-
-
-def _holds_floats(kind: pa.DataType) -> bool:
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return pa.types.is_floating(kind) or any(map(_holds_floats, inner))
+    return (
+        f"list_transform([{quoted}], lambda x: x)[1]"
+        if holds(kind, pa.types.is_floating)
+        else quoted
+    )
 
 
 def literal(text: str) -> str:

@@ -19,7 +19,7 @@ from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SchemaError
 from vane_dagster.types.casts import Mismatch, cast, checked_cast
 from vane_dagster.types.host_arrays import native
-from vane_dagster.types.kinds import is_list
+from vane_dagster.types.kinds import holds, is_list, mapped
 
 _MAX_ELEMENTS = 2**31 - 1
 
@@ -100,8 +100,7 @@ def is_tensor(kind: pa.DataType) -> bool:
 
 def holds_tensors(kind: pa.DataType) -> bool:
     """Return whether a type is a tensor, or has one inside."""
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return is_tensor(kind) or any(holds_tensors(child) for child in inner)
+    return holds(kind, is_tensor)
 
 
 def tensor_name(kind: pa.FixedShapeTensorType) -> str:
@@ -113,17 +112,11 @@ def tensor_name(kind: pa.FixedShapeTensorType) -> str:
 
 def storage_type(kind: pa.DataType) -> pa.DataType:
     """Return a type with flat lists in place of tensors, inside of it too."""
-    if is_tensor(kind):
-        return pa.list_(kind.value_type, kind.storage_type.list_size)
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(storage_type(kind.value_type), kind.list_size)
-    if is_list(kind):
-        return pa.list_(storage_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(storage_type(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(storage_type(kind.key_type), storage_type(kind.item_type))
-    return kind
+    return mapped(kind, lambda each: _flat(each) if is_tensor(each) else each)
+
+
+def _flat(kind: pa.FixedShapeTensorType) -> pa.DataType:
+    return pa.list_(kind.value_type, kind.storage_type.list_size)
 
 
 def as_storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -320,17 +313,16 @@ def unsliced(table: pa.Table) -> pa.Table:
     (seen in pyarrow 26.0.1), even if the slice is inside of a struct or list. Flat fixed-size lists
     and tensors are not affected.
     """
-    columns = list(table.columns)
-    for place, column in enumerate(columns):
-        if _holds_nested(column.type) and any(map(_is_slice, column.chunks)):
-            columns[place] = pa.chunked_array([pa.concat_arrays([c]) for c in column.chunks])
-    return pa.Table.from_arrays(columns, schema=table.schema)
+    for place, column in enumerate(table.columns):
+        if holds(column.type, _is_nested) and any(map(_is_slice, column.chunks)):
+            copied = pa.chunked_array([pa.concat_arrays([chunk]) for chunk in column.chunks])
+            table = table.set_column(place, table.schema.field(place), copied)
+    return table
 
 
-def _holds_nested(kind: pa.DataType) -> bool:
-    if pa.types.is_fixed_size_list(kind) and pa.types.is_fixed_size_list(kind.value_type):
-        return True
-    return any(_holds_nested(kind.field(index).type) for index in range(kind.num_fields))
+def _is_nested(kind: pa.DataType) -> bool:
+    is_sized = pa.types.is_fixed_size_list
+    return bool(is_sized(kind) and is_sized(kind.value_type))
 
 
 def _is_slice(array: pa.Array) -> bool:

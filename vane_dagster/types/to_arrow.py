@@ -17,12 +17,11 @@ import pyarrow as pa
 from vane_dagster.errors import names
 from vane_dagster.types.casts import Mismatch, cast
 from vane_dagster.types.host_arrays import exports_stream, host_array, is_pandas, native, plain_rows
-from vane_dagster.types.kinds import as_lists, is_list, is_list_view
+from vane_dagster.types.kinds import as_lists, holds, is_list, is_list_view
 from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.tensors import (
     from_lists,
     from_ndarray,
-    holds_tensors,
     is_multidimensional,
     is_tensor,
     nested,
@@ -157,7 +156,7 @@ _LISTS = (list, tuple, set, frozenset, np.ndarray)
 def _from_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:
     first = next((row for row in rows if row is not None), None)
     ndim = first.ndim if isinstance(first, np.ndarray) else None
-    records = pa.types.is_struct(kind) or pa.types.is_map(kind) or _holds_records(kind)
+    records = holds(kind, _is_record)
     if ndim is not None and all(isinstance(row, (np.ndarray, type(None))) for row in rows):
         several = len({row.dtype for row in rows if row is not None}) > 1
         stack = row_shape(kind) is not None or ndim > 1 or not pa.types.is_nested(kind)
@@ -171,17 +170,8 @@ def _from_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:
     return _inferred(rows, kind)
 
 
-def _holds_records(kind: pa.DataType) -> bool:
-    """Return whether a type is a list with structs, maps or tensors inside."""
-    if not is_list(kind):
-        return False
-    inner = kind.value_type
-    return (
-        pa.types.is_struct(inner)
-        or pa.types.is_map(inner)
-        or holds_tensors(inner)
-        or _holds_records(inner)
-    )
+def _is_record(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind) or pa.types.is_map(kind) or is_tensor(kind))
 
 
 def _inferred(rows: list[Any], kind: pa.DataType) -> pa.Array:

@@ -133,21 +133,7 @@ def test_a_folder_without_parquet(tmp_path, refused):
     (tmp_path / "src").mkdir()
     (tmp_path / "src/a.csv").write_text("id\n1\n")
     (tmp_path / "src/_SUCCESS").touch()
-    refused(make(tmp_path), "no Parquet file at", "a folder that holds *.parquet")
-
-
-@pytest.mark.parametrize("url", ["src", "s*c"])
-def test_a_folder_of_other_files(url, tmp_path, refused):
-    """They are named, since nothing that is still to be written is missing."""
-    (tmp_path / "src/sub").mkdir(parents=True)
-    for name in ("a.csv", "_SUCCESS", "sub/.b.crc"):
-        (tmp_path / "src" / name).write_text("id\n1\n")
-    docs = make(tmp_path, source=vd.parquet(f"{tmp_path}/{url}"))
-    text = refused(
-        docs, f"There is '{tmp_path}/src/a.csv', but vd.parquet reads Parquet", "Convert"
-    )
-    assert "SUCCESS" not in text
-    assert "write the partition" not in text
+    refused(make(tmp_path), "no Parquet file at", "a folder that holds *.parquet", "another format")
 
 
 def test_a_partition_without_files(tmp_path, refused):
@@ -189,7 +175,7 @@ def test_a_folder_whose_name_is_a_pattern(pattern, tmp_path, refused):
     write_source(tmp_path / "a [z]", GOOD)
     url = f"{tmp_path}/{pattern}"
     docs = make(tmp_path, source=vd.parquet(url.format("a [z]")))
-    refused(docs, "no Parquet file", "make a URL a pattern; in a name, write")
+    refused(docs, "no Parquet file", "make a URL a pattern: in a name, write")
 
     escaped = vd.parquet(url.format("a [[]z]"))
     assert len(escaped.list_files([None], "here")[None]) == 1

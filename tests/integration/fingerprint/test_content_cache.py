@@ -19,11 +19,12 @@ def test_content_is_kept_for_other_processes(tmp_path, home, later):
     assert record.stat().st_mode & 0o077 == 0 == record.parent.stat().st_mode & 0o077
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from vane_dagster.fingerprint import files\n"
         "from vane_dagster.fingerprint.objects import value_digest\n"
-        "files.MAX_FRESH_BYTES = 1  # the small file, not the large one\n"
         "print(value_digest([Path(name) for name in sys.argv[1:]]))\n"
     )
     command = [sys.executable, "-c", code, str(file), str(small)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.split() == [here], done.stderr
+    record.write_text(json.dumps({**json.loads(record.read_text()), "sha256": "0" * 64}))
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.split() != [here], "the large file was read again"

@@ -335,8 +335,7 @@ def test_a_file_that_is_gone(tmp_path, catalog, local, materialize):
     Path(path.removeprefix("file://")).unlink()
     text = failure(materialize(docs(catalog), local, raises=False))
     assert path in text
-    snapshot = table.metadata.current_snapshot_id
-    assert f"snapshot {snapshot} of Iceberg table 'db.docs' is gone; a cleanup after" in text
+    assert "of Iceberg table test.db.docs is gone; a cleanup after" in text
 
 
 def test_a_file_that_is_gone_when_it_is_read(tmp_path, catalog):
@@ -346,8 +345,7 @@ def test_a_file_that_is_gone_when_it_is_read(tmp_path, catalog):
     found = source.split(source.list_files([None], "here")[None], FragmentRule(10), "here")
     path = found.fragments[0].url
     Path(path.removeprefix("file://")).unlink()
-    snapshot = table.metadata.current_snapshot_id
-    words = f"here: data file '{path}' of snapshot {snapshot} of Iceberg table 'db.docs' is gone"
+    words = f"here: data file '{path}' of Iceberg table .*db.docs is gone"
     with pytest.raises(vd.errors.SourceError, match=words):
         source.for_workers().read(found.fragments[0], found.schema, ReadContext("here"))
 

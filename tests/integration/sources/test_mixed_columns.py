@@ -115,4 +115,4 @@ def test_a_file_without_the_id_is_refused(tmp_path, local, materialize):
     write_source(tmp_path / "src", {"n": [9]}, "b.parquet")
     result = materialize(docs(vd.parquet(str(tmp_path / "src"))), local, raises=False)
     text = failure(result)
-    assert "b.parquet' has no id column 'id', which other files of the partition have" in text
+    assert "b.parquet): the source has 1 null ids in 'id'" in text

@@ -109,14 +109,14 @@ def test_a_source_in_a_module_of_the_user(tmp_path, compute, materialize):
 
     spec = pipeline.build_source().get_asset_spec()
     assert "jsonl" in spec.kinds
-    assert spec.description == f"jsonl at {tmp_path}/src"
+    assert spec.description == f"jsonl files at {tmp_path}/src"
 
 
 def test_its_errors_name_the_format(tmp_path, local, materialize):
     write(tmp_path / "src" / "a.csv", 0, 3)
     error = failure(materialize(docs(JsonLines(str(tmp_path / "src"))), local, raises=False))
     assert "no jsonl file at" in error
-    assert "JsonLines reads jsonl files alone" in error
+    assert "a folder that holds *.jsonl" in error
     with pytest.raises(vd.DefinitionError, match="unknown placeholder"):
         docs(JsonLines("/data/{day}"))
 

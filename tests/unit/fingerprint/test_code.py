@@ -307,6 +307,33 @@ def test_local_class_and_wrapped_function(project: Project) -> None:
     assert [n for n in names if project.digest(n) != before[n]] == ["first", "second", "cached"]
 
 
+def test_functions_of_one_statement_differ_and_count_with_it(project: Project) -> None:
+    project.write(
+        defs="def make(n):\n    def one(b):\n        return b * n\n    other = lambda b: b - n\n"
+        "    class Two:\n        def __call__(self, b):\n            return other(b)\n"
+        "    return one, other, Two, lambda b: b + n\n"
+        "one, other, Two, last = make(2)\n"
+        "up = lambda b: b + 1; down = lambda b: b - 1\n"
+    )
+    names = ["one", "other", "Two", "last", "up", "down"]
+    before = {name: project.digest(name) for name in names}
+    assert len(set(before.values())) == 6
+    project.edit("defs.py", "b - n", "b / n")
+    after = {name: project.digest(name) for name in names}
+    assert [name for name in names if after[name] != before[name]] == names[:4]
+    project.edit("defs.py", "def make", "# moved\nX = 1\ndef make")
+    assert {name: project.digest(name) for name in names} == after
+    (project.root / "defs.py").write_text(
+        (project.root / "defs.py")
+        .read_text()
+        .replace(
+            "up = lambda b: b + 1; down = lambda b: b - 1",
+            "down = lambda b: b + 1; up = lambda b: b - 1",
+        )
+    )
+    assert project.digest("up") != after["up"]
+
+
 def test_local_dataclass_with_super(project: Project) -> None:
     project.write(
         defs="import dataclasses\nfrom typing import Optional\n"

@@ -164,7 +164,7 @@ def test_a_word_for_a_folder_of_too_many_files_is_a_word(tmp_path, monkeypatch):
 
 def test_too_many_bytes_are_refused(tmp_path, monkeypatch):
     folder = write(tmp_path / "model", a="12345", b="12345")
-    monkeypatch.setattr(files, "MAX_FRESH_BYTES", 9)
+    monkeypatch.setattr(files, "MAX_BYTES", 9)
     with pytest.raises(CodeIdentityError) as found:
         value_digest([folder], "fn_args")
     assert str(found.value).startswith(f"fn_args[0]: {str(folder)!r} names 10 bytes in 2 files, ")
@@ -180,7 +180,7 @@ def test_a_default_that_is_too_large_is_refused(tmp_path, monkeypatch):
     def fn(batch, path=str(folder)):
         return batch
 
-    monkeypatch.setattr(files, "MAX_FRESH_BYTES", 4)
+    monkeypatch.setattr(files, "MAX_BYTES", 4)
     with pytest.raises(CodeIdentityError, match="names 5 bytes in 1 files"):
         value_digest(fn)
 

@@ -106,7 +106,6 @@ def test_code_that_loads_its_model_itself_needs_no_advice(target):
     ("module", "name"),
     [
         ("transformers.pipelines.base", "Pipeline"),
-        ("sklearn.base", "BaseEstimator"),
         ("keras.src.models.model", "Model"),
         ("onnxruntime.capi.onnxruntime_inference_collection", "InferenceSession"),
     ],
@@ -131,17 +130,15 @@ def test_a_module_without_weights_is_no_model():
     assert model_class(Module(None)) == "Module", "it raises, so nothing is known"
 
 
-def test_the_advice_has_the_class_to_write():
+def test_the_advice_says_where_to_load_it():
     text = advice(uses_it, HERE)
     assert (
         f"uses_it uses model, a SentenceTransformer that module {__name__} loads on import" in text
     )
-    assert "class UsesIt:\n    def __init__(self):\n        self.model = ..." in text
-    assert text.endswith("and pass UsesIt in place of uses_it.")
-    compile(text[text.index("class UsesIt") : text.index("and pass")], "advice", "exec")
-    assert advice(UsesIt, HERE).endswith(
-        "Load it in UsesIt.__init__, once in each worker: self.model = ..."
-    )
+    assert text.endswith("and pass the class in place of uses_it")
+    assert advice(UsesIt, HERE).endswith("Load it in UsesIt.__init__, once in each worker")
+    factory = advice(uses_it, HERE, is_factory=True)
+    assert factory.endswith("Load it in uses_it, once in each worker")
 
 
 def test_a_loaded_model_among_values_is_refused_with_the_fix():
@@ -152,29 +149,3 @@ def test_a_loaded_model_among_values_is_refused_with_the_fix():
     encoder = ValueEncoder(lambda value, path: "", LocalFiles())
     with pytest.raises(CodeIdentityError, match=r"fn_kwargs\['model'\] is a loaded model"):
         encoder.digest(model, "fn_kwargs['model']")
-
-
-async def embeds(text: str, *, encoder: Any = model) -> list[float]:
-    return encoder(text)
-
-
-def shouts(text: str, model: Any = model) -> str:
-    return model(text)
-
-
-@pytest.mark.parametrize(
-    ("function", "found", "line"),
-    [
-        (embeds, "encoder", "async def __call__(self, text: str) -> list[float]:"),
-        (shouts, "model", "def __call__(self, text: str) -> str:"),
-        (lambda batch: model(batch), "model", "def __call__(self, batch):"),
-    ],
-)
-def test_the_class_to_write_is_called_as_the_function_is(function, found, line):
-    assert f"    {line}\n" in advice(function, LoadedModel(found, "SentenceTransformer", ""))
-
-
-def test_a_factory_stays_one():
-    assert advice(uses_it, HERE, is_factory=True).endswith(
-        "Load it in uses_it, once in each worker: model = ..."
-    )

@@ -306,7 +306,7 @@ def test_workers_are_shared_by_calls_of_the_same_declaration_of_a_server():
 def test_the_value_of_a_keyed_variable_stands_in_no_message(tmp_path, monkeypatch):
     (tmp_path / "secret-model").write_text("123")
     monkeypatch.setenv("LANGUAGE_OF_TEST", str(tmp_path / "secret-model"))
-    monkeypatch.setattr("vane_dagster.fingerprint.files.MAX_FRESH_BYTES", 1)
+    monkeypatch.setattr("vane_dagster.fingerprint.files.MAX_BYTES", 1)
     stage = docs(tmp_path, keyed_env_vars=["LANGUAGE_OF_TEST"])["doubled"]
     with pytest.raises(
         vd.errors.CodeIdentityError, match="variable LANGUAGE_OF_TEST names"

@@ -122,27 +122,8 @@ def test_the_limit_of_pixels_replaces_that_of_pillow(tmp_path, monkeypatch):
     refused, kept = read(vd.images(str(tmp_path), size=(6, 4), max_pixels=200))[
         ROW_ERROR
     ].to_pylist()
-    assert refused["message"] == "it has more pixels than max_pixels=200"
+    assert "2500 pixels) exceeds limit of 400" in refused["message"]
     assert kept is None
-
-
-def test_errors_can_be_nulls_with_a_text(tmp_path):
-    names = broken(tmp_path)
-    table = read(vd.images(str(tmp_path), size=(6, 4), max_pixels=2000, errors="null"))
-    found = {row["path"].rpartition("/")[2]: row for row in table.to_pylist()}
-    assert ROW_ERROR not in table.column_names
-    assert found["empty.png"]["error"] == "ValueError: the file is empty"
-    assert found["good.png"]["error"] is None
-    assert [name for name, row in found.items() if row["image"] is None] == names
-
-
-def test_errors_can_fail_the_fragment(tmp_path):
-    broken(tmp_path)
-    with pytest.raises(
-        SourceError,
-        match=r"here: '.*cut.jpg' cannot be read: .*Truncated.*others may follow; .*errors='quar",
-    ):
-        read(vd.images(str(tmp_path), size=(6, 4), errors="raise"))
 
 
 def test_if_no_file_can_be_read_the_cause_is_not_the_files(tmp_path):
@@ -187,7 +168,6 @@ def test_options_change_the_identity_of_fragments(tmp_path):
         identity(size=(6, 4)),
         identity(size=(4, 6)),
         identity(size=(6, 4), mode="L"),
-        identity(size=(6, 4), errors="null"),
         identity(size=(6, 4), max_pixels=10),
     ]
     assert len(set(found)) == len(found)
@@ -200,7 +180,6 @@ def test_options_change_the_identity_of_fragments(tmp_path):
         ({"size": 224}, r"size is 224; expected height and width"),
         ({"size": (0, 3)}, r"size is \(0, 3\)"),
         ({"mode": "rgb"}, "mode is 'rgb'; expected"),
-        ({"errors": "ignore"}, "errors is 'ignore'; expected"),
         ({"max_pixels": 0}, "max_pixels"),
     ],
 )

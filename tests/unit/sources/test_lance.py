@@ -146,7 +146,7 @@ def test_rows_of_a_version_that_was_cleaned_up(tmp_path):
         source.read(second, schema, context)
     assert json.loads(second.detail)["version"] == 2
 
-    with pytest.raises(FileNotFoundError):  # as for a fragment that is gone
+    with pytest.raises(vd.errors.SourceError):  # as for a fragment that is gone
         source.find([FileSpan(files[1].url, 0, 1 << 40)], schema.field(0), 17)
     with pytest.raises(FileNotFoundError):
         source.current(files[0].__class__(f"{url}/data/x.lance", 1, "v"))
@@ -161,9 +161,7 @@ def test_a_data_file_that_was_cleaned_up_after_its_version_was_opened(tmp_path):
     (fragment,) = source.split(files, FragmentRule(100), "here").fragments
     for file in (tmp_path / "t" / "data").iterdir():
         file.unlink()
-    with pytest.raises(
-        vd.errors.SourceError, match=r"of version 1 of Lance table .* is gone; cleanup_old"
-    ):
+    with pytest.raises(vd.errors.SourceError, match=r"of Lance table .* is gone; cleanup_old"):
         source.read(fragment, pa.schema([("id", pa.int64())]), ReadContext("here"))
 
 

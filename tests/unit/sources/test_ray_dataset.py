@@ -93,18 +93,23 @@ def test_rows_that_were_deleted_are_made_again(bound):
     assert len(bound.calls) == 2
 
 
-def test_rows_have_the_types_of_the_table(bound):
-    kinds = (pa.int32(), pa.int64())
-    tables = [pa.table({"n": pa.array([2**31 - 1], kind)}) for kind in kinds]
-    pieces = [write_blocks(bound.store_root, "x", [each])[0] for each in tables]
+def test_rows_have_the_columns_and_types_of_the_table(bound):
+    blocks = [
+        pa.table({"n": pa.array([2**31 - 1], pa.int32()), "m": ["a"]}),
+        pa.table({"n": pa.array([2**31 - 1], pa.int64())}),
+    ]
+    pieces = [write_blocks(bound.store_root, "x", [each])[0] for each in blocks]
     pieces = [replace(piece, identity=str(number)) for number, piece in enumerate(pieces)]
-    schema = pa.schema({"n": pa.int64()})
+    schema = pa.schema({"n": pa.int64(), "m": pa.string()})
     create_record(bound.store_root, "idNone", StoredTable(schema, tuple(pieces)))
     files = bound.required(bound.list_files([None], "here")[None], None, "here")
     (fragment,) = bound.split(files, FragmentRule(10), "here").fragments
-    found = bound.for_workers().read(fragment, schema, ReadContext("here"))
-    assert found.schema == schema
-    assert found.to_pydict() == {"n": [2**31 - 1, 2**31 - 1]}
+    for names in (["n", "m"], ["m"]):
+        wanted = pa.schema([schema.field(name) for name in names])
+        found = bound.for_workers().read(fragment, wanted, ReadContext("here"))
+        assert found.schema == wanted
+        expected = {"n": [2**31 - 1, 2**31 - 1], "m": ["a", None]}
+        assert found.to_pydict() == {name: expected[name] for name in names}
 
 
 def test_two_runs_at_once_agree(bound):

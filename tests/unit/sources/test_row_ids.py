@@ -98,14 +98,10 @@ def test_a_row_is_found_without_reading(tmp_path):
     own.split()
     url = f"file://{tmp_path}/a.parquet"
     spans = [FileSpan(url, 0, 2), FileSpan(url, 2, 4)]
-    whole = FileSpan(url, 0, WHOLE_FILE)
-    assert own.find([whole], f"{url}#4") is None
-    assert own.find([whole], f"{url}#3") == (whole, 3)
     (tmp_path / "a.parquet").unlink()
     assert own.find(spans, f"{url}#3") == (spans[1], 3)
     assert own.find(spans, f"{url}#4") is None
-    with pytest.raises(FileNotFoundError):
-        own.find([whole], f"{url}#3")
+    assert own.find([FileSpan(url, 0, WHOLE_FILE)], f"{url}#3") is None
 
 
 def test_a_row_is_found_by_the_columns_of_its_id(tmp_path):

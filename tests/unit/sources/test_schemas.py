@@ -100,7 +100,6 @@ def test_columns_are_in_the_order_of_the_files():
     assert found.schema == pa.schema(
         [("id", pa.int64()), ("a", pa.string()), ("c", pa.bool_()), ("b", pa.int8())]
     )
-    assert found.partial == {"a": ["1.p", "2.p"], "c": ["0.p"], "b": ["0.p", "1.p"]}
     names = [([f.name for f in each.cast], [f.name for f in each.absent]) for each in found.files]
     assert names == [(["id"], ["c", "b"]), ([], ["a", "b"]), (["id"], ["a"])]
 
@@ -351,14 +350,3 @@ def test_fragments_of_equal_files_keep_the_identity_of_former_releases(tmp_path)
     ]
     assert [fragment.identity for fragment in table.fragments] == expected
     assert [fragment.detail for fragment in table.fragments] == ["", ""]
-
-
-def test_an_id_that_a_file_lacks_is_refused(tmp_path):
-    write_source(tmp_path, {"id": [1], "n": [1]}, "a.parquet")
-    write_source(tmp_path, {"n": [2]}, "b.parquet")
-    table = split(tmp_path)
-    table.require_everywhere("n", "here")
-    with pytest.raises(
-        vd.errors.SourceError, match=r"b\.parquet' has no id column 'id', which other"
-    ):
-        table.require_everywhere("id", "here")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from vane_dagster.errors import NewerFormatError, StoreError
 from vane_dagster.sources import FragmentRule
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
-from vane_dagster.storage.manifest import FileRecord, Manifest
+from vane_dagster.storage.manifest import FileRecord, FileSpan, Manifest
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import (
     COMPLETE,
@@ -29,7 +30,7 @@ from vane_dagster.storage.stored_tables import (
     has_all_rows,
     identity_of,
     joined,
-    loaded_places,
+    places_of,
     read_record,
     table_url,
     write_record,
@@ -85,7 +86,10 @@ def test_places_and_records_are_read_as_written(store):
         ParquetRows("made/a.parquet", 5, 9),
         ArrowRows("/data/a.arrow", 100, 17, 0, 4),
     )
-    assert loaded_places(dumped_places(places)) == places
+    detail = dumped_places(10, places)
+    assert tuple(places_of(FileSpan("x", 10, 18, detail))) == places
+    some = places_of(FileSpan("x", 13, 15, detail))
+    assert list(some) == [ParquetRows("made/a.parquet", 8, 9), replace(places[1], stop=1)]
     stored = StoredTable(SCHEMA, (Piece("a", 8, 64, places),))
     write_record(store.root, "x", COMPLETE, stored)
     assert read_record(store.root, "x") == stored

@@ -101,7 +101,8 @@ def test_results_of_several_calls_get_one_type():
 def test_types_without_a_common_one_are_refused_by_column():
     found = [pa.schema([("a", pa.string())]), pa.schema([("a", pa.int64())])]
     with pytest.raises(
-        vd.errors.UdfError, match="here: column 'a' is string in one result and int64"
+        vd.errors.UdfError,
+        match=r"here: a column has .*: Field a has incompatible types: string vs int64",
     ):
         merged_types(found, "here")
 
