@@ -53,7 +53,6 @@ def launch(*flags: object, **fields: Any) -> Launch:
         "command": (sys.executable, SERVER, *own, *map(str, flags)),
         "key_env": "SERVER_KEY",
         "model": "echo",
-        "metrics": ("/metrics", "server_requests_in_flight"),
         "startup_timeout_s": 60.0,
         "liveness_timeout_s": 0.5,
         "drain_timeout_s": 20.0,
@@ -130,6 +129,12 @@ def answer(endpoint: Endpoint, prompt: str) -> str:
     status, body = ask(endpoint, prompt)
     assert status == 200
     return str(body["choices"][0]["message"]["content"])
+
+
+def in_flight(endpoint: Endpoint) -> int:
+    """The number of requests that a server answers now."""
+    with urllib.request.urlopen(f"{endpoint.url}/metrics", timeout=10) as found:
+        return int(float(found.read().split()[-1]))
 
 
 def port(endpoint: Endpoint | dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ import click
 
 from vane_dagster.cli.output import duration, table
 from vane_dagster.compute.local_head import HeadFolder, LocalHead
-from vane_dagster.compute.local_heads import RunningHead, conflicts, refused_heads, running_heads
+from vane_dagster.compute.local_heads import RunningHead, conflicts, running_heads
 from vane_dagster.compute.processes import drivers, marked, memory_of
 from vane_dagster.errors import ComputeError, names
 
@@ -37,21 +37,14 @@ def cluster() -> None:
 @cluster.command("list")
 @_JSON
 def list_heads(as_json: bool) -> None:
-    """Lists the running heads of all your Python environments on this machine.
-
-    Exit code 1: a head runs whose state folder is not private.
-    """
+    """Lists the running heads of all your Python environments on this machine."""
     records = [_record(running) for running in running_heads()]
-    refused = refused_heads()
     if as_json:
         click.echo(json.dumps(records, indent=1))
     elif records:
         click.echo(table([_HEADER, *(_row(record) for record in records)]))
-    elif not refused:
+    else:
         click.echo("No local head is running. A run that uses LocalCluster starts one.")
-    for _, error in refused:
-        click.echo(f"Error: {error}", err=True)
-    sys.exit(1 if refused else 0)
 
 
 @cluster.command()
@@ -106,25 +99,18 @@ def stop(name: str | None, address: str | None, everything: bool) -> None:
         _stop(local, _who(local))
         return
     running = running_heads()
-    refused = refused_heads() if everything else []
     chosen = [one for one in running if everything or one.head.address == address]
     if not chosen and not everything:
         addresses = names(one.head.address for one in running)
         raise ComputeError(f"No local head has the address {address!r}; running: {addresses}")
     for one in chosen:
         _stop(one.place, f"The {one}")
-    for place, _ in refused:
-        _stop(place, f"The Ray head with the state folder {place.folder}")
-    if not (chosen or refused):
+    if not chosen:
         click.echo("No local head is running: nothing to stop.")
 
 
 def _stop(place: HeadFolder, who: str) -> None:
-    try:
-        head = place.find()
-    except ComputeError:
-        _stop_refused(place, who)
-        return
+    head = place.find()
     connected = drivers(place.mark, head.address) if head else {}
     stopped = place.stop()
     if head is not None:
@@ -138,24 +124,14 @@ def _stop(place: HeadFolder, who: str) -> None:
         click.echo(f"Warning: it was in use by {_processes(connected)}.", err=True)
 
 
-def _stop_refused(place: HeadFolder, who: str) -> None:
-    """Stop a head with a state folder that is not private, and warn about the folder."""
-    place.stop()
-    click.echo(f"{who} was stopped, with all its workers.")
-    try:
-        place.read()
-    except ComputeError as error:
-        click.echo(f"Warning: its state folder was left as it is. {error}", err=True)
-
-
 def _record(running: RunningHead) -> dict[str, Any]:
     """Return a head as plain values."""
     place, head = running.place, running.head
     processes = marked(place.mark)
     connected = drivers(place.mark, head.address)
     use = place.use()
-    # Without a watcher, nothing records when the last driver left.
-    is_idle = use is not None and not connected and place.is_watched()
+    # A head that never stops has no watcher, and nothing records when its last driver left.
+    stops_at = use.stops_at() if use and not connected else None
     return {
         "name": head.name,
         "environment": head.prefix,
@@ -170,9 +146,9 @@ def _record(running: RunningHead) -> dict[str, Any]:
         "processes": len(processes),
         "memory_bytes": memory_of(processes),
         "drivers": [{"pid": pid, "process": name} for pid, name in sorted(connected.items())],
-        "idle_seconds": max(0.0, time.time() - use.last_used) if use and is_idle else None,
+        "idle_seconds": max(0.0, time.time() - use.last_used) if use and stops_at else None,
         "idle_minutes": use.idle_minutes if use else None,
-        "stops_at": use.stops_at() if use and is_idle else None,
+        "stops_at": stops_at,
         "folder": str(place.folder),
         "logs": f"{head.session_dir}/logs",
     }

@@ -127,7 +127,7 @@ def stop(server: str, force: bool, name: str | None, address: str | None) -> Non
 def endpoint(
     server: str, as_json: bool, with_key: bool, name: str | None, address: str | None
 ) -> None:
-    """Prints the URL of a ready replica of SERVER: on this machine, or the least busy one.
+    """Prints the URL of a ready replica of SERVER: on this machine if there is one.
 
     It takes no lease, so the server may stop at any time. Exit code 1: none is ready.
     """
@@ -135,7 +135,7 @@ def endpoint(
     own = socket.gethostname()
     ready = sorted(
         (worker for worker in pool["workers"] if _status(worker).get("state") == "ready"),
-        key=lambda worker: (worker.get("node") != own, _status(worker).get("in_flight") or 0),
+        key=lambda worker: worker.get("node") != own,
     )
     for worker in ready:
         if (info := ask_worker(worker["name"], "server_endpoint")) is not None:
@@ -253,7 +253,7 @@ def _print(lines: list[str], replica: str) -> None:
 
 HEADER = (
     "NAME", "KIND", "IDENTITY", "REPLICA", "STATE", "URL", "NODE", "RESERVES", "UPTIME",
-    "RESTARTS", "IN FLIGHT", "LEASES", "IDLE",
+    "RESTARTS", "LEASES", "IDLE",
 )  # fmt: skip
 
 
@@ -274,7 +274,6 @@ def rows(pool: dict[str, Any]) -> list[tuple[str, ...]]:
             _reserved(pool["bundle"], _status(worker).get("gpus", [])),
             _or_dash(_status(worker).get("uptime_seconds"), duration),
             _or_dash(_status(worker).get("restarts"), str),
-            _or_dash(_status(worker).get("in_flight"), str),
             leases,
             idle,
         )

@@ -55,16 +55,10 @@ _RAY_SETTINGS = {
     # Ray warns on every driver's terminal if there are more workers than four times the startup
     # concurrency, which it derives from the CPUs; on a laptop, warm pools exceed that.
     "RAY_worker_maximum_startup_concurrency": "32",
-    # Ray starts processes before they are needed: with the head, not with the first driver.
+    # Ray starts a process for each CPU ahead: with the head, not with the first driver.
     "RAY_enable_worker_prestart": "1",
     "RAY_prestart_worker_first_driver": "0",
 }
-
-_PRESTARTED = 3
-"""Processes that wait for the first run, which needs a pool manager, an I/O worker and a model's.
-
-Ray would start one for each CPU.
-"""
 
 RAY_START = (
     "import sys; "
@@ -74,14 +68,9 @@ RAY_START = (
 )
 """Imports ``ray start`` without the other commands of ``ray``, which import Ray Serve."""
 
-# `ray start` opens a Ray Client port if grpc is installed, and has the raylet start a process for
-# each CPU. There are no options for either. Of an argument given twice, the raylet uses the last.
+# `ray start` opens a Ray Client port if grpc is installed. There is no option for it.
 _LAUNCH = (
-    f"{RAY_START}from ray._private import services; start = services.start_ray_process; "
-    f"more = {{'raylet': ['--num_prestart_python_workers={_PRESTARTED}']}}; "
-    "services.start_ray_process = lambda command, kind, **options: "
-    "start([*command, *more.get(kind, ())], kind, **options); "
-    "scripts.get_ray_client_dependency_error = lambda: 'not wanted'; scripts.main()"
+    f"{RAY_START}scripts.get_ray_client_dependency_error = lambda: 'not wanted'; scripts.main()"
 )
 
 _OPTIONS = (
@@ -209,20 +198,12 @@ class HeadFolder:
     def stop(self) -> bool:
         """End every process of this head, and of no other; return whether there was one.
 
-        The processes are identified by their mark, so they end even if the folder is missing or not
-        private. No file in a folder that is not private is used or changed.
+        The processes are identified by their mark, so they end even if the folder is missing.
         """
-        try:
-            is_private = is_private_folder(self.folder, HOME)
-        except ComputeError:
-            if not marked(self.mark):
-                raise
-            is_private = False
-        with self._lock() if is_private else contextlib.nullcontext():
+        with self._lock() if self._verify_folder() else contextlib.nullcontext():
             stopped = self._end_processes()
             shutil.rmtree(self.temp_dir, ignore_errors=True)
-            if is_private:
-                self._discard_record()
+            self._discard_record()
         return stopped
 
     def stop_if(self, condition: Callable[[], bool]) -> bool:
@@ -249,16 +230,6 @@ class HeadFolder:
         """Record a use at a Unix time in seconds, by this machine's clock, not a file server's."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.folder / "use.json", (now, now))
-
-    def is_watched(self) -> bool:
-        """Whether a watcher runs, which stops the head once it is idle."""
-        if not self.folder.is_dir():
-            return False
-        with self._lock(wait=False) as locked:
-            if not locked:  # another process is starting a watcher, or ending the head
-                return True
-            with self._flock("watcher", wait=False) as free:
-                return free is None
 
     def _set_idle_minutes(self, idle_minutes: float | None) -> None:
         """Record a use and its setting; start a watcher if one is needed and none runs.
@@ -310,13 +281,6 @@ class HeadFolder:
                 f"The state folder {self.folder} of the local Ray head cannot be used: {error}. "
                 f"Set {HOME} to a folder that you can write to."
             ) from error
-        except ComputeError as error:
-            if not (running := marked(self.mark)):
-                raise
-            raise ComputeError(
-                f"{len(running)} processes of the local Ray head with this state folder still "
-                f"run: first stop them with {self.stop_command}. {error}"
-            ) from error
 
     def _clean(self) -> None:
         """End the processes with this head's mark, drop its record; the caller holds the lock."""
@@ -353,11 +317,6 @@ class HeadFolder:
     def mark(self) -> str:
         """Value in the environment of each of the head's processes. See `MARK`."""
         return str(self.temp_dir)
-
-    @property
-    def stop_command(self) -> str:
-        """Command with which a user stops this head even if its folder is not private."""
-        return "`vane-dagster cluster stop --all`"
 
     @contextlib.contextmanager
     def _lock(self, wait: bool = True) -> Iterator[bool]:
@@ -417,11 +376,6 @@ class LocalHead(HeadFolder):
         identity = [os.getuid(), platform.node(), sys.prefix, platform.python_version()]
         super().__init__(_home(home) / _digest([*identity, self.ray_version, name], 16))
         self.log_path = self.folder / "ray-start.log"
-
-    @property
-    def stop_command(self) -> str:
-        """See `HeadFolder.stop_command`."""
-        return f"`vane-dagster cluster stop --name {shlex.quote(self.name)}`"
 
     def ensure(self) -> Head:
         """Return the running head; start one if there is none."""
@@ -533,8 +487,8 @@ class LocalHead(HeadFolder):
             raise ComputeError(
                 f"The local Ray head {self.name!r} runs already, started with "
                 f"{' '.join(head.settings) or 'defaults'}, but this asks for {' '.join(missing)}. "
-                f"Stop it with {self.stop_command} (what is loaded there is lost), or "
-                "give the other one a name of its own."
+                f"Stop it with `vane-dagster cluster stop --name {shlex.quote(self.name)}` (what "
+                "is loaded there is lost), or give the other one a name of its own."
             )
 
 

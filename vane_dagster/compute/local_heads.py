@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vane_dagster._home import state_home
 from vane_dagster.compute.local_head import Head, HeadFolder
-from vane_dagster.compute.processes import command_line, marked
+from vane_dagster.compute.processes import command_line
 from vane_dagster.errors import ComputeError
 
 _RESOURCES = "--static_resource_list="
@@ -41,27 +41,11 @@ def running_heads(home: Path | None = None) -> list[RunningHead]:
     for place in _folders(home):
         try:
             head = place.read()
-        except ComputeError:  # not private; see `refused_heads`
+        except ComputeError:  # not private: another user may have planted it
             continue
         if head is not None and head.alive():
             found.append(RunningHead(place, head, *_claims(head)))
     return sorted(found, key=lambda running: running.head.started_at)
-
-
-def refused_heads(home: Path | None = None) -> list[tuple[HeadFolder, ComputeError]]:
-    """Running heads with a state folder that is not private, each with the error.
-
-    Nothing in these folders is trusted: the processes are identified by their mark. A refused
-    folder without processes may be planted by another user and is not reported.
-    """
-    refused = []
-    for place in _folders(home):
-        try:
-            place.read()
-        except ComputeError as error:
-            if marked(place.mark):
-                refused.append((place, error))
-    return refused
 
 
 def conflicts(own: Head, running: Sequence[RunningHead]) -> list[str]:

@@ -22,8 +22,6 @@ _PROCESS_VARIABLES = frozenset(
 )
 """Variables of the process or machine, and those that Ray or a worker sets in each worker."""
 _PROCESS_PREFIXES = ("RAY_", "VANE_DAGSTER_")
-_asked: dict[frozenset[str], Mapping[str, Versions | str]] = {}
-"""Answers of the pool manager and the nodes, by the nodes at that time."""
 
 
 def disagreements(
@@ -71,14 +69,11 @@ def of_cluster(pool_manager: PoolManagerClient) -> Mapping[str, Versions | str]:
     import ray
 
     nodes = {n["NodeID"]: n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"]}
-    key = frozenset(nodes)
-    if key not in _asked:
-        found: Mapping[str, Versions] = pool_manager.call("exchange_versions", {})
-        news = _answers([id for id in nodes if id not in found])
-        if fit := {id: has for id, has in news.items() if isinstance(has, Versions)}:
-            pool_manager.call("exchange_versions", fit)
-        _asked[key] = {**found, **news}
-    return {f"{nodes[id]} ({id[:8]})": has for id, has in _asked[key].items() if id in nodes}
+    found: Mapping[str, Versions] = pool_manager.call("exchange_versions", {})
+    news = _answers([id for id in nodes if id not in found])
+    if fit := {id: has for id, has in news.items() if isinstance(has, Versions)}:
+        pool_manager.call("exchange_versions", fit)
+    return {f"{nodes[id]} ({id[:8]})": has for id, has in {**found, **news}.items() if id in nodes}
 
 
 def _answers(ids: list[str]) -> dict[str, Versions | str]:

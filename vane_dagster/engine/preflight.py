@@ -137,15 +137,7 @@ def _servers(
     return pools, findings
 
 
-def new_findings(
-    findings: Sequence[PreflightFinding], errors: Sequence[VaneError]
-) -> list[PreflightFinding]:
-    """The findings that earlier errors do not already report."""
-    messages = [str(error) for error in errors]
-    return [f for f in findings if not (f.place and any(f.place in text for text in messages))]
-
-
-def refuse(findings: Sequence[PreflightFinding | VaneError]) -> None:
+def refuse(findings: Sequence[PreflightFinding]) -> None:
     """Raise all findings as one error, if there are any."""
     messages = tuple(dict.fromkeys(str(finding) for finding in findings))
     if not messages:

@@ -1,26 +1,30 @@
-"""Progress of a run: periodic log lines, terminal progress bars, and the final summary."""
+"""Progress of a run: periodic log lines, and the final summary."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 from vane_dagster._secrets import masked
 from vane_dagster.events import (
     Committed,
     Event,
     Failed,
+    Noticed,
     PoolLoads,
+    Printed,
     Progress,
     Waiting,
     WorkerReady,
     Writing,
 )
 from vane_dagster.storage.manifest import Manifest
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 _LOG_SECONDS = 5.0
 _WINDOW_SECONDS = 30.0
@@ -29,7 +33,7 @@ _MIN_SHARE = 0.05
 
 
 class ProgressReport:
-    """Turns `Progress` events into log lines, and into progress bars on a terminal.
+    """Turns `Progress` events into log lines.
 
     While the run waits for other runs, the reason replaces the rate and the time left.
     """
@@ -37,12 +41,9 @@ class ProgressReport:
     def __init__(
         self,
         log: Callable[[str], None],
-        terminal: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log, self._clock = log, clock
-        self._terminal = sys.stderr.isatty() if terminal is None else terminal
-        self._bars: dict[str, Any] = {}
         self._throughputs: dict[str, StageThroughput] = {}
         self._waiting: dict[str, str] = {}
         self._seconds = 0.0
@@ -63,8 +64,6 @@ class ProgressReport:
             for stage, done in event.done.items():
                 throughput = self._throughputs.setdefault(stage, StageThroughput())
                 throughput.take(event.seconds, done, event.total[stage], waiting)
-            if self._terminal:
-                self._draw(event)
         if self._clock() - self._said < _LOG_SECONDS:
             return
         self._said = self._clock()
@@ -77,23 +76,15 @@ class ProgressReport:
             if line := str(self._throughputs[stage]):
                 self._log(f"{stage}: {line}")
 
-    def _draw(self, progress: Progress) -> None:
-        from tqdm import tqdm
 
-        for stage, total in progress.total.items():
-            if stage not in self._bars:
-                form = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
-                self._bars[stage] = tqdm(
-                    total=total, desc=stage, unit=" rows", unit_scale=True, bar_format=form
-                )
-            bar, done = self._bars[stage], progress.done[stage]
-            bar.n, bar.total = done, total
-            bar.set_postfix_str(self._throughputs[stage].speed)
-
-    def close(self) -> None:
-        """Close the bars."""
-        for bar in self._bars.values():
-            bar.close()
+def log_text(log: dg.DagsterLogManager, event: Event) -> None:
+    """Log an event that is a text, and no other."""
+    if isinstance(event, Printed):
+        log.info(f"{event.stage} printed:\n{masked(event.text.rstrip())}")
+    elif isinstance(event, Noticed):
+        (log.warning if event.is_problem else log.info)(masked(event.text))
+    elif isinstance(event, Waiting):
+        log.info(masked(event.text))
 
 
 class StageThroughput:

@@ -9,7 +9,6 @@ from typing import Any
 
 import dagster as dg
 
-from vane_dagster._secrets import masked
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.figures import computation_figures
 from vane_dagster.errors import StoreError, names
@@ -17,8 +16,6 @@ from vane_dagster.events import (
     Committed,
     Event,
     Failed,
-    Noticed,
-    Printed,
     Progress,
     RunPlanned,
     SchemaInferred,
@@ -38,7 +35,7 @@ from vane_dagster.orchestration.event_log import (
     events_grouped,
 )
 from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
-from vane_dagster.orchestration.progress import ProgressReport, RunSummary
+from vane_dagster.orchestration.progress import ProgressReport, RunSummary, log_text
 from vane_dagster.orchestration.read_ahead import ReadAhead
 from vane_dagster.orchestration.source_asset import SourceLog
 from vane_dagster.orchestration.timeline import Timeline
@@ -228,14 +225,10 @@ class RunReport:
             self._log.info(
                 f"wave {event.index} of {event.count}: stages {', '.join(event.stages)}{models}"
             )
-        elif isinstance(event, Printed):
-            self._log.info(f"{event.stage} printed:\n{masked(event.text.rstrip())}")
-        elif isinstance(event, Noticed):
-            log = self._log.warning if event.is_problem else self._log.info
-            log(masked(event.text))
-        elif isinstance(event, Waiting):
-            self._progress(event)
-            self._log.info(masked(event.text))
+        else:
+            if isinstance(event, Waiting):
+                self._progress(event)
+            log_text(self._log, event)
 
     def _log_failure(self, failure: Failed) -> None:
         """Log a failure: in one line, if the error of the run will have the rest of its text."""
@@ -329,8 +322,7 @@ class RunReport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the progress bars and the prefetching; log a summary of a run that was planned."""
-        self._progress.close()
+        """Close the prefetching; log a summary of a run that was planned."""
         if self._done is not None:
             self._done.close()
             self._log.info(self._summary.text(finished=kind is None))

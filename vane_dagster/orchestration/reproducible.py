@@ -9,23 +9,15 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from vane_dagster._secrets import masked
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.context import Recomputation, RecomputedRows
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.inference import pinned
 from vane_dagster.engine.recompute import delete_parts, read_sample
 from vane_dagster.errors import PlanError, VaneError, names
-from vane_dagster.events import (
-    Event,
-    Failed,
-    Noticed,
-    Printed,
-    Recomputed,
-    Waiting,
-    WorkerReady,
-)
+from vane_dagster.events import Event, Failed, Recomputed, WorkerReady
 from vane_dagster.orchestration.check_events import CheckLog, run_partitions, stored_manifests
+from vane_dagster.orchestration.progress import log_text
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.run import recompute
 from vane_dagster.pipeline.pipeline import Pipeline, Stage
@@ -56,13 +48,8 @@ class _Results:
         elif isinstance(event, WorkerReady) and event.stages and not event.server:
             self.loads += not event.report.warm
             self.warm += event.report.warm
-        elif isinstance(event, Printed):
-            self.log.info(f"{event.stage} printed:\n{masked(event.text.rstrip())}")
-        elif isinstance(event, Noticed):
-            log = self.log.warning if event.is_problem else self.log.info
-            log(masked(event.text))
-        elif isinstance(event, Waiting):
-            self.log.info(masked(event.text))
+        else:
+            log_text(self.log, event)
 
 
 @dataclass(frozen=True)

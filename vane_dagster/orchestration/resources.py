@@ -111,10 +111,6 @@ class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-
         """Release everything that must not outlive the run."""
         backend.close()
 
-    def is_up(self) -> bool:
-        """Whether the backend is available without starting anything persistent."""
-        return True
-
 
 class RayCompute(Compute):
     """Compute on a Ray cluster, with warm actors that outlive the run.
@@ -202,12 +198,6 @@ class RayCompute(Compute):
         )
         return RoutedBackend(backend, local)
 
-    def is_up(self) -> bool:
-        """Implement `Compute.is_up`."""
-        import ray
-
-        return bool(ray.is_initialized())
-
     def _connect(self, warn: Callable[[str], None], start: bool) -> None:
         with _connecting:
             if self.address is not None:
@@ -215,7 +205,9 @@ class RayCompute(Compute):
             elif self.cluster is None or isinstance(self.cluster, LocalCluster):
                 cluster = self.cluster or LocalCluster()
                 cluster.connect(start)
-                if not self._has_warned and self.is_up():
+                import ray
+
+                if not self._has_warned and ray.is_initialized():
                     self._has_warned = True
                     self._warn_about(cluster)
             else:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Union
 
 from vane_dagster.compute.api import Backend
@@ -17,12 +17,6 @@ from vane_dagster.compute.client import make_room
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute
 from vane_dagster.engine.inference import SchemaInference
-from vane_dagster.engine.preflight import (
-    PreflightFinding,
-    check_all,
-    new_findings,
-    refuse,
-)
 from vane_dagster.errors import VaneError
 from vane_dagster.events import (
     Committed,
@@ -103,7 +97,6 @@ class EventQueue:
 _STOP_SECONDS = 20.0
 _CHECK_SECONDS = 2.0
 _TICK_SECONDS = 0.5
-_MAX_ERRORS = 5
 
 
 def run_pipeline(
@@ -123,8 +116,7 @@ def run_pipeline(
     priority: int = 0,
 ) -> RunPlan:
     """Bring stages of some partitions up to date."""
-    look = _Diagnosis(pipeline, selected, partitions, compute, store, log)
-    connection = _Connection(look)
+    connection = _Connection(compute, pipeline, selected, log)
 
     def connect(room: bool) -> bool:
         is_cluster = connection.backend().capacity().is_cluster
@@ -137,37 +129,17 @@ def run_pipeline(
         return execute_preview(first, backend, store, run_id, listen, check, check_runner, priority)
 
     try:
-        try:
-            with SchemaInference(store, preview, run_id, listen, connect=connect) as inference:
-                resolved = inference.resolve(pipeline, selected, partitions)
-            given = (resolved, selected, partitions, store, force, run_id, retry_quarantined)
-            plan = plan_run(*given, connect=connect)
-        except VaneError as unplanned:
-            look.refuse_with([unplanned])
-            raise
+        with SchemaInference(store, preview, run_id, listen, connect=connect) as inference:
+            resolved = inference.resolve(pipeline, selected, partitions)
+        asked = (resolved, selected, partitions, store, force, run_id, retry_quarantined)
+        plan = plan_run(*asked, connect=connect)
         listen(RunPlanned(plan))
         for event in about_plan(plan):
             listen(event)
-        if plan.failed and not plan.partitions:
-            look.refuse_with(list(plan.failed.values()))
         backend = connection.backend() if plan.needed() else None
         listen(Connected())
-        _on_a_thread(
-            lambda emit, cancelled: execute(
-                plan,
-                backend,
-                store,
-                run_id,
-                emit,
-                cancelled,
-                versions(),
-                check_runner,
-                priority,
-            ),
-            listen,
-            check,
-            flush,
-        )
+        given = (plan, backend, store, run_id, listen, check, check_runner, priority)
+        _execute(*given, flush=flush, info=versions())
     finally:
         connection.close()
     return plan
@@ -195,14 +167,7 @@ def execute_preview(
         elif isinstance(event, (Printed, Noticed, Waiting, WorkerReady)):
             listen(event)
 
-    _on_a_thread(
-        lambda emit, cancelled: execute(
-            plan, backend, store, run_id, emit, cancelled, {}, check_runner, priority=priority
-        ),
-        handle,
-        check,
-        lambda: None,
-    )
+    _execute(plan, backend, store, run_id, handle, check, check_runner, priority)
     if failed:
         raise failed[0]
     return made
@@ -220,91 +185,30 @@ def recompute(
     priority: int = 0,
 ) -> None:
     """Execute the plan of a sample."""
-    backend = _connected(compute, plan.pipeline, plan.selected, log)
-    given = (plan, backend, store, run_id)
+    connection = _Connection(compute, plan.pipeline, plan.selected, log)
     try:
-        _on_a_thread(
-            lambda emit, cancelled: execute(
-                *given, emit, cancelled, {}, check_runner, priority=priority
-            ),
-            listen,
-            check,
-            lambda: None,
-        )
+        backend = connection.backend()
+        _execute(plan, backend, store, run_id, listen, check, check_runner, priority)
     finally:
-        compute.close(backend)
-
-
-def _connected(
-    compute: Compute, pipeline: Pipeline, selected: Collection[str], log: Callable[[str], None]
-) -> Backend:
-    """Connect to the backend, with subprocesses beside it if a selected stage runs in them."""
-    backend = compute.backend(log)
-    specs = [stage.spec for stage in pipeline if stage.name in selected]
-    if not any(spec.runs_udf and spec.on_driver for spec in specs):
-        return backend
-    try:
-        return compute.with_subprocesses(backend)
-    except BaseException:
-        compute.close(backend)
-        raise
-
-
-@dataclass(frozen=True)
-class _Diagnosis:
-    """Finds further problems by preflight validation, after the plan or the cluster has failed."""
-
-    pipeline: Pipeline
-    selected: Collection[str]
-    partitions: Sequence[str | None]
-    compute: Compute
-    store: Store
-    log: Callable[[str], None]
-
-    def backend(self) -> Backend:
-        """Connect to the backend."""
-        try:
-            return _connected(self.compute, self.pipeline, self.selected, self.log)
-        except VaneError as error:
-            refuse([error, *self._findings([error])])
-            raise
-
-    def refuse_with(self, errors: Sequence[VaneError]) -> None:
-        """Raise a PreflightError with these errors, if preflight validation finds others.
-
-        Only a running cluster is validated: a plan that fails does not start one.
-        """
-        if not self.compute.is_up():
-            found = self._findings(errors)
-        else:
-            try:
-                backend = _connected(self.compute, self.pipeline, self.selected, self.log)
-            except VaneError as error:
-                refuse([*_few(errors), error, *self._findings(errors)])
-                return
-            try:
-                found = self._findings(errors, backend)
-            finally:
-                self.compute.close(backend)
-        if found:
-            refuse([*_few(errors), *found])
-
-    def _findings(
-        self,
-        errors: Sequence[VaneError],
-        backend: Backend | None = None,
-    ) -> Sequence[PreflightFinding]:
-        stages = [stage.name for stage in self.pipeline if stage.name in self.selected]
-        first = dict.fromkeys(stages, next(iter(self.partitions), None))
-        checked = check_all(self.pipeline, stages, first, self.store, backend)
-        return new_findings(checked.findings, errors)
+        connection.close()
 
 
 class _Connection:
-    """The backend of a run, which its previews use too. It is connected when it is first needed."""
+    """The backend of a run, which its previews use too. It is connected when it is first needed.
 
-    def __init__(self, look: _Diagnosis) -> None:
-        self._look = look
+    Subprocesses are beside it if a selected stage runs in them.
+    """
+
+    def __init__(
+        self,
+        compute: Compute,
+        pipeline: Pipeline,
+        selected: Collection[str],
+        log: Callable[[str], None],
+    ) -> None:
+        self._compute, self._log = compute, log
+        specs = [stage.spec for stage in pipeline if stage.name in selected]
+        self._on_driver = any(spec.runs_udf and spec.on_driver for spec in specs)
         self._backend: Backend | None = None
         self._lock = threading.Lock()
 
@@ -312,19 +216,38 @@ class _Connection:
         """Return the backend."""
         with self._lock:
             if self._backend is None:
-                self._backend = self._look.backend()
+                self._backend = self._compute.backend(self._log)
+                if self._on_driver:
+                    self._backend = self._compute.with_subprocesses(self._backend)
             return self._backend
 
     def close(self) -> None:
         """Release everything that must not outlive the run."""
         if self._backend is not None:
-            self._look.compute.close(self._backend)
+            self._compute.close(self._backend)
 
 
-def _few(errors: Sequence[VaneError]) -> list[VaneError]:
-    """Return the first distinct errors of partitions, which are often the same; all are logged."""
-    distinct = list({str(error): error for error in errors}.values())
-    return distinct[:_MAX_ERRORS]
+def _execute(
+    plan: RunPlan,
+    backend: Backend | None,
+    store: Store,
+    run_id: str,
+    listen: Callable[[Event], None],
+    check: Callable[[], None],
+    check_runner: CheckRunner,
+    priority: int,
+    flush: Callable[[], None] = lambda: None,
+    info: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Execute a plan on a thread, and deliver its events here."""
+    _on_a_thread(
+        lambda emit, cancelled: execute(
+            plan, backend, store, run_id, emit, cancelled, info, check_runner, priority
+        ),
+        listen,
+        check,
+        flush,
+    )
 
 
 def _on_a_thread(

@@ -59,7 +59,6 @@ _OPERATIONAL_FLAGS = frozenset(
 )
 _PRIVATE_SOCKETS = {"VLLM_RPC_BASE_PATH": "{folder}"}
 """What the sockets of its processes get is unpickled."""
-_VLLM_GAUGES = ("/metrics", "vllm:num_requests_running", "vllm:num_requests_waiting")
 _OWN_ENVIRONMENT = {"PYTHONPATH": "", "PYTHONHOME": ""}
 """For an interpreter of another environment: it must not import the worker's packages."""
 _OF_HANDLES = ("url", "grpc_url", "api_key", "headers", "endpoint", "request")
@@ -374,7 +373,6 @@ class VLLMServer(ModelServer):
             env={**_PRIVATE_SOCKETS, **(_OWN_ENVIRONMENT if python else {})},
             key_env="VLLM_API_KEY",
             model=served[0],
-            metrics=_VLLM_GAUGES,
         )
         counted = {flag: given[flag] for flag in sorted(set(given) - _OPERATIONAL_FLAGS)}
         options = _Options(

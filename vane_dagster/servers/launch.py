@@ -13,7 +13,6 @@ from typing import Literal
 from vane_dagster._lazy import http_client
 from vane_dagster.errors import described
 
-_BODY_BYTES = 2**24
 ServerState = Literal["starting", "ready", "restarting", "failed", "stopped"]
 
 
@@ -34,8 +33,6 @@ class Launch:
             for each replica; None if it knows none.
         model: Name of the model in requests; empty if the server has none.
         payload: Content of a file for the server, such as a pickled function.
-        metrics: Path of Prometheus metrics, and the gauges whose sum is the number of requests in
-            flight.
         startup_timeout_s: Seconds until the server must be ready.
         liveness_timeout_s: Seconds without a successful health check after which a server that was
             ready is restarted.
@@ -52,7 +49,6 @@ class Launch:
     key_env: str | None = None
     model: str = ""
     payload: bytes = field(default=b"", repr=False)
-    metrics: tuple[str, ...] = ()
     startup_timeout_s: float = 1800.0
     liveness_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0
@@ -100,7 +96,6 @@ class ServerStatus:
         startup_seconds: Seconds that its last start took; None before it was ready.
         uptime_seconds: Seconds since it was last ready; None unless it is ready.
         restarts: Restarts since it was first ready.
-        in_flight: Requests in flight; None if unknown.
         reason: Why it was restarted or has failed, with the last lines of its log.
         log_path: Path of its log on its node.
     """
@@ -111,7 +106,6 @@ class ServerStatus:
     startup_seconds: float | None = None
     uptime_seconds: float | None = None
     restarts: int = 0
-    in_flight: int | None = None
     reason: str = ""
     log_path: str = ""
 
@@ -124,23 +118,17 @@ def own_node_id() -> str:
     return socket.gethostname()
 
 
-def get(endpoint: Endpoint, path: str, timeout: float) -> tuple[int, bytes]:
-    """Send a GET request to a replica; return the status and the body."""
+def health_problem(endpoint: Endpoint, timeout: float) -> str:
+    """Check the health of a replica; return what is wrong, or nothing."""
     place = urllib.parse.urlsplit(endpoint.url)
-    connection = http_client.HTTPConnection(place.hostname or "", place.port, timeout=timeout)
     headers = {"Connection": "close"}
     if endpoint.api_key:
         headers["Authorization"] = f"Bearer {endpoint.api_key}"
-    with contextlib.closing(connection):
-        connection.request("GET", path, headers=headers)
-        response = connection.getresponse()
-        return response.status, response.read(_BODY_BYTES)
-
-
-def health_problem(endpoint: Endpoint, timeout: float) -> str:
-    """Check the health of a replica; return what is wrong, or nothing."""
     try:
-        status, _ = get(endpoint, endpoint.health, timeout)
+        connection = http_client.HTTPConnection(place.hostname or "", place.port, timeout=timeout)
+        with contextlib.closing(connection):
+            connection.request("GET", endpoint.health, headers=headers)
+            status = connection.getresponse().status
     except (OSError, http_client.HTTPException) as error:
         return described(error)
     return "" if 200 <= status <= 299 else f"status {status}"

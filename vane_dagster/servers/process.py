@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import re
 import secrets
@@ -31,7 +30,6 @@ from vane_dagster.servers.launch import (
     ServerState,
     ServerStatus,
     flags,
-    get,
     health_problem,
 )
 from vane_dagster.servers.server_log import ServerLog
@@ -110,7 +108,6 @@ class ServerProcess:
         self._ready_at: float | None = None
         self._startup_seconds: float | None = None
         self._restarts = 0
-        self._in_flight: int | None = None
         self._thread = threading.Thread(
             target=self._supervise, name=f"supervisor of {launch.label}", daemon=True
         )
@@ -148,7 +145,6 @@ class ServerProcess:
                 startup_seconds=self._startup_seconds,
                 uptime_seconds=uptime,
                 restarts=self._restarts,
-                in_flight=self._in_flight if is_ready else None,
                 reason=self._reason,
                 log_path=self._log.path,
             )
@@ -298,7 +294,6 @@ class ServerProcess:
         answered_at = time.monotonic()
         problem = ""
         while True:
-            self._in_flight = None if problem else self._measured_in_flight()
             if guard.ended.wait(self._limits.check_interval_s):
                 return guard.outcome, False
             if self._stopping.is_set():  # it may drain, without an answer to health checks
@@ -358,17 +353,6 @@ class ServerProcess:
             node=socket.gethostname(),
         )
 
-    def _measured_in_flight(self) -> int | None:
-        """Return the requests in flight; None if unknown."""
-        if self._launch.metrics:
-            path, *gauges = self._launch.metrics
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                status, text = get(self._endpoint(), path, self._limits.probe_timeout_s)
-                if status == 200:
-                    found = gauge_sum(text.decode(errors="replace"), gauges)
-                    return None if found is None else round(found)
-        return None
-
     def _memory(self) -> int:
         """Return the bytes that the server's processes hold in memory alone."""
         import psutil
@@ -392,17 +376,6 @@ class ServerProcess:
 
 _UNKILLABLE = "has processes that could not be killed"
 _PAST = {"failed": "failed", "stopped": "been stopped"}
-
-
-def gauge_sum(text: str, names: Sequence[str]) -> float | None:
-    """Return the sum of some metrics in Prometheus' text format; None if it has none of them."""
-    found = None
-    for line in text.splitlines():
-        name, _, rest = line.replace("{", " ", 1).partition(" ")
-        if name in names:
-            with contextlib.suppress(ValueError, IndexError):
-                found = (found or 0.0) + float(rest.rpartition("}")[2].split()[0])
-    return found
 
 
 def _node_address() -> str:

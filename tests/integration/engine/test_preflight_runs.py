@@ -102,39 +102,20 @@ def test_a_plan_that_fails_starts_no_head(tmp_path, materialize):
     docs = make(tmp_path, NOBODY_WRITES)
     compute = vd.RayCompute(cluster=vd.LocalCluster(name="unstarted", num_cpus=1))
     text = failure(materialize(docs, compute, raises=False))
-    assert "2 problems prevent this run" in text
-    assert text.count("no Parquet file at") == text.count("cannot be written") == 1
+    assert "no Parquet file at" in text
     assert not LocalHead(name="unstarted").temp_dir.exists()
 
 
-def test_problems_of_the_plan_are_reported_with_the_rest(tmp_path, local, materialize):
-    """The source is missing, the target lies below a file, and no GPU is there."""
-    (tmp_path / "out").write_text("in the way")
-    docs = make(tmp_path, f"{tmp_path}/out/folder", on_gpus={"gpus": 8})
-    text = failure(materialize(docs, local, raises=False))
-    for words in ("3 problems prevent this run", "no Parquet file at", "of 8 GPU",
-                  "target of stage 'docs/published': "):  # fmt: skip
-        assert text.count(words) == 1, f"{words!r} in\n{text}"
-
-    write_source(tmp_path / "src", ROWS)  # now the plan looks at the target, and fails by that
-    text = failure(materialize(docs, local, raises=False))
-    assert "2 problems prevent this run" in text
-    assert text.count("out/folder/_vane_staging' cannot be listed") == 1
-    assert text.count("of 8 GPU") == 1
-
-
-def test_a_store_that_cannot_be_written_is_reported_with_the_rest(tmp_path, local):
+def test_a_store_that_cannot_be_written_fails_the_plan(tmp_path, local):
     write_source(tmp_path / "src", ROWS)
-    docs = make(tmp_path, on_gpus={"gpus": 8})
+    docs = make(tmp_path, a={})
     result = dg.materialize(
         [docs.build_assets()],
         resources={"compute": local, "store": vd.FragmentStore(root=NOBODY_WRITES)},
         raise_on_error=False,
     )
     text = failure(result)
-    assert "2 problems prevent this run" in text
-    assert text.count(f"'{NOBODY_WRITES}/docs' cannot be written") == 1
-    assert text.count("of 8 GPU") == 1
+    assert f"'{NOBODY_WRITES}/docs' cannot be written" in text
 
 
 @pytest.fixture
@@ -219,7 +200,6 @@ def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
     (node,) = [n["NodeID"] for n in ray.nodes() if n["Alive"]]
     wrong = {node: replace(versions.installed(), pyarrow="1.0")}
     pool_manager.call("exchange_versions", wrong)
-    versions._asked.clear()
     try:
         write_source(tmp_path / "src", ROWS | {"id": [4, 5, 6]}, "b.parquet")
         text = failure(materialize(docs, compute, raises=False))
@@ -227,7 +207,6 @@ def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
         assert "there have pyarrow 1.0. Install the driver's versions there" in text
     finally:
         pool_manager.call("exchange_versions", {node: versions.installed()})
-        versions._asked.clear()
     result = materialize(docs, compute)
     assert metadata(result, "on_any")["dagster/row_count"] == 6
 

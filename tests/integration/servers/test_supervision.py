@@ -21,6 +21,7 @@ from support.server_processes import (
     SERVER,
     answer,
     ask,
+    in_flight,
     is_free,
     launch,
     left,
@@ -68,7 +69,7 @@ def test_while_it_is_restarted_it_has_no_endpoint():
         os.kill(server.status().pid, signal.SIGKILL)
         status = until(lambda: server.status() if server.status().state != "ready" else None)
         assert status.state == "restarting"
-        assert (status.endpoint, status.pid, status.in_flight) == (None, None, None)
+        assert (status.endpoint, status.pid) == (None, None)
         server.check_health()
         ready(server, restarts=1)
 
@@ -155,7 +156,7 @@ def test_a_stalled_request_is_not_the_servers_death():
         endpoint = server.status().endpoint
         with ThreadPoolExecutor(1) as thread:
             asked = thread.submit(interrupted, endpoint, "a stall")
-            until(lambda: server.status().in_flight == 1)
+            until(lambda: in_flight(endpoint) == 1)
             time.sleep(0.8)  # longer than liveness_timeout_s
             assert answer(endpoint, "b") == "echo: b"
             assert server.status().restarts == 0
@@ -256,7 +257,7 @@ def test_a_stop_waits_for_requests_in_flight():
     endpoint = server.status().endpoint
     with ThreadPoolExecutor(4) as threads:
         found = [threads.submit(answer, endpoint, str(i)) for i in range(4)]
-        until(lambda: server.status().in_flight == 4)
+        until(lambda: in_flight(endpoint) == 4)
         server.stop()
         assert [one.result() for one in found] == [f"echo: {i}" for i in range(4)]
     assert is_free(port(endpoint))
@@ -297,26 +298,6 @@ def test_a_server_that_ignores_sigterm_is_killed_after_the_drain_time():
     server.stop()
     assert 0.5 <= time.monotonic() - began < 5
     assert not left({pid})
-
-
-def test_in_flight_is_the_sum_of_its_gauges():
-    with running(launch("--seconds", 1)) as server, ThreadPoolExecutor(3) as threads:
-        until(lambda: server.status().in_flight == 0)
-        for i in range(3):
-            threads.submit(answer, server.status().endpoint, str(i))
-        until(lambda: server.status().in_flight == 3)
-        until(lambda: server.status().in_flight == 0)
-
-
-def test_without_gauges_in_flight_is_unknown():
-    with running(launch(metrics=())) as server:
-        assert server.status().in_flight is None
-
-
-def test_gauges_that_the_server_does_not_have_are_unknown():
-    with running(launch(metrics=("/metrics", "another"))) as server:
-        time.sleep(0.3)
-        assert server.status().in_flight is None
 
 
 def test_the_log_is_private_and_read_in_parts():

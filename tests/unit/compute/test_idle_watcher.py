@@ -136,7 +136,6 @@ def test_the_watcher_goes_on_while_the_folder_is_not_private(
 def test_a_head_without_a_setting_stays(watched: Watched) -> None:
     (watched.place.folder / "use.json").unlink()
     assert not watched.stops_after(1000)
-    assert not watched.place.is_watched()
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "soon"])

@@ -1,10 +1,9 @@
-"""Progress and the summary in the run's log, and progress as bars in a terminal."""
+"""Progress and the summary in the run's log."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
-import re
 import threading
 from types import SimpleNamespace
 
@@ -45,7 +44,7 @@ class Log:
 
     def __init__(self) -> None:
         self.clock, self.lines = Clock(), []
-        self.report = ProgressReport(self.lines.append, terminal=False, clock=self.clock)
+        self.report = ProgressReport(self.lines.append, self.clock)
 
     def at(self, seconds: float, done: int, total: int) -> list[str]:
         """The lines that are logged for rows done of all so many seconds after the start."""
@@ -141,17 +140,6 @@ def test_lines_are_five_seconds_apart():
     log.clock.now -= 6
     assert log.at(2, 20, 100) == []
     assert log.at(3, 30, 100) != []
-
-
-def test_a_bar_ends_at_100_percent_when_a_total_was_too_large(capsys):
-    report = ProgressReport(print, terminal=True)
-
-    report(Progress({"embedding": 25}, {"embedding": 400}, 1.0))
-    report(Progress({"embedding": 100}, {"embedding": 100}, 2.0))
-    report.close()
-
-    last = capsys.readouterr().err.rstrip().split("\r")[-1]
-    assert re.search(r"embedding: 100%.* 100/100", last), last
 
 
 @pytest.mark.parametrize(
