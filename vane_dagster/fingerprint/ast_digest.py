@@ -51,9 +51,10 @@ class _Effective(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         if isinstance(node, ast.expr):
             return node
+        first = next(iter(getattr(node, "body", ())), None)
         self.generic_visit(node)
-        if getattr(node, "body", None) == [] and not isinstance(node, ast.Module):
-            node.body = [ast.copy_location(ast.Pass(), node)]  # type: ignore[attr-defined]
+        if first and not node.body and not isinstance(node, ast.Module):  # type: ignore[attr-defined]
+            node.body = [ast.copy_location(ast.Pass(), first)]  # type: ignore[attr-defined]
         is_dropped = isinstance(node, ast.If) and _is_type_checking(node.test)
         return node.orelse if is_dropped else node  # type: ignore[attr-defined]  # an `if`
 

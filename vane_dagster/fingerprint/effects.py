@@ -44,7 +44,7 @@ _VALUES = _PURE | {
 _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
 """The same, except for their decorators, which register."""
 _READS = (
-    *("os.environ.get", "os.getenv", "os.path.", "os.getcwd", "os.cpu_count", "os.fspath"),
+    *("os.environ.get", "os.getenv", "os.getcwd", "os.cpu_count", "os.fspath"),
     *("jax.jit", "numba.jit", "numba.njit", "ray.remote", "tenacity.retry", "tensorflow.function"),
     *("torch.compile", "torch.device", "torch.inference_mode", "torch.no_grad", "triton.jit"),
 )
@@ -157,8 +157,7 @@ class Reach:
         # Statements that only change a name count by themselves.
         units = [self.units[0], *(unit for unit in self.units if unit.bound)]
         uses = {use for unit in units for use in _traits_of(unit) if _top(use) in self.libraries}
-        read = {_top(use) for use in uses if use.startswith(_READS)}
-        read -= {_top(use) for use in uses if not use.startswith(_READS)}
+        read = {_top(use) for use in uses} - {_top(use) for use in uses if not _only_returns(use)}
         given = {use for use in uses if "." not in use} - _INERT
         return bool(given) or not self.libraries <= known | read
 
@@ -202,6 +201,10 @@ def _is_hook(node: ast.AST) -> bool:
     """Return whether a node names a hook of classes, or gives a class a metaclass."""
     if isinstance(node, ast.keyword) and node.arg == "metaclass":
         return paths(node.value) != {"abc.ABCMeta"}
+    if isinstance(node, ast.ClassDef):
+        bases = [path for each in node.bases for path in paths(each)]
+        if not {"type", "abc.ABCMeta"}.isdisjoint(bases):
+            return True
     named = (getattr(node, key, None) for key in ("name", "id", "attr", "value"))
     return any(isinstance(each, str) and _CLASS_HOOKS.fullmatch(each) for each in named)
 
@@ -222,7 +225,7 @@ class Effects:
         self._finder, self._is_used, self._find_reach = finder, is_used, reach
         self.lists_subclasses = False
         self._declared: dict[Name, bool] = {}
-        self._reached: dict[tuple[int, bool], Reach] = finder.reached
+        self._reached: dict[tuple[int, ...], Reach] = finder.reached
 
     def counting(self, module: Module, unit: SymbolSource) -> Sequence[ast.stmt]:
         """Return what of a statement does something to what is used, or to a library."""
@@ -236,7 +239,7 @@ class Effects:
         nodes = self._acting(module, unit, acts)
         if "library" in effects.values():
             return nodes
-        run = self._reach(module, unit, [act.executed for act in acts], False)
+        run = self._reach(module, unit, acts, [act.executed for act in acts], False)
         bases = [act for act in acts if act.kind == "base"]
         ends = {path.rpartition(".")[2] for act in bases for path in paths(act.target)}
         is_hooked = self.lists_subclasses or _HOOK in run.traits | _traits_of(unit)
@@ -247,13 +250,18 @@ class Effects:
             known |= _PURE if _CODE in run.traits else _VALUES | _TABLES
         names = run.names
         if any(act.kind == "decorator" for act in acts):  # it may call what it gets
-            names |= self._reach(module, unit, nodes, True).names
+            names |= self._reach(module, unit, acts, nodes, True).names
         return nodes if run.names_other(known) or any(map(self._is_used, names)) else ()
 
     def _reach(
-        self, module: Module, unit: SymbolSource, nodes: Sequence[ast.stmt], is_whole: bool
+        self,
+        module: Module,
+        unit: SymbolSource,
+        acts: Iterable[_Act],
+        nodes: Sequence[ast.stmt],
+        is_whole: bool,
     ) -> Reach:
-        key = (id(unit), is_whole)
+        key = (id(unit), is_whole, *map(id, acts))
         if key not in self._reached:
             self._reached[key] = self._find_reach(module, nodes)
         return self._reached[key]
@@ -289,10 +297,11 @@ class Effects:
                 return "own"
             if paths(act.target) == {"functools.partial"}:
                 return "nothing" if act.kind == "call" else "own"  # it calls nothing yet
-            is_read = all(path.startswith(_READS) for path in direct)
+            is_read = all(map(_only_returns, direct))
             if act.kind == "decorator":
-                is_value = is_read or {_top(path) for path in direct} <= _VALUES
-                return "nothing" if is_value else "library"
+                if not (is_read or {_top(path) for path in direct} <= _VALUES):
+                    return "library"
+                return "own" if self._gives_own(act.node) else "nothing"
             if act.kind != "call":
                 return "library"
             return "nothing" if is_read else "own"
@@ -306,6 +315,17 @@ class Effects:
             return "library"
         is_quiet = isinstance(act.target, ast.Name) and root not in _CALLING
         return "nothing" if is_quiet else "own"
+
+    def _gives_own(self, decorator: ast.AST) -> bool:
+        """Return whether a decorator gets a value of the user's, such as a function to call."""
+        given = [*getattr(decorator, "args", ()), *getattr(decorator, "keywords", ())]
+        for node in (node for each in given for node in ast.walk(each)):
+            if isinstance(node, ast.Lambda):
+                return True
+            stands = paths(node) if isinstance(node, ast.Name) else ()
+            if any(self._is_own(path) if isinstance(path, Imported) else True for path in stands):
+                return True
+        return False
 
     def _is_declared(self, module: Module, value: ast.AST) -> bool:
         """Return whether a value is made by libraries whose declarations change nothing."""
@@ -336,6 +356,10 @@ class Effects:
             return True
         module = self._finder.find(path.partition(".")[0])
         return module is not None and module.kind == "own"
+
+
+def _only_returns(path: str) -> bool:
+    return path in _READS or path.startswith("os.path.")
 
 
 def _top(path: str) -> str:

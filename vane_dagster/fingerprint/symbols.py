@@ -45,8 +45,8 @@ class SymbolSource:
 
     @cached_property
     def bound(self) -> frozenset[str]:
-        """The names that the last statement binds, not those that it only changes in place."""
-        return bound_names(self.nodes[-1:])
+        """The names that the statements bind, not those that they only change in place."""
+        return bound_names(self.nodes)
 
     @property
     def is_import(self) -> bool:

@@ -228,19 +228,12 @@ class ValueEncoder:
         kind = type(value)
         if isinstance(value, types.MappingProxyType):
             return combine("mapping", *self._items(dict(value), path))
-        if not isinstance(value, (*_SCALARS, *_CONTAINERS)):
+        if not issubclass(kind, (*_SCALARS, *_CONTAINERS)):
             return None
-        base = next(item for item in (*_SCALARS, *_CONTAINERS) if isinstance(value, item))
-        is_scalar = base in _SCALARS
-        parts = [self._scalar(value, base, path)] if is_scalar else self._items(value, path)
-        if isinstance(value, collections.deque):
-            parts.append(str(value.maxlen))
-        if kind is base:
-            return combine(kind.__name__, *parts)
-        if isinstance(value, collections.defaultdict):
-            parts.append(self.digest(value.default_factory, f"{path}.default_factory"))
-        state = combine("state", *self._state(_reduced(value)[1], path))
-        return combine(f"subclass of {base.__name__}", self._code(kind, path), state, *parts)
+        if kind not in _CONTAINERS:
+            return combine("subclass", *self._reduced(value, path))
+        length = [str(value.maxlen)] if isinstance(value, collections.deque) else []
+        return combine(kind.__name__, *self._items(value, path), *length)
 
     def _items(self, value: Any, path: str) -> list[str]:
         """Hash a container's items in their order, because the order can change a result."""
@@ -275,23 +268,23 @@ class ValueEncoder:
 
     def _reduced(self, value: Any, path: str) -> list[str]:
         """Hash an object by its class's code and by what pickle writes of it."""
-        arguments, state = _reduced(value)
-        found = [self._code(type(value), path), self.digest(arguments, path)]
-        return [*found, *self._state(state, path)]
-
-    def _state(self, state: Any, path: str) -> list[str]:
-        if isinstance(state, tuple) and all(type(each) in (dict, type(None)) for each in state):
-            state = {name: item for each in state for name, item in (each or {}).items()}  # slots
-        if type(state) is dict:
-            return self._attributes(state, path)
-        return [self.digest(state, path)]
-
-
-def _reduced(value: Any) -> tuple[Any, Any]:
-    """Return the arguments and the state that pickle writes of an object."""
-    reduce = copyreg.dispatch_table.get(type(value))
-    reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
-    return reduced[1], (*reduced, None)[2]
+        kind = type(value)
+        reduce = copyreg.dispatch_table.get(kind)
+        reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
+        if isinstance(reduced, str):
+            raise CodeIdentityError(
+                f"{path} is pickled by the name {reduced!r}, so it has no stable identity. Pass "
+                f"plain values, or give the stage `vd.Reuse(version=...)`."
+            )
+        make, arguments, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
+        if getattr(kind, "__reduce__", None) in (set.__reduce__, frozenset.__reduce__):
+            arguments = frozenset(value)
+        listed = (None if items is None else list(items), None if pairs is None else dict(pairs))
+        parts = (make, arguments, *listed, setter)
+        found = [self._code(kind, path), *(self.digest(part, path) for part in parts)]
+        if type(state) is dict and all(type(name) is str for name in state):
+            return [*found, *self._attributes(state, path)]
+        return [*found, self.digest(state, path)]
 
 
 class ArrayEncoder:
@@ -375,7 +368,10 @@ class ArrayEncoder:
         if pa.types.is_dictionary(value.type):
             parts = (value.indices, value.dictionary)
             return combine("dictionary", *(self._elements(pa, part, path) for part in parts))
-        if pa.types.is_primitive(value.type) and not value.null_count:
+        is_flat = pa.types.is_primitive(value.type) and value.type.bit_width <= 64
+        if is_flat and pa.types.is_temporal(value.type):
+            value = value.cast(f"int{value.type.bit_width}")  # Python's times lack nanoseconds
+        if is_flat and not value.null_count:
             return self._digest(value.to_numpy(zero_copy_only=False), path)
         # The memory of a null slot is arbitrary, so only the values count.
         return combine("values", *self._each(value.to_pylist(), path))

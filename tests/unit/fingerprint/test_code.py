@@ -658,6 +658,19 @@ def test_identities_of_one_reading_are_those_of_their_own(defs: Project) -> None
             assert {name: defs.identity(name).parts for name in order} == alone
 
 
+def test_what_a_statement_does_to_a_stage_does_not_depend_on_other_stages(project: Project) -> None:
+    project.write(
+        defs="import logging\nCONFIG = logging.Filter()\nTABLE = {}\n"
+        "def other(n):\n    TABLE[n] = 1\n"
+        "X = [CONFIG.__dict__.update(n=3), other(1)]\n"
+        "def plain(x): return TABLE\ndef udf(x): return CONFIG.n\n"
+    )
+    alone = project.identity().parts
+    with files_read_once():
+        project.identity("plain")
+        assert project.identity().parts == alone
+
+
 def test_a_reading_ends_with_its_block(defs: Project) -> None:
     with files_read_once():
         before = defs.identity("Model").digest
