@@ -95,14 +95,12 @@ def memory_of(pids: Iterable[int]) -> int:
     return total
 
 
-def command_line(pid: int) -> tuple[list[str], dict[str, str]]:
-    """The command line and the environment of a process; empty if it has ended."""
+def command_line(pid: int) -> list[str]:
+    """The command line of a process; empty if it has ended."""
     psutil = _psutil()
-    try:
-        process = psutil.Process(pid)
-        return process.cmdline(), process.environ()
-    except psutil.Error:
-        return [], {}
+    with contextlib.suppress(psutil.Error):
+        return list(psutil.Process(pid).cmdline())
+    return []
 
 
 def end(mark: str) -> bool:

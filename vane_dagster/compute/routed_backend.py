@@ -9,10 +9,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +33,6 @@ from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Fault, WorkReport
 
 _POLL_SECONDS = 0.005
-_COPY_THREADS = 4
 
 
 class RoutedBackend:
@@ -90,42 +87,19 @@ class RoutedTable:
 
     def __init__(self, home: TableLease, reference: Any) -> None:
         self._home, self._reference = home, reference
-        self._copy: Future[Any] | None = None
+        self._copy: Any = None
 
-    def within(self, lease: TableLease, threads: Executor) -> Future[Any]:
-        """Return the reference for workers of a lease, once it is there."""
+    def within(self, lease: TableLease) -> Any:
+        """Return the reference for workers of a lease; copy the table there first if needed."""
         if lease is self._home:
-            there: Future[Any] = Future()
-            there.set_result(self._reference)
-            return there
+            return self._reference
         if self._copy is None:
-            self._copy = threads.submit(_copied, self._home, self._reference, lease)
+            self._copy = lease.put(self._home.fetch(self._reference))
         return self._copy
 
 
-def _copied(home: TableLease, reference: Any, lease: TableLease) -> Any:
-    return lease.put(home.fetch(reference))
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call that waits for its tables, or for an earlier call of its worker."""
-
-    ticket: int
-    work: Work
-    tables: Sequence[Future[Any]]
-
-    @property
-    def is_ready(self) -> bool:
-        return all(table.done() for table in self.tables)
-
-
 class RoutedLease:
-    """Two leases as one. See `api.Lease`.
-
-    A worker gets its calls in the order in which they were made, whatever their tables wait for:
-    the scheduler takes the oldest call of a dead worker for the one that it was executing.
-    """
+    """Two leases as one. See `api.Lease`."""
 
     def __init__(self, cluster: TableLease, driver: TableLease, on_driver: Sequence[str]) -> None:
         self.id = cluster.id
@@ -133,9 +107,7 @@ class RoutedLease:
         self._on_driver = frozenset(on_driver)
         self._tickets = itertools.count(1)
         self._sent: dict[TableLease, dict[int, tuple[int, Worker]]] = {cluster: {}, driver: {}}
-        self._unsent: dict[Worker, deque[_Call]] = {}
         self._failed: list[CallResult] = []
-        self._threads = ThreadPoolExecutor(_COPY_THREADS, "vane-tables")
 
     def workers(self) -> Sequence[Worker]:
         """See `Lease.workers`."""
@@ -160,21 +132,30 @@ class RoutedLease:
         return self._sent_as(lease, lease.status(worker), next(self._tickets), worker)
 
     def run(self, worker: Worker, work: Work, tables: Sequence[RoutedTable]) -> int:
-        """See `Lease.run`. The call is sent once its tables are where the worker is."""
+        """See `Lease.run`. Copies the tables that are not where the worker is."""
         lease, ticket = self._lease_of(worker.pool), next(self._tickets)
-        there = [table.within(lease, self._threads) for table in tables]
-        self._unsent.setdefault(worker, deque()).append(_Call(ticket, work, there))
-        self._send_ready()
+        try:
+            there = [table.within(lease) for table in tables]
+        except TableLostError as error:
+            self._failed.append(CallResult(ticket, None, lost=str(error), cause="table"))
+        except (OSError, pa.ArrowException) as error:
+            message = (
+                f"{work.location}: a table could not be copied to where worker {worker.name} "
+                f"runs: {type(error).__name__}: {error}"
+            )
+            report = WorkReport(fault=Fault("ComputeError", message))
+            self._failed.append(CallResult(ticket, report))
+        else:
+            self._sent_as(lease, lease.run(worker, work, there), ticket, worker)
         return ticket
 
     def wait(self, timeout: float) -> list[CallResult]:
         """See `Lease.wait`."""
         deadline = time.monotonic() + timeout
         while True:
-            self._send_ready()
             done, self._failed = self._failed, []
             left = 0.0 if done else max(0.0, deadline - time.monotonic())
-            if not self._unsent and not self._sent[self._driver]:
+            if not self._sent[self._driver]:
                 return done + self._answers(self._cluster, left)
             done += self._answers(self._cluster, 0.0)
             done += self._answers(self._driver, 0.0 if done else min(left, _POLL_SECONDS))
@@ -183,22 +164,17 @@ class RoutedLease:
 
     def replace(self, worker: Worker) -> Worker:
         """See `Lease.replace`."""
-        for call in self._unsent.pop(worker, ()):
-            lost = f"worker {worker.name} was replaced"
-            self._failed.append(CallResult(call.ticket, None, lost=lost, cause="outside"))
         return self._lease_of(worker.pool).replace(worker)
 
     def evict(self, pool: str) -> None:
         """See `Lease.evict`."""
         lease = self._lease_of(pool)
-        self._unsent = {w: calls for w, calls in self._unsent.items() if w.pool != pool}
         sent = self._sent[lease]
         self._sent[lease] = {own: call for own, call in sent.items() if call[1].pool != pool}
         lease.evict(pool)
 
     def release(self) -> None:
         """See `Lease.release`."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
         try:
             self._driver.release()
         finally:
@@ -211,30 +187,6 @@ class RoutedLease:
         """Record the ticket that a lease gave to a call."""
         self._sent[lease][own_ticket] = (ticket, worker)
         return ticket
-
-    def _send_ready(self) -> None:
-        """Send calls whose tables are there, each worker's in their order."""
-        for worker, calls in list(self._unsent.items()):
-            while calls and calls[0].is_ready:
-                self._send(worker, calls.popleft())
-            if not calls:
-                del self._unsent[worker]
-
-    def _send(self, worker: Worker, call: _Call) -> None:
-        lease = self._lease_of(worker.pool)
-        try:
-            tables = [table.result() for table in call.tables]
-        except TableLostError as error:
-            self._failed.append(CallResult(call.ticket, None, lost=str(error), cause="table"))
-        except (OSError, pa.ArrowException) as error:
-            message = (
-                f"{call.work.location}: a table could not be copied to where worker {worker.name} "
-                f"runs: {type(error).__name__}: {error}"
-            )
-            report = WorkReport(fault=Fault("ComputeError", message))
-            self._failed.append(CallResult(call.ticket, report))
-        else:
-            self._sent_as(lease, lease.run(worker, call.work, tables), call.ticket, worker)
 
     def _answers(self, lease: TableLease, timeout: float) -> list[CallResult]:
         """Answers of a lease under this lease's tickets; none to calls of an evicted pool."""

@@ -67,13 +67,6 @@ class LocalCluster(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[
         """
         self._head().connect("vane_dagster", start)
 
-    def conflicts(self) -> list[str]:
-        """Return a warning for each other local head that claims the same CPUs or GPUs."""
-        from vane_dagster.compute.local_heads import conflicts, running_heads
-
-        head = self._head().find()
-        return conflicts(head, running_heads()) if head else []
-
     def _head(self) -> Any:
         from vane_dagster.compute.local_head import LocalHead
 
@@ -147,8 +140,6 @@ class RayCompute(Compute):
     )
 
     _pool_manager: Any = PrivateAttr(default=None)
-    _logger: Any = PrivateAttr(default=_log)
-    _has_warned: bool = PrivateAttr(default=False)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Connect before the step begins, so that the step's duration does not include it.
@@ -160,8 +151,7 @@ class RayCompute(Compute):
         """
         if self.cluster is not None and self.address is not None:
             raise ComputeError("RayCompute: give either cluster or address, not both")
-        self._logger = context.log or _log
-        self._connect(self._logger.warning, start=False)
+        self._connect((context.log or _log).warning, start=False)
         from vane_dagster.compute.client import PoolManagerClient
 
         self._pool_manager = PoolManagerClient.known()
@@ -203,25 +193,9 @@ class RayCompute(Compute):
             if self.address is not None:
                 connect_address(self.address, self.ray_init_options)
             elif self.cluster is None or isinstance(self.cluster, LocalCluster):
-                cluster = self.cluster or LocalCluster()
-                cluster.connect(start)
-                import ray
-
-                if not self._has_warned and ray.is_initialized():
-                    self._has_warned = True
-                    self._warn_about(cluster)
+                (self.cluster or LocalCluster()).connect(start)
             else:
                 _connect_resource(self.cluster, warn)
-
-    def _warn_about(self, cluster: LocalCluster) -> None:
-        for conflict in cluster.conflicts():
-            self._logger.warning(conflict)
-        if cluster.idle_minutes and cluster.idle_minutes * 60 < self.idle_timeout:
-            self._logger.warning(
-                f"Pools stay warm for idle_timeout={self.idle_timeout:g} s, but the local cluster "
-                f"stops after idle_minutes={cluster.idle_minutes:g}, and the models with it: give "
-                "LocalCluster a larger idle_minutes, or None."
-            )
 
 
 def connect_address(address: str | None, options: dict[str, Any]) -> None:
