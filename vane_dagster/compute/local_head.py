@@ -27,18 +27,11 @@ from typing import IO
 
 from vane_dagster._home import HOME, state_home
 from vane_dagster._private_folder import MARK, is_private_folder, private_folder
-from vane_dagster.compute.connection import (
-    LOOPBACK_ONLY,
-    connect,
-    connect_environment,
-    is_connected_to,
-)
+from vane_dagster.compute.connection import LOOPBACK_ONLY, connect, is_connected_to
 from vane_dagster.compute.head_watch import SHUTDOWN_SECONDS, begin_shutdown
 from vane_dagster.compute.processes import end, marked
 from vane_dagster.errors import ComputeError
 from vane_dagster.storage.codec import Codec
-
-__all__ = ["Head", "HeadFolder", "LocalHead", "connect", "connect_environment"]
 
 START_SECONDS = 60.0
 _DISCONNECT_SECONDS = 2.0
@@ -378,15 +371,14 @@ class LocalHead(HeadFolder):
         self.log_path = self.folder / "ray-start.log"
 
     def ensure(self) -> Head:
-        """Return the running head; start one if there is none."""
-        head = self.read()
-        if head is None or not head.alive():
-            self._verify_folder(create=True)
-            with self._lock():
-                head = self.read()
-                if head is None or not head.alive():
-                    head = self._start()
-        self._check_settings(head)
+        """Return the running head, now used with this object's idle time; start one if none runs."""
+        self._verify_folder(create=True)
+        with self._lock():
+            head = self.read()
+            if head is None or not head.alive():
+                head = self._start()
+            self._check_settings(head)
+            self._set_idle_minutes(self.idle_minutes)
         return head
 
     def connect(self, namespace: str | None = None, start: bool = True) -> Head | None:
@@ -397,9 +389,6 @@ class LocalHead(HeadFolder):
             head = self.ensure() if start else self.find()
             if head is not None:
                 connect(head, namespace)
-            if start:
-                with self._lock():
-                    self._set_idle_minutes(self.idle_minutes)
         return head
 
     def _start(self) -> Head:
@@ -417,7 +406,6 @@ class LocalHead(HeadFolder):
             end(self.mark)
             raise
         _write_private(self.folder / "head.json", json.dumps(_HEAD_CODEC.record(head), indent=1))
-        self._set_idle_minutes(self.idle_minutes)
         return head
 
     def _launch(self) -> None:

@@ -7,7 +7,6 @@ evaluation.
 """
 
 import logging
-import socket
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _connecting = threading.Lock()
-
-ANSWER_SECONDS = 10.0
 
 
 # Dagster's resources are generic in the value they provide, here the resource itself.
@@ -189,6 +186,8 @@ class RayCompute(Compute):
         return RoutedBackend(backend, local)
 
     def _connect(self, warn: Callable[[str], None], start: bool) -> None:
+        from vane_dagster.compute.connection import connect_address
+
         with _connecting:
             if self.address is not None:
                 connect_address(self.address, self.ray_init_options)
@@ -198,67 +197,11 @@ class RayCompute(Compute):
                 _connect_resource(self.cluster, warn)
 
 
-def connect_address(address: str | None, options: dict[str, Any]) -> None:
-    """Connect this process to a Ray cluster, unless it is already connected to it."""
-    import ray
-
-    from vane_dagster.compute.connection import job_config, named_address
-    from vane_dagster.compute.head_watch import outliving_head
-
-    if ray.is_initialized():
-        _check_is_connected_to(address)
-        return
-    # Drivers that use Ray Client have no folders for workers to import from.
-    job = {} if "://" in (address or "") else {"job_config": job_config()}
-    address = named_address(address)
-    try:
-        _check_answers(address)
-        with outliving_head():
-            ray.init(
-                address=address,
-                **{
-                    "namespace": "vane_dagster",
-                    "logging_level": logging.WARNING,
-                    "log_to_driver": False,
-                    **job,
-                    **options,
-                },
-            )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ComputeError(
-            f"the Ray cluster at {address!r} cannot be reached: {error}. Check the address, that "
-            "the cluster runs, and RAY_AUTH_MODE and its token where it asks for one"
-        ) from error
-
-
-def _check_is_connected_to(address: str | None) -> None:
-    """Check that two plain addresses are the same; Ray Client does not expose its address."""
-    import ray
-
-    if ray.util.client.ray.is_connected() or address is None or "://" in address:
-        return
-    host, _, port = address.rpartition(":")
-    connected = str(ray.get_runtime_context().gcs_address)
-    if port.isdigit() and connected not in (address, f"{socket.gethostbyname(host)}:{port}"):
-        raise ComputeError(
-            f"this process is connected to the Ray cluster at {connected}, not to {address!r}. "
-            "Call ray.shutdown() first, or name that cluster in the compute resource"
-        )
-
-
-def _check_answers(address: str | None) -> None:
-    """Check a plain address before Ray retries for minutes; Ray resolves "auto" and the like."""
-    from vane_dagster.compute.connection import check_answers
-
-    plain = (address or "").removeprefix("ray://")
-    host, _, port = plain.rpartition(":")
-    if host and port.isdigit():
-        check_answers(plain, ANSWER_SECONDS)
-
-
 def _connect_resource(cluster: Any, warn: Callable[[str], None]) -> None:
     """Connect to the cluster of a `dagster_ray.RayResource`, unless it already did so itself."""
     from dagster_ray import RayResource
+
+    from vane_dagster.compute.connection import connect_address
 
     if not isinstance(cluster, RayResource):
         raise ComputeError(

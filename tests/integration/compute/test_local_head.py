@@ -31,8 +31,8 @@ from support.head_processes import (
 )
 from vane_dagster.cli.main import main
 from vane_dagster.compute import connection, local_head, processes
-from vane_dagster.compute.connection import LOOPBACK_ONLY
-from vane_dagster.compute.local_head import Head, LocalHead, connect
+from vane_dagster.compute.connection import LOOPBACK_ONLY, connect
+from vane_dagster.compute.local_head import Head, LocalHead
 from vane_dagster.compute.processes import drivers, marked
 from vane_dagster.errors import ComputeError
 
@@ -272,7 +272,7 @@ def test_connect_names_the_head_that_refuses(shared: Shared, tmp_path: Path) -> 
             print(error)
     """
     output = python(code, shared.home, {"RAY_NUM_REDIS_GET_RETRIES": "1"}).stdout
-    assert f"Cannot connect to the local Ray head at {shared.head.address}" in output
+    assert f"the Ray cluster at '{shared.head.address}' cannot be reached" in output
     assert "cluster stop" in output
 
 
@@ -318,7 +318,7 @@ def test_connect_fails_at_once_where_nothing_answers(shared: Shared) -> None:
     ray.shutdown()  # from the head of tests before
     gone = dataclasses.replace(shared.head, address=f"127.0.0.1:{free_port()}")
     began = time.monotonic()
-    with pytest.raises(ComputeError, match=f"{gone.address} does not answer"):
+    with pytest.raises(ComputeError, match=f"{gone.address}' cannot be reached"):
         connect(gone)
     assert time.monotonic() - began < 1
 
@@ -493,7 +493,7 @@ def test_a_head_whose_gcs_hangs_is_an_error(
         os.kill(shared.head.pid, signal.SIGCONT)
     assert done.exit_code == 1
     message = json.loads(done.stdout)["error"] if options else done.stderr
-    assert f"{shared.head.address} does not answer (no response within 0.3 s)" in message
+    assert f"{shared.head.address}' cannot be reached: no response within 0.3 s" in message
     assert f"`vane-dagster cluster stop --address {shared.head.address}`" in message
 
 
