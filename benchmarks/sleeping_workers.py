@@ -145,8 +145,8 @@ class SleepingWorkers:
     def capacity(self) -> Capacity:
         return Capacity(tuple(self._nodes.values()), 1 << 44)
 
-    def versions(self) -> Mapping[str, Any]:
-        return {}
+    def variables(self) -> None:
+        return None
 
     def claims(self, run_id: str) -> SleepingWorkers:
         return self

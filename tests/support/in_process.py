@@ -48,8 +48,8 @@ class InProcess:
     def capacity(self) -> Capacity:
         return Capacity(({"CPU": 2.0},), 1 << 30, is_cluster=False)
 
-    def versions(self) -> Mapping[str, Any]:
-        return {}
+    def variables(self) -> None:
+        return None
 
     def claims(self, run_id: str) -> NoClaims:
         return NoClaims()

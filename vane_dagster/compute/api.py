@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_variables
-from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.pool_state import Sharer
+from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.errors import ComputeError
@@ -153,10 +153,10 @@ class Backend(Protocol):
     def capacity(self) -> Capacity:
         """Resources of the cluster."""
 
-    def versions(self) -> Mapping[str, Versions | str]:
-        """Versions on each node that may have another environment than this process.
+    def variables(self) -> Variables | None:
+        """Environment variables of workers, as those of the pool manager's node.
 
-        A node that cannot run a worker reports the reason instead.
+        None if workers have the variables of this process.
         """
 
     def claims(self, run_id: str) -> Claims:

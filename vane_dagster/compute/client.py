@@ -12,9 +12,9 @@ from vane_dagster.compute.actor_names import (
     is_pool_manager,
     pool_manager_name,
 )
-from vane_dagster.compute.code_digest import protocol
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.errors import ComputeError
+from vane_dagster.worker.code_digest import protocol
 
 _ANSWER_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
@@ -67,7 +67,7 @@ PoolManagerMethod = Literal[
     "heartbeat",
     "release",
     "replace",
-    "exchange_versions",
+    "variables",
 ]
 """Methods of `PoolManager` that drivers call."""
 

@@ -24,7 +24,6 @@ import pyarrow as pa
 from vane_dagster._private_folder import is_safe_to_import_from, new_temporary_folder
 from vane_dagster.compute.admission import check_can_fit
 from vane_dagster.compute.api import CallResult, Capacity, TableLostError, Worker, forwarded
-from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.local_guard import Guard
 from vane_dagster.compute.pool_state import LeaseRecord, PoolState, Sharer, WorkerStart
 from vane_dagster.compute.waits import Waits
@@ -253,9 +252,8 @@ class LocalBackend:
         """See `Backend.capacity`."""
         return Capacity((self._node,), shutil.disk_usage(self.folder).free, is_cluster=False)
 
-    def versions(self) -> Mapping[str, Versions | str]:
-        """See `Backend.versions`. Workers run this process's own Python."""
-        return {}
+    def variables(self) -> None:
+        """See `Backend.variables`."""
 
     def claims(self, run_id: str) -> NoClaims:
         """See `Backend.claims`. No other process shares these workers."""

@@ -7,14 +7,13 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_pool_manager
-from vane_dagster.compute.code_digest import Versions, installed, protocol
 from vane_dagster.compute.growth import Growth, adds_nodes
 from vane_dagster.compute.pool_state import (
     LEASE_SECONDS,
@@ -26,7 +25,9 @@ from vane_dagster.compute.pool_state import (
     Sharer,
     WorkerStart,
 )
+from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
+from vane_dagster.worker.code_digest import protocol
 from vane_dagster.worker.pools import PoolRequest, WorkerInfo
 from vane_dagster.worker.ray_actor import HostActor
 
@@ -49,7 +50,6 @@ class PoolManager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock: asyncio.Lock | None = None
         self._began = False
-        self._versions: dict[str, Versions] = {}
         # Makes a restarted pool manager adopt its pools even if nobody ever calls it again.
         ray.get_runtime_context().current_actor.hello.remote()
 
@@ -75,11 +75,9 @@ class PoolManager:
             self._create(start)
         return LeaseAnswer(grant.workers, self._pool_state.sharers(request.id))
 
-    async def exchange_versions(self, news: Mapping[str, Versions]) -> Mapping[str, Versions]:
-        """Record versions that nodes reported to a driver; return all known ones, by node id."""
-        own = ray.get_runtime_context().get_node_id()
-        self._versions = {own: installed(), **self._versions, **news}
-        return self._versions
+    async def variables(self) -> Variables:
+        """See `Backend.variables`."""
+        return Variables.here()
 
     async def adds_nodes(self) -> bool:
         """See `Capacity.adds_nodes`."""

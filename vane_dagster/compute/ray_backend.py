@@ -23,11 +23,10 @@ from vane_dagster.compute.api import (
     lease_expired,
 )
 from vane_dagster.compute.client import PoolManagerClient, brief
-from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.growth import listed
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord, Sharer
-from vane_dagster.compute.versions import of_cluster
+from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.waits import Waits, short
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Group
 from vane_dagster.errors import ClusterLostError, ComputeError, names
@@ -35,6 +34,7 @@ from vane_dagster.events import Event, Waiting
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.calls import LoadCall
+from vane_dagster.worker.code_digest import versions
 from vane_dagster.worker.pools import IDLE_SECONDS, PoolSpec
 from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Fault, LoadReport, WorkReport, load_failed
@@ -68,9 +68,10 @@ class RayBackend:
         memory = int(sum(node.get("object_store_memory", 0) for node in nodes))
         return Capacity(nodes, memory, self._pool_manager.call("adds_nodes"))
 
-    def versions(self) -> Mapping[str, Versions | str]:
-        """See `Backend.versions`."""
-        return self._watch.call(lambda: of_cluster(self._pool_manager))
+    def variables(self) -> Variables:
+        """See `Backend.variables`."""
+        found: Variables = self._pool_manager.call("variables")
+        return found
 
     def lease(
         self,
@@ -229,7 +230,9 @@ class RayLease:
         pool = self._pools[worker.pool]
         archive = self._archives.get(worker.pool, b"")
         env = forwarded(pool)
-        call = LoadCall(pool.model, b"", pool.threads, env, pool.lifecycle, endpoints)
+        call = LoadCall(
+            pool.model, b"", pool.threads, env, pool.lifecycle, endpoints, versions()
+        )
         self._loads.add(self._tickets + 1)
         return self._called(worker, lambda actor: (actor.load.remote(call, archive), None))
 

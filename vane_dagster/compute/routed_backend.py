@@ -23,8 +23,8 @@ from vane_dagster.compute.api import (
     TableLostError,
     Worker,
 )
-from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.pool_state import Sharer
+from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.servers.directory import Endpoints
@@ -45,9 +45,9 @@ class RoutedBackend:
         """See `Backend.capacity`."""
         return replace(self._cluster.capacity(), driver=self._driver.capacity())
 
-    def versions(self) -> Mapping[str, Versions | str]:
-        """See `Backend.versions`. Subprocesses have the driver's."""
-        return self._cluster.versions()
+    def variables(self) -> Variables | None:
+        """See `Backend.variables`. Subprocesses have the driver's."""
+        return self._cluster.variables()
 
     def claims(self, run_id: str) -> Claims:
         """See `Backend.claims`."""

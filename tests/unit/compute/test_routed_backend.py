@@ -197,8 +197,8 @@ class Host:
     def capacity(self) -> Capacity:
         return self._capacity
 
-    def versions(self) -> Mapping[str, Any]:
-        return {self.side.id: "1"}
+    def variables(self) -> Any:
+        return self.side.id
 
     def claims(self, run_id: str) -> Any:
         return self.side.id
@@ -245,7 +245,7 @@ def test_capacity_is_known_for_each_place():
     routed = RoutedBackend(cluster, driver)
     capacity = routed.capacity()
     assert (capacity.of(False).cpus, capacity.of(True).cpus) == (64, 2)
-    assert routed.versions() == {"cluster": "1"}
+    assert routed.variables() == "cluster"
     assert routed.claims("run") == "cluster"
     routed.close()
     assert cluster.is_closed
