@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Union
-
-import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_variables
@@ -25,6 +24,8 @@ from vane_dagster.worker.reports import LoadReport, WorkerStatus, WorkReport
 
 IO_WORKERS = "io"
 """Identity of the pool of I/O workers, which read, project, join and write."""
+TICKETS = itertools.count(1)
+"""Numbers for calls, unique in this process."""
 
 
 def lease_expired(lease_id: str) -> ComputeError:
@@ -178,27 +179,3 @@ class Backend(Protocol):
 
 class TableLostError(Exception):
     """A table between two tasks is lost; its fragment can start over."""
-
-
-class TableLease(Lease, Protocol):
-    """A lease with tables that this process can read and write, from any thread."""
-
-    def fetch(self, table: Any) -> pa.Table:
-        """Return a table that a worker has passed on."""
-
-    def put(self, rows: pa.Table) -> Any:
-        """Store a table for the workers, and return the reference to it."""
-
-
-class TableBackend(Backend, Protocol):
-    """A backend whose leases let this process read and write tables."""
-
-    def lease(
-        self,
-        run_id: str,
-        pools: Sequence[PoolSpec],
-        cancelled: threading.Event | None = None,
-        priority: int = 0,
-        waits: Waits | None = None,
-    ) -> TableLease:
-        """See `Backend.lease`."""

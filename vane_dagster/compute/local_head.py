@@ -364,7 +364,7 @@ class LocalHead(HeadFolder):
         )
         self.name = name
         self.idle_minutes = idle_minutes
-        self.ray_version = _ray_version()
+        self.ray_version = importlib.metadata.version("ray")
         # Includes the host: homes are shared over networks, and by containers with their host.
         identity = [os.getuid(), platform.node(), sys.prefix, platform.python_version()]
         super().__init__(_home(home) / _digest([*identity, self.ray_version, name], 16))
@@ -482,16 +482,6 @@ class LocalHead(HeadFolder):
 
 def _home(home: str | Path | None) -> Path:
     return state_home() if home is None else Path(os.path.abspath(Path(home).expanduser()))
-
-
-def _ray_version() -> str:
-    try:
-        return importlib.metadata.version("ray")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ComputeError(
-            f"The local cluster needs Ray, which {sys.prefix} does not have: pip install ray, or "
-            "use LocalCompute."
-        ) from error
 
 
 def _digest(parts: object, length: int) -> str:

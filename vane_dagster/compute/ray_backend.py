@@ -14,6 +14,7 @@ import pyarrow as pa
 from vane_dagster.compute.actor_names import NAMESPACE
 from vane_dagster.compute.admission import check_can_fit
 from vane_dagster.compute.api import (
+    TICKETS,
     CallResult,
     Cancelled,
     Capacity,
@@ -198,7 +199,6 @@ class RayLease:
         self._failed: list[CallResult] = []
         self._loads: set[int] = set()
         self._nodes: dict[str, str] = {}
-        self._tickets = 0
         self._over = threading.Event()
         self._expired = False
         record.workers = tuple(worker.name for worker in self._workers)
@@ -233,8 +233,9 @@ class RayLease:
         call = LoadCall(
             pool.model, b"", pool.threads, env, pool.lifecycle, endpoints, versions()
         )
-        self._loads.add(self._tickets + 1)
-        return self._called(worker, lambda actor: (actor.load.remote(call, archive), None))
+        ticket = self._called(worker, lambda actor: (actor.load.remote(call, archive), None))
+        self._loads.add(ticket)
+        return ticket
 
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:
         """See `Lease.announce`."""
@@ -257,17 +258,17 @@ class RayLease:
     def _called(self, worker: Worker, call: Callable[[Any], tuple[Any, Any]]) -> int:
         import ray
 
-        self._tickets += 1
+        ticket = next(TICKETS)
         try:
             if worker.name not in self._actors:
                 self._actors[worker.name] = self._watch.call(
                     lambda: ray.get_actor(worker.name, namespace=NAMESPACE)
                 )
             report, table = call(self._actors[worker.name])
-            self._pending[report] = (self._tickets, table, worker)
+            self._pending[report] = (ticket, table, worker)
         except (ValueError, ray.exceptions.RayActorError) as error:
-            self._failed.append(CallResult(self._tickets, None, lost=brief(error)))
-        return self._tickets
+            self._failed.append(CallResult(ticket, None, lost=brief(error)))
+        return ticket
 
     def wait(self, timeout: float) -> list[CallResult]:
         """See `Lease.wait`."""
@@ -331,13 +332,16 @@ class RayLease:
         return "outside" if is_lost else "unclear"
 
     def fetch(self, table: Any) -> pa.Table:
-        """See `TableLease.fetch`. The rows come to this machine's object store if it has one."""
+        """Return a table that a worker has passed on.
+
+        The rows come to this machine's object store if it has one.
+        """
         import ray
 
         return self._stored(lambda: ray.get(table))
 
     def put(self, rows: pa.Table) -> Any:
-        """See `TableLease.put`. This process owns the table."""
+        """Store a table for the workers, and return the reference to it. This process owns it."""
         import ray
 
         return self._stored(lambda: ray.put(rows))

@@ -6,24 +6,18 @@ the driver, once, when the first call needs it.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Union
 
 import pyarrow as pa
 
-from vane_dagster.compute.api import (
-    CallResult,
-    Capacity,
-    TableBackend,
-    TableLease,
-    TableLostError,
-    Worker,
-)
+from vane_dagster.compute.api import TICKETS, CallResult, Capacity, TableLostError, Worker
+from vane_dagster.compute.local_backend import LocalBackend, LocalLease
 from vane_dagster.compute.pool_state import Sharer
+from vane_dagster.compute.ray_backend import RayBackend, RayLease
 from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
@@ -33,12 +27,13 @@ from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Fault, WorkReport
 
 _POLL_SECONDS = 0.005
+_Lease = Union[RayLease, LocalLease]
 
 
 class RoutedBackend:
     """A cluster, with subprocesses on the driver's machine for the pools that ask for them."""
 
-    def __init__(self, cluster: TableBackend, driver: TableBackend) -> None:
+    def __init__(self, cluster: RayBackend, driver: LocalBackend) -> None:
         self._cluster, self._driver = cluster, driver
 
     def capacity(self) -> Capacity:
@@ -60,7 +55,7 @@ class RoutedBackend:
         cancelled: threading.Event | None = None,
         priority: int = 0,
         waits: Waits | None = None,
-    ) -> TableLease | RoutedLease:
+    ) -> RayLease | RoutedLease:
         """See `Backend.lease`. The driver's own pools never wait, so they are leased last."""
         on_driver = [pool for pool in pools if pool.on_driver]
         on_cluster = [pool for pool in pools if not pool.on_driver]
@@ -85,11 +80,11 @@ class RoutedBackend:
 class RoutedTable:
     """A table between two tasks: a reference in its own place, and one in the other when needed."""
 
-    def __init__(self, home: TableLease, reference: Any) -> None:
+    def __init__(self, home: _Lease, reference: Any) -> None:
         self._home, self._reference = home, reference
         self._copy: Any = None
 
-    def within(self, lease: TableLease) -> Any:
+    def within(self, lease: _Lease) -> Any:
         """Return the reference for workers of a lease; copy the table there first if needed."""
         if lease is self._home:
             return self._reference
@@ -101,12 +96,10 @@ class RoutedTable:
 class RoutedLease:
     """Two leases as one. See `api.Lease`."""
 
-    def __init__(self, cluster: TableLease, driver: TableLease, on_driver: Sequence[str]) -> None:
+    def __init__(self, cluster: RayLease, driver: LocalLease, on_driver: Sequence[str]) -> None:
         self.id = cluster.id
         self._cluster, self._driver = cluster, driver
         self._on_driver = frozenset(on_driver)
-        self._tickets = itertools.count(1)
-        self._sent: dict[TableLease, dict[int, tuple[int, Worker]]] = {cluster: {}, driver: {}}
         self._failed: list[CallResult] = []
 
     def workers(self) -> Sequence[Worker]:
@@ -115,8 +108,7 @@ class RoutedLease:
 
     def load(self, worker: Worker, endpoints: Endpoints) -> int:
         """See `Lease.load`."""
-        lease = self._lease_of(worker.pool)
-        return self._sent_as(lease, lease.load(worker, endpoints), next(self._tickets), worker)
+        return self._lease_of(worker.pool).load(worker, endpoints)
 
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:
         """See `Lease.announce`."""
@@ -128,12 +120,11 @@ class RoutedLease:
 
     def status(self, worker: Worker) -> int:
         """See `Lease.status`."""
-        lease = self._lease_of(worker.pool)
-        return self._sent_as(lease, lease.status(worker), next(self._tickets), worker)
+        return self._lease_of(worker.pool).status(worker)
 
     def run(self, worker: Worker, work: Work, tables: Sequence[RoutedTable]) -> int:
         """See `Lease.run`. Copies the tables that are not where the worker is."""
-        lease, ticket = self._lease_of(worker.pool), next(self._tickets)
+        lease, ticket = self._lease_of(worker.pool), next(TICKETS)
         try:
             there = [table.within(lease) for table in tables]
         except TableLostError as error:
@@ -146,7 +137,7 @@ class RoutedLease:
             report = WorkReport(fault=Fault("ComputeError", message))
             self._failed.append(CallResult(ticket, report))
         else:
-            self._sent_as(lease, lease.run(worker, work, there), ticket, worker)
+            return lease.run(worker, work, there)
         return ticket
 
     def wait(self, timeout: float) -> list[CallResult]:
@@ -155,7 +146,7 @@ class RoutedLease:
         while True:
             done, self._failed = self._failed, []
             left = 0.0 if done else max(0.0, deadline - time.monotonic())
-            if not self._sent[self._driver]:
+            if not self._driver.is_called:
                 return done + self._answers(self._cluster, left)
             done += self._answers(self._cluster, 0.0)
             done += self._answers(self._driver, 0.0 if done else min(left, _POLL_SECONDS))
@@ -168,10 +159,7 @@ class RoutedLease:
 
     def evict(self, pool: str) -> None:
         """See `Lease.evict`."""
-        lease = self._lease_of(pool)
-        sent = self._sent[lease]
-        self._sent[lease] = {own: call for own, call in sent.items() if call[1].pool != pool}
-        lease.evict(pool)
+        self._lease_of(pool).evict(pool)
 
     def release(self) -> None:
         """See `Lease.release`."""
@@ -180,20 +168,11 @@ class RoutedLease:
         finally:
             self._cluster.release()
 
-    def _lease_of(self, pool: str) -> TableLease:
+    def _lease_of(self, pool: str) -> _Lease:
         return self._driver if pool in self._on_driver else self._cluster
 
-    def _sent_as(self, lease: TableLease, own_ticket: int, ticket: int, worker: Worker) -> int:
-        """Record the ticket that a lease gave to a call."""
-        self._sent[lease][own_ticket] = (ticket, worker)
-        return ticket
-
-    def _answers(self, lease: TableLease, timeout: float) -> list[CallResult]:
-        """Answers of a lease under this lease's tickets; none to calls of an evicted pool."""
-        done = []
-        for result in lease.wait(timeout):
-            if (sent := self._sent[lease].pop(result.ticket, None)) is None:
-                continue
-            table = None if result.table is None else RoutedTable(lease, result.table)
-            done.append(replace(result, ticket=sent[0], table=table))
-        return done
+    def _answers(self, lease: _Lease, timeout: float) -> list[CallResult]:
+        return [
+            done if done.table is None else replace(done, table=RoutedTable(lease, done.table))
+            for done in lease.wait(timeout)
+        ]

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from click.testing import CliRunner
@@ -214,7 +215,6 @@ def test_every_socket_listens_on_loopback(shared: Shared) -> None:
 
 
 def test_a_head_has_no_autoscaler_and_no_log_monitor(shared: Shared) -> None:
-    psutil = processes._psutil()
     commands = [" ".join(psutil.Process(pid).cmdline()) for pid in processes_of(shared.local)]
     assert any("raylet" in command for command in commands)
     assert not [command for command in commands if "monitor.py" in command]
@@ -231,7 +231,6 @@ def wait_for_agents(shared: Shared) -> None:
 
 def listening_sockets(pids: set[int]) -> list[tuple[str, str]]:
     """The address and the command of each socket that processes listen on."""
-    psutil = processes._psutil()
     found = []
     for pid in pids:
         process = psutil.Process(pid)
@@ -416,8 +415,7 @@ def test_drivers_are_seen_whatever_they_connect_by(
             assert line
         assert set(drivers(mark, shared.head.address)) == {plain.pid}
         with monkeypatch.context() as mac:
-            psutil = processes._psutil()
-            mac.setattr(psutil, "net_connections", lambda kind: (_ for _ in ()).throw(DENIED))
+                    mac.setattr(psutil, "net_connections", lambda kind: (_ for _ in ()).throw(DENIED))
             assert set(drivers(mark, shared.head.address)) == {plain.pid}
         listed = json.loads(cli(shared.home, "list", "--json").stdout)
         (mine,) = [one for one in listed if one["address"] == shared.head.address]
@@ -432,7 +430,7 @@ def test_drivers_are_seen_whatever_they_connect_by(
         time.sleep(0.05)
 
 
-DENIED = processes._psutil().AccessDenied()
+DENIED = psutil.AccessDenied()
 
 
 def test_heads_are_listed_with_what_they_claim(shared: Shared) -> None:
@@ -733,30 +731,3 @@ def test_a_process_that_lost_its_mark_is_known_by_its_session(tmp_path: Path) ->
     finally:
         leader.kill()
         leader.communicate()
-
-
-def test_psutil_is_the_one_that_ray_carries(tmp_path: Path) -> None:
-    """Where nothing else installs psutil; ray itself is not imported for it."""
-    import ray
-
-    (tmp_path / "ray").symlink_to(Path(ray.__file__).parent)
-    code = f"""
-        import sys
-        sys.path[:] = [p for p in sys.path if "site-packages" not in p] + [{str(tmp_path)!r}]
-        from vane_dagster.compute.processes import _psutil
-        print(_psutil().__file__, "ray" in sys.modules)
-    """
-    found, imported = python(code, tmp_path).stdout.split()
-    assert "thirdparty_files" in found
-    assert imported == "False"
-
-
-def test_an_environment_without_ray_is_told_so(tmp_path: Path) -> None:
-    code = """
-        import sys
-        sys.path[:] = [p for p in sys.path if "site-packages" not in p]
-        from vane_dagster.compute.local_head import LocalHead
-        LocalHead()
-    """
-    output = python(code, tmp_path, check=False).stderr
-    assert "ComputeError: The local cluster needs Ray" in output
