@@ -392,14 +392,13 @@ class RayLease:
 class RayClaims:
     """A run's claims on fragments, held by the pool manager. See `work_claims.Claims`.
 
-    They expire like a lease, some time after their process was killed.
+    They expire like a lease, some time after their process was killed. Those of a pool manager
+    that was restarted are lost.
     """
 
     def __init__(self, pool_manager: PoolManagerClient, run_id: str, ttl_seconds: float) -> None:
         self._pool_manager, self._run_id, self._lasts = pool_manager, run_id, ttl_seconds
         self._holder = f"{run_id}-{secrets.token_hex(4)}"
-        self._held: dict[bytes, str] = {}
-        self._lock = threading.Lock()
         self._over = threading.Event()
         threading.Thread(target=self._beat, name="vane-claims", daemon=True).start()
 
@@ -410,40 +409,26 @@ class RayClaims:
         ages: Mapping[str, float] | None = None,
     ) -> ClaimAnswer:
         """See `Claims.ask`. Without a pool manager everything is granted: claims only save work."""
-        with self._lock:
-            for key in release:
-                self._held.pop(key, None)
-            try:
-                answer = self._call(groups, release, ages or {})
-                if not answer.is_known and self._held:  # restarted, or claims had expired
-                    again = [Group(scope, (key,)) for key, scope in self._held.items()]
-                    self._call(again, (), {})
-            except ClusterLostError:  # the driver detects it by itself
-                return ClaimAnswer([""] * len(groups))
-            except ComputeError as error:
-                _log.warning("fragments are computed without claims: %s", error)
-                return ClaimAnswer([""] * len(groups))
-            for group, other in zip(groups, answer.held_by):
-                if not other:
-                    self._held.update(dict.fromkeys(group.keys, group.scope))
+        request = ClaimRequest(
+            self._holder, self._run_id, self._lasts, groups, release, ages or {}
+        )
+        try:
+            answer: ClaimAnswer = self._pool_manager.call("claim", request)
             return answer
-
-    def _call(
-        self, groups: Sequence[Group], release: Sequence[bytes], ages: Mapping[str, float]
-    ) -> ClaimAnswer:
-        request = ClaimRequest(self._holder, self._run_id, self._lasts, groups, release, ages)
-        answer: ClaimAnswer = self._pool_manager.call("claim", request)
-        return answer
+        except ClusterLostError:  # the driver detects it by itself
+            pass
+        except ComputeError as error:
+            _log.warning("fragments are computed without claims: %s", error)
+        return ClaimAnswer([""] * len(groups))
 
     def close(self) -> None:
         """See `Claims.close`."""
         import ray
 
         self._over.set()
-        with self._lock:
-            is_lost = self._pool_manager.watch is not None and bool(self._pool_manager.watch.lost)
-            if ray.is_initialized() and not is_lost:
-                self._pool_manager.send("end_claims", self._holder)
+        is_lost = self._pool_manager.watch is not None and bool(self._pool_manager.watch.lost)
+        if ray.is_initialized() and not is_lost:
+            self._pool_manager.send("end_claims", self._holder)
 
     def _beat(self) -> None:
         import ray

@@ -99,12 +99,6 @@ def test_a_holder_that_ends_releases_everything():
     assert ask(table, "two", "ab", now=2.0).held_by == [""]
 
 
-def test_a_new_table_says_that_it_does_not_know_a_holder():
-    table = ClaimTable()
-    assert not ask(table, "one", "a").is_known
-    assert ask(table, "one", "b").is_known
-
-
 def test_the_partitions_released_first_are_forgotten_first():
     table = ClaimTable(max_scopes=2)
     for scope in ("s1", "s2", "s3"):
