@@ -165,8 +165,8 @@ class HeadFolder:
     """The state folder of a head, of this Python environment or another: everything but its start.
 
     There are three lock files. A process that starts or ends the head holds ``lock``. A driver
-    holds ``connecting`` (shared) from before it looks for the head until it is connected; an idle
-    head is stopped only by a process that holds both exclusively. The watcher holds ``watcher``.
+    holds ``connecting`` (shared) from before it looks for the head until it is connected; a process
+    that holds both exclusively looks whether the head is idle. The watcher holds ``watcher``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -183,7 +183,7 @@ class HeadFolder:
         head = self.read()
         if head is None or head.alive():
             return head
-        with self._lock(wait=False) as locked:
+        with self._flock(wait=False) as locked:
             if locked and self.read() == head:
                 self._clean()
         return None
@@ -193,7 +193,7 @@ class HeadFolder:
 
         The processes are identified by their mark, so they end even if the folder is missing.
         """
-        with self._lock() if self._verify_folder() else contextlib.nullcontext():
+        with self._flock() if self._verify_folder() else contextlib.nullcontext():
             stopped = self._end_processes()
             shutil.rmtree(self.temp_dir, ignore_errors=True)
             self._discard_record()
@@ -204,7 +204,7 @@ class HeadFolder:
 
         Unlike `stop`, this keeps Ray's logs.
         """
-        with self._lock(wait=False) as locked, self._flock("connecting", wait=False) as alone:
+        with self._flock(wait=False) as locked, self._flock("connecting", wait=False) as alone:
             if not (locked and alone and condition()):
                 return False
             self._clean()
@@ -312,14 +312,8 @@ class HeadFolder:
         return str(self.temp_dir)
 
     @contextlib.contextmanager
-    def _lock(self, wait: bool = True) -> Iterator[bool]:
-        """Hold the head's lock file. Yields False if it is taken and `wait` is False."""
-        with self._flock("lock", wait=wait) as locked:
-            yield locked is not None
-
-    @contextlib.contextmanager
     def _flock(
-        self, name: str, shared: bool = False, wait: bool = True
+        self, name: str = "lock", shared: bool = False, wait: bool = True
     ) -> Iterator[IO[str] | None]:
         """Hold a lock file, and yield it; yield None if it is taken and `wait` is False."""
         import fcntl
@@ -373,7 +367,7 @@ class LocalHead(HeadFolder):
     def ensure(self) -> Head:
         """Return the running head, now used with this object's idle time; start one if none runs."""
         self._verify_folder(create=True)
-        with self._lock():
+        with self._flock():
             head = self.read()
             if head is None or not head.alive():
                 head = self._start()

@@ -371,7 +371,7 @@ def test_find_leaves_a_stale_record_to_whoever_holds_the_lock(shared: Shared) ->
     record = other.folder / "head.json"
     dead = dataclasses.replace(shared.head, session_dir="/nowhere")
     record.write_text(json.dumps(dataclasses.asdict(dead)))
-    with LocalHead(home=shared.home, name="locked")._lock():
+    with LocalHead(home=shared.home, name="locked")._flock():
         assert other.find() is None
         assert record.exists()
     assert other.find() is None

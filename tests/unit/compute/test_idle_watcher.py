@@ -65,15 +65,10 @@ def test_a_connected_driver_starts_the_idle_time_anew(watched: Watched) -> None:
     assert watched.stops_after(1)
 
 
-def test_a_driver_that_connects_while_the_watcher_decides_keeps_the_head(watched: Watched) -> None:
-    watched.drivers = [set(), {7}]
-    assert not watched.stops_after(60)
-
-
 def test_a_driver_that_is_about_to_connect_keeps_the_head(watched: Watched) -> None:
     with watched.place._flock("connecting", shared=True):
         assert not watched.stops_after(60)
-    with watched.place._lock():
+    with watched.place._flock():
         assert not watched.stops_after(60)
     assert watched.stops_after(0)
 
