@@ -194,9 +194,8 @@ class HeadFolder:
         The processes are identified by their mark, so they end even if the folder is missing.
         """
         with self._flock() if self._verify_folder() else contextlib.nullcontext():
-            stopped = self._end_processes()
+            stopped = self._clean()
             shutil.rmtree(self.temp_dir, ignore_errors=True)
-            self._discard_record()
         return stopped
 
     def stop_if(self, condition: Callable[[], bool]) -> bool:
@@ -208,7 +207,7 @@ class HeadFolder:
             if not (locked and alone and condition()):
                 return False
             self._clean()
-            self._discard_sessions()
+            self._discard_files()
             return True
 
     def use(self) -> HeadUsage | None:
@@ -275,10 +274,22 @@ class HeadFolder:
                 f"Set {HOME} to a folder that you can write to."
             ) from error
 
-    def _clean(self) -> None:
-        """End the processes with this head's mark, drop its record; the caller holds the lock."""
-        self._end_processes()
-        self._discard_record()
+    def _clean(self) -> bool:
+        """End the processes with this head's mark, and drop its record; the caller holds the lock.
+
+        Return whether there were any.
+        """
+        ended = self._end_processes()
+        for name in ("head.json", "token", "use.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        return ended
+
+    def _discard_files(self) -> None:
+        """Delete the files of dead heads, including spilled objects, except the last one's logs."""
+        sessions = sorted(p for p in self.temp_dir.glob("r/session_2*") if not p.is_symlink())
+        last = [path for s in sessions[-1:] for path in s.iterdir() if path.name != "logs"]
+        for path in [*sessions[:-1], *last, self.temp_dir / "code", self.temp_dir / "spill"]:
+            shutil.rmtree(path, ignore_errors=True)
 
     def _end_processes(self) -> bool:
         """End the processes with this head's mark; return whether there were any.
@@ -292,19 +303,6 @@ class HeadFolder:
         ended = end(self.mark)
         shutdown.join(SHUTDOWN_SECONDS)  # it has waited for a GCS that hung
         return ended
-
-    def _discard_record(self) -> None:
-        for name in ("head.json", "token", "use.json"):
-            (self.folder / name).unlink(missing_ok=True)
-
-    def _discard_sessions(self) -> None:
-        """Delete the files of dead heads, including spilled objects, except the last one's logs."""
-        sessions = sorted(p for p in self.temp_dir.glob("r/session_2*") if not p.is_symlink())
-        for session in sessions[:-1]:
-            shutil.rmtree(session, ignore_errors=True)
-        for entry in (entry for session in sessions[-1:] for entry in session.iterdir()):
-            if entry.is_dir() and entry.name != "logs":
-                shutil.rmtree(entry, ignore_errors=True)
 
     @property
     def mark(self) -> str:
@@ -389,9 +387,7 @@ class LocalHead(HeadFolder):
         """Start a head; the caller holds the lock."""
         self._clean()
         private_folder(self.temp_dir, f"{HOME}, in at most {_MAX_HOME_LENGTH} bytes,")
-        for name in ("code", "spill"):  # from workers that have ended
-            shutil.rmtree(self.temp_dir / name, ignore_errors=True)
-        self._discard_sessions()
+        self._discard_files()
         _write_private(self.folder / "token", secrets.token_hex(32))
         try:
             self._launch()
