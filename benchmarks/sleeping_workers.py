@@ -176,9 +176,6 @@ class SleepingWorkers:
     def workers(self) -> Sequence[Worker]:
         return list(self._workers)
 
-    def sharers(self) -> Mapping[str, Any]:
-        return {}
-
     def load(self, worker: Worker, endpoints: Any) -> int:
         return self._call(worker, 0.0, LoadReport(False, 0.0, 1, "cpu", "node"))
 

@@ -73,9 +73,6 @@ class InProcess:
     def workers(self) -> list[Worker]:
         return list(self._workers)
 
-    def sharers(self) -> Mapping[str, Any]:
-        return {}
-
     def load(self, worker: Worker, endpoints: Any) -> int:
         pool = self._pools[worker.pool]
         host = self._hosts.setdefault(worker, Host())

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol, Union
 
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_variables
-from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
@@ -122,9 +121,6 @@ class Lease(Protocol):
 
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:
         """Tell a worker the endpoints of servers that its code calls. Nothing answers."""
-
-    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
-        """Other runs that share workers of this lease, by worker name."""
 
     def status(self, worker: Worker) -> int:
         """Ask what a worker is doing, while it works; answered by a `WorkerStatus`."""

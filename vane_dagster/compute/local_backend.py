@@ -30,7 +30,7 @@ from vane_dagster.compute.api import (
     forwarded,
 )
 from vane_dagster.compute.local_guard import Guard
-from vane_dagster.compute.pool_state import LeaseRecord, PoolState, Sharer, WorkerStart
+from vane_dagster.compute.pool_state import LeaseRecord, PoolState, WorkerStart
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.errors import ComputeError, names
@@ -436,10 +436,6 @@ class LocalLease:
         with contextlib.suppress(OSError):  # it has ended, which its next call reports
             call = AnnounceCall(endpoints)
             self._backend.processes[worker.name].connection.send(WorkerRequest(0, call))
-
-    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
-        """See `Lease.sharers`. Always empty."""
-        return {}
 
     def status(self, worker: Worker) -> int:
         """See `Lease.status`."""

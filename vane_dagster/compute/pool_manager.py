@@ -22,7 +22,6 @@ from vane_dagster.compute.pool_state import (
     Pool,
     PoolInfo,
     PoolState,
-    Sharer,
     WorkerStart,
 )
 from vane_dagster.compute.variables import Variables
@@ -73,7 +72,7 @@ class PoolManager:
         self._kill(grant.kill)
         for start in grant.start:
             self._create(start)
-        return LeaseAnswer(grant.workers, self._pool_state.sharers(request.id))
+        return LeaseAnswer(grant.workers)
 
     async def variables(self) -> Variables:
         """See `Backend.variables`."""
@@ -83,11 +82,10 @@ class PoolManager:
         """See `Capacity.adds_nodes`."""
         return adds_nodes()
 
-    async def heartbeat(self, beat: LeaseRecord) -> dict[str, tuple[Sharer, ...]] | None:
-        """Keep a lease alive."""
+    async def heartbeat(self, beat: LeaseRecord) -> bool:
+        """Keep a lease alive; return False if it has ended."""
         await self._started()
-        in_force = self._pool_state.heartbeat(beat, time.monotonic())
-        return self._pool_state.sharers(beat.id) if in_force else None
+        return self._pool_state.heartbeat(beat, time.monotonic())
 
     async def claim(self, request: ClaimRequest) -> ClaimAnswer:
         """See `ClaimTable.ask`."""

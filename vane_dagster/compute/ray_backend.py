@@ -26,7 +26,7 @@ from vane_dagster.compute.api import (
 from vane_dagster.compute.client import PoolManagerClient, brief
 from vane_dagster.compute.growth import listed
 from vane_dagster.compute.head_watch import HeadWatch
-from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord, Sharer
+from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord
 from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.waits import Waits, short
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Group
@@ -187,7 +187,6 @@ class RayLease:
         import ray
 
         self.id = record.id
-        self._sharers = granted.sharers
         self._pool_manager, self._watch = pool_manager, watch
         self._pools = {pool.identity: pool for pool in pools}
         self._claims = {claim.identity: claim for claim in record.claims}
@@ -209,21 +208,15 @@ class RayLease:
 
         while not self._over.wait(record.ttl_seconds / _BEATS) and ray.is_initialized():
             try:
-                sharers = self._pool_manager.call("heartbeat", record)
-                if sharers is None:
+                if not self._pool_manager.call("heartbeat", record):
                     self._expired = True
                     return
-                self._sharers = sharers
             except Exception as error:  # the pool manager is gone; the run continues without it
                 _log.debug("heartbeat: %s", error)
 
     def workers(self) -> Sequence[Worker]:
         """See `Lease.workers`."""
         return list(self._workers)
-
-    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
-        """See `Lease.sharers`. A few seconds old."""
-        return self._sharers
 
     def load(self, worker: Worker, endpoints: Endpoints) -> int:
         """See `Lease.load`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Union
 
@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from vane_dagster.compute.api import TICKETS, CallResult, Capacity, TableLostError, Worker
 from vane_dagster.compute.local_backend import LocalBackend, LocalLease
-from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.ray_backend import RayBackend, RayLease
 from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.waits import Waits
@@ -113,10 +112,6 @@ class RoutedLease:
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:
         """See `Lease.announce`."""
         self._lease_of(worker.pool).announce(worker, endpoints)
-
-    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
-        """See `Lease.sharers`. No other run has the driver's subprocesses."""
-        return self._cluster.sharers()
 
     def status(self, worker: Worker) -> int:
         """See `Lease.status`."""

@@ -43,9 +43,6 @@ class Side:
     def workers(self) -> Sequence[Worker]:
         return self._workers
 
-    def sharers(self) -> Mapping[str, Any]:
-        return {}
-
     def load(self, worker: Worker, endpoints: Any = None) -> int:
         return next(TICKETS)
 
