@@ -13,7 +13,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock

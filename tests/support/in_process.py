@@ -6,7 +6,7 @@ import itertools
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 

@@ -209,8 +209,8 @@ class LocalBackend:
         num_cpus: int | None = None,
         num_gpus: int | None = None,
         resources: Mapping[str, float] | None = None,
-        start: StartProcess = start_process,
         taken_gpus: int = 0,
+        start: StartProcess = start_process,
     ) -> None:
         self._devices = own_gpus(num_gpus, taken_gpus)
         cpus = num_cpus or os.cpu_count() or 1
@@ -227,16 +227,8 @@ class LocalBackend:
         self._end = weakref.finalize(self, _close, *given)
 
     @classmethod
-    def warm(
-        cls,
-        num_cpus: int | None = None,
-        num_gpus: int | None = None,
-        resources: Mapping[str, float] | None = None,
-        start: StartProcess = start_process,
-        taken_gpus: int = 0,
-    ) -> LocalBackend:
-        """The backend that waits, if it has these settings and surroundings, or else a new one."""
-        settings = num_cpus, num_gpus, dict(resources or {}), start, taken_gpus
+    def warm(cls, *settings: Any) -> LocalBackend:
+        """The waiting backend, if these are its arguments and surroundings, or else a new one."""
         surroundings = _surroundings(settings)
         with _waiting_lock:
             found = _waiting.pop() if _waiting else None

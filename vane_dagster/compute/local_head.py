@@ -363,7 +363,7 @@ class LocalHead(HeadFolder):
         self.log_path = self.folder / "ray-start.log"
 
     def ensure(self) -> Head:
-        """Return the running head, now used with this object's idle time; start one if none runs."""
+        """Return the running head, with this object's idle time; start one if there is none."""
         self._verify_folder(create=True)
         with self._flock():
             head = self.read()

@@ -201,18 +201,14 @@ class RayLease:
         self._over = threading.Event()
         self._expired = False
         record.workers = tuple(worker.name for worker in self._workers)
-        threading.Thread(target=self._beat, args=(record,), daemon=True).start()
+        _start_beating(self._over, record.ttl_seconds, lambda: self._beat(record))
 
-    def _beat(self, record: LeaseRecord) -> None:
-        import ray
-
-        while not self._over.wait(record.ttl_seconds / _BEATS) and ray.is_initialized():
-            try:
-                if not self._pool_manager.call("heartbeat", record):
-                    self._expired = True
-                    return
-            except Exception as error:  # the pool manager is gone; the run continues without it
-                _log.debug("heartbeat: %s", error)
+    def _beat(self, record: LeaseRecord) -> bool:
+        try:
+            self._expired = not self._pool_manager.call("heartbeat", record)
+        except Exception as error:  # the pool manager is gone; the run continues without it
+            _log.debug("heartbeat: %s", error)
+        return not self._expired
 
     def workers(self) -> Sequence[Worker]:
         """See `Lease.workers`."""
@@ -223,9 +219,7 @@ class RayLease:
         pool = self._pools[worker.pool]
         archive = self._archives.get(worker.pool, b"")
         env = forwarded(pool)
-        call = LoadCall(
-            pool.model, b"", pool.threads, env, pool.lifecycle, endpoints, versions()
-        )
+        call = LoadCall(pool.model, b"", pool.threads, env, pool.lifecycle, endpoints, versions())
         ticket = self._called(worker, lambda actor: (actor.load.remote(call, archive), None))
         self._loads.add(ticket)
         return ticket
@@ -393,7 +387,7 @@ class RayClaims:
         self._pool_manager, self._run_id, self._lasts = pool_manager, run_id, ttl_seconds
         self._holder = f"{run_id}-{secrets.token_hex(4)}"
         self._over = threading.Event()
-        threading.Thread(target=self._beat, name="vane-claims", daemon=True).start()
+        _start_beating(self._over, ttl_seconds, lambda: bool(self.ask(())))
 
     def ask(
         self,
@@ -402,9 +396,7 @@ class RayClaims:
         ages: Mapping[str, float] | None = None,
     ) -> ClaimAnswer:
         """See `Claims.ask`. Without a pool manager everything is granted: claims only save work."""
-        request = ClaimRequest(
-            self._holder, self._run_id, self._lasts, groups, release, ages or {}
-        )
+        request = ClaimRequest(self._holder, self._run_id, self._lasts, groups, release, ages or {})
         try:
             answer: ClaimAnswer = self._pool_manager.call("claim", request)
             return answer
@@ -423,8 +415,13 @@ class RayClaims:
         if ray.is_initialized() and not is_lost:
             self._pool_manager.send("end_claims", self._holder)
 
-    def _beat(self) -> None:
-        import ray
 
-        while not self._over.wait(self._lasts / _BEATS) and ray.is_initialized():
-            self.ask(())
+def _start_beating(over: threading.Event, ttl_seconds: float, beat: Callable[[], bool]) -> None:
+    """Call a function several times in each `ttl_seconds`, on a thread, while it returns True."""
+    import ray
+
+    def body() -> None:
+        while not over.wait(ttl_seconds / _BEATS) and ray.is_initialized() and beat():
+            pass
+
+    threading.Thread(target=body, daemon=True).start()

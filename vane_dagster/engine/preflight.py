@@ -213,9 +213,9 @@ def other_variables(
     Workers have the environment of the process that started their cluster. A string of the code
     that equals the name of a variable suffices.
     """
-    for stage, identity in identities.items() if variables else ():
+    for stage, identity in identities.items():
         spec = pipeline[stage].spec
-        if not spec.runs_udf or spec.on_driver:
+        if variables is None or not spec.runs_udf or spec.on_driver:
             continue
         named = identity.literals.difference(spec.workers._env_vars)
         if found := variables.differing(named):
@@ -238,7 +238,7 @@ def missing_keys(
 
     Nodes may differ: nothing is known of a cluster with several, or whose autoscaler may add some.
     """
-    is_known = variables is not None and len(capacity.nodes) == 1 and not capacity.adds_nodes
+    known = variables if len(capacity.nodes) == 1 and not capacity.adds_nodes else None
     findings = []
     for stage in stages:
         spec = pipeline[stage].spec
@@ -253,7 +253,7 @@ def missing_keys(
             fix = "Set it where the run is launched, and name" if not is_set else "Name"
             fix += f" it in vd.Workers(env_vars=[{variable!r}])"
             is_sent = is_set and variable in spec.workers._env_vars
-            is_missing = not is_sent and is_known and not variables.holds(variable)
+            is_missing = not is_sent and known is not None and not known.holds(variable)
         if is_missing:
             findings.append(
                 PreflightFinding(

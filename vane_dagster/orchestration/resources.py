@@ -180,10 +180,8 @@ class RayCompute(Compute):
             raise ComputeError(
                 f"RayCompute: subprocesses is a {type(own).__name__}; expected a LocalCompute"
             )
-        local = LocalBackend.warm(
-            own.num_cpus, own.num_gpus, own.resources, taken_gpus=backend.gpus_here()
-        )
-        return RoutedBackend(backend, local)
+        settings = (own.num_cpus, own.num_gpus, dict(own.resources), backend.gpus_here())
+        return RoutedBackend(backend, LocalBackend.warm(*settings))
 
     def _connect(self, warn: Callable[[str], None], start: bool) -> None:
         from vane_dagster.compute.connection import connect_address
@@ -236,7 +234,7 @@ class LocalCompute(Compute):
         """Implement `Compute.backend`."""
         from vane_dagster.compute.local_backend import LocalBackend
 
-        return LocalBackend.warm(self.num_cpus, self.num_gpus, self.resources)
+        return LocalBackend.warm(self.num_cpus, self.num_gpus, dict(self.resources))
 
     def with_subprocesses(self, backend: "Backend") -> "Backend":
         """Implement `Compute.with_subprocesses`: all pools are subprocesses already."""

@@ -415,7 +415,7 @@ def test_drivers_are_seen_whatever_they_connect_by(
             assert line
         assert set(drivers(mark, shared.head.address)) == {plain.pid}
         with monkeypatch.context() as mac:
-                    mac.setattr(psutil, "net_connections", lambda kind: (_ for _ in ()).throw(DENIED))
+            mac.setattr(psutil, "net_connections", lambda kind: (_ for _ in ()).throw(DENIED))
             assert set(drivers(mark, shared.head.address)) == {plain.pid}
         listed = json.loads(cli(shared.home, "list", "--json").stdout)
         (mine,) = [one for one in listed if one["address"] == shared.head.address]

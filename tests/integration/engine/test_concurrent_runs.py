@@ -17,9 +17,7 @@ from support.concurrent_runs import (  # noqa: F401  # fixtures
 from support.data import write_source
 from support.pool_models import until
 from vane_dagster.compute.local_backend import LocalBackend
-from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.events import Committed, Failed, Waiting
-from vane_dagster.worker.pools import PoolSpec
 
 
 def test_two_runs_of_a_partition_compute_it_once(tmp_path, ray_compute):

@@ -18,7 +18,7 @@ from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
 from support.arguments import grouped
-from support.data import read_stage, write_source
+from support.data import write_source
 from support.results import failure
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.worker.calls import LoadCall

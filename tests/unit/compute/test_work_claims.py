@@ -11,7 +11,6 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from vane_dagster.compute.api import Worker
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable, Group
 from vane_dagster.engine.accounting import WaveProgress
@@ -27,7 +26,6 @@ from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.pools import PoolSpec
 
 # The table
 
