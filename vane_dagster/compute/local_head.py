@@ -8,6 +8,7 @@ for long enough (`idle_watcher`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -356,7 +357,7 @@ class LocalHead(HeadFolder):
         )
         self.name = name
         self.idle_minutes = idle_minutes
-        self.ray_version = importlib.metadata.version("ray")
+        self.ray_version = _version("ray")
         # Includes the host: homes are shared over networks, and by containers with their host.
         identity = [os.getuid(), platform.node(), sys.prefix, platform.python_version()]
         super().__init__(_home(home) / _digest([*identity, self.ray_version, name], 16))
@@ -472,6 +473,9 @@ class LocalHead(HeadFolder):
 
 def _home(home: str | Path | None) -> Path:
     return state_home() if home is None else Path(os.path.abspath(Path(home).expanduser()))
+
+
+_version = functools.cache(importlib.metadata.version)
 
 
 def _digest(parts: object, length: int) -> str:

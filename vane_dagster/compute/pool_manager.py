@@ -52,10 +52,10 @@ class PoolManager:
         # Makes a restarted pool manager adopt its pools even if nobody ever calls it again.
         ray.get_runtime_context().current_actor.hello.remote()
 
-    async def hello(self) -> str:
-        """The protocol of the code that runs here, for comparison with the driver's."""
+    async def hello(self) -> tuple[str, Variables, bool]:
+        """The protocol of the code that runs here, the variables, and `Capacity.adds_nodes`."""
         await self._started()
-        return protocol()
+        return protocol(), Variables.here(), adds_nodes()
 
     async def acquire(self, request: LeaseRecord) -> LeaseAnswer:
         """Grant a lease, or answer that it must wait; drivers poll about every second."""
@@ -73,14 +73,6 @@ class PoolManager:
         for start in grant.start:
             self._create(start)
         return LeaseAnswer(grant.workers)
-
-    async def variables(self) -> Variables:
-        """See `Backend.variables`."""
-        return Variables.here()
-
-    async def adds_nodes(self) -> bool:
-        """See `Capacity.adds_nodes`."""
-        return adds_nodes()
 
     async def heartbeat(self, beat: LeaseRecord) -> bool:
         """Keep a lease alive; return False if it has ended."""

@@ -67,12 +67,11 @@ class RayBackend:
         found = self._watch.call(ray.nodes)
         nodes = tuple(node["Resources"] for node in found if node["Alive"])
         memory = int(sum(node.get("object_store_memory", 0) for node in nodes))
-        return Capacity(nodes, memory, self._pool_manager.call("adds_nodes"))
+        return Capacity(nodes, memory, self._pool_manager.adds_nodes)
 
     def variables(self) -> Variables:
         """See `Backend.variables`."""
-        found: Variables = self._pool_manager.call("variables")
-        return found
+        return self._pool_manager.variables
 
     def lease(
         self,
@@ -83,14 +82,12 @@ class RayBackend:
         waits: Waits | None = None,
     ) -> RayLease:
         """See `Backend.lease`."""
-        capacity = self.capacity()
-        for pool in pools:
-            check_can_fit(capacity, pool)
         claims = tuple(pool.request(self._idle_seconds) for pool in pools)
         id = f"{run_id}-{secrets.token_hex(4)}"
         request = LeaseRecord(id, run_id, claims, 0.0, self._lease_seconds, priority=priority)
-        waits = waits or Waits(_log_wait)
-        granted = self._acquired(request, cancelled or threading.Event(), waits)
+        granted = self._acquired(
+            request, pools, cancelled or threading.Event(), waits or Waits(_log_wait)
+        )
         return RayLease(self._pool_manager, self._watch, request, pools, granted)
 
     def gpus_here(self) -> int:
@@ -114,15 +111,23 @@ class RayBackend:
         return RayClaims(self._pool_manager, run_id, self._lease_seconds)
 
     def _acquired(
-        self, request: LeaseRecord, cancelled: threading.Event, waits: Waits
+        self,
+        request: LeaseRecord,
+        pools: Sequence[PoolSpec],
+        cancelled: threading.Event,
+        waits: Waits,
     ) -> LeaseAnswer:
-        pause = 0.02
+        pause = first = 0.02
         try:
             while True:
                 answer: LeaseAnswer = self._pool_manager.call("acquire", request)
                 if answer.workers is not None:
                     waits.end("lease", f"{_wanted(request)}: leased after a wait")
                     return answer
+                if pause == first:
+                    capacity = self.capacity()
+                    for pool in pools:
+                        check_can_fit(capacity, pool)
                 if answer.hopeless:
                     raise ComputeError(_never_fits(request, self.capacity()))
                 waits.begin("lease", _waiting(request, answer), answer.blocking_runs)

@@ -13,7 +13,6 @@ from vane_dagster.compute.api import Backend, Capacity
 from vane_dagster.compute.variables import Variables
 from vane_dagster.engine.server_pools import declared_servers, server_pool
 from vane_dagster.errors import (
-    ComputeError,
     PreflightError,
     StoreError,
     VaneError,
@@ -88,7 +87,6 @@ def check_all(
     Leases and loads nothing, and leaves no files behind.
     """
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        there = threads.submit(backend.variables) if backend else None
         written = [
             threads.submit(_not_writable, location, write_target)
             for location, write_target in _written(pipeline, stages, partitions, store)
@@ -103,13 +101,8 @@ def check_all(
         findings += more
         for asked in written:
             findings += asked.result()
-        variables = None
-        if there is not None:
-            try:
-                variables = there.result()
-            except ComputeError as error:
-                findings.append(PreflightFinding("", str(error)))
-            findings += missing_keys(pipeline, stages, capacity, variables)
+    variables = backend.variables() if backend else None
+    findings += missing_keys(pipeline, stages, capacity, variables) if backend else []
     others = other_variables(pipeline, identities, variables)
     notices = (*models_on_import(pipeline, stages), *others)
     return Checked(capacity, code, identities, tuple(findings), notices, servers)

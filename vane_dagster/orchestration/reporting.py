@@ -322,10 +322,12 @@ class RunReport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the prefetching; log a summary of a run that was planned."""
-        if self._done is not None:
-            self._done.close()
-            self._log.info(self._summary.text(finished=kind is None))
+        """Write the pending events; log a summary of a run that was planned."""
+        with events_grouped(self._context.instance):
+            self.flush()
+            if self._done is not None:
+                self._done.close()
+                self._log.info(self._summary.text(finished=kind is None))
         if self._timeline is not None:
             self._log.info(self._timeline.text(self._context))
         if kind is not None:  # the run ends with another error

@@ -111,7 +111,7 @@ class RunContext:
         run_id: Id of the run.
         check_runner: Evaluates the checks.
         listen: Receives the events, on the thread that executes a plan.
-        flush: Called when no event has come for a moment, and after the last one.
+        flush: Called when no event has come for a moment.
         check: Called every few seconds; an exception stops the run.
         log: Receives warnings about the cluster.
         priority: The run's priority when runs compete for workers; the highest goes first.
@@ -279,7 +279,6 @@ def on_a_thread(
                 run.flush()
                 continue
             if event is None:
-                run.flush()
                 return True
             run.listen(event)
         return False
@@ -292,7 +291,6 @@ def on_a_thread(
                 if (event := events.get(left)) is None:
                     break
                 run.listen(event)
-        run.flush()
 
     thread = threading.Thread(target=body, name="vane-execute", daemon=True)
     thread.start()

@@ -188,7 +188,7 @@ def test_all_models_that_cannot_start_are_reported_at_once(tmp_path, local, mate
 def test_a_worker_of_other_versions_does_not_load(cluster):
     cluster.connect()
     request = PoolRequest("a", "A", (1, 1), {}, 1)
-    actor = ray.remote(num_cpus=0)(HostActor).remote(request, 1)
+    actor = ray.remote(num_cpus=0, concurrency_groups={"control": 1})(HostActor).remote(request, 1)
     try:
         expected = {**versions(), "pyarrow": "1.0"}
         report = ray.get(actor.load.remote(LoadCall(None, versions=expected), b""))
