@@ -260,7 +260,8 @@ class RunReport:
 
     def _planned(self, plan: RunPlan) -> None:
         """Report the listed source files to Dagster, to keep downstream assets from being stale."""
-        self._log.info(str(plan))
+        if plan.needed() or plan.failed:  # the summary has the rest
+            self._log.info(str(plan))
         self._done = ReadAhead(self._store, plan)
         inferred = [stage for stage in self._pipeline if stage.spec.is_inferred]
         self._definitions = {
