@@ -23,7 +23,7 @@ import vane_dagster as vd
 from benchmarks.report import machine
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.events import Committed, Event
-from vane_dagster.orchestration.run import run_pipeline
+from vane_dagster.orchestration.run import RunContext, run_pipeline
 
 PARTITIONS = 5
 ELEMENTS = 64
@@ -206,18 +206,8 @@ def _seconds(root: Path, data: str, add: Callable[..., vd.Stage], name: str) -> 
             commits.append(time.perf_counter())
 
     store = vd.FragmentStore(root=str(root / "stores" / name)).open()
-    run_pipeline(
-        pipeline,
-        ["out"],
-        keys,
-        vd.LocalCompute(num_cpus=2),
-        store,
-        "run",
-        listen=listen,
-        log=lambda _: None,
-        check=lambda: None,
-        check_runner=CheckRunner(pipeline, store),
-    )
+    context = RunContext(store, "run", CheckRunner(pipeline, store), listen=listen)
+    run_pipeline(context, pipeline, ["out"], keys, vd.LocalCompute(num_cpus=2))
     assert len(commits) == PARTITIONS
     return commits[-1] - commits[0]
 

@@ -32,7 +32,7 @@ from sqlalchemy.engine import Engine
 
 import vane_dagster as vd
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.orchestration.run import run_pipeline
+from vane_dagster.orchestration.run import RunContext, run_pipeline
 
 STAGES = ("clean", "embedded", "labels")
 ROWS = 200
@@ -138,18 +138,8 @@ def _bare(root: Path, given: argparse.Namespace) -> dict[str, float]:
     store = vd.FragmentStore(root=str(root / "bare")).open()
     pipeline = _pipeline(root, keys)
     start = time.perf_counter()
-    run_pipeline(
-        pipeline,
-        STAGES,
-        keys,
-        vd.LocalCompute(),
-        store,
-        "run",
-        listen=lambda event: None,
-        log=lambda text: None,
-        check=lambda: None,
-        check_runner=CheckRunner(pipeline, store),
-    )
+    context = RunContext(store, "run", CheckRunner(pipeline, store))
+    run_pipeline(context, pipeline, STAGES, keys, vd.LocalCompute())
     return {"seconds": time.perf_counter() - start}
 
 

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 import vane_dagster as vd
 from benchmarks.report import machine
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.orchestration.run import run_pipeline
+from vane_dagster.orchestration.run import RunContext, run_pipeline
 
 LETTERS = 600
 FILES = 4
@@ -443,18 +443,8 @@ def first_run(root: Path, fn: Callable[..., Any], reuse: Literal["rows", "fragme
     with tempfile.TemporaryDirectory(dir=root) as folder:
         store = vd.FragmentStore(root=folder).open()
         started = time.perf_counter()
-        run_pipeline(
-            pipeline,
-            ["out"],
-            [None],
-            vd.LocalCompute(num_cpus=2),
-            store,
-            "run",
-            listen=lambda event: None,
-            log=lambda _: None,
-            check=lambda: None,
-            check_runner=CheckRunner(pipeline, store),
-        )
+        context = RunContext(store, "run", CheckRunner(pipeline, store))
+        run_pipeline(context, pipeline, ["out"], [None], vd.LocalCompute(num_cpus=2))
         return time.perf_counter() - started
 
 

@@ -13,7 +13,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -145,8 +145,8 @@ class SleepingWorkers:
     def capacity(self) -> Capacity:
         return Capacity(tuple(self._nodes.values()), 1 << 44)
 
-    def versions(self) -> Mapping[str, Any]:
-        return {}
+    def variables(self) -> None:
+        return None
 
     def claims(self, run_id: str) -> SleepingWorkers:
         return self
@@ -175,9 +175,6 @@ class SleepingWorkers:
 
     def workers(self) -> Sequence[Worker]:
         return list(self._workers)
-
-    def sharers(self) -> Mapping[str, Any]:
-        return {}
 
     def load(self, worker: Worker, endpoints: Any) -> int:
         return self._call(worker, 0.0, LoadReport(False, 0.0, 1, "cpu", "node"))

@@ -117,7 +117,7 @@ def assert_switching_heads(default: Head, home: Path) -> None:
         print(ray.get_runtime_context().gcs_address == two.address)
     """
     refusal, switched = python(code, home).stdout.splitlines()
-    assert f"already connected to the Ray cluster at {default.address}" in refusal
+    assert f"is connected to the Ray cluster at {default.address}" in refusal
     assert "ray.shutdown()" in refusal
     assert switched == "True"
 

@@ -223,6 +223,7 @@ METHODS = {
 
 def test_no_port_of_a_head_answers_without_the_token(cluster: vd.LocalCluster) -> None:
     import grpc
+    import psutil
 
     from vane_dagster.compute import processes
 
@@ -232,7 +233,6 @@ def test_no_port_of_a_head_answers_without_the_token(cluster: vd.LocalCluster) -
 
     holder = ray.remote(num_cpus=0)(type("Holder", (), {"ping": lambda self: None})).remote()
     ray.get(holder.ping.remote())
-    psutil = processes._psutil()
     ports = {
         connection.laddr.port
         for pid in processes.marked(str(local.temp_dir))

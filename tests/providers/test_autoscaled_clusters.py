@@ -153,7 +153,7 @@ from vane_dagster.compute.api import Cancelled
 from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.compute.waits import Waits
 from vane_dagster.worker.pools import PoolSpec
-from vane_dagster.orchestration.resources import connect_address
+from vane_dagster.compute.connection import connect_address
 import ray
 
 connect_address(sys.argv[1], {})

@@ -13,7 +13,7 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
-from vane_dagster.compute.api import Backend, CallResult, TableBackend, TableLease, Worker
+from vane_dagster.compute.api import Backend, CallResult, Lease, Worker
 from vane_dagster.errors import ComputeError
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.pipeline.contracts import BatchCall
@@ -28,7 +28,7 @@ CALL = CallUdf(cloudpickle.dumps({}), None, BatchCall(), 1, "one_to_one", 1, ("i
 """A call for each row."""
 
 
-def answer(lease: TableLease, ticket: int) -> CallResult:
+def answer(lease: Lease, ticket: int) -> CallResult:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for result in lease.wait(1):
@@ -37,13 +37,13 @@ def answer(lease: TableLease, ticket: int) -> CallResult:
     raise TimeoutError("no call was answered")
 
 
-def load(lease: TableLease, worker: Worker) -> LoadReport:
+def load(lease: Lease, worker: Worker) -> LoadReport:
     report = answer(lease, lease.load(worker, NO_SERVERS)).report
     assert isinstance(report, LoadReport)
     return report
 
 
-def start(lease: TableLease, worker: Worker, op: Op, *inputs: Any) -> int:
+def start(lease: Lease, worker: Worker, op: Op, *inputs: Any) -> int:
     """Start work on tables, or on slices of them: ``(table, start, stop)``."""
     given = [each if isinstance(each, tuple) else (each, 0, None) for each in inputs]
     rows = tuple(TableRows(place, *rest) for place, (_, *rest) in enumerate(given))
@@ -54,7 +54,7 @@ def start(lease: TableLease, worker: Worker, op: Op, *inputs: Any) -> int:
     return lease.run(worker, work, [table for table, *_ in given])
 
 
-def run(lease: TableLease, worker: Worker, op: Op, *inputs: Any) -> tuple[Any, WorkReport]:
+def run(lease: Lease, worker: Worker, op: Op, *inputs: Any) -> tuple[Any, WorkReport]:
     done = answer(lease, start(lease, worker, op, *inputs))
     assert isinstance(done.report, WorkReport), done.lost
     return done.table, done.report
@@ -85,7 +85,7 @@ def calls(folder: Path) -> int:
     return log.read_text().count("row") if log.exists() else 0
 
 
-def held_row(backend: TableBackend, folder: Path, pool: PoolSpec) -> Any:
+def held_row(backend: Backend, folder: Path, pool: PoolSpec) -> Any:
     """Return a lease, its worker, the worker's process, and a call that has begun its first row."""
     lease = backend.lease("run", [pool])
     (worker,) = lease.workers()
@@ -105,7 +105,6 @@ def test_a_worker_is_leased_loaded_and_replaced(backend: Backend) -> None:
     lease: Any = backend.lease("run", [POOL])
     (worker,) = lease.workers()
     assert worker.pool == POOL.identity
-    assert lease.sharers() == {} or not any(lease.sharers().values())
     load(lease, worker)
     other = lease.replace(worker)
     assert (other.pool, other.name != worker.name) == (POOL.identity, True)
@@ -114,7 +113,7 @@ def test_a_worker_is_leased_loaded_and_replaced(backend: Backend) -> None:
     lease.release()
 
 
-def test_a_released_worker_is_leased_again(backend: TableBackend) -> None:
+def test_a_released_worker_is_leased_again(backend: Backend) -> None:
     first = backend.lease("run", [POOL])
     (worker,) = first.workers()
     load(first, worker)
@@ -125,12 +124,12 @@ def test_a_released_worker_is_leased_again(backend: TableBackend) -> None:
     second.release()
 
 
-def test_a_pool_that_can_never_fit_is_refused(backend: TableBackend) -> None:
-    with pytest.raises(ComputeError, match="Much: 1 worker of 99 CPU was asked for"):
+def test_a_pool_that_can_never_fit_is_refused(backend: Backend) -> None:
+    with pytest.raises(ComputeError, match="Much"):
         backend.lease("run", [PoolSpec("much", "Much", (1, 1), {"CPU": 99.0})])
 
 
-def test_work_reads_tables_and_its_result_is_a_table(backend: TableBackend) -> None:
+def test_work_reads_tables_and_its_result_is_a_table(backend: Backend) -> None:
     lease = backend.lease("run", [POOL])
     (worker,) = lease.workers()
     load(lease, worker)
@@ -143,7 +142,7 @@ def test_work_reads_tables_and_its_result_is_a_table(backend: TableBackend) -> N
     lease.release()
 
 
-def test_an_error_of_work_is_reported_and_loses_no_worker(backend: TableBackend) -> None:
+def test_an_error_of_work_is_reported_and_loses_no_worker(backend: Backend) -> None:
     lease = backend.lease("run", [POOL])
     (worker,) = lease.workers()
     load(lease, worker)
@@ -158,7 +157,7 @@ def test_an_error_of_work_is_reported_and_loses_no_worker(backend: TableBackend)
 
 
 def test_a_worker_that_dies_loses_its_calls_and_is_replaced(
-    backend: TableBackend, tmp_path: Path
+    backend: Backend, tmp_path: Path
 ) -> None:
     lease, worker, pid, ticket = held_row(backend, tmp_path, held_pool(tmp_path))
     os.kill(pid, signal.SIGKILL)
@@ -177,7 +176,7 @@ def test_a_worker_that_dies_loses_its_calls_and_is_replaced(
     lease.release()
 
 
-def test_a_released_lease_stops_its_work(backend: TableBackend, tmp_path: Path) -> None:
+def test_a_released_lease_stops_its_work(backend: Backend, tmp_path: Path) -> None:
     pool = held_pool(tmp_path)
     first, *_ = held_row(backend, tmp_path, pool)
     first.release()

@@ -19,7 +19,7 @@ from support.data import read_stage, write_source
 from support.warm_pools import clear
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.events import Event
-from vane_dagster.orchestration.run import run_pipeline
+from vane_dagster.orchestration.run import RunContext, run_pipeline
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as the test modules
 
@@ -59,11 +59,9 @@ class Driver:
 
         def body() -> None:
             try:
-                run_pipeline(
-                    pipeline, tuple(pipeline.stages), [None], compute, store, name,
-                    listen=self.events.append, log=lambda _: None, check=lambda: None,
-                    check_runner=CheckRunner(pipeline, store),
-                )  # fmt: skip
+                checks = CheckRunner(pipeline, store)
+                context = RunContext(store, name, checks, listen=self.events.append)
+                run_pipeline(context, pipeline, tuple(pipeline.stages), [None], compute)
             except BaseException as error:
                 self.error = error
 

@@ -6,7 +6,7 @@ import itertools
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -48,8 +48,8 @@ class InProcess:
     def capacity(self) -> Capacity:
         return Capacity(({"CPU": 2.0},), 1 << 30, is_cluster=False)
 
-    def versions(self) -> Mapping[str, Any]:
-        return {}
+    def variables(self) -> None:
+        return None
 
     def claims(self, run_id: str) -> NoClaims:
         return NoClaims()
@@ -72,9 +72,6 @@ class InProcess:
 
     def workers(self) -> list[Worker]:
         return list(self._workers)
-
-    def sharers(self) -> Mapping[str, Any]:
-        return {}
 
     def load(self, worker: Worker, endpoints: Any) -> int:
         pool = self._pools[worker.pool]

@@ -30,7 +30,7 @@ class ForkedLocal(vd.LocalCompute):
     def backend(self, warn: Callable[[str], None]) -> Backend:
         if _session is None or _surroundings() != _session:
             return super().backend(warn)
-        return LocalBackend.warm(self.num_cpus, self.num_gpus, self.resources, start_forked)
+        return LocalBackend.warm(self.num_cpus, self.num_gpus, self.resources, 0, start_forked)
 
 
 class WarmLocal(ForkedLocal):

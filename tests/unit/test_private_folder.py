@@ -305,8 +305,7 @@ def test_duckdb_does_not_spill_into_the_current_folder(
 
 def test_a_cluster_that_another_user_recorded_is_not_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray would look into files of any user; its objects would be unpickled."""
-    from vane_dagster.compute.connection import named_address
-    from vane_dagster.orchestration.resources import connect_address
+    from vane_dagster.compute.connection import connect_address, named_address
 
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

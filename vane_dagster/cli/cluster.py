@@ -14,7 +14,7 @@ import click
 
 from vane_dagster.cli.output import duration, table
 from vane_dagster.compute.local_head import HeadFolder, LocalHead
-from vane_dagster.compute.local_heads import RunningHead, conflicts, running_heads
+from vane_dagster.compute.local_heads import RunningHead, running_heads
 from vane_dagster.compute.processes import drivers, marked, memory_of
 from vane_dagster.errors import ComputeError, names
 
@@ -63,14 +63,13 @@ def status(name: str, as_json: bool) -> None:
             for line in _lines(local.watcher_log)[-1:]:
                 click.echo(f"Its watcher:  {line}")
         sys.exit(1)
-    running = running_heads()
-    own = [one for one in running if one.head == head]
+    own = [one for one in running_heads() if one.head == head]
     if not own:
         raise ComputeError(f"{_who(local)} was stopped just now")
-    record, warnings = _record(own[0]), conflicts(head, running)
+    record = _record(own[0])
     total, free = _resources(local)
     if as_json:
-        found = {"running": True, **record, "free": free, "total": total, "warnings": warnings}
+        found = {"running": True, **record, "free": free, "total": total}
         click.echo(json.dumps(found, indent=1))
         return
     click.echo(f"{_who(local)} is running, for this machine only.")
@@ -82,8 +81,6 @@ def status(name: str, as_json: bool) -> None:
         if not resource.startswith("node:"):
             amounts = (_amount(resource, of.get(resource, 0.0)) for of in (free, total))
             click.echo(f"  {resource}: {' of '.join(amounts)}")
-    for warning in warnings:
-        click.echo(f"Warning: {warning}", err=True)
 
 
 @cluster.command()
@@ -142,7 +139,6 @@ def _record(running: RunningHead) -> dict[str, Any]:
         "started_at": head.started_at,
         "cpus": running.resources.get("CPU", 0.0),
         "gpus": running.resources.get("GPU", 0.0),
-        "gpu_ids": list(running.gpus),
         "processes": len(processes),
         "memory_bytes": memory_of(processes),
         "drivers": [{"pid": pid, "process": name} for pid, name in sorted(connected.items())],

@@ -9,7 +9,7 @@ import click
 
 from vane_dagster.compute.actor_names import NAMESPACE
 from vane_dagster.compute.client import brief, pool_managers
-from vane_dagster.compute.connection import connect
+from vane_dagster.compute.connection import connect, connect_address
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.compute.local_heads import running_heads
 from vane_dagster.errors import ComputeError
@@ -52,8 +52,6 @@ def managers_of(name: str | None, address: str | None) -> dict[str, Any]:
                 "server runs; `vane-dagster cluster list` shows the clusters that run"
             )
     else:
-        from vane_dagster.orchestration.resources import connect_address
-
         if heads := [one.head for one in running_heads() if one.head.address == address]:
             connect(heads[0], NAMESPACE)  # it takes a token, and listens on 127.0.0.1 alone
         else:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 
-from vane_dagster.compute.code_digest import protocol
+from vane_dagster.worker.code_digest import protocol
 
 NAMESPACE = "vane_dagster"
 _PREFIX = "keeper-"  # Frozen: clusters hold actors of older versions, which `pools` must find.

@@ -70,8 +70,6 @@ def plan_waves(
         earliest = max((placed[u] for u in upstream[stage] if u in placed), default=0)
         own = [pools[stage]] if stage in pools else []
         own += [(servers or {})[identity] for pool in own for identity in pool.uses.values()]
-        for pool in own:
-            check_can_fit(capacity, pool)
         _check_can_fit_together(capacity, stage, own)
         index = earliest
         while own and index < len(waves) and not _join(capacity, claimed[index], own):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Union
 
-import pyarrow as pa
-
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_variables
-from vane_dagster.compute.code_digest import Versions
-from vane_dagster.compute.pool_state import Sharer
+from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.errors import ComputeError
@@ -25,6 +23,8 @@ from vane_dagster.worker.reports import LoadReport, WorkerStatus, WorkReport
 
 IO_WORKERS = "io"
 """Identity of the pool of I/O workers, which read, project, join and write."""
+TICKETS = itertools.count(1)
+"""Numbers for calls, unique in this process."""
 
 
 def lease_expired(lease_id: str) -> ComputeError:
@@ -122,9 +122,6 @@ class Lease(Protocol):
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:
         """Tell a worker the endpoints of servers that its code calls. Nothing answers."""
 
-    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
-        """Other runs that share workers of this lease, by worker name."""
-
     def status(self, worker: Worker) -> int:
         """Ask what a worker is doing, while it works; answered by a `WorkerStatus`."""
 
@@ -153,10 +150,10 @@ class Backend(Protocol):
     def capacity(self) -> Capacity:
         """Resources of the cluster."""
 
-    def versions(self) -> Mapping[str, Versions | str]:
-        """Versions on each node that may have another environment than this process.
+    def variables(self) -> Variables | None:
+        """Environment variables of workers, as those of the pool manager's node.
 
-        A node that cannot run a worker reports the reason instead.
+        None if workers have the variables of this process.
         """
 
     def claims(self, run_id: str) -> Claims:
@@ -178,27 +175,3 @@ class Backend(Protocol):
 
 class TableLostError(Exception):
     """A table between two tasks is lost; its fragment can start over."""
-
-
-class TableLease(Lease, Protocol):
-    """A lease with tables that this process can read and write, from any thread."""
-
-    def fetch(self, table: Any) -> pa.Table:
-        """Return a table that a worker has passed on."""
-
-    def put(self, rows: pa.Table) -> Any:
-        """Store a table for the workers, and return the reference to it."""
-
-
-class TableBackend(Backend, Protocol):
-    """A backend whose leases let this process read and write tables."""
-
-    def lease(
-        self,
-        run_id: str,
-        pools: Sequence[PoolSpec],
-        cancelled: threading.Event | None = None,
-        priority: int = 0,
-        waits: Waits | None = None,
-    ) -> TableLease:
-        """See `Backend.lease`."""

@@ -12,9 +12,10 @@ from vane_dagster.compute.actor_names import (
     is_pool_manager,
     pool_manager_name,
 )
-from vane_dagster.compute.code_digest import protocol
 from vane_dagster.compute.head_watch import HeadWatch
+from vane_dagster.compute.variables import Variables
 from vane_dagster.errors import ComputeError
+from vane_dagster.worker.code_digest import protocol
 
 _ANSWER_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
@@ -59,7 +60,6 @@ def make_room() -> None:
 
 PoolManagerMethod = Literal[
     "acquire",
-    "adds_nodes",
     "claim",
     "end_claims",
     "evict",
@@ -67,17 +67,22 @@ PoolManagerMethod = Literal[
     "heartbeat",
     "release",
     "replace",
-    "exchange_versions",
 ]
 """Methods of `PoolManager` that drivers call."""
 
 
 class PoolManagerClient:
-    """Client of the cluster's pool manager; starts one if there is none."""
+    """Client of the cluster's pool manager; starts one if there is none.
+
+    Attributes:
+        watch: The watch of the cluster's head.
+        variables: Environment variables of the pool manager.
+        adds_nodes: See `Capacity`.
+    """
 
     def __init__(self) -> None:
         self.watch: HeadWatch | None = None
-        self.actor = self._found()
+        self._find()
 
     @classmethod
     def known(cls) -> PoolManagerClient | None:
@@ -101,7 +106,7 @@ class PoolManagerClient:
                 if time.monotonic() > deadline:
                     raise _no_answer(method, error) from error
                 time.sleep(0.2)
-                self.actor = self.watch.call(self._found) if self.watch else self._found()
+                self.watch.call(self._find) if self.watch else self._find()
             except ray.exceptions.RayError as error:
                 raise _no_answer(method, error) from error
 
@@ -125,17 +130,42 @@ class PoolManagerClient:
         """Call a method without waiting for the answer."""
         getattr(self.actor, method).remote(*args)
 
-    def _found(self) -> Any:
+    def _find(self) -> None:
         import ray
 
         try:
-            return _checked(ray.get_actor(pool_manager_name(), namespace=NAMESPACE))
+            self._greet(ray.get_actor(pool_manager_name(), namespace=NAMESPACE))
+            return
         except (ValueError, ray.exceptions.RayActorError):  # it does not exist, or has just died
             pass
         try:
-            return _checked(_started())
+            self._greet(_started())
         except ray.exceptions.RayActorError as error:
             raise _cannot_run(error) from error
+
+    def _greet(self, actor: Any) -> None:
+        """Check that a pool manager can run and has the driver's code; end it otherwise."""
+        import ray
+
+        try:
+            there, *facts = ray.get(actor.hello.remote(), timeout=_ANSWER_SECONDS)
+        except ray.exceptions.GetTimeoutError as error:
+            raise _no_answer("hello", error) from error
+        except ray.exceptions.RayTaskError as error:
+            ray.kill(actor)
+            raise _cannot_run(error) from error
+        except ray.exceptions.RayActorError:
+            ray.kill(actor)
+            raise
+        if there != protocol():
+            ray.kill(actor)
+            raise ComputeError(
+                f"the cluster has another version of vane-dagster than the driver (protocol "
+                f"{there}, expected {protocol()}). Install the driver's version there"
+            )
+        self.actor = actor
+        self.variables: Variables = facts[0]
+        self.adds_nodes: bool = facts[1]
 
 
 def _started() -> Any:
@@ -154,29 +184,6 @@ def _started() -> Any:
         max_task_retries=5,
     )
     return options.remote(pool_manager_name())
-
-
-def _checked(pool_manager: Any) -> Any:
-    """Check that a pool manager can run and has the driver's code; end it otherwise."""
-    import ray
-
-    try:
-        there = ray.get(pool_manager.hello.remote(), timeout=_ANSWER_SECONDS)
-    except ray.exceptions.GetTimeoutError as error:
-        raise _no_answer("hello", error) from error
-    except ray.exceptions.RayTaskError as error:
-        ray.kill(pool_manager)
-        raise _cannot_run(error) from error
-    except ray.exceptions.RayActorError:
-        ray.kill(pool_manager)
-        raise
-    if there != protocol():
-        ray.kill(pool_manager)
-        raise ComputeError(
-            f"the cluster has another version of vane-dagster than the driver (protocol {there}, "
-            f"expected {protocol()}). Install the driver's version there"
-        )
-    return pool_manager
 
 
 def _cannot_run(error: Exception) -> ComputeError:

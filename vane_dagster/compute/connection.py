@@ -1,4 +1,4 @@
-"""Connection of a process to the local Ray head: with its token, over the loopback address only."""
+"""Connection of a process to a Ray cluster; to a local head with its token, on loopback only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Ray rewrites 127.0.0.1 to the host's own address unless multi-node clusters are disabled.
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 10.0
 
 
 def connect_environment(head: Head) -> dict[str, str]:
@@ -38,39 +38,45 @@ def connect_environment(head: Head) -> dict[str, str]:
 
 
 def connect(head: Head, namespace: str | None = None) -> None:
-    """Connect this process to the head; do nothing if it is already connected."""
-    if _connected(head):
-        return
-    try:
-        check_answers(head.address, ANSWER_SECONDS)
-    except OSError as error:
-        raise ComputeError(
-            f"The local Ray head at {head.address} does not answer ({error}): it hangs, was "
-            "stopped or died. If `vane-dagster cluster list` shows it, stop it with `vane-dagster "
-            f"cluster stop --address {head.address}`; the next run starts another."
-        ) from error
-    os.environ.pop("RAY_AUTH_TOKEN", None)  # it would take precedence over the file
-    os.environ.update(connect_environment(head))
+    """Connect this process to a local head; do nothing if it is already connected."""
+    if "ray" not in sys.modules or not sys.modules["ray"].is_initialized():
+        os.environ.pop("RAY_AUTH_TOKEN", None)  # it would take precedence over the file
+        os.environ.update(connect_environment(head))
+        constants: Any = importlib.import_module("ray._private.ray_constants")
+        raylet: Any = importlib.import_module("ray._raylet")
+        # Ray reads these once, at import or first use, possibly before this call.
+        constants.ENABLE_RAY_CLUSTER = False
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
+    fix = (
+        "It hangs, was stopped or died: if `vane-dagster cluster list` shows it, stop it with "
+        f"`vane-dagster cluster stop --address {head.address}`; the next run starts another"
+    )
+    connect_address(head.address, {"namespace": namespace}, fix)
+
+
+def connect_address(
+    address: str | None,
+    options: Mapping[str, Any],
+    fix: str = "Check the address, that the cluster runs, and RAY_AUTH_MODE and its token where it "
+    "asks for one",
+) -> None:
+    """Connect this process to a Ray cluster, unless it is already connected to it."""
     import ray
 
-    constants: Any = importlib.import_module("ray._private.ray_constants")
-    raylet: Any = importlib.import_module("ray._raylet")
-    # Ray reads these once, at import or first use, possibly before this call.
-    constants.ENABLE_RAY_CLUSTER = False
-    raylet.AuthenticationTokenLoader.instance().reset_cache()
+    if ray.is_initialized():
+        _check_is_connected_to(address)
+        return
+    # Drivers that use Ray Client have no folders for workers to import from.
+    job = {} if "://" in (address or "") else {"job_config": job_config()}
+    address = named_address(address)
+    defaults = {"namespace": "vane_dagster", "logging_level": logging.WARNING}
     try:
+        _check_answers(address)
         with _sigterm_kept(), outliving_head():
-            ray.init(
-                address=head.address,
-                namespace=namespace,
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-                job_config=job_config(),
-            )
-    except (ConnectionError, RuntimeError) as error:
+            ray.init(address=address, **{**defaults, "log_to_driver": False, **job, **options})
+    except (OSError, RuntimeError, ValueError) as error:
         raise ComputeError(
-            f"Cannot connect to the local Ray head at {head.address}: {error}. Stop it with "
-            "`vane-dagster cluster stop`; the next run starts another."
+            f"the Ray cluster at {address!r} cannot be reached: {error}. {fix}"
         ) from error
 
 
@@ -89,22 +95,20 @@ def named_address(address: str | None) -> str | None:
     return address or "local"
 
 
-def _connected(head: Head) -> bool:
-    """Whether this process is connected to the head; raise if connected to another cluster."""
-    if "ray" not in sys.modules:
-        return False
+def _check_is_connected_to(address: str | None) -> None:
+    """Check that two plain addresses are the same; Ray Client does not expose its address."""
     import ray
 
-    if not ray.is_initialized():
-        return False
-    current = ray.get_runtime_context().gcs_address
-    if current == head.address:
-        return True
-    raise ComputeError(
-        f"This process is already connected to the Ray cluster at {current}, not to the local "
-        f"head at {head.address}. Call ray.shutdown() first, or name that cluster in the compute "
-        "resource."
-    )
+    if address is None or "://" in address:
+        return
+    host, _, port = address.rpartition(":")
+    is_client = ray.util.client.ray.is_connected()
+    connected = "a ray:// address" if is_client else ray.get_runtime_context().gcs_address
+    if port.isdigit() and connected not in (address, f"{socket.gethostbyname(host)}:{port}"):
+        raise ComputeError(
+            f"this process is connected to the Ray cluster at {connected}, not to {address!r}. "
+            "Call ray.shutdown() first, or name that cluster in the compute resource"
+        )
 
 
 def is_connected_to(folder: Path) -> bool:
@@ -119,21 +123,24 @@ def is_connected_to(folder: Path) -> bool:
     return (folder / session).is_dir()
 
 
-def check_answers(address: str, seconds: float) -> None:
-    """Check that a gRPC server answers, because `ray.init` retries for minutes.
+def _check_answers(address: str | None) -> None:
+    """Check that a gRPC server answers at a plain address, because `ray.init` retries for minutes.
 
     The kernel accepts connections on behalf of a hanging process, so this waits for a response. Any
     response counts: a server may refuse or not know the health service.
     """
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=seconds).close()
+    plain = (address or "").removeprefix("ray://")
+    host, _, port = plain.rpartition(":")
+    if not host or not port.isdigit():  # Ray resolves "auto" and the like
+        return
+    socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
     grpc: Any = importlib.import_module("grpc")
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    with grpc.insecure_channel(plain, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=seconds)
+            channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=ANSWER_SECONDS)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise TimeoutError(f"no response within {seconds:g} s") from error
+                raise TimeoutError(f"no response within {ANSWER_SECONDS:g} s") from error
 
 
 class _ImportPaths(list[str]):

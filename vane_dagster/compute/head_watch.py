@@ -30,7 +30,6 @@ _CAUTION = 0.7
 _EVERY_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
-_SUSPECTED_SECONDS = 10.0
 SHUTDOWN_SECONDS = 30.0
 
 _outlives = False
@@ -73,9 +72,8 @@ class HeadWatch:
         self, gcs: Any, node: str, limit: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._gcs, self._node, self._limit, self._clock = gcs, node, limit, clock
-        self._answered = clock()
+        self._silent_since: float | None = None
         self._node_is_dead = False
-        self._suspected: float | None = None
         self._over = threading.Event()
         self.lost = ""
 
@@ -108,20 +106,13 @@ class HeadWatch:
             raise ClusterLostError(self.lost)
 
     def _find_loss(self) -> str:
-        """Update the suspicion, and return the message for a loss; empty if nothing is lost."""
-        now = self._clock()
-        silent = now - self._answered
-        if silent <= self._limit / 2:
-            self._suspected = None
-        elif self._suspected is None:
-            self._suspected = now
-        # The GCS may not have been queried at all if this process was stopped for a while.
-        suspected = 0.0 if self._suspected is None else now - self._suspected
-        if self._gcs is None:
-            return ""
+        """Return the message for a loss; empty if nothing is lost."""
+        # Since the first query without an answer: this process may be stopped between queries.
+        since = self._silent_since
+        silent = 0.0 if since is None else self._clock() - since
         if self._node_is_dead:
             what = "Ray's process on this machine (the raylet) is gone"
-        elif silent > self._limit and suspected >= min(_SUSPECTED_SECONDS, self._limit / 3):
+        elif silent > self._limit:
             what = f"the Ray cluster's head (its GCS) has not answered for {silent:.0f} seconds"
         else:
             return ""
@@ -136,12 +127,14 @@ class HeadWatch:
 
     def look(self) -> bool:
         """Query the GCS for live nodes; return whether it has answered."""
+        if self._silent_since is None:
+            self._silent_since = self._clock()
         try:
             nodes = self._gcs.get_all_node_info(timeout=_ANSWER_SECONDS)
         except Exception:  # of several types; Ray may also have been shut down
             return False
         states = {key.hex(): info.state for key, info in nodes.items()}
-        self._answered = self._clock()
+        self._silent_since = None
         self._node_is_dead |= states.get(self._node, 0) != 0
         return True
 

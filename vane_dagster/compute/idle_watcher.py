@@ -46,16 +46,12 @@ def stop_if_idle(
 ) -> bool:
     """Stop the head if no driver was connected for its `idle_minutes`."""
 
-    def is_over() -> bool:
+    def is_idle() -> bool:
+        if connected(place.mark, head.address):
+            place.touch(now())
+            return False
         use = place.use()
         stops_at = use.stops_at() if use else None
-        return stops_at is not None and now() >= stops_at
+        return stops_at is not None and now() >= stops_at and place.read() == head
 
-    def is_idle() -> bool:
-        """Checked again under the locks, because a driver may have connected meanwhile."""
-        return is_over() and place.read() == head and not connected(place.mark, head.address)
-
-    if connected(place.mark, head.address):
-        place.touch(now())
-        return False
-    return is_over() and place.stop_if(is_idle)
+    return place.stop_if(is_idle)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import itertools
 import os
 import secrets
 import shutil
@@ -17,16 +16,21 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from vane_dagster._private_folder import is_safe_to_import_from, new_temporary_folder
-from vane_dagster.compute.admission import check_can_fit
-from vane_dagster.compute.api import CallResult, Capacity, TableLostError, Worker, forwarded
-from vane_dagster.compute.code_digest import Versions
+from vane_dagster.compute.api import (
+    TICKETS,
+    CallResult,
+    Capacity,
+    TableLostError,
+    Worker,
+    forwarded,
+)
 from vane_dagster.compute.local_guard import Guard
-from vane_dagster.compute.pool_state import LeaseRecord, PoolState, Sharer, WorkerStart
+from vane_dagster.compute.pool_state import LeaseRecord, PoolState, WorkerStart
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.errors import ComputeError, names
@@ -205,8 +209,8 @@ class LocalBackend:
         num_cpus: int | None = None,
         num_gpus: int | None = None,
         resources: Mapping[str, float] | None = None,
-        start: StartProcess = start_process,
         taken_gpus: int = 0,
+        start: StartProcess = start_process,
     ) -> None:
         self._devices = own_gpus(num_gpus, taken_gpus)
         cpus = num_cpus or os.cpu_count() or 1
@@ -215,26 +219,17 @@ class LocalBackend:
         self._node = {"CPU": cpus, **gpus, "memory": memory, **(resources or {})}
         self._start_process = start
         self._pool_state = PoolState()
-        self.tickets = itertools.count(1)
         self.processes: dict[str, _Process] = {}
         self.folder = str(new_temporary_folder("vane-", _roomy_folder()))
         self._guard = Guard(self.folder)
-        self._surroundings: _Surroundings | None = None
+        self._surroundings: tuple[Any, ...] = ()
         given = (self.processes, self.folder, self._guard, os.getpid())
         self._end = weakref.finalize(self, _close, *given)
 
     @classmethod
-    def warm(
-        cls,
-        num_cpus: int | None = None,
-        num_gpus: int | None = None,
-        resources: Mapping[str, float] | None = None,
-        start: StartProcess = start_process,
-        taken_gpus: int = 0,
-    ) -> LocalBackend:
-        """The backend that waits, if it has these settings and surroundings, or else a new one."""
-        settings = num_cpus, num_gpus, dict(resources or {}), start, taken_gpus
-        surroundings = _Surroundings.here(settings)
+    def warm(cls, *settings: Any) -> LocalBackend:
+        """The waiting backend, if these are its arguments and surroundings, or else a new one."""
+        surroundings = _surroundings(settings)
         with _waiting_lock:
             found = _waiting.pop() if _waiting else None
         if found is not None and found._surroundings == surroundings:
@@ -253,9 +248,8 @@ class LocalBackend:
         """See `Backend.capacity`."""
         return Capacity((self._node,), shutil.disk_usage(self.folder).free, is_cluster=False)
 
-    def versions(self) -> Mapping[str, Versions | str]:
-        """See `Backend.versions`. Workers run this process's own Python."""
-        return {}
+    def variables(self) -> None:
+        """See `Backend.variables`."""
 
     def claims(self, run_id: str) -> NoClaims:
         """See `Backend.claims`. No other process shares these workers."""
@@ -270,8 +264,6 @@ class LocalBackend:
         waits: Waits | None = None,
     ) -> LocalLease:
         """See `Backend.lease`. Nobody else holds leases, so this never waits."""
-        for pool in pools:
-            check_can_fit(self.capacity(), pool)
         claims = tuple(pool.request() for pool in pools)
         id = f"{run_id}-{secrets.token_hex(4)}"
         now = time.monotonic()
@@ -332,7 +324,7 @@ class LocalBackend:
 
     def close(self) -> None:
         """Wait for the next run of this process, or end all workers."""
-        if self._surroundings is None or self._pool_state.leases:
+        if not self._surroundings or self._pool_state.leases:
             self._end()
             return
         with _waiting_lock:
@@ -341,22 +333,13 @@ class LocalBackend:
             other._end()
 
 
-class _Surroundings(NamedTuple):
-    """What workers take over from the process that starts them.
+def _surroundings(settings: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What workers take over from the process that starts them, and the settings.
 
     The outputs are files: Dagster's log of a step, a terminal, a notebook's pipe.
     """
-
-    settings: tuple[Any, ...]
-    pid: int
-    folder: str
-    variables: Mapping[str, str]
-    outputs: tuple[object, ...]
-
-    @classmethod
-    def here(cls, settings: tuple[Any, ...]) -> _Surroundings:
-        variables = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-        return cls(settings, os.getpid(), os.getcwd(), variables, (_file_of(1), _file_of(2)))
+    variables = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    return settings, os.getpid(), os.getcwd(), variables, _file_of(1), _file_of(2)
 
 
 def _file_of(descriptor: int) -> object:
@@ -428,6 +411,11 @@ class LocalLease:
         """See `Lease.workers`."""
         return list(self._workers)
 
+    @property
+    def is_called(self) -> bool:
+        """Whether a call is not answered yet."""
+        return bool(self._failed) or any(p.tickets for p in self._backend.processes.values())
+
     def load(self, worker: Worker, endpoints: Endpoints) -> int:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
@@ -440,10 +428,6 @@ class LocalLease:
         with contextlib.suppress(OSError):  # it has ended, which its next call reports
             call = AnnounceCall(endpoints)
             self._backend.processes[worker.name].connection.send(WorkerRequest(0, call))
-
-    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
-        """See `Lease.sharers`. Always empty."""
-        return {}
 
     def status(self, worker: Worker) -> int:
         """See `Lease.status`."""
@@ -459,7 +443,7 @@ class LocalLease:
         call: LoadCall | RunCall | StatusCall,
         tables: Sequence[LocalTable] = (),
     ) -> int:
-        ticket = next(self._backend.tickets)
+        ticket = next(TICKETS)
         process = self._backend.processes[worker.name]
         try:
             process.connection.send(WorkerRequest(ticket, call))
@@ -498,14 +482,14 @@ class LocalLease:
         return done
 
     def fetch(self, table: LocalTable) -> pa.Table:
-        """See `TableLease.fetch`. The rows stay in the file, mapped into memory."""
+        """See `RayLease.fetch`. The rows stay in the file, mapped into memory."""
         try:
             return read_table(table.path)
         except FileNotFoundError as error:
             raise TableLostError(str(error)) from error
 
     def put(self, rows: pa.Table) -> LocalTable:
-        """See `TableLease.put`."""
+        """See `RayLease.put`."""
         return LocalTable(write_table(rows, self._backend.folder))
 
     def replace(self, worker: Worker) -> Worker:

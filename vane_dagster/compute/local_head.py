@@ -8,6 +8,7 @@ for long enough (`idle_watcher`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -27,18 +28,11 @@ from typing import IO
 
 from vane_dagster._home import HOME, state_home
 from vane_dagster._private_folder import MARK, is_private_folder, private_folder
-from vane_dagster.compute.connection import (
-    LOOPBACK_ONLY,
-    connect,
-    connect_environment,
-    is_connected_to,
-)
+from vane_dagster.compute.connection import LOOPBACK_ONLY, connect, is_connected_to
 from vane_dagster.compute.head_watch import SHUTDOWN_SECONDS, begin_shutdown
 from vane_dagster.compute.processes import end, marked
 from vane_dagster.errors import ComputeError
 from vane_dagster.storage.codec import Codec
-
-__all__ = ["Head", "HeadFolder", "LocalHead", "connect", "connect_environment"]
 
 START_SECONDS = 60.0
 _DISCONNECT_SECONDS = 2.0
@@ -172,8 +166,8 @@ class HeadFolder:
     """The state folder of a head, of this Python environment or another: everything but its start.
 
     There are three lock files. A process that starts or ends the head holds ``lock``. A driver
-    holds ``connecting`` (shared) from before it looks for the head until it is connected; an idle
-    head is stopped only by a process that holds both exclusively. The watcher holds ``watcher``.
+    holds ``connecting`` (shared) from before it looks for the head until it is connected; a process
+    that holds both exclusively looks whether the head is idle. The watcher holds ``watcher``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -190,7 +184,7 @@ class HeadFolder:
         head = self.read()
         if head is None or head.alive():
             return head
-        with self._lock(wait=False) as locked:
+        with self._flock(wait=False) as locked:
             if locked and self.read() == head:
                 self._clean()
         return None
@@ -200,10 +194,9 @@ class HeadFolder:
 
         The processes are identified by their mark, so they end even if the folder is missing.
         """
-        with self._lock() if self._verify_folder() else contextlib.nullcontext():
-            stopped = self._end_processes()
+        with self._flock() if self._verify_folder() else contextlib.nullcontext():
+            stopped = self._clean()
             shutil.rmtree(self.temp_dir, ignore_errors=True)
-            self._discard_record()
         return stopped
 
     def stop_if(self, condition: Callable[[], bool]) -> bool:
@@ -211,11 +204,11 @@ class HeadFolder:
 
         Unlike `stop`, this keeps Ray's logs.
         """
-        with self._lock(wait=False) as locked, self._flock("connecting", wait=False) as alone:
+        with self._flock(wait=False) as locked, self._flock("connecting", wait=False) as alone:
             if not (locked and alone and condition()):
                 return False
             self._clean()
-            self._discard_sessions()
+            self._discard_files()
             return True
 
     def use(self) -> HeadUsage | None:
@@ -282,10 +275,22 @@ class HeadFolder:
                 f"Set {HOME} to a folder that you can write to."
             ) from error
 
-    def _clean(self) -> None:
-        """End the processes with this head's mark, drop its record; the caller holds the lock."""
-        self._end_processes()
-        self._discard_record()
+    def _clean(self) -> bool:
+        """End the processes with this head's mark, and drop its record; the caller holds the lock.
+
+        Return whether there were any.
+        """
+        ended = self._end_processes()
+        for name in ("head.json", "token", "use.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        return ended
+
+    def _discard_files(self) -> None:
+        """Delete the files of dead heads, including spilled objects, except the last one's logs."""
+        sessions = sorted(p for p in self.temp_dir.glob("r/session_2*") if not p.is_symlink())
+        last = [path for s in sessions[-1:] for path in s.iterdir() if path.name != "logs"]
+        for path in [*sessions[:-1], *last, self.temp_dir / "code", self.temp_dir / "spill"]:
+            shutil.rmtree(path, ignore_errors=True)
 
     def _end_processes(self) -> bool:
         """End the processes with this head's mark; return whether there were any.
@@ -300,33 +305,14 @@ class HeadFolder:
         shutdown.join(SHUTDOWN_SECONDS)  # it has waited for a GCS that hung
         return ended
 
-    def _discard_record(self) -> None:
-        for name in ("head.json", "token", "use.json"):
-            (self.folder / name).unlink(missing_ok=True)
-
-    def _discard_sessions(self) -> None:
-        """Delete the files of dead heads, including spilled objects, except the last one's logs."""
-        sessions = sorted(p for p in self.temp_dir.glob("r/session_2*") if not p.is_symlink())
-        for session in sessions[:-1]:
-            shutil.rmtree(session, ignore_errors=True)
-        for entry in (entry for session in sessions[-1:] for entry in session.iterdir()):
-            if entry.is_dir() and entry.name != "logs":
-                shutil.rmtree(entry, ignore_errors=True)
-
     @property
     def mark(self) -> str:
         """Value in the environment of each of the head's processes. See `MARK`."""
         return str(self.temp_dir)
 
     @contextlib.contextmanager
-    def _lock(self, wait: bool = True) -> Iterator[bool]:
-        """Hold the head's lock file. Yields False if it is taken and `wait` is False."""
-        with self._flock("lock", wait=wait) as locked:
-            yield locked is not None
-
-    @contextlib.contextmanager
     def _flock(
-        self, name: str, shared: bool = False, wait: bool = True
+        self, name: str = "lock", shared: bool = False, wait: bool = True
     ) -> Iterator[IO[str] | None]:
         """Hold a lock file, and yield it; yield None if it is taken and `wait` is False."""
         import fcntl
@@ -371,22 +357,21 @@ class LocalHead(HeadFolder):
         )
         self.name = name
         self.idle_minutes = idle_minutes
-        self.ray_version = _ray_version()
+        self.ray_version = _version("ray")
         # Includes the host: homes are shared over networks, and by containers with their host.
         identity = [os.getuid(), platform.node(), sys.prefix, platform.python_version()]
         super().__init__(_home(home) / _digest([*identity, self.ray_version, name], 16))
         self.log_path = self.folder / "ray-start.log"
 
     def ensure(self) -> Head:
-        """Return the running head; start one if there is none."""
-        head = self.read()
-        if head is None or not head.alive():
-            self._verify_folder(create=True)
-            with self._lock():
-                head = self.read()
-                if head is None or not head.alive():
-                    head = self._start()
-        self._check_settings(head)
+        """Return the running head, with this object's idle time; start one if there is none."""
+        self._verify_folder(create=True)
+        with self._flock():
+            head = self.read()
+            if head is None or not head.alive():
+                head = self._start()
+            self._check_settings(head)
+            self._set_idle_minutes(self.idle_minutes)
         return head
 
     def connect(self, namespace: str | None = None, start: bool = True) -> Head | None:
@@ -397,18 +382,13 @@ class LocalHead(HeadFolder):
             head = self.ensure() if start else self.find()
             if head is not None:
                 connect(head, namespace)
-            if start:
-                with self._lock():
-                    self._set_idle_minutes(self.idle_minutes)
         return head
 
     def _start(self) -> Head:
         """Start a head; the caller holds the lock."""
         self._clean()
         private_folder(self.temp_dir, f"{HOME}, in at most {_MAX_HOME_LENGTH} bytes,")
-        for name in ("code", "spill"):  # from workers that have ended
-            shutil.rmtree(self.temp_dir / name, ignore_errors=True)
-        self._discard_sessions()
+        self._discard_files()
         _write_private(self.folder / "token", secrets.token_hex(32))
         try:
             self._launch()
@@ -417,7 +397,6 @@ class LocalHead(HeadFolder):
             end(self.mark)
             raise
         _write_private(self.folder / "head.json", json.dumps(_HEAD_CODEC.record(head), indent=1))
-        self._set_idle_minutes(self.idle_minutes)
         return head
 
     def _launch(self) -> None:
@@ -496,14 +475,7 @@ def _home(home: str | Path | None) -> Path:
     return state_home() if home is None else Path(os.path.abspath(Path(home).expanduser()))
 
 
-def _ray_version() -> str:
-    try:
-        return importlib.metadata.version("ray")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ComputeError(
-            f"The local cluster needs Ray, which {sys.prefix} does not have: pip install ray, or "
-            "use LocalCompute."
-        ) from error
+_version = functools.cache(importlib.metadata.version)
 
 
 def _digest(parts: object, length: int) -> str:

@@ -7,14 +7,13 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_pool_manager
-from vane_dagster.compute.code_digest import Versions, installed, protocol
 from vane_dagster.compute.growth import Growth, adds_nodes
 from vane_dagster.compute.pool_state import (
     LEASE_SECONDS,
@@ -23,10 +22,11 @@ from vane_dagster.compute.pool_state import (
     Pool,
     PoolInfo,
     PoolState,
-    Sharer,
     WorkerStart,
 )
+from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
+from vane_dagster.worker.code_digest import protocol
 from vane_dagster.worker.pools import PoolRequest, WorkerInfo
 from vane_dagster.worker.ray_actor import HostActor
 
@@ -49,14 +49,13 @@ class PoolManager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock: asyncio.Lock | None = None
         self._began = False
-        self._versions: dict[str, Versions] = {}
         # Makes a restarted pool manager adopt its pools even if nobody ever calls it again.
         ray.get_runtime_context().current_actor.hello.remote()
 
-    async def hello(self) -> str:
-        """The protocol of the code that runs here, for comparison with the driver's."""
+    async def hello(self) -> tuple[str, Variables, bool]:
+        """The protocol of the code that runs here, the variables, and `Capacity.adds_nodes`."""
         await self._started()
-        return protocol()
+        return protocol(), Variables.here(), adds_nodes()
 
     async def acquire(self, request: LeaseRecord) -> LeaseAnswer:
         """Grant a lease, or answer that it must wait; drivers poll about every second."""
@@ -73,23 +72,12 @@ class PoolManager:
         self._kill(grant.kill)
         for start in grant.start:
             self._create(start)
-        return LeaseAnswer(grant.workers, self._pool_state.sharers(request.id))
+        return LeaseAnswer(grant.workers)
 
-    async def exchange_versions(self, news: Mapping[str, Versions]) -> Mapping[str, Versions]:
-        """Record versions that nodes reported to a driver; return all known ones, by node id."""
-        own = ray.get_runtime_context().get_node_id()
-        self._versions = {own: installed(), **self._versions, **news}
-        return self._versions
-
-    async def adds_nodes(self) -> bool:
-        """See `Capacity.adds_nodes`."""
-        return adds_nodes()
-
-    async def heartbeat(self, beat: LeaseRecord) -> dict[str, tuple[Sharer, ...]] | None:
-        """Keep a lease alive."""
+    async def heartbeat(self, beat: LeaseRecord) -> bool:
+        """Keep a lease alive; return False if it has ended."""
         await self._started()
-        in_force = self._pool_state.heartbeat(beat, time.monotonic())
-        return self._pool_state.sharers(beat.id) if in_force else None
+        return self._pool_state.heartbeat(beat, time.monotonic())
 
     async def claim(self, request: ClaimRequest) -> ClaimAnswer:
         """See `ClaimTable.ask`."""

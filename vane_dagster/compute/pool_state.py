@@ -68,32 +68,17 @@ class LeaseRecord:
 
 
 @dataclass(frozen=True)
-class Sharer:
-    """Another run that has a worker under lease.
-
-    Attributes:
-        run_id: The run.
-        priority: Priority of the run.
-    """
-
-    run_id: str
-    priority: int
-
-
-@dataclass(frozen=True)
 class LeaseAnswer:
     """The pool manager's answer to a request for a lease.
 
     Attributes:
         workers: Names of the workers of each pool; None while the request must wait.
-        sharers: Other runs that share these workers, by worker name.
         blocking_runs: Ids of the runs that hold or want resources of a waiting request.
         asked: Nodes requested from the autoscaler, as text; empty if none.
         hopeless: Whether no nodes can be added for the request.
     """
 
     workers: Mapping[str, Sequence[str]] | None = None
-    sharers: Mapping[str, Sequence[Sharer]] = field(default_factory=dict)
     blocking_runs: tuple[str, ...] = ()
     asked: str = ""
     hopeless: bool = False
@@ -187,18 +172,6 @@ class PoolState:
             return []
         others = [*self.leases.values(), *self._before(request)]
         return sorted({o.run_id for o in others if o.kinds() & request.kinds()})
-
-    def sharers(self, id: str) -> dict[str, tuple[Sharer, ...]]:
-        """Other runs that share workers of a lease, by worker."""
-        lease = self.leases.get(id)
-        if lease is None:
-            return {}
-        others = [o for o in self.leases.values() if o.run_id != lease.run_id]
-        found = {
-            worker: tuple(Sharer(o.run_id, o.priority) for o in others if worker in o.workers)
-            for worker in lease.workers
-        }
-        return {worker: sharers for worker, sharers in found.items() if sharers}
 
     def heartbeat(self, beat: LeaseRecord, now: float) -> bool:
         """Keep a lease alive; a lease unknown after a restart of the pool manager is restored."""

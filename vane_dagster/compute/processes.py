@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import psutil
 
 from vane_dagster._private_folder import MARK
 from vane_dagster.errors import ComputeError, names
@@ -32,7 +30,6 @@ def _marked(mark: str) -> set[Any]:
     These are this user's processes with its mark; those in the same terminal sessions, since some
     of Ray's processes overwrite their environment with their title; and all their descendants.
     """
-    psutil = _psutil()
     attributes = ["pid", "ppid", "name", "status", "environ", "uids"]
     table = {
         process.pid: process
@@ -54,11 +51,10 @@ def drivers(mark: str, address: str) -> dict[int, str]:
     Uses the kernel's table of connections to the head's GCS, so it includes drivers that use plain
     Ray, and excludes killed drivers. The pid is 0 if the owner is not visible.
     """
-    psutil = _psutil()
     _, _, port = address.rpartition(":")
     pids = {
         connection.pid or 0
-        for connection in _connections(psutil)
+        for connection in _connections()
         if connection.status == psutil.CONN_ESTABLISHED
         and connection.raddr.port == int(port)
         and connection.raddr.ip.endswith("127.0.0.1")
@@ -71,7 +67,7 @@ def drivers(mark: str, address: str) -> dict[int, str]:
     return found
 
 
-def _connections(psutil: Any) -> list[Any]:
+def _connections() -> list[Any]:
     """The machine's TCP connections that have a remote end."""
     try:
         found = psutil.net_connections("tcp")
@@ -86,7 +82,6 @@ def _connections(psutil: Any) -> list[Any]:
 
 def memory_of(pids: Iterable[int]) -> int:
     """Bytes held by processes; shared memory is divided among them if the kernel reports shares."""
-    psutil = _psutil()
     total = 0
     for pid in pids:
         with contextlib.suppress(psutil.Error):
@@ -95,14 +90,11 @@ def memory_of(pids: Iterable[int]) -> int:
     return total
 
 
-def command_line(pid: int) -> tuple[list[str], dict[str, str]]:
-    """The command line and the environment of a process; empty if it has ended."""
-    psutil = _psutil()
-    try:
-        process = psutil.Process(pid)
-        return process.cmdline(), process.environ()
-    except psutil.Error:
-        return [], {}
+def command_line(pid: int) -> list[str]:
+    """The command line of a process; empty if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        return list(psutil.Process(pid).cmdline())
+    return []
 
 
 def end(mark: str) -> bool:
@@ -126,12 +118,11 @@ def end(mark: str) -> bool:
 
 def _signal(processes: Iterable[Any], number: signal.Signals) -> None:
     for process in processes:
-        with contextlib.suppress(_psutil().NoSuchProcess):
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
 
 def _lives(process: Any) -> bool:
-    psutil = _psutil()
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -142,15 +133,3 @@ def _session(pid: int) -> int | None:
         return os.getsid(pid)
     except OSError:
         return None
-
-
-def _psutil() -> Any:
-    """psutil, which Ray bundles in its own folder: located without importing ray.
-
-    Ray reads settings from the environment at import, and those may be set later.
-    """
-    if importlib.util.find_spec("psutil") is None:
-        ray = importlib.util.find_spec("ray")
-        if ray is not None and ray.origin is not None:
-            sys.path.append(str(Path(ray.origin).parent / "thirdparty_files"))
-    return importlib.import_module("psutil")

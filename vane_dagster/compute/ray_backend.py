@@ -14,6 +14,7 @@ import pyarrow as pa
 from vane_dagster.compute.actor_names import NAMESPACE
 from vane_dagster.compute.admission import check_can_fit
 from vane_dagster.compute.api import (
+    TICKETS,
     CallResult,
     Cancelled,
     Capacity,
@@ -23,11 +24,10 @@ from vane_dagster.compute.api import (
     lease_expired,
 )
 from vane_dagster.compute.client import PoolManagerClient, brief
-from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.growth import listed
 from vane_dagster.compute.head_watch import HeadWatch
-from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord, Sharer
-from vane_dagster.compute.versions import of_cluster
+from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord
+from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.waits import Waits, short
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Group
 from vane_dagster.errors import ClusterLostError, ComputeError, names
@@ -35,6 +35,7 @@ from vane_dagster.events import Event, Waiting
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.calls import LoadCall
+from vane_dagster.worker.code_digest import versions
 from vane_dagster.worker.pools import IDLE_SECONDS, PoolSpec
 from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Fault, LoadReport, WorkReport, load_failed
@@ -66,11 +67,11 @@ class RayBackend:
         found = self._watch.call(ray.nodes)
         nodes = tuple(node["Resources"] for node in found if node["Alive"])
         memory = int(sum(node.get("object_store_memory", 0) for node in nodes))
-        return Capacity(nodes, memory, self._pool_manager.call("adds_nodes"))
+        return Capacity(nodes, memory, self._pool_manager.adds_nodes)
 
-    def versions(self) -> Mapping[str, Versions | str]:
-        """See `Backend.versions`."""
-        return self._watch.call(lambda: of_cluster(self._pool_manager))
+    def variables(self) -> Variables:
+        """See `Backend.variables`."""
+        return self._pool_manager.variables
 
     def lease(
         self,
@@ -81,14 +82,12 @@ class RayBackend:
         waits: Waits | None = None,
     ) -> RayLease:
         """See `Backend.lease`."""
-        capacity = self.capacity()
-        for pool in pools:
-            check_can_fit(capacity, pool)
         claims = tuple(pool.request(self._idle_seconds) for pool in pools)
         id = f"{run_id}-{secrets.token_hex(4)}"
         request = LeaseRecord(id, run_id, claims, 0.0, self._lease_seconds, priority=priority)
-        waits = waits or Waits(_log_wait)
-        granted = self._acquired(request, cancelled or threading.Event(), waits)
+        granted = self._acquired(
+            request, pools, cancelled or threading.Event(), waits or Waits(_log_wait)
+        )
         return RayLease(self._pool_manager, self._watch, request, pools, granted)
 
     def gpus_here(self) -> int:
@@ -112,15 +111,23 @@ class RayBackend:
         return RayClaims(self._pool_manager, run_id, self._lease_seconds)
 
     def _acquired(
-        self, request: LeaseRecord, cancelled: threading.Event, waits: Waits
+        self,
+        request: LeaseRecord,
+        pools: Sequence[PoolSpec],
+        cancelled: threading.Event,
+        waits: Waits,
     ) -> LeaseAnswer:
-        pause = 0.02
+        pause = first = 0.02
         try:
             while True:
                 answer: LeaseAnswer = self._pool_manager.call("acquire", request)
                 if answer.workers is not None:
                     waits.end("lease", f"{_wanted(request)}: leased after a wait")
                     return answer
+                if pause == first:
+                    capacity = self.capacity()
+                    for pool in pools:
+                        check_can_fit(capacity, pool)
                 if answer.hopeless:
                     raise ComputeError(_never_fits(request, self.capacity()))
                 waits.begin("lease", _waiting(request, answer), answer.blocking_runs)
@@ -185,7 +192,6 @@ class RayLease:
         import ray
 
         self.id = record.id
-        self._sharers = granted.sharers
         self._pool_manager, self._watch = pool_manager, watch
         self._pools = {pool.identity: pool for pool in pools}
         self._claims = {claim.identity: claim for claim in record.claims}
@@ -197,41 +203,31 @@ class RayLease:
         self._failed: list[CallResult] = []
         self._loads: set[int] = set()
         self._nodes: dict[str, str] = {}
-        self._tickets = 0
         self._over = threading.Event()
         self._expired = False
         record.workers = tuple(worker.name for worker in self._workers)
-        threading.Thread(target=self._beat, args=(record,), daemon=True).start()
+        _start_beating(self._over, record.ttl_seconds, lambda: self._beat(record))
 
-    def _beat(self, record: LeaseRecord) -> None:
-        import ray
-
-        while not self._over.wait(record.ttl_seconds / _BEATS) and ray.is_initialized():
-            try:
-                sharers = self._pool_manager.call("heartbeat", record)
-                if sharers is None:
-                    self._expired = True
-                    return
-                self._sharers = sharers
-            except Exception as error:  # the pool manager is gone; the run continues without it
-                _log.debug("heartbeat: %s", error)
+    def _beat(self, record: LeaseRecord) -> bool:
+        try:
+            self._expired = not self._pool_manager.call("heartbeat", record)
+        except Exception as error:  # the pool manager is gone; the run continues without it
+            _log.debug("heartbeat: %s", error)
+        return not self._expired
 
     def workers(self) -> Sequence[Worker]:
         """See `Lease.workers`."""
         return list(self._workers)
-
-    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
-        """See `Lease.sharers`. A few seconds old."""
-        return self._sharers
 
     def load(self, worker: Worker, endpoints: Endpoints) -> int:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
         archive = self._archives.get(worker.pool, b"")
         env = forwarded(pool)
-        call = LoadCall(pool.model, b"", pool.threads, env, pool.lifecycle, endpoints)
-        self._loads.add(self._tickets + 1)
-        return self._called(worker, lambda actor: (actor.load.remote(call, archive), None))
+        call = LoadCall(pool.model, b"", pool.threads, env, pool.lifecycle, endpoints, versions())
+        ticket = self._called(worker, lambda actor: (actor.load.remote(call, archive), None))
+        self._loads.add(ticket)
+        return ticket
 
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:
         """See `Lease.announce`."""
@@ -254,17 +250,17 @@ class RayLease:
     def _called(self, worker: Worker, call: Callable[[Any], tuple[Any, Any]]) -> int:
         import ray
 
-        self._tickets += 1
+        ticket = next(TICKETS)
         try:
             if worker.name not in self._actors:
                 self._actors[worker.name] = self._watch.call(
                     lambda: ray.get_actor(worker.name, namespace=NAMESPACE)
                 )
             report, table = call(self._actors[worker.name])
-            self._pending[report] = (self._tickets, table, worker)
+            self._pending[report] = (ticket, table, worker)
         except (ValueError, ray.exceptions.RayActorError) as error:
-            self._failed.append(CallResult(self._tickets, None, lost=brief(error)))
-        return self._tickets
+            self._failed.append(CallResult(ticket, None, lost=brief(error)))
+        return ticket
 
     def wait(self, timeout: float) -> list[CallResult]:
         """See `Lease.wait`."""
@@ -328,13 +324,16 @@ class RayLease:
         return "outside" if is_lost else "unclear"
 
     def fetch(self, table: Any) -> pa.Table:
-        """See `TableLease.fetch`. The rows come to this machine's object store if it has one."""
+        """Return a table that a worker has passed on.
+
+        The rows come to this machine's object store if it has one.
+        """
         import ray
 
         return self._stored(lambda: ray.get(table))
 
     def put(self, rows: pa.Table) -> Any:
-        """See `TableLease.put`. This process owns the table."""
+        """Store a table for the workers, and return the reference to it. This process owns it."""
         import ray
 
         return self._stored(lambda: ray.put(rows))
@@ -385,16 +384,15 @@ class RayLease:
 class RayClaims:
     """A run's claims on fragments, held by the pool manager. See `work_claims.Claims`.
 
-    They expire like a lease, some time after their process was killed.
+    They expire like a lease, some time after their process was killed. Those of a pool manager
+    that was restarted are lost.
     """
 
     def __init__(self, pool_manager: PoolManagerClient, run_id: str, ttl_seconds: float) -> None:
         self._pool_manager, self._run_id, self._lasts = pool_manager, run_id, ttl_seconds
         self._holder = f"{run_id}-{secrets.token_hex(4)}"
-        self._held: dict[bytes, str] = {}
-        self._lock = threading.Lock()
         self._over = threading.Event()
-        threading.Thread(target=self._beat, name="vane-claims", daemon=True).start()
+        _start_beating(self._over, ttl_seconds, lambda: bool(self.ask(())))
 
     def ask(
         self,
@@ -403,43 +401,32 @@ class RayClaims:
         ages: Mapping[str, float] | None = None,
     ) -> ClaimAnswer:
         """See `Claims.ask`. Without a pool manager everything is granted: claims only save work."""
-        with self._lock:
-            for key in release:
-                self._held.pop(key, None)
-            try:
-                answer = self._call(groups, release, ages or {})
-                if not answer.is_known and self._held:  # restarted, or claims had expired
-                    again = [Group(scope, (key,)) for key, scope in self._held.items()]
-                    self._call(again, (), {})
-            except ClusterLostError:  # the driver detects it by itself
-                return ClaimAnswer([""] * len(groups))
-            except ComputeError as error:
-                _log.warning("fragments are computed without claims: %s", error)
-                return ClaimAnswer([""] * len(groups))
-            for group, other in zip(groups, answer.held_by):
-                if not other:
-                    self._held.update(dict.fromkeys(group.keys, group.scope))
+        request = ClaimRequest(self._holder, self._run_id, self._lasts, groups, release, ages or {})
+        try:
+            answer: ClaimAnswer = self._pool_manager.call("claim", request)
             return answer
-
-    def _call(
-        self, groups: Sequence[Group], release: Sequence[bytes], ages: Mapping[str, float]
-    ) -> ClaimAnswer:
-        request = ClaimRequest(self._holder, self._run_id, self._lasts, groups, release, ages)
-        answer: ClaimAnswer = self._pool_manager.call("claim", request)
-        return answer
+        except ClusterLostError:  # the driver detects it by itself
+            pass
+        except ComputeError as error:
+            _log.warning("fragments are computed without claims: %s", error)
+        return ClaimAnswer([""] * len(groups))
 
     def close(self) -> None:
         """See `Claims.close`."""
         import ray
 
         self._over.set()
-        with self._lock:
-            is_lost = self._pool_manager.watch is not None and bool(self._pool_manager.watch.lost)
-            if ray.is_initialized() and not is_lost:
-                self._pool_manager.send("end_claims", self._holder)
+        is_lost = self._pool_manager.watch is not None and bool(self._pool_manager.watch.lost)
+        if ray.is_initialized() and not is_lost:
+            self._pool_manager.send("end_claims", self._holder)
 
-    def _beat(self) -> None:
-        import ray
 
-        while not self._over.wait(self._lasts / _BEATS) and ray.is_initialized():
-            self.ask(())
+def _start_beating(over: threading.Event, ttl_seconds: float, beat: Callable[[], bool]) -> None:
+    """Call a function several times in each `ttl_seconds`, on a thread, while it returns True."""
+    import ray
+
+    def body() -> None:
+        while not over.wait(ttl_seconds / _BEATS) and ray.is_initialized() and beat():
+            pass
+
+    threading.Thread(target=body, daemon=True).start()

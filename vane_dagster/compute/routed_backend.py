@@ -6,27 +6,18 @@ the driver, once, when the first call needs it.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Union
 
 import pyarrow as pa
 
-from vane_dagster.compute.api import (
-    CallResult,
-    Capacity,
-    TableBackend,
-    TableLease,
-    TableLostError,
-    Worker,
-)
-from vane_dagster.compute.code_digest import Versions
-from vane_dagster.compute.pool_state import Sharer
+from vane_dagster.compute.api import TICKETS, CallResult, Capacity, TableLostError, Worker
+from vane_dagster.compute.local_backend import LocalBackend, LocalLease
+from vane_dagster.compute.ray_backend import RayBackend, RayLease
+from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.servers.directory import Endpoints
@@ -35,22 +26,22 @@ from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Fault, WorkReport
 
 _POLL_SECONDS = 0.005
-_COPY_THREADS = 4
+_Lease = Union[RayLease, LocalLease]
 
 
 class RoutedBackend:
     """A cluster, with subprocesses on the driver's machine for the pools that ask for them."""
 
-    def __init__(self, cluster: TableBackend, driver: TableBackend) -> None:
+    def __init__(self, cluster: RayBackend, driver: LocalBackend) -> None:
         self._cluster, self._driver = cluster, driver
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`."""
         return replace(self._cluster.capacity(), driver=self._driver.capacity())
 
-    def versions(self) -> Mapping[str, Versions | str]:
-        """See `Backend.versions`. Subprocesses have the driver's."""
-        return self._cluster.versions()
+    def variables(self) -> Variables | None:
+        """See `Backend.variables`. Subprocesses have the driver's."""
+        return self._cluster.variables()
 
     def claims(self, run_id: str) -> Claims:
         """See `Backend.claims`."""
@@ -63,7 +54,7 @@ class RoutedBackend:
         cancelled: threading.Event | None = None,
         priority: int = 0,
         waits: Waits | None = None,
-    ) -> TableLease | RoutedLease:
+    ) -> RayLease | RoutedLease:
         """See `Backend.lease`. The driver's own pools never wait, so they are leased last."""
         on_driver = [pool for pool in pools if pool.on_driver]
         on_cluster = [pool for pool in pools if not pool.on_driver]
@@ -88,54 +79,27 @@ class RoutedBackend:
 class RoutedTable:
     """A table between two tasks: a reference in its own place, and one in the other when needed."""
 
-    def __init__(self, home: TableLease, reference: Any) -> None:
+    def __init__(self, home: _Lease, reference: Any) -> None:
         self._home, self._reference = home, reference
-        self._copy: Future[Any] | None = None
+        self._copy: Any = None
 
-    def within(self, lease: TableLease, threads: Executor) -> Future[Any]:
-        """Return the reference for workers of a lease, once it is there."""
+    def within(self, lease: _Lease) -> Any:
+        """Return the reference for workers of a lease; copy the table there first if needed."""
         if lease is self._home:
-            there: Future[Any] = Future()
-            there.set_result(self._reference)
-            return there
+            return self._reference
         if self._copy is None:
-            self._copy = threads.submit(_copied, self._home, self._reference, lease)
+            self._copy = lease.put(self._home.fetch(self._reference))
         return self._copy
 
 
-def _copied(home: TableLease, reference: Any, lease: TableLease) -> Any:
-    return lease.put(home.fetch(reference))
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call that waits for its tables, or for an earlier call of its worker."""
-
-    ticket: int
-    work: Work
-    tables: Sequence[Future[Any]]
-
-    @property
-    def is_ready(self) -> bool:
-        return all(table.done() for table in self.tables)
-
-
 class RoutedLease:
-    """Two leases as one. See `api.Lease`.
+    """Two leases as one. See `api.Lease`."""
 
-    A worker gets its calls in the order in which they were made, whatever their tables wait for:
-    the scheduler takes the oldest call of a dead worker for the one that it was executing.
-    """
-
-    def __init__(self, cluster: TableLease, driver: TableLease, on_driver: Sequence[str]) -> None:
+    def __init__(self, cluster: RayLease, driver: LocalLease, on_driver: Sequence[str]) -> None:
         self.id = cluster.id
         self._cluster, self._driver = cluster, driver
         self._on_driver = frozenset(on_driver)
-        self._tickets = itertools.count(1)
-        self._sent: dict[TableLease, dict[int, tuple[int, Worker]]] = {cluster: {}, driver: {}}
-        self._unsent: dict[Worker, deque[_Call]] = {}
         self._failed: list[CallResult] = []
-        self._threads = ThreadPoolExecutor(_COPY_THREADS, "vane-tables")
 
     def workers(self) -> Sequence[Worker]:
         """See `Lease.workers`."""
@@ -143,38 +107,41 @@ class RoutedLease:
 
     def load(self, worker: Worker, endpoints: Endpoints) -> int:
         """See `Lease.load`."""
-        lease = self._lease_of(worker.pool)
-        return self._sent_as(lease, lease.load(worker, endpoints), next(self._tickets), worker)
+        return self._lease_of(worker.pool).load(worker, endpoints)
 
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:
         """See `Lease.announce`."""
         self._lease_of(worker.pool).announce(worker, endpoints)
 
-    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
-        """See `Lease.sharers`. No other run has the driver's subprocesses."""
-        return self._cluster.sharers()
-
     def status(self, worker: Worker) -> int:
         """See `Lease.status`."""
-        lease = self._lease_of(worker.pool)
-        return self._sent_as(lease, lease.status(worker), next(self._tickets), worker)
+        return self._lease_of(worker.pool).status(worker)
 
     def run(self, worker: Worker, work: Work, tables: Sequence[RoutedTable]) -> int:
-        """See `Lease.run`. The call is sent once its tables are where the worker is."""
-        lease, ticket = self._lease_of(worker.pool), next(self._tickets)
-        there = [table.within(lease, self._threads) for table in tables]
-        self._unsent.setdefault(worker, deque()).append(_Call(ticket, work, there))
-        self._send_ready()
+        """See `Lease.run`. Copies the tables that are not where the worker is."""
+        lease, ticket = self._lease_of(worker.pool), next(TICKETS)
+        try:
+            there = [table.within(lease) for table in tables]
+        except TableLostError as error:
+            self._failed.append(CallResult(ticket, None, lost=str(error), cause="table"))
+        except (OSError, pa.ArrowException) as error:
+            message = (
+                f"{work.location}: a table could not be copied to where worker {worker.name} "
+                f"runs: {type(error).__name__}: {error}"
+            )
+            report = WorkReport(fault=Fault("ComputeError", message))
+            self._failed.append(CallResult(ticket, report))
+        else:
+            return lease.run(worker, work, there)
         return ticket
 
     def wait(self, timeout: float) -> list[CallResult]:
         """See `Lease.wait`."""
         deadline = time.monotonic() + timeout
         while True:
-            self._send_ready()
             done, self._failed = self._failed, []
             left = 0.0 if done else max(0.0, deadline - time.monotonic())
-            if not self._unsent and not self._sent[self._driver]:
+            if not self._driver.is_called:
                 return done + self._answers(self._cluster, left)
             done += self._answers(self._cluster, 0.0)
             done += self._answers(self._driver, 0.0 if done else min(left, _POLL_SECONDS))
@@ -183,65 +150,24 @@ class RoutedLease:
 
     def replace(self, worker: Worker) -> Worker:
         """See `Lease.replace`."""
-        for call in self._unsent.pop(worker, ()):
-            lost = f"worker {worker.name} was replaced"
-            self._failed.append(CallResult(call.ticket, None, lost=lost, cause="outside"))
         return self._lease_of(worker.pool).replace(worker)
 
     def evict(self, pool: str) -> None:
         """See `Lease.evict`."""
-        lease = self._lease_of(pool)
-        self._unsent = {w: calls for w, calls in self._unsent.items() if w.pool != pool}
-        sent = self._sent[lease]
-        self._sent[lease] = {own: call for own, call in sent.items() if call[1].pool != pool}
-        lease.evict(pool)
+        self._lease_of(pool).evict(pool)
 
     def release(self) -> None:
         """See `Lease.release`."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
         try:
             self._driver.release()
         finally:
             self._cluster.release()
 
-    def _lease_of(self, pool: str) -> TableLease:
+    def _lease_of(self, pool: str) -> _Lease:
         return self._driver if pool in self._on_driver else self._cluster
 
-    def _sent_as(self, lease: TableLease, own_ticket: int, ticket: int, worker: Worker) -> int:
-        """Record the ticket that a lease gave to a call."""
-        self._sent[lease][own_ticket] = (ticket, worker)
-        return ticket
-
-    def _send_ready(self) -> None:
-        """Send calls whose tables are there, each worker's in their order."""
-        for worker, calls in list(self._unsent.items()):
-            while calls and calls[0].is_ready:
-                self._send(worker, calls.popleft())
-            if not calls:
-                del self._unsent[worker]
-
-    def _send(self, worker: Worker, call: _Call) -> None:
-        lease = self._lease_of(worker.pool)
-        try:
-            tables = [table.result() for table in call.tables]
-        except TableLostError as error:
-            self._failed.append(CallResult(call.ticket, None, lost=str(error), cause="table"))
-        except (OSError, pa.ArrowException) as error:
-            message = (
-                f"{call.work.location}: a table could not be copied to where worker {worker.name} "
-                f"runs: {type(error).__name__}: {error}"
-            )
-            report = WorkReport(fault=Fault("ComputeError", message))
-            self._failed.append(CallResult(call.ticket, report))
-        else:
-            self._sent_as(lease, lease.run(worker, call.work, tables), call.ticket, worker)
-
-    def _answers(self, lease: TableLease, timeout: float) -> list[CallResult]:
-        """Answers of a lease under this lease's tickets; none to calls of an evicted pool."""
-        done = []
-        for result in lease.wait(timeout):
-            if (sent := self._sent[lease].pop(result.ticket, None)) is None:
-                continue
-            table = None if result.table is None else RoutedTable(lease, result.table)
-            done.append(replace(result, ticket=sent[0], table=table))
-        return done
+    def _answers(self, lease: _Lease, timeout: float) -> list[CallResult]:
+        return [
+            done if done.table is None else replace(done, table=RoutedTable(lease, done.table))
+            for done in lease.wait(timeout)
+        ]

@@ -60,12 +60,10 @@ class ClaimAnswer:
         held_by: For each group, the run that holds one of its keys; empty if it was granted.
         changed: Scopes in which another holder has released claims since this one last listed
             their parts: there may be new parts.
-        is_known: False if the table had no record of the holder, as after a restart.
     """
 
     held_by: Sequence[str]
     changed: Collection[str] = ()
-    is_known: bool = True
 
 
 def claim_key(scope: str, stage: str, work: str) -> bytes:
@@ -125,7 +123,6 @@ class ClaimTable:
 
     def ask(self, request: ClaimRequest, now: float) -> ClaimAnswer:
         """Release and claim keys. A repeated request gets the same answer."""
-        is_known = request.holder in self._holders
         holder = self._holders.setdefault(
             request.holder, _Holder(request.run_id, request.ttl_seconds, now)
         )
@@ -137,7 +134,7 @@ class ClaimTable:
             for scope in {group.scope for group in request.groups}
             if self._changed(scope, request.holder, now - request.ages.get(scope, 0.0))
         }
-        return ClaimAnswer(held_by, changed, is_known)
+        return ClaimAnswer(held_by, changed)
 
     def end(self, holder: str, now: float) -> None:
         """Release all claims of a holder."""

@@ -113,7 +113,7 @@ def _compute(
             object_bytes = min(capacity.of(place).object_bytes for place in places)
             budget = int(object_bytes * _BUDGET_SHARE)
             wave = (state, tuple(stages), lease, own, work_builder, budget, cancelled)
-            WaveScheduler(*wave, look_up, priority, used).run()
+            WaveScheduler(*wave, look_up, used).run()
         finally:
             lease.release()
 

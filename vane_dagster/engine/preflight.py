@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 
 from vane_dagster.compute.admission import unsatisfiable
 from vane_dagster.compute.api import Backend, Capacity
-from vane_dagster.compute.code_digest import Versions
-from vane_dagster.compute.versions import differing_variables, disagreements
+from vane_dagster.compute.variables import Variables
 from vane_dagster.engine.server_pools import declared_servers, server_pool
 from vane_dagster.errors import (
-    ComputeError,
     PreflightError,
     StoreError,
     VaneError,
@@ -89,7 +87,6 @@ def check_all(
     Leases and loads nothing, and leaves no files behind.
     """
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        there = threads.submit(backend.versions) if backend else None
         written = [
             threads.submit(_not_writable, location, write_target)
             for location, write_target in _written(pipeline, stages, partitions, store)
@@ -104,15 +101,10 @@ def check_all(
         findings += more
         for asked in written:
             findings += asked.result()
-        nodes: Mapping[str, Versions | str] = {}
-        if there is not None:
-            try:
-                nodes = there.result()
-            except ComputeError as error:
-                findings.append(PreflightFinding("", str(error)))
-            findings += [PreflightFinding(*each) for each in disagreements(nodes)]
-            findings += missing_keys(pipeline, stages, capacity, nodes)
-    notices = (*models_on_import(pipeline, stages), *other_variables(pipeline, identities, nodes))
+    variables = backend.variables() if backend else None
+    findings += missing_keys(pipeline, stages, capacity, variables) if backend else []
+    others = other_variables(pipeline, identities, variables)
+    notices = (*models_on_import(pipeline, stages), *others)
     return Checked(capacity, code, identities, tuple(findings), notices, servers)
 
 
@@ -207,21 +199,19 @@ def models_on_import(pipeline: Pipeline, stages: Sequence[str]) -> Iterator[str]
 
 
 def other_variables(
-    pipeline: Pipeline,
-    identities: Mapping[str, CodeIdentity],
-    nodes: Mapping[str, Versions | str],
+    pipeline: Pipeline, identities: Mapping[str, CodeIdentity], variables: Variables | None
 ) -> Iterator[str]:
     """Yield a text for each stage with the name of a variable in its code that workers lack.
 
     Workers have the environment of the process that started their cluster. A string of the code
     that equals the name of a variable suffices.
     """
-    for stage, identity in identities.items() if nodes else ():
+    for stage, identity in identities.items():
         spec = pipeline[stage].spec
-        if not spec.runs_udf or spec.on_driver:
+        if variables is None or not spec.runs_udf or spec.on_driver:
             continue
         named = identity.literals.difference(spec.workers._env_vars)
-        if found := differing_variables(nodes, named):
+        if found := variables.differing(named):
             listed = names(found)
             yield (
                 f"stage '{pipeline.name}/{stage}': its code names {listed}; environment variables "
@@ -235,13 +225,13 @@ def missing_keys(
     pipeline: Pipeline,
     stages: Sequence[str],
     capacity: Capacity,
-    nodes: Mapping[str, Versions | str],
+    variables: Variables | None,
 ) -> list[PreflightFinding]:
     """Find the stages whose provider lacks its key in each worker that they may get.
 
-    Nothing is known of nodes that an autoscaler may add.
+    Nodes may differ: nothing is known of a cluster with several, or whose autoscaler may add some.
     """
-    known = [has.variables for has in nodes.values() if isinstance(has, Versions)]
+    known = variables if len(capacity.nodes) == 1 and not capacity.adds_nodes else None
     findings = []
     for stage in stages:
         spec = pipeline[stage].spec
@@ -256,8 +246,7 @@ def missing_keys(
             fix = "Set it where the run is launched, and name" if not is_set else "Name"
             fix += f" it in vd.Workers(env_vars=[{variable!r}])"
             is_sent = is_set and variable in spec.workers._env_vars
-            is_missing = not is_sent and not capacity.adds_nodes
-            is_missing &= bool(known) and not any(node.holds(variable) for node in known)
+            is_missing = not is_sent and known is not None and not known.holds(variable)
         if is_missing:
             findings.append(
                 PreflightFinding(

@@ -24,7 +24,7 @@ from vane_dagster.engine.memory_budget import MemoryBudget
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.tasks import InFlightTask, Task, TaskBuilder, WorkBuilder
-from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue, WorkerSharing
+from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue
 from vane_dagster.errors import ClusterLostError, ComputeError, VaneError
 from vane_dagster.events import Noticed, Printed
 from vane_dagster.planning.plan import Part
@@ -58,7 +58,6 @@ class WaveScheduler:
         budget_bytes: int,
         cancelled: threading.Event,
         look_up: Callable[[int, Sequence[str]], FoundParts],
-        priority: int = 0,
         servers: Mapping[str, PoolSpec] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,8 +69,6 @@ class WaveScheduler:
         self._lost_calls = LostCalls()
         self._executing: dict[Worker, set[int]] = {}
         self._clock = clock
-        self._waits = Waits(state.emit, clock)
-        self._sharing = WorkerSharing(lease, pools, priority, self._waits)
         self._checker = PartVerifier(state, work_builder)
         self._slice_sizer = SliceSizer(pools)
         self._failure_streaks = FailureStreaks()
@@ -91,7 +88,7 @@ class WaveScheduler:
             budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._worker_group.size)
         )
         self._fragments = FragmentQueue(
-            state, stages, state.claims, look_up, self._counts, self._waits, clock
+            state, stages, state.claims, look_up, self._counts, Waits(state.emit, clock), clock
         )
 
     def run(self) -> None:
@@ -110,7 +107,6 @@ class WaveScheduler:
             raise ClusterLostError(f"{self._running()}: {error}") from error
         finally:
             self._fragments.close()
-            self._sharing.close()
         self._counts.emit_progress(last=True)
 
     def _running(self) -> str:
@@ -441,4 +437,3 @@ class WaveScheduler:
         self._counts.emit_progress()
         self._worker_group.check_starts()
         self._fragments.report_waits(idle=not self._active)
-        self._sharing.follow(self._worker_group.worker_queues)

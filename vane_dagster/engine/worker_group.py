@@ -1,7 +1,7 @@
-"""The workers of a wave: a queue of work for each pool, starts, replacements, and sharing.
+"""The workers of a wave: a queue of work for each pool, starts, and replacements.
 
 Lost workers are replaced, and pools that cannot start workers are given up. Other runs may lease
-the same workers; the calls of the run with the highest priority go first.
+the same workers, which serve all calls in their order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Lease, Worker
-from vane_dagster.compute.waits import Waits, short
 from vane_dagster.engine.server_group import ServerChanged, ServerGroup
 from vane_dagster.errors import ModelLoadError, VaneError, names
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
@@ -35,7 +34,6 @@ class WorkerQueue:
         loading: Workers that still construct their model.
         exclusive: Workers with a call that tolerates no other beside it.
         draining: Workers that are replaced after they have answered their calls.
-        deprioritized: Workers also used by a run of higher priority: they get one call at a time.
     """
 
     slots: int
@@ -45,7 +43,6 @@ class WorkerQueue:
     loading: set[Worker] = field(default_factory=set)
     exclusive: set[Worker] = field(default_factory=set)
     draining: dict[Worker, list[int]] = field(default_factory=dict)
-    deprioritized: set[Worker] = field(default_factory=set)
     _heap: list[tuple[Any, int, Any]] = field(default_factory=list)
     _order: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
 
@@ -76,9 +73,8 @@ class WorkerQueue:
     def pick_worker(self, exclusive: bool = False) -> Worker | None:
         """The worker with a free slot and the fewest rows and calls; None if there is none."""
         free = self._free
-        if exclusive or self.deprioritized:
-            one_call = free if exclusive else self.deprioritized
-            free = {w: load for w, load in free.items() if not load[1] or w not in one_call}
+        if exclusive:
+            free = {w: load for w, load in free.items() if not load[1]}
         return min(free, key=free.__getitem__, default=None)
 
     def _update_free(self, worker: Worker) -> None:
@@ -434,61 +430,3 @@ def _starting(pool: PoolSpec) -> str:
 def _log_hint(pool: PoolSpec) -> str:
     command = f"`vane-dagster servers logs {pool.server}`"
     return f". On a Ray cluster, {command} shows its log" if pool.server else ""
-
-
-_REPORT_AFTER_SECONDS = 5.0
-
-
-class WorkerSharing:
-    """Tracks which runs share the workers of a lease.
-
-    A worker serves its calls in the order of submission, and a run keeps one executing and one
-    queued. If a run of higher priority uses the same worker, this run keeps only one. So on a
-    worker that both keep busy, the run of higher priority gets two calls for each call of the
-    other; none is stopped, and no executing call is interrupted.
-    """
-
-    def __init__(
-        self, lease: Lease, pools: Mapping[str, PoolSpec], priority: int, waits: Waits
-    ) -> None:
-        self._lease, self._priority, self._waits = lease, priority, waits
-        self._labels = {pool.identity: pool.label for pool in pools.values()}
-
-    def follow(self, worker_queues: Mapping[str, WorkerQueue]) -> None:
-        """Update which runs share the workers. Call this often."""
-        sharers = self._lease.sharers()
-        for identity, worker_queue in worker_queues.items():
-            others = {
-                worker: found
-                for name, found in sharers.items()
-                if (worker := Worker(name, identity)) in worker_queue.calls_by_worker
-            }
-            worker_queue.deprioritized = {
-                worker
-                for worker, found in others.items()
-                if any(other.priority > self._priority for other in found)
-            }
-            if identity not in self._labels:
-                continue
-            label = self._labels[identity]
-            if not others:
-                self._end(label)
-                continue
-            is_idle = not any(worker_queue.calls_by_worker.values())
-            if is_idle:  # nothing to report, and the workers are still shared
-                continue
-            runs = sorted({other.run_id for found in others.values() for other in found})
-            workers = len(worker_queue.calls_by_worker)
-            text = f"{label}: {len(others)} of {workers} workers also serve {short(runs)}"
-            text += ", of higher priority" if worker_queue.deprioritized else ""
-            self._waits.begin(f"pool {label}", text, runs, _REPORT_AFTER_SECONDS)
-
-    def close(self) -> None:
-        """Report the end of all sharing, when the lease ends."""
-        for label in self._labels.values():
-            self._end(label)
-
-    def _end(self, label: str) -> None:
-        reason = f"pool {label}"
-        runs = short(self._waits.runs(reason))
-        self._waits.end(reason, f"{label}: no longer shares workers with {runs}")

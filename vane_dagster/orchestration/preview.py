@@ -18,7 +18,7 @@ from vane_dagster.engine.inference import SchemaInference
 from vane_dagster.errors import DefinitionError
 from vane_dagster.events import Event, Noticed, Printed, SchemaInferred
 from vane_dagster.orchestration.io_manager import FragmentStore
-from vane_dagster.orchestration.run import execute_preview
+from vane_dagster.orchestration.run import RunContext, execute_preview
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.plan import Part, RunPlan
@@ -50,8 +50,7 @@ def preview(
 
         def run(plan: RunPlan) -> Mapping[str, Sequence[Part]]:
             checks = CheckRunner(plan.pipeline, opened)
-            given = (plan, backend, opened, run_id)
-            return execute_preview(*given, _show, lambda: None, checks)
+            return execute_preview(RunContext(opened, run_id, checks, _show), plan, backend)
 
         for each in list(pipeline):  # all of them are subprocesses here
             if each.spec.runs_udf and each.spec.workers.execution_backend is not None:

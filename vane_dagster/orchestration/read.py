@@ -109,7 +109,8 @@ def connected(rows: StoredRows, form: str) -> StoredRows:
     import ray
 
     if not ray.is_initialized():
-        from vane_dagster.orchestration.resources import LocalCluster, connect_address
+        from vane_dagster.compute.connection import connect_address
+        from vane_dagster.orchestration.resources import LocalCluster
 
         if address := os.environ.get("RAY_ADDRESS"):
             connect_address(address, {})

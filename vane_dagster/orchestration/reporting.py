@@ -260,7 +260,8 @@ class RunReport:
 
     def _planned(self, plan: RunPlan) -> None:
         """Report the listed source files to Dagster, to keep downstream assets from being stale."""
-        self._log.info(str(plan))
+        if plan.needed() or plan.failed:  # the summary has the rest
+            self._log.info(str(plan))
         self._done = ReadAhead(self._store, plan)
         inferred = [stage for stage in self._pipeline if stage.spec.is_inferred]
         self._definitions = {
@@ -322,10 +323,12 @@ class RunReport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the prefetching; log a summary of a run that was planned."""
-        if self._done is not None:
-            self._done.close()
-            self._log.info(self._summary.text(finished=kind is None))
+        """Write the pending events; log a summary of a run that was planned."""
+        with events_grouped(self._context.instance):
+            self.flush()
+            if self._done is not None:
+                self._done.close()
+                self._log.info(self._summary.text(finished=kind is None))
         if self._timeline is not None:
             self._log.info(self._timeline.text(self._context))
         if kind is not None:  # the run ends with another error

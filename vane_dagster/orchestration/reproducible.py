@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import dagster as dg
 
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.context import Recomputation, RecomputedRows
-from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.inference import pinned
 from vane_dagster.engine.recompute import delete_parts, read_sample
 from vane_dagster.errors import PlanError, VaneError, names
@@ -19,12 +18,11 @@ from vane_dagster.events import Event, Failed, Recomputed, WorkerReady
 from vane_dagster.orchestration.check_events import CheckLog, run_partitions, stored_manifests
 from vane_dagster.orchestration.progress import log_text
 from vane_dagster.orchestration.resources import Compute
-from vane_dagster.orchestration.run import recompute
+from vane_dagster.orchestration.run import RunContext, recompute
 from vane_dagster.pipeline.pipeline import Pipeline, Stage
 from vane_dagster.planning.plan import Part
 from vane_dagster.planning.sample_plan import SamplePlan, plan_sample
 from vane_dagster.storage.manifest import Manifest
-from vane_dagster.storage.store import Store
 
 MAX_PARTITIONS = 4
 """Number of partitions, chosen at random, that a run without partitions samples."""
@@ -59,10 +57,8 @@ class ReproducibilityRunner:
     Attributes:
         context: The context of the step.
         pipeline: The pipeline.
-        store: The store with the rows.
+        run: What the plans of the samples are executed with.
         compute: The compute resource.
-        check: Called every few seconds; an exception stops the run.
-        priority: The run's priority when runs compete for workers; the highest goes first.
         partitions: The partitions to sample, instead of the run's.
         rows: Rows per partition, instead of each check's own number.
         seed: Selects the rows; None for a new selection each time.
@@ -70,15 +66,13 @@ class ReproducibilityRunner:
 
     context: dg.AssetExecutionContext
     pipeline: Pipeline
-    store: Store
+    run: RunContext
     compute: Compute
-    check: Callable[[], None]
-    priority: int = 0
     partitions: Sequence[str] = ()
     rows: int | None = None
     seed: int | None = None
 
-    def evaluate(self, log: CheckLog, check_runner: CheckRunner) -> None:
+    def evaluate(self, log: CheckLog) -> None:
         """Evaluate the selected checks of stages that this run does not materialize."""
         context = self.context
         for stage in self.pipeline:
@@ -86,38 +80,25 @@ class ReproducibilityRunner:
                 continue  # this run computes its rows
             for check in self.pipeline._reproducible(stage.name):
                 if dg.AssetCheckKey(stage.key, check.name) in context.selected_asset_check_keys:
-                    self._evaluate(stage, check, log, check_runner)
+                    self._evaluate(stage, check, log)
         log.flush()
 
-    def _evaluate(
-        self, stage: Stage, check: Check, log: CheckLog, check_runner: CheckRunner
-    ) -> None:
+    def _evaluate(self, stage: Stage, check: Check, log: CheckLog) -> None:
         seed = secrets.randbits(32) if self.seed is None else self.seed
         manifests = self._manifests(stage, seed)
         rows = self.rows or check.rows_to_recompute
-        pipeline = pinned(self.pipeline, stage.name, self.store)
-        sample = plan_sample(pipeline, stage.name, manifests, self.store, rows, seed)
+        pipeline = pinned(self.pipeline, stage.name, self.run.store)
+        sample = plan_sample(pipeline, stage.name, manifests, self.run.store, rows, seed)
         results = _Results(self.context.log, failed=dict(sample.plan.failed))
         try:
             if sample.plan.partitions:
-                recompute(
-                    sample.plan,
-                    self.compute,
-                    self.store,
-                    self.context.run.run_id,
-                    results.listen,
-                    self.context.log.info,
-                    self.check,
-                    check_runner,
-                    self.priority,
-                )
+                recompute(replace(self.run, listen=results.listen), sample.plan, self.compute)
             for key, manifest in manifests.items():
                 recomputation = self._recomputation(manifest, sample, results, seed)
-                log.found(
-                    stage.name, key, [check_runner.recomputed(check, manifest, recomputation)]
-                )
+                result = self.run.check_runner.recomputed(check, manifest, recomputation)
+                log.found(stage.name, key, [result])
         finally:
-            delete_parts(sample.plan, self.store)
+            delete_parts(sample.plan, self.run.store)
 
     def _manifests(self, stage: Stage, seed: int) -> Mapping[str | None, Manifest]:
         """Return the manifests of the run's partitions, or of a random sample if it names none."""
@@ -127,7 +108,7 @@ class ReproducibilityRunner:
                 "but it has no partitions; leave it out"
             )
         named = list(self.partitions) or run_partitions(self.context)
-        manifests = stored_manifests(self.pipeline, self.store, stage, named)
+        manifests = stored_manifests(self.pipeline, self.run.store, stage, named)
         if named or len(manifests) <= MAX_PARTITIONS:
             return manifests
         keys = random.Random(seed).sample(list(manifests), MAX_PARTITIONS)
@@ -162,7 +143,7 @@ class ReproducibilityRunner:
         partition = next((each for each in plan.partitions if each.key == key), None)
         if partition is None:  # there is no row to compute
             return ()
-        return read_sample(plan, partition, sample.sampled[key], results.made[key], self.store)
+        return read_sample(plan, partition, sample.sampled[key], results.made[key], self.run.store)
 
 
 def check_label(stage: Stage) -> str:

@@ -7,7 +7,6 @@ evaluation.
 """
 
 import logging
-import socket
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _connecting = threading.Lock()
-
-ANSWER_SECONDS = 10.0
 
 
 # Dagster's resources are generic in the value they provide, here the resource itself.
@@ -66,13 +63,6 @@ class LocalCluster(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[
             ComputeError: If the head does not start or is not reachable.
         """
         self._head().connect("vane_dagster", start)
-
-    def conflicts(self) -> list[str]:
-        """Return a warning for each other local head that claims the same CPUs or GPUs."""
-        from vane_dagster.compute.local_heads import conflicts, running_heads
-
-        head = self._head().find()
-        return conflicts(head, running_heads()) if head else []
 
     def _head(self) -> Any:
         from vane_dagster.compute.local_head import LocalHead
@@ -147,8 +137,6 @@ class RayCompute(Compute):
     )
 
     _pool_manager: Any = PrivateAttr(default=None)
-    _logger: Any = PrivateAttr(default=_log)
-    _has_warned: bool = PrivateAttr(default=False)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Connect before the step begins, so that the step's duration does not include it.
@@ -160,8 +148,7 @@ class RayCompute(Compute):
         """
         if self.cluster is not None and self.address is not None:
             raise ComputeError("RayCompute: give either cluster or address, not both")
-        self._logger = context.log or _log
-        self._connect(self._logger.warning, start=False)
+        self._connect((context.log or _log).warning, start=False)
         from vane_dagster.compute.client import PoolManagerClient
 
         self._pool_manager = PoolManagerClient.known()
@@ -193,98 +180,26 @@ class RayCompute(Compute):
             raise ComputeError(
                 f"RayCompute: subprocesses is a {type(own).__name__}; expected a LocalCompute"
             )
-        local = LocalBackend.warm(
-            own.num_cpus, own.num_gpus, own.resources, taken_gpus=backend.gpus_here()
-        )
-        return RoutedBackend(backend, local)
+        settings = (own.num_cpus, own.num_gpus, dict(own.resources), backend.gpus_here())
+        return RoutedBackend(backend, LocalBackend.warm(*settings))
 
     def _connect(self, warn: Callable[[str], None], start: bool) -> None:
+        from vane_dagster.compute.connection import connect_address
+
         with _connecting:
             if self.address is not None:
                 connect_address(self.address, self.ray_init_options)
             elif self.cluster is None or isinstance(self.cluster, LocalCluster):
-                cluster = self.cluster or LocalCluster()
-                cluster.connect(start)
-                import ray
-
-                if not self._has_warned and ray.is_initialized():
-                    self._has_warned = True
-                    self._warn_about(cluster)
+                (self.cluster or LocalCluster()).connect(start)
             else:
                 _connect_resource(self.cluster, warn)
-
-    def _warn_about(self, cluster: LocalCluster) -> None:
-        for conflict in cluster.conflicts():
-            self._logger.warning(conflict)
-        if cluster.idle_minutes and cluster.idle_minutes * 60 < self.idle_timeout:
-            self._logger.warning(
-                f"Pools stay warm for idle_timeout={self.idle_timeout:g} s, but the local cluster "
-                f"stops after idle_minutes={cluster.idle_minutes:g}, and the models with it: give "
-                "LocalCluster a larger idle_minutes, or None."
-            )
-
-
-def connect_address(address: str | None, options: dict[str, Any]) -> None:
-    """Connect this process to a Ray cluster, unless it is already connected to it."""
-    import ray
-
-    from vane_dagster.compute.connection import job_config, named_address
-    from vane_dagster.compute.head_watch import outliving_head
-
-    if ray.is_initialized():
-        _check_is_connected_to(address)
-        return
-    # Drivers that use Ray Client have no folders for workers to import from.
-    job = {} if "://" in (address or "") else {"job_config": job_config()}
-    address = named_address(address)
-    try:
-        _check_answers(address)
-        with outliving_head():
-            ray.init(
-                address=address,
-                **{
-                    "namespace": "vane_dagster",
-                    "logging_level": logging.WARNING,
-                    "log_to_driver": False,
-                    **job,
-                    **options,
-                },
-            )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ComputeError(
-            f"the Ray cluster at {address!r} cannot be reached: {error}. Check the address, that "
-            "the cluster runs, and RAY_AUTH_MODE and its token where it asks for one"
-        ) from error
-
-
-def _check_is_connected_to(address: str | None) -> None:
-    """Check that two plain addresses are the same; Ray Client does not expose its address."""
-    import ray
-
-    if ray.util.client.ray.is_connected() or address is None or "://" in address:
-        return
-    host, _, port = address.rpartition(":")
-    connected = str(ray.get_runtime_context().gcs_address)
-    if port.isdigit() and connected not in (address, f"{socket.gethostbyname(host)}:{port}"):
-        raise ComputeError(
-            f"this process is connected to the Ray cluster at {connected}, not to {address!r}. "
-            "Call ray.shutdown() first, or name that cluster in the compute resource"
-        )
-
-
-def _check_answers(address: str | None) -> None:
-    """Check a plain address before Ray retries for minutes; Ray resolves "auto" and the like."""
-    from vane_dagster.compute.connection import check_answers
-
-    plain = (address or "").removeprefix("ray://")
-    host, _, port = plain.rpartition(":")
-    if host and port.isdigit():
-        check_answers(plain, ANSWER_SECONDS)
 
 
 def _connect_resource(cluster: Any, warn: Callable[[str], None]) -> None:
     """Connect to the cluster of a `dagster_ray.RayResource`, unless it already did so itself."""
     from dagster_ray import RayResource
+
+    from vane_dagster.compute.connection import connect_address
 
     if not isinstance(cluster, RayResource):
         raise ComputeError(
@@ -319,7 +234,7 @@ class LocalCompute(Compute):
         """Implement `Compute.backend`."""
         from vane_dagster.compute.local_backend import LocalBackend
 
-        return LocalBackend.warm(self.num_cpus, self.num_gpus, self.resources)
+        return LocalBackend.warm(self.num_cpus, self.num_gpus, dict(self.resources))
 
     def with_subprocesses(self, backend: "Backend") -> "Backend":
         """Implement `Compute.with_subprocesses`: all pools are subprocesses already."""

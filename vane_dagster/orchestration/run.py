@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import queue
 import sys
@@ -9,6 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Union
 
@@ -99,24 +102,42 @@ _CHECK_SECONDS = 2.0
 _TICK_SECONDS = 0.5
 
 
+@dataclass(frozen=True)
+class RunContext:
+    """What the plans of a run are executed with, besides the plans and the compute resource.
+
+    Attributes:
+        store: The store.
+        run_id: Id of the run.
+        check_runner: Evaluates the checks.
+        listen: Receives the events, on the thread that executes a plan.
+        flush: Called when no event has come for a moment.
+        check: Called every few seconds; an exception stops the run.
+        log: Receives warnings about the cluster.
+        priority: The run's priority when runs compete for workers; the highest goes first.
+    """
+
+    store: Store
+    run_id: str
+    check_runner: CheckRunner
+    listen: Callable[[Event], None] = lambda event: None
+    flush: Callable[[], None] = lambda: None
+    check: Callable[[], None] = lambda: None
+    log: Callable[[str], None] = lambda text: None
+    priority: int = 0
+
+
 def run_pipeline(
+    run: RunContext,
     pipeline: Pipeline,
     selected: Collection[str],
     partitions: Sequence[str | None],
     compute: Compute,
-    store: Store,
-    run_id: str,
-    listen: Callable[[Event], None],
-    log: Callable[[str], None],
-    check: Callable[[], None],
-    check_runner: CheckRunner,
     force: bool = False,
     retry_quarantined: bool = False,
-    flush: Callable[[], None] = lambda: None,
-    priority: int = 0,
 ) -> RunPlan:
     """Bring stages of some partitions up to date."""
-    connection = _Connection(compute, pipeline, selected, log)
+    connection = _Connection(compute, pipeline, selected, run.log)
 
     def connect(room: bool) -> bool:
         is_cluster = connection.backend().capacity().is_cluster
@@ -125,35 +146,27 @@ def run_pipeline(
         return is_cluster
 
     def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
-        backend = connection.backend()
-        return execute_preview(first, backend, store, run_id, listen, check, check_runner, priority)
+        return execute_preview(run, first, connection.backend())
 
     try:
-        with SchemaInference(store, preview, run_id, listen, connect=connect) as inference:
+        given = (run.store, preview, run.run_id, run.listen)
+        with SchemaInference(*given, connect=connect) as inference:
             resolved = inference.resolve(pipeline, selected, partitions)
-        asked = (resolved, selected, partitions, store, force, run_id, retry_quarantined)
+        asked = (resolved, selected, partitions, run.store, force, run.run_id, retry_quarantined)
         plan = plan_run(*asked, connect=connect)
-        listen(RunPlanned(plan))
+        run.listen(RunPlanned(plan))
         for event in about_plan(plan):
-            listen(event)
+            run.listen(event)
         backend = connection.backend() if plan.needed() else None
-        listen(Connected())
-        given = (plan, backend, store, run_id, listen, check, check_runner, priority)
-        _execute(*given, flush=flush, info=versions())
+        run.listen(Connected())
+        _execute(run, plan, backend, versions())
     finally:
         connection.close()
     return plan
 
 
 def execute_preview(
-    plan: RunPlan,
-    backend: Backend,
-    store: Store,
-    run_id: str,
-    listen: Callable[[Event], None],
-    check: Callable[[], None],
-    check_runner: CheckRunner,
-    priority: int = 0,
+    run: RunContext, plan: RunPlan, backend: Backend
 ) -> Mapping[str, Sequence[Part]]:
     """Execute the plan of a preview."""
     made: dict[str, Sequence[Part]] = {}
@@ -165,30 +178,19 @@ def execute_preview(
         elif isinstance(event, Failed):
             failed.append(event.error)
         elif isinstance(event, (Printed, Noticed, Waiting, WorkerReady)):
-            listen(event)
+            run.listen(event)
 
-    _execute(plan, backend, store, run_id, handle, check, check_runner, priority)
+    _execute(replace(run, listen=handle, flush=lambda: None), plan, backend)
     if failed:
         raise failed[0]
     return made
 
 
-def recompute(
-    plan: RunPlan,
-    compute: Compute,
-    store: Store,
-    run_id: str,
-    listen: Callable[[Event], None],
-    log: Callable[[str], None],
-    check: Callable[[], None],
-    check_runner: CheckRunner,
-    priority: int = 0,
-) -> None:
+def recompute(run: RunContext, plan: RunPlan, compute: Compute) -> None:
     """Execute the plan of a sample."""
-    connection = _Connection(compute, plan.pipeline, plan.selected, log)
+    connection = _Connection(compute, plan.pipeline, plan.selected, run.log)
     try:
-        backend = connection.backend()
-        _execute(plan, backend, store, run_id, listen, check, check_runner, priority)
+        _execute(run, plan, connection.backend())
     finally:
         connection.close()
 
@@ -228,33 +230,23 @@ class _Connection:
 
 
 def _execute(
+    run: RunContext,
     plan: RunPlan,
     backend: Backend | None,
-    store: Store,
-    run_id: str,
-    listen: Callable[[Event], None],
-    check: Callable[[], None],
-    check_runner: CheckRunner,
-    priority: int,
-    flush: Callable[[], None] = lambda: None,
     info: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Execute a plan on a thread, and deliver its events here."""
-    _on_a_thread(
+    given = (run.check_runner, run.priority)
+    on_a_thread(
         lambda emit, cancelled: execute(
-            plan, backend, store, run_id, emit, cancelled, info, check_runner, priority
+            plan, backend, run.store, run.run_id, emit, cancelled, info, *given
         ),
-        listen,
-        check,
-        flush,
+        run,
     )
 
 
-def _on_a_thread(
-    work: Callable[[Callable[[Event], None], threading.Event], None],
-    listen: Callable[[Event], None],
-    check: Callable[[], None],
-    flush: Callable[[], None],
+def on_a_thread(
+    work: Callable[[Callable[[Event], None], threading.Event], None], run: RunContext
 ) -> None:
     """Run `work` on a thread and deliver its events here; a slow listener does not block the work.
 
@@ -264,6 +256,7 @@ def _on_a_thread(
     events = EventQueue()
     cancelled = threading.Event()
     raised: list[BaseException] = []
+    checked = time.monotonic()
 
     def body() -> None:
         try:
@@ -273,68 +266,50 @@ def _on_a_thread(
         finally:
             events.put(None)
 
+    def deliver(received: Sequence[Any]) -> bool:
+        """Deliver events up to the last one, or until a signal arrives."""
+        nonlocal checked
+        while not received:
+            if time.monotonic() - checked > _CHECK_SECONDS:
+                run.check()
+                checked = time.monotonic()
+            try:
+                event = events.get(timeout=_TICK_SECONDS)
+            except queue.Empty:
+                run.flush()
+                continue
+            if event is None:
+                return True
+            run.listen(event)
+        return False
+
+    def finish() -> None:
+        """Deliver what cancelled work still commits, for at most `_STOP_SECONDS`."""
+        until = time.monotonic() + _STOP_SECONDS
+        with suppress(queue.Empty):
+            while (left := until - time.monotonic()) > 0:
+                if (event := events.get(left)) is None:
+                    break
+                run.listen(event)
+
     thread = threading.Thread(target=body, name="vane-execute", daemon=True)
     thread.start()
-    handover = _EventPump(events, listen, check, flush)
     try:
         ended = False
         while not ended:
             with signals_deferred() as received:  # a dequeued event is not lost
-                ended = handover.run(received)
+                ended = deliver(received)
     except BaseException:
         cancelled.set()
         with signals_deferred():
-            handover.finish()
+            finish()
         raise
     thread.join()
     if raised:
         raise raised[0]
 
 
-class _EventPump:
-    """Delivers the events of a run's thread to a listener on another thread."""
-
-    def __init__(
-        self,
-        events: EventQueue,
-        listen: Callable[[Event], None],
-        check: Callable[[], None],
-        flush: Callable[[], None],
-    ) -> None:
-        self._events, self._listen, self._check, self._flush = events, listen, check, flush
-        self._checked = time.monotonic()
-
-    def run(self, received: Sequence[Any]) -> bool:
-        """Deliver events up to the last one, or until a signal arrives."""
-        while not received:
-            if time.monotonic() - self._checked > _CHECK_SECONDS:
-                self._check()
-                self._checked = time.monotonic()
-            try:
-                event = self._events.get(timeout=_TICK_SECONDS)
-            except queue.Empty:
-                self._flush()
-                continue
-            if event is None:
-                self._flush()
-                return True
-            self._listen(event)
-        return False
-
-    def finish(self) -> None:
-        """Deliver what cancelled work still commits, for at most `_STOP_SECONDS`."""
-        until = time.monotonic() + _STOP_SECONDS
-        while (left := until - time.monotonic()) > 0:
-            try:
-                event = self._events.get(timeout=left)
-            except queue.Empty:
-                break
-            if event is None:
-                break
-            self._listen(event)
-        self._flush()
-
-
+@functools.cache
 def versions() -> Mapping[str, Any]:
     """Return the versions that a manifest records."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -16,7 +17,7 @@ from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.reporting import LOGGED_ALREADY, RunReport
 from vane_dagster.orchestration.reproducible import ReproducibilityRunner
 from vane_dagster.orchestration.resources import Compute
-from vane_dagster.orchestration.run import run_pipeline
+from vane_dagster.orchestration.run import RunContext, run_pipeline
 from vane_dagster.orchestration.source_asset import SourceLog, observe
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -35,21 +36,26 @@ def materialize_step(
     """Materialize the selected stages of a pipeline."""
     with errors_masked(), planned_checks_dropped(context):
         opened = store.open()
-        check_runner = make_check_runner(context, pipeline, opened)
+        run = RunContext(
+            opened,
+            context.run.run_id,
+            make_check_runner(context, pipeline, opened),
+            check=lambda: _check_is_wanted(context),
+            log=context.log.info,
+            priority=_priority(context.run),
+        )
         checks = CheckLog(context, pipeline)
         try:
-            evaluate_alone(context, checks, pipeline, opened, check_runner)
+            evaluate_alone(context, checks, pipeline, opened, run.check_runner)
             ReproducibilityRunner(
                 context,
                 pipeline,
-                opened,
+                run,
                 compute,
-                check=lambda: _check_is_wanted(context),
-                priority=_priority(context.run),
                 partitions=config.reproduce_partitions,
                 rows=config.reproduce_rows,
                 seed=config.reproduce_seed,
-            ).evaluate(checks, check_runner)
+            ).evaluate(checks)
         except VaneError as error:
             raise dg.Failure(description=str(error)) from error.__cause__
         selected = {key.path[-1] for key in context.selected_asset_keys}
@@ -57,24 +63,17 @@ def materialize_step(
             yield from checks.outputs()
             return
         partitions = _partitions(context, pipeline)
-        report = RunReport(context, checks, pipeline, opened, partitions, check_runner)
+        report = RunReport(context, checks, pipeline, opened, partitions, run.check_runner)
         try:
             with report:
                 run_pipeline(
+                    replace(run, listen=report.listen, flush=report.flush),
                     pipeline,
                     selected,
                     partitions,
                     compute,
-                    opened,
-                    context.run.run_id,
-                    listen=report.listen,
-                    flush=report.flush,
-                    log=context.log.info,
-                    check=lambda: _check_is_wanted(context),
-                    check_runner=check_runner,
                     force=config.force,
                     retry_quarantined=config.retry_quarantined,
-                    priority=_priority(context.run),
                 )
         except VaneError as error:
             raise dg.Failure(description=str(error)) from error.__cause__

@@ -6,6 +6,7 @@ starts, moves or ends.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, defaultdict
@@ -37,7 +38,7 @@ class Directory:
         self._bound: dict[str, Endpoint] = {}
         self._binding: int | None = None
         self._silent: dict[Endpoint, float] = {}
-        self._avoided: dict[Endpoint, float] = {}
+        """When each endpoint that does not answer was found so; it is avoided for ten seconds."""
         self._changed = defaultdict[str, dict[Endpoint, float]](dict)
         """When each endpoint of a server has ended, moved or come back last, if it has."""
 
@@ -58,7 +59,6 @@ class Directory:
                     self._kept.pop(key, None)
             known = {one for found in self._endpoints.values() for one in found}
             self._silent = {one: at for one, at in self._silent.items() if one in known}
-            self._avoided = {one: at for one, at in self._avoided.items() if one in known}
         keep(one.api_key for endpoints in announced.values() for one in endpoints)
 
     def knows(self, key: str) -> bool:
@@ -112,14 +112,13 @@ class Directory:
         endpoints = self.endpoints(key)
         if not endpoints:
             raise ConnectionError("no replica of the server is ready")
-        since = time.monotonic() - _AVOID_SECONDS
         with self._lock:
-            able = [
-                one for one in endpoints if self._silent.get(one, 0.0) <= since and not one.life[1]
+            return [
+                one for one in endpoints if not (self._is_avoided(one) or one.life[1])
             ] or endpoints
-            for one in able:
-                self._avoided.pop(one, None)
-        return able
+
+    def _is_avoided(self, endpoint: Endpoint) -> bool:
+        return time.monotonic() - self._silent.get(endpoint, -math.inf) < _AVOID_SECONDS
 
     @contextmanager
     def constructing(self) -> Iterator[None]:
@@ -143,14 +142,13 @@ class Directory:
         now = time.monotonic()
         with self._lock:
             bound = set(self._bound.values())
-            spared = {one for one, at in self._avoided.items() if at < since} - bound
+            avoided = {one for one in self._silent if self._is_avoided(one)}
+            spared = {one for one in avoided if self._silent[one] < since} - bound
             for one in (one for endpoints in found.values() for one in endpoints):
-                if one in silent:
-                    self._silent[one] = now
-                    self._avoided.setdefault(one, now)
-                else:
+                if one not in silent:
                     self._silent.pop(one, None)
-                    self._avoided.pop(one, None)
+                elif one not in avoided:
+                    self._silent[one] = now
             return all(
                 set(endpoints) - spared
                 and not any(one in silent or one.life[1] for one in endpoints if one not in spared)

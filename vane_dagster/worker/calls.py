@@ -24,6 +24,7 @@ class LoadCall:
         env: Environment variables to set, or to unset if None.
         lifecycle: When the worker times out, or is replaced.
         endpoints: The endpoints of the servers that its code calls.
+        versions: The driver's versions, if the worker may have others.
     """
 
     model: ModelSpec | None
@@ -32,6 +33,7 @@ class LoadCall:
     env: Mapping[str, str | None] = field(default_factory=dict)
     lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
     endpoints: Endpoints = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from vane_dagster._worker_process import mark_worker
 from vane_dagster.servers.directory import Endpoints, directory
 from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.worker.calls import LoadCall
+from vane_dagster.worker.code_digest import disagreement
 from vane_dagster.worker.frameworks import set_threads
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.pools import PoolRequest, WorkerInfo, WorkerState
 from vane_dagster.worker.protocol import Work
-from vane_dagster.worker.reports import LoadReport, WorkerStatus, WorkReport
+from vane_dagster.worker.reports import Fault, LoadReport, WorkerStatus, WorkReport, load_failed
 
 
 class HostActor:
@@ -36,6 +37,8 @@ class HostActor:
 
     def load(self, call: LoadCall, archive: bytes) -> LoadReport:
         """See `Host.load`. The archive is an object of Ray, which is passed by itself."""
+        if problem := disagreement(call.versions):
+            return load_failed(Fault("ComputeError", f"node {socket.gethostname()}: {problem}"))
         call = replace(call, archive=archive, threads=call.threads or self._threads)
         node = ray.get_runtime_context().get_node_id()
         self._loaded = replace(self._host.load(call), ray_node=node)

@@ -53,7 +53,7 @@ from vane_dagster.compute.waits import Waits
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import ComputeError
 from vane_dagster.events import Waiting
-from vane_dagster.orchestration.run import run_pipeline
+from vane_dagster.orchestration.run import RunContext, run_pipeline
 from vane_dagster.worker.pools import PoolRequest, PoolSpec
 
 
@@ -159,11 +159,8 @@ def test_runs_that_want_each_others_models_never_deadlock(tmp_path, ray_compute)
 
     def run(pipeline: vd.Pipeline, name: str) -> None:
         store = vd.FragmentStore(root=str(tmp_path / name / "store")).open()
-        run_pipeline(
-            pipeline, tuple(pipeline.stages), [None], ray_compute, store, name,
-            listen=lambda _: None, log=lambda _: None, check=lambda: None,
-            check_runner=CheckRunner(pipeline, store),
-        )  # fmt: skip
+        context = RunContext(store, name, CheckRunner(pipeline, store))
+        run_pipeline(context, pipeline, tuple(pipeline.stages), [None], ray_compute)
         ended.append(name)
 
     for name, factors in (("forth", (2, 3)), ("back", (3, 2))):

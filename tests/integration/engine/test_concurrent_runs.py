@@ -17,10 +17,7 @@ from support.concurrent_runs import (  # noqa: F401  # fixtures
 from support.data import write_source
 from support.pool_models import until
 from vane_dagster.compute.local_backend import LocalBackend
-from vane_dagster.compute.pool_state import Sharer
-from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.events import Committed, Failed, Waiting
-from vane_dagster.worker.pools import PoolSpec
 
 
 def test_two_runs_of_a_partition_compute_it_once(tmp_path, ray_compute):
@@ -65,23 +62,6 @@ def test_a_run_takes_over_where_another_failed(tmp_path, ray_compute):
     again = [n for n in noted(tmp_path) if noted(tmp_path).count(n) > 1]
     assert 70 in again
     assert len(manifests(tmp_path, "out")) == 1
-
-
-# Shared workers and priorities
-
-
-def test_leases_know_who_shares_their_workers(ray_compute):
-    backend = RayBackend(lease_seconds=2.0)
-    pool = PoolSpec("shared", "Shared", (1, 1))
-    first = backend.lease("first", [pool])
-    second = backend.lease("second", [pool], priority=3)
-    (worker,) = first.workers()
-    assert second.sharers() == {worker.name: (Sharer("first", 0),)}
-    until(first.sharers, "a heartbeat was answered")
-    assert first.sharers() == {worker.name: (Sharer("second", 3),)}
-    second.release()
-    until(lambda: not first.sharers(), "the next one was answered")
-    first.release()
 
 
 def test_the_priority_tag_of_a_run_reaches_its_lease(tmp_path, local, monkeypatch):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,13 @@ from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
 from support.arguments import grouped
-from support.data import read_stage, write_source
-from support.results import failure, metadata
-from vane_dagster.compute import versions
+from support.data import write_source
+from support.results import failure
 from vane_dagster.compute.local_head import LocalHead
+from vane_dagster.worker.calls import LoadCall
+from vane_dagster.worker.code_digest import versions
+from vane_dagster.worker.pools import PoolRequest
+from vane_dagster.worker.ray_actor import HostActor
 
 ROWS = {"id": [1, 2, 3], "n": [10, 20, 30]}
 
@@ -182,41 +185,16 @@ def test_all_models_that_cannot_start_are_reported_at_once(tmp_path, local, mate
     assert sorted(made) == ["clean", "good"]
 
 
-def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
-    """The pool manager answers for its node and for those that it remembers; one entry is wrong."""
-    import ray
-
-    from vane_dagster.compute.client import PoolManagerClient
-
-    write_source(tmp_path / "src", ROWS)
-    docs = make(tmp_path, on_any={})
-    compute = vd.RayCompute(cluster=cluster)
-    materialize(docs, compute)
-    assert read_stage(tmp_path / "store", "docs", "on_any")["n"].to_pylist() == [10, 20, 30]
-    pool_manager = PoolManagerClient()
-    (found,) = versions.of_cluster(pool_manager).values()
-    assert found == versions.installed()
-
-    (node,) = [n["NodeID"] for n in ray.nodes() if n["Alive"]]
-    wrong = {node: replace(versions.installed(), pyarrow="1.0")}
-    pool_manager.call("exchange_versions", wrong)
-    try:
-        write_source(tmp_path / "src", ROWS | {"id": [4, 5, 6]}, "b.parquet")
-        text = failure(materialize(docs, compute, raises=False))
-        assert f"({node[:8]}): the driver has pyarrow {pa.__version__}; workers" in text
-        assert "there have pyarrow 1.0. Install the driver's versions there" in text
-    finally:
-        pool_manager.call("exchange_versions", {node: versions.installed()})
-    result = materialize(docs, compute)
-    assert metadata(result, "on_any")["dagster/row_count"] == 6
-
-
-def test_a_node_that_the_pool_manager_does_not_know_is_asked(cluster):
-    import ray
-
+def test_a_worker_of_other_versions_does_not_load(cluster):
     cluster.connect()
-    (node,) = [n["NodeID"] for n in ray.nodes() if n["Alive"]]
-    assert versions._answers([node]) == {node: versions.installed()}
-    began = time.monotonic()
-    assert versions._answers([]) == {}
-    assert time.monotonic() - began < 1
+    request = PoolRequest("a", "A", (1, 1), {}, 1)
+    actor = ray.remote(num_cpus=0, concurrency_groups={"control": 1})(HostActor).remote(request, 1)
+    try:
+        expected = {**versions(), "pyarrow": "1.0"}
+        report = ray.get(actor.load.remote(LoadCall(None, versions=expected), b""))
+        assert report.fault.kind == "ComputeError"
+        wrong = f"the driver has pyarrow 1.0; workers there have pyarrow {pa.__version__}. Install"
+        assert f"node {socket.gethostname()}: {wrong}" in report.fault.message
+        assert ray.get(actor.load.remote(LoadCall(None, versions=versions()), b"")).fault is None
+    finally:
+        ray.kill(actor)

@@ -16,7 +16,7 @@ from support.data import read_stage, write_source
 from support.results import failure
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.events import Committed
-from vane_dagster.orchestration.run import run_pipeline
+from vane_dagster.orchestration.run import RunContext, run_pipeline
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-10")
 
@@ -137,18 +137,8 @@ def test_slow_reporting_stalls_nothing(tmp_path, local):
             committed.append(event.partition)
 
     store = vd.FragmentStore(root=str(tmp_path / "store")).open()
-    run_pipeline(
-        many,
-        ["doubles"],
-        keys,
-        local,
-        store,
-        "run",
-        listen,
-        log=print,
-        check=lambda: None,
-        check_runner=CheckRunner(many, store),
-    )
+    context = RunContext(store, "run", CheckRunner(many, store), listen)
+    run_pipeline(context, many, ["doubles"], keys, local)
     assert sorted(committed) == keys
 
 

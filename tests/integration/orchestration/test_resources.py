@@ -10,7 +10,7 @@ import pytest
 import ray
 
 import vane_dagster as vd
-from vane_dagster.orchestration import resources
+from vane_dagster.compute import connection
 
 
 def test_a_process_that_is_connected_elsewhere_is_told_so(cluster):
@@ -41,7 +41,7 @@ assert ray.is_initialized()
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_an_address_that_accepts_connections_but_never_responds_is_an_error(scheme, monkeypatch):
     ray.shutdown()
-    monkeypatch.setattr(resources, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as hung:
         address = f"{scheme}127.0.0.1:{hung.getsockname()[1]}"
         expected = f"at '{address}' cannot be reached: no response within 0.2 s"

@@ -13,7 +13,7 @@ from support.pool_claims import ONE, ask, claim, spec
 from vane_dagster.compute.admission import check_can_fit, plan_waves
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.placement import FreeResources, fits
-from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseRecord, PoolState, Sharer
+from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseRecord, PoolState
 from vane_dagster.errors import ComputeError
 
 TWO = {"n1": {"CPU": 4.0, "GPU": 1.0}, "n2": {"CPU": 4.0, "GPU": 1.0}}
@@ -144,18 +144,6 @@ def test_a_new_lease_gets_workers_that_no_higher_priority_uses():
     assert lower is not None
     other = set(second.workers["a"]) - set(high.workers["a"])
     assert set(low.workers["a"]) == set(lower.workers["a"]) == other
-
-
-def test_who_shares_workers_is_known_by_worker():
-    pool_state = PoolState()
-    first = ask(pool_state, "1", claim("a", GPU=1), priority=3)
-    ask(pool_state, "2", claim("a", GPU=1))
-    ask(pool_state, "3", claim("other"))
-    assert first is not None
-    (worker,) = first.workers["a"]
-    assert pool_state.sharers("2") == {worker: (Sharer("run-1", 3),)}
-    assert pool_state.sharers("1") == {worker: (Sharer("run-2", 0),)}
-    assert pool_state.sharers("3") == pool_state.sharers("unknown") == {}
 
 
 # Sharing and growing

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
-from vane_dagster.compute import versions
 from vane_dagster.compute.api import Capacity
-from vane_dagster.compute.code_digest import Variables, Versions
+from vane_dagster.compute.variables import Variables
 from vane_dagster.engine.preflight import (
     PreflightFinding,
     misplaced,
@@ -34,27 +32,6 @@ def test_one_finding_stands_alone():
     refuse([])
 
 
-# Versions
-
-
-@pytest.mark.parametrize("name", ["python", "ray", "pyarrow", "code"])
-def test_versions_that_differ_are_named(name):
-    here = versions.installed()
-    assert list(versions.disagreements({"n": here})) == []
-    other = replace(here, **{name: "0.1"})
-    ((node, problem, fix),) = versions.disagreements({"good": here, "bad": other})
-    assert node == "node bad"
-    driver, worker = problem.split("; ")
-    assert getattr(here, name) in driver
-    assert worker.endswith(" 0.1")
-    assert "driver's versions" in fix
-
-
-def test_a_node_that_cannot_run_a_worker_is_named():
-    ((node, problem, _),) = versions.disagreements({"n": "No module named 'vane_dagster'"})
-    assert (node, "No module named 'vane_dagster'" in problem) == ("node n", True)
-
-
 # Environment variables
 
 
@@ -68,18 +45,18 @@ class Reader:
         return {"n": [MODE, os.getenv("VT_CALLED"), os.environ["PWD"]] and batch["n"]}
 
 
-def node(**variables: str | None) -> Mapping[str, Versions | str]:
-    """The report of a node with this process's environment, except for some variables."""
+def node(**variables: str | None) -> Variables:
+    """Those of a node with this process's environment, except for some variables."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.delenv(name, raising=False) if value is None else patch.setenv(name, value)
-        return {"node": replace(versions.installed(), variables=Variables.here())}
+        return Variables.here()
 
 
-def noticed(nodes: Mapping[str, Versions | str], **given: Any) -> list[str]:
+def noticed(there: Variables | None, **given: Any) -> list[str]:
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     docs.map_batches("read", Reader, schema={"n": "BIGINT"}, **grouped(given))
-    return list(other_variables(docs, packed(docs, ["read"])[1], nodes))
+    return list(other_variables(docs, packed(docs, ["read"])[1], there))
 
 
 @pytest.mark.parametrize("here", [None, "new"])
@@ -88,7 +65,7 @@ def noticed(nodes: Mapping[str, Versions | str], **given: Any) -> list[str]:
 def test_a_variable_that_differs_is_named_without_its_values(name, here, there, monkeypatch):
     if here:
         monkeypatch.setenv(name, here)
-    found = noticed({**node(), **node(**{name: there})})
+    found = noticed(node(**{name: there}))
     if here == there:
         assert found == []
         return
@@ -107,28 +84,26 @@ def test_a_variable_that_is_sent_is_not_named():
     assert noticed(other, env_vars=["VT_MODE"], keyed_env_vars=["VT_CALLED"]) == []
     assert "env_vars=['VT_CALLED']" in noticed(other, env_vars=["VT_MODE"])[0]
     assert noticed(other, execution_backend="subprocess_actor") == []
-    assert noticed({"node": "No module named 'vane_dagster'"}) == []
-    assert noticed({}) == []
+    assert noticed(None) == []
 
 
 def test_variables_of_the_process_are_not_compared():
-    found = versions.differing_variables(
-        node(PWD="/elsewhere", OMP_NUM_THREADS="7", RAY_JOB_ID="1", LANG="none", UNREAD="1"),
-        ["PWD", "OMP_NUM_THREADS", "RAY_JOB_ID", "LANG", "surrogate \ud800", ""],
-    )
-    assert found == ["LANG"]
+    there = node(PWD="/elsewhere", OMP_NUM_THREADS="7", RAY_JOB_ID="1", LANG="none", UNREAD="1")
+    names = ["PWD", "OMP_NUM_THREADS", "RAY_JOB_ID", "LANG", "surrogate \ud800", ""]
+    assert there.differing(names) == ["LANG"]
 
 
 GROWING = Capacity(({"CPU": 8.0},), 0, adds_nodes=True)
+SEVERAL = Capacity(({"CPU": 8.0}, {"CPU": 8.0}), 0)
 KEY = "OPENAI_API_KEY"
 
 
-def keyless(capacity: Capacity, nodes: Any = None, **given: Any) -> list[str]:
-    """What is found for a prompt of which the driver has no key, nor the nodes by default."""
+def keyless(capacity: Capacity, there: Variables | None = None, **given: Any) -> list[str]:
+    """What is found for a prompt of which the driver has no key, nor the workers by default."""
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     docs.prompt("ask", "{text}", **grouped({"provider": "openai", "model": "m", **given}))
-    nodes = (node() if capacity.is_cluster else {}) if nodes is None else nodes
-    return [str(found) for found in missing_keys(docs, ["ask"], capacity, nodes)]
+    there = node() if there is None and capacity.is_cluster else there
+    return [str(found) for found in missing_keys(docs, ["ask"], capacity, there)]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +146,7 @@ def test_what_would_work_without_a_key_is_not_refused(monkeypatch):
     assert keyless(CLUSTER, node(**{KEY: "sk-there"})) == []
     assert len(keyless(CLUSTER, node(**{KEY: ""}))) == 1
     assert keyless(GROWING) == [], "a node that the autoscaler adds may have it"
-    assert keyless(CLUSTER, {}) == [], "the nodes did not answer"
+    assert keyless(SEVERAL) == [], "nodes may differ"
     assert keyless(MACHINE, model=vd.Model("m", options={"api_key_env": None})) == []
     assert keyless(MACHINE, model=vd.VLLMServer("m")) == []
     assert keyless(MACHINE, provider="vllm") == []

@@ -17,7 +17,6 @@ import pytest
 import vane_dagster as vd
 from support.arguments import grouped
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Cancelled, Worker
-from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
 from vane_dagster.engine.partition_order import NoOrder
 from vane_dagster.engine.run_state import RunState
@@ -186,13 +185,9 @@ class Lease:
         """The calls that were at a worker together with others, by ticket."""
         self.most = Counter[str]()
         """The most calls that a worker of each pool had at one time."""
-        self.shared: dict[str, Sequence[Sharer]] = {}
 
     def workers(self) -> Sequence[Worker]:
         return [worker for worker in self._workers if worker.pool in self.pools]
-
-    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
-        return self.shared
 
     def load(self, worker: Worker, endpoints: Any = None) -> int:
         self._starts.append(next(self._tickets))
@@ -397,14 +392,6 @@ def test_the_gather_gets_the_slices_in_the_order_of_their_rows(wave):
 def test_no_worker_has_more_than_one_call_at_work_and_one_queued(wave):
     made = wave(mapped(), partitions=(3,)).run()
     assert made.lease.most == {"m": 2, IO_WORKERS: 2}
-
-
-def test_workers_that_a_run_of_higher_priority_uses_get_one_call_at_a_time(wave):
-    made = wave(mapped(), partitions=(2,))
-    other = Sharer("other run", 5)
-    made.lease.shared = {"m-0": [other], "m-1": [other]}
-    made.run()
-    assert made.lease.most["m"] == 1
 
 
 # Several fragments

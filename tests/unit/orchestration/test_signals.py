@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vane_dagster.orchestration import run
-from vane_dagster.orchestration.run import _on_a_thread
+from vane_dagster.orchestration.run import RunContext, on_a_thread
 from vane_dagster.orchestration.signals import signals_deferred
 
 
@@ -19,10 +19,13 @@ class Interrupted(BaseException):
     pass
 
 
+def context(listen: Any, **given: Any) -> RunContext:
+    return RunContext(None, "run", None, listen, **given)
+
+
 def test_commits_of_a_cancelled_run_are_handed_over(monkeypatch):
     monkeypatch.setattr(run, "_CHECK_SECONDS", 0.0)
     taken: list[Any] = []
-    flushed: list[int] = []
 
     def work(emit: Any, cancelled: threading.Event) -> None:
         emit("first")
@@ -34,9 +37,8 @@ def test_commits_of_a_cancelled_run_are_handed_over(monkeypatch):
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        _on_a_thread(work, taken.append, check, lambda: flushed.append(len(taken)))
+        on_a_thread(work, context(taken.append, check=check))
     assert taken == ["first", "second", "third"]
-    assert flushed[-1] == 3
 
 
 def test_a_cancelled_run_that_does_not_stop_is_left_in_time(monkeypatch):
@@ -48,7 +50,7 @@ def test_a_cancelled_run_that_does_not_stop_is_left_in_time(monkeypatch):
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        _on_a_thread(lambda emit, cancelled: ended.wait(60), print, check, lambda: None)
+        on_a_thread(lambda emit, cancelled: ended.wait(60), context(print, check=check))
     assert not ended.is_set()
     ended.set()
 
@@ -68,7 +70,7 @@ def test_no_event_is_lost_to_a_signal_that_comes_while_it_is_written():
         taken.append(event)
 
     with pytest.raises(KeyboardInterrupt):
-        _on_a_thread(work, listen, lambda: None, lambda: None)
+        on_a_thread(work, context(listen))
     assert taken == [0, 1, 2]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.compute.code_digest import code_digest
+from vane_dagster.worker.code_digest import code_digest, disagreement, versions
 
 PACKAGE = Path(vd.__file__).parent
 
@@ -39,3 +39,11 @@ def test_a_module_that_was_moved_has_another_digest(copied: Path) -> None:
     (copied / "worker/watchdog.py").rename(copied / "worker/codecs.py")
     assert code_digest(copied) != before
     (copied / "worker/codecs.py").rename(copied / "worker/watchdog.py")
+
+
+@pytest.mark.parametrize("name", ["Python", "Ray", "pyarrow", "vane-dagster (digest of its code)"])
+def test_versions_that_differ_are_named(name: str) -> None:
+    assert disagreement(versions()) == disagreement({}) == ""
+    driver, worker = disagreement({**versions(), name: "0.1"}).split("; ")
+    assert driver == f"the driver has {name} 0.1"
+    assert worker.startswith(f"workers there have {name} {versions()[name]}. Install the driver's")
