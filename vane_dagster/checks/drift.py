@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from vane_dagster._arguments import positive
-from vane_dagster._keywords import require_columns
 from vane_dagster._lazy import pc
 from vane_dagster.checks.base import Check, bound
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
@@ -23,6 +22,7 @@ Array = np.ndarray[Any, Any]
 
 def can_drift(kind: pa.DataType) -> bool:
     """Return whether `Drift` supports columns of the type."""
+    kind = plain_type(kind)
     return is_number(kind) or is_text(kind) or is_floats(kind) or pa.types.is_boolean(kind)
 
 
@@ -90,14 +90,17 @@ class Drift(Check):
         """Compare the column with the previous partition's.
 
         Raises:
-            SchemaError: If a partition lacks the column, or its type is not comparable.
+            DefinitionError: If a partition lacks the column, or its type is not comparable.
+            SchemaError: If the types in the partitions cannot be compared.
         """
         before = context.previous()
         if before is None:
             return CheckOutcome(True, "There is no previous partition to compare with")
-        kinds = [_kind(each.schema, self.column) for each in (context, before)]
+        for each in (context, before):
+            self.fit(each.schema, f"partition {each.partition!r}")
+        types = [plain_type(each.schema.field(self.column).type) for each in (context, before)]
+        kinds = [_kind(each) for each in types]
         if kinds[0] is not kinds[1]:
-            types = [each.schema.field(self.column).type for each in (context, before)]
             raise SchemaError(
                 f"column {self.column!r} is {types[0]} and was {types[1]} in partition "
                 f"{before.partition!r}; they cannot be compared"
@@ -119,14 +122,7 @@ def population_stability_index(counts: Array, before: Array) -> float:
     return float(np.sum((p - q) * np.log(p / q)))
 
 
-def _kind(schema: pa.Schema, column: str) -> _Compare:
-    require_columns("the stage", [column], schema.names)
-    kind = plain_type(schema.field(column).type)
-    if not can_drift(kind):
-        raise SchemaError(
-            f"column {column!r} is {kind}; expected numbers, texts, booleans or lists of "
-            "floating-point numbers"
-        )
+def _kind(kind: pa.DataType) -> _Compare:
     if is_floats(kind):
         return _of_vectors
     return _of_numbers if is_number(kind) else _of_categories
