@@ -129,8 +129,9 @@ def run_pipeline(
         return execute_preview(first, backend, store, run_id, listen, check, check_runner, priority)
 
     try:
-        with SchemaInference(store, preview, run_id, listen, connect=connect) as inference:
-            resolved = inference.resolve(pipeline, selected, partitions)
+        first = (store, preview, run_id, listen, selected, partitions)
+        with SchemaInference(*first, connect=connect) as inference:
+            resolved = inference.resolve(pipeline)
         asked = (resolved, selected, partitions, store, force, run_id, retry_quarantined)
         plan = plan_run(*asked, connect=connect)
         listen(RunPlanned(plan))
