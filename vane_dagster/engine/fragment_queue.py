@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from vane_dagster.compute.waits import Waits, short
-from vane_dagster.compute.work_claims import ClaimAnswer, Claims, Group, claim_key
+from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
 from vane_dagster.engine.accounting import WaveProgress
 from vane_dagster.engine.fragment_state import FragmentState, fragment_state, to_compute
 from vane_dagster.engine.row_lookups import RowLookups
@@ -22,10 +23,8 @@ from vane_dagster.worker.protocol import RowLookup
 
 FoundParts = Mapping[str, Mapping[int, Part]]
 """Parts of a partition, by stage and fragment index."""
-_FIRST_AHEAD = 4
+_MIN_AHEAD = 4
 _MAX_AHEAD = 64
-_QUICK_SECONDS = 0.5
-_SLOW_SECONDS = 2.0
 _RELEASE_SECONDS = 0.2
 _RETRY_SECONDS = 2.0
 _RETRY_IDLE_SECONDS = 0.5
@@ -70,12 +69,12 @@ class _ClaimResult:
 class FragmentQueue:
     """Queue of the fragments that a wave must compute.
 
-    A fragment's stages are claimed together or not at all, some fragments ahead of their
-    admission, on the queue's own thread. If another run computes a fragment, it is put back and
-    later ones are tried. It is requested again until that run has released it; then parts that
-    are now in the store are used as if the planner had found them, and the rest is computed. A
-    fragment that waits for another run thus holds neither memory nor claims. The same holds for the
-    fragments of a partition that waits for another one of this run; see `RowLookups`.
+    A fragment's stages are claimed together or not at all, on the queue's own thread, and as many
+    fragments ahead of their admission as are in progress. If another run computes a fragment, it is
+    put back and later ones are tried. It is requested again until that run has released it; then
+    parts that are now in the store are used as if the planner had found them, and the rest is
+    computed. A fragment that waits for another run thus holds neither memory nor claims. The same
+    holds for the fragments of a partition that waits for another one of this run; see `RowLookups`.
 
     Attributes:
         lookups: Where the rows of fragments are looked up.
@@ -85,14 +84,12 @@ class FragmentQueue:
         self,
         state: RunState,
         stages: Sequence[str],
-        claims: Claims,
-        look_up: Callable[[int, Sequence[str]], FoundParts],
         counts: WaveProgress,
         waits: Waits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state, self._stages, self._claims = state, tuple(stages), claims
-        self._look_up, self._counts, self._waits, self._clock = look_up, counts, waits, clock
+        self._state, self._stages, self._claims = state, tuple(stages), state.claims
+        self._counts, self._waits, self._clock = counts, waits, clock
         self._fresh = self._places()
         self._has_fresh = True
         self._ready: deque[FragmentState] = deque()
@@ -102,10 +99,10 @@ class FragmentQueue:
         self._mine: set[tuple[int, int]] = set()
         self._releases: list[bytes] = []
         self._listed_at: dict[int, float] = {}
-        self._ahead = _FIRST_AHEAD
-        self._asked_at = self._retried_at = self._fresh_at = 0.0
+        self._ahead = _MIN_AHEAD
+        self._asked_at = self._retried_at = 0.0
         self._asking: Future[_ClaimResult] | None = None
-        self._last_scope = (-1, "")
+        self._scope = functools.lru_cache(_MAX_AHEAD)(self._scope_of)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-claim")
         self.left = state.fragments_left(stages)
         """Upper bound of the fragments not yet handed out or found; some may be given up."""
@@ -168,12 +165,13 @@ class FragmentQueue:
             else:
                 self._take_granted(place, keys, answered.known)
 
-    def claim_ahead(self, idle: bool) -> None:
+    def claim_ahead(self, in_progress: int) -> None:
         """Claim fragments ahead and release finished ones, without waiting for the answer."""
         if self._asking is not None:
             return
-        now = self._clock()
-        places = self._next_fresh(now, idle) if len(self._ready) <= self._ahead // 2 else []
+        now, idle = self._clock(), not in_progress
+        self._ahead = min(_MAX_AHEAD, max(_MIN_AHEAD, in_progress))
+        places = self._next_fresh(idle) if len(self._ready) <= self._ahead // 2 else []
         if now - self._retried_at >= (_RETRY_IDLE_SECONDS if idle else _RETRY_SECONDS):
             self._retried_at = now
             places += list(self._blocked)[:_MAX_RETRIED]
@@ -248,7 +246,7 @@ class FragmentQueue:
 
     def _parts(self, partition: int) -> FoundParts:
         try:
-            return self._look_up(partition, self._stages)
+            return self._state.look_up(partition, self._stages)
         except VaneError as error:  # they are recomputed
             self._state.emit(Noticed(f"parts of another run could not be looked up: {error}"))
             return {}
@@ -262,13 +260,8 @@ class FragmentQueue:
                 order += 1
                 yield _Place(order, partition, index)
 
-    def _next_fresh(self, now: float, idle: bool) -> list[_Place]:
-        """The next fragments to claim: as many as are admitted in a second or two."""
-        if self._fresh_at and now - self._fresh_at < _QUICK_SECONDS:
-            self._ahead = min(_MAX_AHEAD, 2 * self._ahead)
-        elif self._fresh_at and now - self._fresh_at > _SLOW_SECONDS:
-            self._ahead = max(1, self._ahead // 2)
-        self._fresh_at = now
+    def _next_fresh(self, idle: bool) -> list[_Place]:
+        """The next fragments to claim."""
         places = self._released(idle)
         for place in self._fresh if len(places) < self._ahead else ():
             if not (specs := self._to_compute(place)):
@@ -339,12 +332,8 @@ class FragmentQueue:
 
     # Names of claims
 
-    def _scope(self, partition: int) -> str:
-        last = self._last_scope  # read once: both threads call this
-        if last[0] != partition:
-            key = self._state.plan.partitions[partition].key
-            self._last_scope = last = (partition, self._state.claim_scope(key))
-        return last[1]
+    def _scope_of(self, partition: int) -> str:
+        return self._state.claim_scope(self._state.plan.partitions[partition].key)
 
     def _keys(self, place: _Place) -> dict[str, bytes]:
         """The names of the claims that a fragment needs, by stage; empty if it is done."""

@@ -43,13 +43,11 @@ class PreflightFinding:
         location: The stage, folder or node that it concerns.
         problem: The expected against the actual state.
         fix: The fix; empty if `problem` includes it.
-        place: The folder that it concerns, which avoids duplicate reports.
     """
 
     location: str
     problem: str
     fix: str = ""
-    place: str = ""
 
     def __str__(self) -> str:
         message = f"{self.location}: {self.problem}" if self.location else self.problem
@@ -248,22 +246,18 @@ def missing_keys(
         variable = spec.key_variable if spec.runs_udf else None
         if not spec.runs_udf or variable is None:
             continue
-        is_set = bool(os.environ.get(variable))
-        if spec.on_driver or not capacity.is_cluster:
-            where, fix, is_missing = "here", "Set it where the run is launched", not is_set
-        else:
-            where = "in the workers" if is_set else "here or in the workers"
-            fix = "Set it where the run is launched, and name" if not is_set else "Name"
-            fix += f" it in vd.Workers(env_vars=[{variable!r}])"
-            is_sent = is_set and variable in spec.workers._env_vars
-            is_missing = not is_sent and not capacity.adds_nodes
-            is_missing &= bool(known) and not any(node.holds(variable) for node in known)
-        if is_missing:
+        fix, reaches = "Set it where the run is launched", bool(os.environ.get(variable))
+        if capacity.is_cluster and not spec.on_driver:
+            fix += f", and name it in vd.Workers(env_vars=[{variable!r}])"
+            is_sent = reaches and variable in spec.workers._env_vars
+            is_unknown = capacity.adds_nodes or not known
+            reaches = is_sent or is_unknown or any(node.holds(variable) for node in known)
+        if not reaches:
             findings.append(
                 PreflightFinding(
                     f"stage '{pipeline.name}/{stage}'",
                     f"{spec.udf.name} needs a key in the environment variable {variable!r}, which "
-                    f"is not set {where}",
+                    "its workers do not have",
                     fix,
                 )
             )
@@ -322,9 +316,9 @@ def _not_writable(location: str, write_target: Location) -> list[PreflightFindin
     except OSError as error:
         fix = "Check the path, its permissions, and that there is room"
         message = f"{write_target.url!r} cannot be written: {_brief(error)}"
-        return [PreflightFinding(location, message, fix, write_target.url)]
+        return [PreflightFinding(location, message, fix)]
     except StoreError as error:
-        return [PreflightFinding(location, str(error), place=write_target.url)]
+        return [PreflightFinding(location, str(error))]
     return []
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Lease, Worker
-from vane_dagster.compute.waits import Waits, short
+from vane_dagster.compute.waits import short
 from vane_dagster.engine.server_group import ServerChanged, ServerGroup
 from vane_dagster.errors import ModelLoadError, VaneError, names
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
@@ -34,7 +34,7 @@ class WorkerQueue:
         calls_by_worker: Ready workers, each with the rows of its calls.
         loading: Workers that still construct their model.
         exclusive: Workers with a call that tolerates no other beside it.
-        draining: Workers that are replaced after they have answered their calls.
+        draining: Ready workers that get no more calls, and are replaced after their last one.
         deprioritized: Workers also used by a run of higher priority: they get one call at a time.
     """
 
@@ -44,7 +44,7 @@ class WorkerQueue:
     """Workers with a free slot, each with the rows and the number of its calls."""
     loading: set[Worker] = field(default_factory=set)
     exclusive: set[Worker] = field(default_factory=set)
-    draining: dict[Worker, list[int]] = field(default_factory=dict)
+    draining: set[Worker] = field(default_factory=set)
     deprioritized: set[Worker] = field(default_factory=set)
     _heap: list[tuple[Any, int, Any]] = field(default_factory=list)
     _order: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
@@ -52,7 +52,7 @@ class WorkerQueue:
     @property
     def size(self) -> int:
         """Number of workers, ready or not."""
-        return len(self.calls_by_worker) + len(self.loading) + len(self.draining)
+        return len(self.calls_by_worker) + len(self.loading)
 
     def place(self, worker: Worker) -> int:
         """A number for a worker, which is the same in each run with the same workers."""
@@ -83,7 +83,8 @@ class WorkerQueue:
 
     def _update_free(self, worker: Worker) -> None:
         calls = self.calls_by_worker.get(worker)
-        if calls is None or len(calls) >= self.slots or worker in self.exclusive:
+        is_closed = worker in self.exclusive or worker in self.draining
+        if calls is None or len(calls) >= self.slots or is_closed:
             self._free.pop(worker, None)
         else:
             self._free[worker] = sum(calls), len(calls)
@@ -98,21 +99,19 @@ class WorkerQueue:
     def end(self, worker: Worker, rows: int) -> None:
         """Record a completed call."""
         self.exclusive.discard(worker)
-        for calls in (self.calls_by_worker.get(worker), self.draining.get(worker)):
-            if calls is not None:
-                calls.remove(rows)
+        if worker in self.calls_by_worker:
+            self.calls_by_worker[worker].remove(rows)
         self._update_free(worker)
 
     def drain(self, worker: Worker) -> None:
-        """Assign no more calls to a worker."""
-        if worker in self.calls_by_worker:
-            self.draining[worker] = self.calls_by_worker.pop(worker)
-            self._update_free(worker)
+        """Assign no more calls to a ready worker."""
+        self.draining.add(worker)
+        self._update_free(worker)
 
     @property
     def drained(self) -> list[Worker]:
         """Draining workers that have answered their last call; see `remove`."""
-        return [worker for worker, calls in self.draining.items() if not calls]
+        return [worker for worker in self.draining if not self.calls_by_worker[worker]]
 
     def mark_ready(self, worker: Worker) -> None:
         """Record that a worker has constructed its model."""
@@ -129,21 +128,26 @@ class WorkerQueue:
 
     def remove(self, worker: Worker) -> bool:
         """Remove a worker; return False if it was already removed."""
-        known = worker in self.calls_by_worker or worker in self.loading or worker in self.draining
+        known = worker in self.calls_by_worker or worker in self.loading
         self.calls_by_worker.pop(worker, None)
         self._free.pop(worker, None)
         self.loading.discard(worker)
-        self.draining.pop(worker, None)
+        self.draining.discard(worker)
         return known
 
 
 _START_REPORT_SECONDS = 30.0
-_COLLECT_FAILURES_SECONDS = 10.0
 _SERVER_STATUS_SECONDS = 1.0
 
 
 class WorkerGroup:
-    """The workers of a lease, with a worker queue for each pool."""
+    """The workers of a lease, with a worker queue for each pool.
+
+    Other runs may lease the same workers. A worker serves its calls in the order of submission, and
+    a run keeps one executing and one queued. If a run of higher priority uses the same worker, this
+    run keeps only one. So on a worker that both keep busy, the run of higher priority gets two
+    calls for each call of the other; none is stopped, and no executing call is interrupted.
+    """
 
     def __init__(
         self,
@@ -154,10 +158,12 @@ class WorkerGroup:
         give_up: Callable[[Sequence[str], VaneError], None],
         clock: Callable[[], float] = time.monotonic,
         servers: Mapping[str, PoolSpec] | None = None,
-        server_changed: ServerChanged = lambda pool, replicas: None,
+        server_changed: ServerChanged = lambda pool, replicas, restarts: None,
+        priority: int = 0,
     ) -> None:
         self._lease, self._pools, self._emit = lease, pools, emit
         self._ready, self._give_up, self._clock = ready, give_up, clock
+        self._priority = priority
         models = {pool.identity: pool for pool in pools.values()}
         self._by_identity = {**models, **(servers or {})}
         self._servers = ServerGroup(lease, servers or {}, models, emit, server_changed)
@@ -168,15 +174,13 @@ class WorkerGroup:
         self._limits = {IO_WORKERS: STARTUP_SECONDS, **limits}
         self._failed_starts: dict[Worker, int] = {}
         self._last_start_report = self._clock()
-        self._unstartable: dict[str, tuple[Worker, VaneError]] = {}
-        self._unstartable_since = 0.0
         self._starting: dict[int, Worker] = {}
         self._status_calls: dict[int, Worker] = {}
         self._probe_at: dict[Worker, float] = {}
         self._status_at: dict[Worker, float] = {}
         self._deferred: list[Worker] = []
         self._leased = frozenset(lease.workers())
-        self._unused_gpus: set[str] = set()
+        self._noticed: set[tuple[str, str]] = set()
         for worker in lease.workers():
             self._start(worker)
 
@@ -284,9 +288,7 @@ class WorkerGroup:
             self.replace_lost(worker, report.unhealthy_reason, starting=False)
             return
         if report.fault is not None:
-            self._unstartable_since = self._unstartable_since or self._clock()
-            self._unstartable.setdefault(worker.pool, (worker, report.fault.error()))
-            self._fail_unstartable_pools()
+            self._fail_pool(worker, report.fault.error())
             return
         self._failed_starts = {
             w: n for w, n in self._failed_starts.items() if w.pool != worker.pool
@@ -303,14 +305,14 @@ class WorkerGroup:
             self._servers.update(worker, report.server)
             self._status_at[worker] = self._clock() + _SERVER_STATUS_SECONDS
             self._start_deferred()
-        self._fail_unstartable_pools()
         self._ready(worker.pool, stages, report)
 
     def finish_call(self, worker: Worker, rows: int, recycle_reason: str) -> None:
         """Record a completed call; replace a worker due for recycling after its last call."""
         worker_queue = self.worker_queues[worker.pool]
         worker_queue.end(worker, rows)
-        if recycle_reason and worker in worker_queue.calls_by_worker:
+        is_open = worker in worker_queue.calls_by_worker and worker not in worker_queue.draining
+        if recycle_reason and is_open:
             worker_queue.drain(worker)
             self._emit(
                 Noticed(
@@ -326,20 +328,42 @@ class WorkerGroup:
         """Report once for each pool that a worker reserves a GPU that it does not use."""
         pool = self._by_identity.get(worker.pool)
         reserved = pool.bundle.get("GPU", 0) if pool is not None else 0
-        if pool is None or not reserved or worker.pool in self._unused_gpus:
-            return
-        self._unused_gpus.add(worker.pool)
-        stages = names(self.stages(worker))
-        self._emit(
-            Noticed(f"{stages}: {pool.label} reserves {reserved:g} GPU for a worker, and {reason}")
-        )
+        if pool is not None and reserved:
+            text = f"{pool.label} reserves {reserved:g} GPU for a worker, and {reason}"
+            self._notice_once("GPU", worker.pool, f"{names(self.stages(worker))}: {text}")
+
+    def _notice_once(self, subject: str, pool: str, text: str, is_problem: bool = True) -> None:
+        """Emit one notice about a subject for each pool."""
+        if (subject, pool) not in self._noticed:
+            self._noticed.add((subject, pool))
+            self._emit(Noticed(text, is_problem))
+
+    def follow_sharing(self) -> None:
+        """Update which workers a run of higher priority uses too. Call this often."""
+        sharers = self._lease.sharers()
+        for identity, worker_queue in self.worker_queues.items():
+            others = {
+                worker: found
+                for name, found in sharers.items()
+                if (worker := Worker(name, identity)) in worker_queue.calls_by_worker
+            }
+            worker_queue.deprioritized = {
+                worker
+                for worker, found in others.items()
+                if any(other.priority > self._priority for other in found)
+            }
+            if others and (pool := self._by_identity.get(identity)):
+                runs = short(sorted({other.run_id for found in others.values() for other in found}))
+                higher = ", of higher priority" if worker_queue.deprioritized else ""
+                text = f"{pool.label}: its workers also serve {runs}{higher}"
+                self._notice_once(f"sharing{higher}", identity, text, is_problem=False)
 
     def replace_lost(self, worker: Worker, reason: str, starting: bool) -> None:
         """Replace a lost worker, unless too many starts in a row have failed."""
         self._probe_at.pop(worker, None)
         self._status_at.pop(worker, None)
         self._servers.remove(worker)
-        if not self.worker_queues[worker.pool].remove(worker) or worker.pool in self._unstartable:
+        if not self.worker_queues[worker.pool].remove(worker):
             return
         self._emit(Noticed(f"worker {worker.name} was lost: {reason}"))
         # Of a worker and those that it replaces: many at once may die with their node.
@@ -355,29 +379,6 @@ class WorkerGroup:
             "out of memory, or crashed in native code"
         )
         self._fail_pool(worker, error)
-
-    def _fail_unstartable_pools(self) -> None:
-        """Give up the pools that cannot start, once the outcome of the others is known.
-
-        Thus all import and construction errors are reported at once. A downstream pool is given up
-        before its upstream; otherwise only the upstream error would be reported.
-        """
-        answered = all(
-            worker_queue.calls_by_worker
-            or not worker_queue.loading
-            or pool in self._unstartable
-            or pool == IO_WORKERS
-            or self._awaits_servers(pool)
-            for pool, worker_queue in self.worker_queues.items()
-        )
-        late = self._clock() - self._unstartable_since > _COLLECT_FAILURES_SECONDS
-        if IO_WORKERS in self._unstartable or (self._unstartable and (answered or late)):
-            order = [*self._by_identity, IO_WORKERS]
-            unable = sorted(self._unstartable, key=order.index, reverse=True)
-            given_up = [self._unstartable.pop(pool) for pool in unable]
-            self._unstartable_since = 0.0
-            for worker, error in given_up:
-                self._fail_pool(worker, error)
 
     def _fail_pool(self, worker: Worker, error: VaneError) -> None:
         self._lease.evict(worker.pool)
@@ -396,11 +397,10 @@ class WorkerGroup:
         )
 
     def check_starts(self) -> None:
-        """Report pools without a ready worker every half minute; give up those that cannot start.
+        """Report pools without a ready worker every half minute.
 
-        Also asks workers that take too long to start for their status, and all servers.
+        Also ask workers that take too long to start for their status, and all servers.
         """
-        self._fail_unstartable_pools()
         for due_at in (self._probe_at, self._status_at):
             for worker, due in list(due_at.items()):
                 if self._clock() >= due:
@@ -434,61 +434,3 @@ def _starting(pool: PoolSpec) -> str:
 def _log_hint(pool: PoolSpec) -> str:
     command = f"`vane-dagster servers logs {pool.server}`"
     return f". On a Ray cluster, {command} shows its log" if pool.server else ""
-
-
-_REPORT_AFTER_SECONDS = 5.0
-
-
-class WorkerSharing:
-    """Tracks which runs share the workers of a lease.
-
-    A worker serves its calls in the order of submission, and a run keeps one executing and one
-    queued. If a run of higher priority uses the same worker, this run keeps only one. So on a
-    worker that both keep busy, the run of higher priority gets two calls for each call of the
-    other; none is stopped, and no executing call is interrupted.
-    """
-
-    def __init__(
-        self, lease: Lease, pools: Mapping[str, PoolSpec], priority: int, waits: Waits
-    ) -> None:
-        self._lease, self._priority, self._waits = lease, priority, waits
-        self._labels = {pool.identity: pool.label for pool in pools.values()}
-
-    def follow(self, worker_queues: Mapping[str, WorkerQueue]) -> None:
-        """Update which runs share the workers. Call this often."""
-        sharers = self._lease.sharers()
-        for identity, worker_queue in worker_queues.items():
-            others = {
-                worker: found
-                for name, found in sharers.items()
-                if (worker := Worker(name, identity)) in worker_queue.calls_by_worker
-            }
-            worker_queue.deprioritized = {
-                worker
-                for worker, found in others.items()
-                if any(other.priority > self._priority for other in found)
-            }
-            if identity not in self._labels:
-                continue
-            label = self._labels[identity]
-            if not others:
-                self._end(label)
-                continue
-            is_idle = not any(worker_queue.calls_by_worker.values())
-            if is_idle:  # nothing to report, and the workers are still shared
-                continue
-            runs = sorted({other.run_id for found in others.values() for other in found})
-            workers = len(worker_queue.calls_by_worker)
-            text = f"{label}: {len(others)} of {workers} workers also serve {short(runs)}"
-            text += ", of higher priority" if worker_queue.deprioritized else ""
-            self._waits.begin(f"pool {label}", text, runs, _REPORT_AFTER_SECONDS)
-
-    def close(self) -> None:
-        """Report the end of all sharing, when the lease ends."""
-        for label in self._labels.values():
-            self._end(label)
-
-    def _end(self, label: str) -> None:
-        reason = f"pool {label}"
-        runs = short(self._waits.runs(reason))
-        self._waits.end(reason, f"{label}: no longer shares workers with {runs}")

@@ -11,17 +11,13 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from vane_dagster.compute.api import Worker
-from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable, Group
 from vane_dagster.engine.accounting import WaveProgress
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.engine.executor import look_up_parts
 from vane_dagster.engine.fragment_queue import FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentState
 from vane_dagster.engine.run_state import RunState
-from vane_dagster.engine.worker_group import WorkerQueue, WorkerSharing
 from vane_dagster.errors import UdfError
 from vane_dagster.events import Committed, Event, Failed, Waiting
 from vane_dagster.planning.plan import Part, RunPlan
@@ -29,7 +25,6 @@ from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.pools import PoolSpec
 
 # The table
 
@@ -150,15 +145,13 @@ class Run:
         self.state.begin()
         stages = planned.selected
         counts = WaveProgress(self.state, stages)
-        look_up = look_up_parts(self.state)
-        waits = Waits(emit)
-        self.queue = FragmentQueue(self.state, stages, self.claims, look_up, counts, waits)
+        self.queue = FragmentQueue(self.state, stages, counts, Waits(emit))
         self.computed: list[tuple[int, str]] = []
 
     def take(self) -> FragmentState | None:
         """The next fragment once the claims are answered, None if there is none at present."""
         for _ in range(2):
-            self.queue.claim_ahead(idle=True)
+            self.queue.claim_ahead(in_progress=0)
             while self.queue.is_claiming and not (self.queue._asking and self.queue._asking.done()):
                 time.sleep(0.001)
             self.queue.apply_claims()
@@ -350,77 +343,3 @@ def test_a_short_wait_is_not_reported():
     waits.end("fragments", "over")
     waits.begin("fragments", "waiting", ["a"], after=1.0)
     assert events == []
-
-
-class SharedLease:
-    """A lease whose workers are shared as the test says."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, tuple[Sharer, ...]] = {}
-
-    def sharers(self) -> dict[str, tuple[Sharer, ...]]:
-        return self.found
-
-
-@pytest.fixture
-def shared() -> Any:
-    """A queue of two workers with two slots each, at work, and who shares them."""
-    workers = [Worker(name, "m") for name in ("m-1", "m-2")]
-    worker_queue = WorkerQueue(2)
-    for worker in workers:
-        worker_queue.mark_ready(worker)
-        worker_queue.begin(worker, 10)
-    now, events, lease = [0.0], [], SharedLease()
-    waits = Waits(events.append, lambda: now[0])
-    sharing = WorkerSharing(lease, {"stage": PoolSpec("m", "Model", (2, 2))}, 1, waits)
-
-    def follow(at: float) -> None:
-        now[0] = at
-        sharing.follow({"m": worker_queue})
-
-    return worker_queue, workers, lease, events, follow
-
-
-def test_a_worker_of_a_run_with_a_higher_priority_gets_one_call_at_a_time(shared):
-    worker_queue, (first, second), lease, _, follow = shared
-    lease.found = {"m-1": (Sharer("high", 2),), "m-2": (Sharer("equal", 1),)}
-    follow(0.0)
-    assert worker_queue.pick_worker() == second
-    worker_queue.begin(second, 10)
-    assert worker_queue.pick_worker() is None
-    worker_queue.end(first, 10)
-    assert worker_queue.pick_worker() == first, "it is never without a call for long"
-    worker_queue.begin(first, 10)
-    lease.found = {}
-    follow(1.0)
-    assert worker_queue.pick_worker() == first
-
-
-def test_who_shares_a_models_workers_is_reported_after_some_seconds(shared):
-    _, _, lease, events, follow = shared
-    lease.found = {"m-1": (Sharer("0123456789", 0),)}
-    follow(0.0)
-    follow(4.0)
-    assert events == []
-    follow(6.0)
-    lease.found = {}
-    follow(8.0)
-    assert [(e.text, e.runs, e.over) for e in events] == [
-        ("Model: 1 of 2 workers also serve run 01234567", ("0123456789",), False),
-        ("Model: no longer shares workers with run 01234567 (8 s)", ("0123456789",), True),
-    ]
-
-
-def test_workers_are_still_shared_while_this_run_is_idle(shared):
-    worker_queue, workers, lease, events, follow = shared
-    lease.found = {"m-1": (Sharer("0123456789", 0),)}
-    follow(0.0)
-    follow(6.0)
-    assert len(events) == 1
-    for worker in workers:
-        worker_queue.end(worker, 10)
-    follow(20.0)
-    assert len(events) == 1, "nothing has changed but that this run has no call under way"
-    lease.found = {}
-    follow(30.0)
-    assert events[-1].text == "Model: no longer shares workers with run 01234567 (30 s)"

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Worker
+from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue
 from vane_dagster.events import Noticed
 from vane_dagster.worker.pools import PoolSpec
@@ -69,9 +70,10 @@ def test_a_worker_that_is_retired_is_drained_when_its_last_call_is_answered():
 
 
 class Lease:
-    """A lease of the workers given, which start when the test says so."""
+    """A lease of the workers given, which start and are shared when the test says so."""
 
     def __init__(self, *workers: Worker) -> None:
+        self.shared: dict[str, tuple[Sharer, ...]] = {}
         self._workers, self._tickets = workers, itertools.count()
         self.loading: dict[Worker, int] = {}
         self.evicted: list[str] = []
@@ -89,6 +91,9 @@ class Lease:
     def evict(self, pool: str) -> None:
         self.evicted.append(pool)
 
+    def sharers(self) -> dict[str, tuple[Sharer, ...]]:
+        return self.shared
+
 
 class Group:
     """A group of workers, with its events and notices."""
@@ -104,6 +109,7 @@ class Group:
             self.events.append,
             lambda pool, stages, report: None,
             lambda stages, error: self.given_up.append((stages, str(error))),
+            priority=1,
         )
 
     def answer(self, worker: Worker, **report: Any) -> None:
@@ -166,10 +172,41 @@ def test_many_workers_that_die_with_their_node_are_no_pool_that_cannot_start():
     assert len(group.lease.loading) == len(workers)
 
 
-def test_a_model_that_cannot_be_constructed_is_given_up_when_all_pools_have_answered():
+def test_a_model_that_cannot_be_constructed_is_given_up_and_other_workers_go_on():
     io = Worker("io-1", IO_WORKERS)
     group = Group(FIRST, SECOND, io)
     group.answer(FIRST, fault=Fault("ModelLoadError", "no weights"))
     assert [text for _, text in group.given_up] == ["no weights"]
     group.answer(io)
     assert group.group.worker_queue("model", calls_model=False).pick_worker() == io
+
+
+def test_a_worker_of_a_run_with_a_higher_priority_gets_one_call_at_a_time():
+    group = Group(FIRST, SECOND)
+    queue = group.group.worker_queues["m"]
+    for worker in (FIRST, SECOND):
+        group.answer(worker)
+        queue.begin(worker, 10)
+    group.lease.shared = {"m-1": (Sharer("0123456789", 2),), "m-2": (Sharer("equal", 1),)}
+    group.group.follow_sharing()
+    assert queue.pick_worker() == SECOND
+    queue.begin(SECOND, 10)
+    assert queue.pick_worker() is None
+    queue.end(FIRST, 10)
+    assert queue.pick_worker() == FIRST, "it is never without a call for long"
+    queue.begin(FIRST, 10)
+    group.lease.shared = {}
+    group.group.follow_sharing()
+    assert queue.pick_worker() == FIRST
+    assert group.notices == [
+        "Model: its workers also serve runs 01234567, equal, of higher priority"
+    ]
+
+
+def test_who_shares_a_models_workers_is_noticed_once():
+    group = Group(FIRST)
+    group.answer(FIRST)
+    for run in ("0123456789", "other"):
+        group.lease.shared = {"m-1": (Sharer(run, 0),)}
+        group.group.follow_sharing()
+    assert group.notices == ["Model: its workers also serve run 01234567"]
