@@ -21,6 +21,7 @@ from vane_dagster.errors import ModelLoadError, VaneError, names
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
 from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.retries import MAX_FAILED_STARTS
+from vane_dagster.servers.launch import ServerStatus
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.reports import Fault, LoadReport, WorkerStatus, load_failed
 
@@ -176,9 +177,7 @@ class WorkerGroup:
         self._last_start_report = self._clock()
         self._starting: dict[int, Worker] = {}
         self._status_calls: dict[int, Worker] = {}
-        self._probe_at: dict[Worker, float] = {}
-        self._status_at: dict[Worker, float] = {}
-        self._deferred: list[Worker] = []
+        self._ask_at: dict[Worker, float] = {}
         self._leased = frozenset(lease.workers())
         self._noticed: set[tuple[str, str]] = set()
         for worker in lease.workers():
@@ -186,13 +185,9 @@ class WorkerGroup:
 
     @property
     def size(self) -> int:
-        """Number of workers in all worker queues, ready or not."""
-        pools = [self.worker_queues[IO_WORKERS], *map(self.worker_queues.get, self._models())]
-        return sum(queue.size for queue in pools if queue is not None)
-
-    def _models(self) -> list[str]:
-        """Identities of the pools that get work."""
-        return [identity for identity, pool in self._by_identity.items() if not pool.server]
+        """Number of workers that get work, ready or not."""
+        servers = {identity for identity, pool in self._by_identity.items() if pool.server}
+        return sum(queue.size for pool, queue in self.worker_queues.items() if pool not in servers)
 
     def worker_queue(self, stage: str, calls_model: bool) -> WorkerQueue:
         """The worker queue for a stage's work."""
@@ -205,11 +200,9 @@ class WorkerGroup:
         wait for a replica that is replaced, which may take long, or forever on a full cluster.
         """
         self.worker_queues[worker.pool].loading.add(worker)
-        if self._awaits_servers(worker.pool):
-            self._deferred.append(worker)
-            return
-        self._starting[self._lease.load(worker, self._servers.endpoints_of(worker))] = worker
-        self._probe_at[worker] = self._clock() + self._limits[worker.pool]
+        if not self._awaits_servers(worker.pool):
+            self._starting[self._lease.load(worker, self._servers.endpoints_of(worker))] = worker
+            self._ask_at[worker] = self._clock() + self._limits[worker.pool]
 
     def _awaits_servers(self, identity: str) -> bool:
         pool = self._by_identity.get(identity)
@@ -219,10 +212,9 @@ class WorkerGroup:
         )
 
     def _start_deferred(self) -> None:
-        able = [worker for worker in self._deferred if not self._awaits_servers(worker.pool)]
-        self._deferred = [worker for worker in self._deferred if worker not in able]
-        for worker in able:
-            if worker in self.worker_queues[worker.pool].loading:
+        starting = {*self._starting.values()}
+        for worker_queue in self.worker_queues.values():
+            for worker in sorted(worker_queue.loading - starting):
                 self._start(worker)
 
     def handle_done(self, done: CallResult) -> bool:
@@ -232,7 +224,7 @@ class WorkerGroup:
             return True
         if (worker := self._starting.pop(done.ticket, None)) is None:
             return False
-        self._probe_at.pop(worker, None)
+        self._ask_at.pop(worker, None)
         if isinstance(done.report, LoadReport):
             self._started(worker, done.report)
         else:
@@ -240,28 +232,31 @@ class WorkerGroup:
         return True
 
     def _handle_status(self, worker: Worker, done: CallResult) -> None:
-        if worker in self._probe_at:
+        worker_queue = self.worker_queues[worker.pool]
+        if worker in worker_queue.loading:
             if isinstance(done.report, WorkerStatus):
                 self._handle_startup(worker, done.report)
-        elif worker not in self.worker_queues[worker.pool].calls_by_worker:
+        elif worker not in worker_queue.calls_by_worker:
             return
         elif not isinstance(done.report, WorkerStatus):
             self.replace_lost(worker, done.lost, starting=False)
         elif (server := done.report.server) is not None:
-            self._status_at[worker] = self._clock() + _SERVER_STATUS_SECONDS
-            self._servers.update(worker, server)
-            self._start_deferred()
+            self._server_answered(worker, server)
             if server.state == "failed":
                 label = self._by_identity[worker.pool].label
                 self._fail_pool(worker, ModelLoadError(f"{label} has failed: {server.reason}"))
+
+    def _server_answered(self, worker: Worker, server: ServerStatus) -> None:
+        self._ask_at[worker] = self._clock() + _SERVER_STATUS_SECONDS
+        self._servers.update(worker, server)
+        self._start_deferred()
 
     def _handle_startup(self, worker: Worker, starting: WorkerStatus) -> None:
         """Give up a worker that starts too slowly; the time counts once it is placed on a node."""
         limit, seconds = self._limits[worker.pool], starting.seconds
         if seconds is None or seconds < limit:
-            self._probe_at[worker] = self._clock() + max(1.0, limit - (seconds or limit))
+            self._ask_at[worker] = self._clock() + max(1.0, limit - (seconds or limit))
             return
-        del self._probe_at[worker]
         pool = self._by_identity.get(worker.pool)
         message = (
             f"{pool.label if pool else worker.pool} was not constructed within {limit:g} seconds. "
@@ -302,9 +297,7 @@ class WorkerGroup:
                 WorkerReady(stages, pool.label, worker.name, report, pool.server, is_function)
             )
         if report.server is not None:
-            self._servers.update(worker, report.server)
-            self._status_at[worker] = self._clock() + _SERVER_STATUS_SECONDS
-            self._start_deferred()
+            self._server_answered(worker, report.server)
         self._ready(worker.pool, stages, report)
 
     def finish_call(self, worker: Worker, rows: int, recycle_reason: str) -> None:
@@ -360,8 +353,7 @@ class WorkerGroup:
 
     def replace_lost(self, worker: Worker, reason: str, starting: bool) -> None:
         """Replace a lost worker, unless too many starts in a row have failed."""
-        self._probe_at.pop(worker, None)
-        self._status_at.pop(worker, None)
+        self._ask_at.pop(worker, None)
         self._servers.remove(worker)
         if not self.worker_queues[worker.pool].remove(worker):
             return
@@ -401,11 +393,10 @@ class WorkerGroup:
 
         Also ask workers that take too long to start for their status, and all servers.
         """
-        for due_at in (self._probe_at, self._status_at):
-            for worker, due in list(due_at.items()):
-                if self._clock() >= due:
-                    self._status_calls[self._lease.status(worker)] = worker
-                    due_at[worker] = math.inf
+        for worker, due in self._ask_at.items():
+            if self._clock() >= due:
+                self._status_calls[self._lease.status(worker)] = worker
+                self._ask_at[worker] = math.inf
         if self._clock() - self._last_start_report < _START_REPORT_SECONDS:
             return
         self._last_start_report = self._clock()
@@ -418,17 +409,10 @@ class WorkerGroup:
                 self._emit(
                     Noticed(
                         f"{pool.label}: none of its {len(worker_queue.loading)} workers"
-                        f"{f' of {wants} each' * bool(wants)} is ready yet: "
-                        f"{_starting(pool)}, or others hold what it needs{_log_hint(pool)}"
+                        f"{f' of {wants} each' * bool(wants)} is ready yet: they start, or others "
+                        f"hold what they need{_log_hint(pool)}"
                     )
                 )
-
-
-def _starting(pool: PoolSpec) -> str:
-    if pool.server:
-        return "the server starts"
-    is_function = pool.model is not None and not pool.model.stateful
-    return "its code is imported" if is_function else "the model is constructed"
 
 
 def _log_hint(pool: PoolSpec) -> str:
