@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 
 from vane_dagster.engine.fragment_state import FragmentState, input_id
@@ -47,7 +47,7 @@ class RowLookups:
         self._indexes = {p.key: index for index, p in enumerate(state.plan.partitions)}
         self._stored_partitions: dict[str, list[tuple[str, ManifestName]]] = {}
         self._lookups: dict[tuple[int, str], RowLookup] = {}
-        self._preceding: dict[tuple[str | None, int], Sequence[str]] = {}
+        self._before = cache(lambda key, n: list(islice(state.partition_order.before(key), n)))
         # Rows that were looked up, and those found in other partitions; by stage.
         self._counted = defaultdict[str, dict[int, Counter[str]]](lambda: defaultdict(Counter))
         self._completed: dict[str, Counter[str]] = defaultdict(Counter)
@@ -109,12 +109,7 @@ class RowLookups:
         spec, key = self._state.pipeline[stage].spec, self._plan.partitions[partition].key
         if not spec.runs_udf or not spec.reuse.partitions or self._plan.forced or key is None:
             return ()
-        place = (key, spec.reuse.partitions)
-        if place not in self._preceding:
-            self._preceding[place] = list(
-                islice(self._state.partition_order.before(key), spec.reuse.partitions)
-            )
-        return self._preceding[place]
+        return self._before(key, spec.reuse.partitions)
 
     def _preceding_here(self, partition: int, stage: str) -> Iterator[int]:
         for key in self._keys(partition, stage):
