@@ -347,14 +347,10 @@ def merge(
                 f"{location}: {each!r} in checks is no check; expected one of vd.checks, as "
                 f"vd.checks.NullRate(0.1), or vd.checks.Off('null_rate').{hint}"
             )
-        if isinstance(each, Check) and type(each).evaluate is Check.evaluate:
+        if isinstance(each, Check) and (type(each).evaluate is Check.evaluate or not each.name):
             raise DefinitionError(
-                f"{location}: check {type(each).__qualname__} defines no evaluate(self, context)"
-            )
-        if isinstance(each, Check) and not each.name:
-            raise DefinitionError(
-                f"{location}: check {type(each).__qualname__} has no name; call "
-                "super().__post_init__() in its __post_init__"
+                f"{location}: check {type(each).__qualname__} has no evaluate(self, context), or "
+                "no name: call super().__post_init__() in its __post_init__"
             )
         if each.name in seen:
             raise DefinitionError(

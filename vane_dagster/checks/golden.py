@@ -141,22 +141,16 @@ class Golden(Check):
     def _parsed(self) -> str | pa.Table:
         if isinstance(self.expected, (str, os.PathLike)):
             return checked_url(self._location, self.expected)
-        if isinstance(self.expected, pa.Table):
-            table = self.expected
-        elif isinstance(self.expected, Mapping):
+        table = self.expected
+        if not isinstance(table, pa.Table):
             try:
-                table = pa.table({name: _plain(value) for name, value in self.expected.items()})
+                table = pa.table({name: _plain(values) for name, values in dict(table).items()})
             except (pa.ArrowException, TypeError, ValueError) as error:
                 raise DefinitionError(
-                    f"{self._location}: expected is no table ({error}); give lists of one length "
-                    "by "
-                    'column, as {"id": [1, 2], "label": ["a", "b"]}'
+                    f"{self._location}: expected is a {type(self.expected).__name__} and no table "
+                    f"({error}); give a path, a pyarrow.Table or lists of one length by column, as "
+                    '{"id": [1, 2], "label": ["a", "b"]}'
                 ) from None
-        else:
-            raise DefinitionError(
-                f"{self._location}: expected is a {type(self.expected).__name__}; give a path, a "
-                'pyarrow.Table or lists by column, as {"id": [1, 2], "label": ["a", "b"]}'
-            )
         if not table.num_rows or table.num_columns < 2:
             raise DefinitionError(
                 f"{self._location}: expected has {table.num_rows} rows and the columns "
