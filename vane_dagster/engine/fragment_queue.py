@@ -231,16 +231,11 @@ class FragmentQueue:
             releases,
             {scope: now - self._listed_at.get(p, planned_at) for p, scope in scopes.items()},
         )
-        granted = {p.partition for (p, _), other in zip(asked, answer.held_by) if not other}
+        granted = [each for each, other in zip(asked, answer.held_by) if not other]
         listed_at = self._clock()
-        changed = {p for p in granted if scopes[p] in answer.changed}
+        changed = {p.partition for p, _ in granted if scopes[p.partition] in answer.changed}
         found = {p: self._parts(p) for p in changed}
-        wanted = {
-            (place.partition, stage)
-            for (place, keys), other in zip(asked, answer.held_by)
-            if not other
-            for stage in keys
-        }
+        wanted = {(place.partition, stage) for place, keys in granted for stage in keys}
         known = {each: lookup for each in wanted if (lookup := self.lookups.resolve(*each))}
         return _ClaimResult(asked, answer, listed_at, found, known)
 
@@ -324,9 +319,8 @@ class FragmentQueue:
             return
         run = fragment_state(self._state, specs, place.order, place.partition, place.index)
         run.claimed = {stage: key for stage, key in keys.items() if stage in needed}
-        for stage in needed:
-            if (lookup := known.get((place.partition, stage))) is not None:
-                run.known.setdefault(stage, lookup)
+        lookups = {stage: known.get((place.partition, stage)) for stage in needed}
+        run.known = {stage: lookup for stage, lookup in lookups.items() if lookup is not None}
         self._mine.add((place.partition, place.index))
         self._ready.append(run)
 
