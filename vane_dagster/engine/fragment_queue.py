@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -190,13 +190,9 @@ class FragmentQueue:
         if not (idle and self.is_waiting):
             self._end_wait()
             return
-        ahead = Counter(self._blocked.values())
-        messages = [
-            f"{n} fragment{'s' * (n > 1)} that {short([run])} is computing"
-            for run, n in ahead.items()
-        ]
-        text = f"waiting for {', '.join(messages)}"
-        self._waits.begin("fragments", text, tuple(ahead), _REPORT_AFTER_SECONDS)
+        runs, n = sorted({*self._blocked.values()}), len(self._blocked)
+        text = f"waiting for {n:,} fragment{'s' * (n > 1)} of {short(runs)}"
+        self._waits.begin("fragments", text, runs, _REPORT_AFTER_SECONDS)
 
     def _end_wait(self) -> None:
         runs = short(self._waits.runs("fragments"))

@@ -232,13 +232,10 @@ class WaveScheduler:
         for run in list(self._active.values()):
             self._start_ready(run)
 
-    def _printed(self, stages: Sequence[str], text: str) -> None:
-        if text:
-            self._state.emit(Printed(", ".join(stages) or IO_WORKERS, text))
-
     def _answered(self, in_flight: InFlightTask, report: WorkReport, done: CallResult) -> None:
         task = in_flight.task
-        self._printed([task.stage], report.output)
+        if report.output:
+            self._state.emit(Printed(task.stage, report.output))
         if report.cancelled:
             raise lease_expired(self._lease.id)
         worker = in_flight.worker

@@ -262,7 +262,7 @@ def test_a_run_waits_for_the_other_and_says_so(two):
     assert not second.queue.is_empty
     second.queue.report_waits(idle=True)
     (waiting,) = second.events_of(Waiting)
-    assert waiting.text == f"waiting for {len(held)} fragments that run first--- is computing"
+    assert waiting.text == f"waiting for {len(held)} fragments of run first---"
     assert waiting.runs == ("first---run",)
 
     for fragment in held:
