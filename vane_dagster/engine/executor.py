@@ -59,7 +59,7 @@ def execute(
     checked, pools = None, {}
     try:
         if backend is not None:
-            checked = check_all(plan.pipeline, needed, _written_first(plan, needed), store, backend)
+            checked = check_all(plan, store, backend)
             refuse(checked.findings)
             for text in checked.notices:
                 emit(Noticed(text))
@@ -121,13 +121,6 @@ def _merged(pools: Mapping[str, PoolSpec], readers: int) -> dict[str, PoolSpec]:
         if known is None or pool.workers > known.workers:
             claimed[pool.identity] = pool
     return claimed
-
-
-def _written_first(plan: RunPlan, stages: tuple[str, ...]) -> dict[str, str | None]:
-    """The first partition with missing parts, for each stage."""
-    return {
-        stage: next(p.key for p in plan.partitions if p.stages[stage].missing) for stage in stages
-    }
 
 
 def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:

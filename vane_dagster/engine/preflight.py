@@ -25,6 +25,7 @@ from vane_dagster.fingerprint.code import CodeIdentity
 from vane_dagster.fingerprint.loaded_models import advice, loaded_models
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.servers import ModelServer
+from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, Location
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.pools import PoolSpec
@@ -75,41 +76,33 @@ class Checked:
     servers: Mapping[ModelServer, PoolSpec] = field(default_factory=dict)
 
 
-def check_all(
-    pipeline: Pipeline,
-    stages: Sequence[str],
-    partitions: Mapping[str, str | None],
-    store: Store,
-    backend: Backend | None,
-) -> Checked:
-    """Collect all problems that prevent computing some stages.
+def check_all(plan: RunPlan, store: Store, backend: Backend) -> Checked:
+    """Collect all problems that prevent computing what a plan lacks.
 
     Leases and loads nothing, and leaves no files behind.
     """
+    pipeline, stages = plan.pipeline, plan.needed()
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        there = threads.submit(backend.versions) if backend else None
+        there = threads.submit(backend.versions)
         written = [
             threads.submit(_not_writable, location, write_target)
-            for location, write_target in _written(pipeline, stages, partitions, store)
+            for location, write_target in _written(plan, stages, store)
         ]
         code, identities, findings = packed(pipeline, stages)
-        capacity = Capacity((), 0)
-        if backend is not None:
-            capacity = backend.capacity()
-            findings += misplaced(pipeline, stages, capacity)
-            findings += too_large(pipeline, stages, capacity)
+        capacity = backend.capacity()
+        findings += misplaced(pipeline, stages, capacity)
+        findings += too_large(pipeline, stages, capacity)
         servers, more = _servers(pipeline, stages, capacity, store)
         findings += more
         for asked in written:
             findings += asked.result()
         nodes: Mapping[str, Versions | str] = {}
-        if there is not None:
-            try:
-                nodes = there.result()
-            except ComputeError as error:
-                findings.append(PreflightFinding("", str(error)))
-            findings += [PreflightFinding(*each) for each in disagreements(nodes)]
-            findings += missing_keys(pipeline, stages, capacity, nodes)
+        try:
+            nodes = there.result()
+        except ComputeError as error:
+            findings.append(PreflightFinding("", str(error)))
+        findings += [PreflightFinding(*each) for each in disagreements(nodes)]
+        findings += missing_keys(pipeline, stages, capacity, nodes)
     notices = (*models_on_import(pipeline, stages), *other_variables(pipeline, identities, nodes))
     return Checked(capacity, code, identities, tuple(findings), notices, servers)
 
@@ -287,18 +280,13 @@ def too_large(
     return findings
 
 
-def _written(
-    pipeline: Pipeline,
-    stages: Sequence[str],
-    partitions: Mapping[str, str | None],
-    store: Store,
-) -> list[tuple[str, Location]]:
+def _written(plan: RunPlan, stages: Sequence[str], store: Store) -> list[tuple[str, Location]]:
     """The folders that a run writes to: the store's, and one target of each `write` stage."""
+    pipeline = plan.pipeline
     found = [(f"store of pipeline {pipeline.name!r}", store.root.child(pipeline.name))]
     for stage in stages:
-        if stage not in partitions:
-            continue
-        if publisher := pipeline[stage].spec.publisher(partitions[stage]):
+        key = next(each.key for each in plan.partitions if each.stages[stage].missing)
+        if publisher := pipeline[stage].spec.publisher(key):
             label = f"target of stage '{pipeline.name}/{stage}'"
             found += [(label, folder) for folder in publisher.written]
     return found
