@@ -115,12 +115,9 @@ def _compute(
 
 def _merged(pools: Mapping[str, PoolSpec], readers: int) -> dict[str, PoolSpec]:
     """A wave's pools by identity, the largest of each, and the pool of I/O workers."""
-    claimed = {IO_WORKERS: PoolSpec(IO_WORKERS, "read and write", (1, max(1, readers)), threads=1)}
-    for pool in pools.values():
-        known = claimed.get(pool.identity)
-        if known is None or pool.workers > known.workers:
-            claimed[pool.identity] = pool
-    return claimed
+    io = PoolSpec(IO_WORKERS, "read and write", (1, max(1, readers)), threads=1)
+    by_size = sorted(pools.values(), key=lambda pool: pool.workers)
+    return {pool.identity: pool for pool in (io, *by_size)}
 
 
 def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
