@@ -187,7 +187,8 @@ class FragmentQueue:
 
     def report_waits(self, idle: bool) -> None:
         """Report the runs that are waited for, if nothing can be done before they end."""
-        if not (idle and self.is_waiting):
+        others_have_all = self._blocked and not (self._ready or self._has_fresh)
+        if not (idle and others_have_all):
             self._end_wait()
             return
         runs, n = sorted({*self._blocked.values()}), len(self._blocked)
@@ -197,11 +198,6 @@ class FragmentQueue:
     def _end_wait(self) -> None:
         runs = short(self._waits.runs("fragments"))
         self._waits.end("fragments", f"no longer waiting for {runs}")
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether other runs compute all remaining fragments."""
-        return bool(self._blocked) and not (self._ready or self._has_fresh)
 
     def close(self) -> None:
         """Release all claims of the wave."""
