@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from vane_dagster.compute.waits import Waits, short
 from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
 from vane_dagster.engine.accounting import WaveProgress
-from vane_dagster.engine.fragment_state import FragmentState, fragment_state, to_compute
+from vane_dagster.engine.fragment_state import FragmentState, bytes_read, make_task_states
 from vane_dagster.engine.row_lookups import RowLookups
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import VaneError
@@ -285,7 +285,20 @@ class FragmentQueue:
         return [place for place in held[:most] if self._to_compute(place)]
 
     def _to_compute(self, place: _Place) -> list[StageSpec]:
-        return to_compute(self._state, self._stages, place.partition, place.index)
+        """The stages of the wave to compute for a fragment, upstream first.
+
+        Excludes stages that have a part and stages that were given up.
+        """
+        state, planned = self._state, self._state.plan.partitions[place.partition]
+        if (place.partition, place.index) in state.damaged:
+            return []
+        return [
+            state.pipeline[stage].spec
+            for stage in self._stages
+            if not planned.stages[stage].done
+            and place.index not in state.parts[place.partition, stage]
+            and (place.partition, stage) not in state.failed
+        ]
 
     def _take_found(self, partition: int, found: FoundParts) -> None:
         """Use parts that another run has written, except for fragments in progress here."""
@@ -309,7 +322,10 @@ class FragmentQueue:
         if not specs:
             self.left -= 1
             return
-        run = fragment_state(self._state, specs, place.order, place.partition, place.index)
+        fragment = self._state.plan.partitions[place.partition].fragments[place.index]
+        at = place.order, place.partition, place.index
+        run = FragmentState(*at, fragment, make_task_states(specs))
+        run.bytes_read = bytes_read(self._state.parts, place.partition, place.index, specs)
         run.claimed = {stage: key for stage, key in keys.items() if stage in needed}
         lookups = {stage: known.get((place.partition, stage)) for stage in needed}
         run.known = {stage: lookup for stage, lookup in lookups.items() if lookup is not None}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vane_dagster.engine.run_state import RunState
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -192,35 +191,6 @@ def make_task_states(specs: Sequence[StageSpec]) -> dict[str, StageTaskState]:
         spec.name: StageTaskState(spec, set(spec.upstream) & names, readers.count(spec.name))
         for spec in specs
     }
-
-
-def to_compute(
-    state: RunState, stages: Sequence[str], partition: int, index: int
-) -> list[StageSpec]:
-    """The stages of a wave to compute for a fragment, upstream first.
-
-    Excludes stages that have a part and stages that were given up.
-    """
-    if (partition, index) in state.damaged:
-        return []
-    planned = state.plan.partitions[partition]
-    return [
-        state.pipeline[stage].spec
-        for stage in stages
-        if not planned.stages[stage].done
-        and index not in state.parts[partition, stage]
-        and (partition, stage) not in state.failed
-    ]
-
-
-def fragment_state(
-    state: RunState, specs: Sequence[StageSpec], order: int, partition: int, index: int
-) -> FragmentState:
-    """Create the state of a fragment with missing parts."""
-    fragment = state.plan.partitions[partition].fragments[index]
-    run = FragmentState(order, partition, index, fragment, make_task_states(specs))
-    run.bytes_read = bytes_read(state.parts, partition, index, specs)
-    return run
 
 
 def input_id(pipeline: Pipeline, stage: str) -> str:
