@@ -220,8 +220,7 @@ class Waiting:
     """The run waits for other runs, or stopped waiting.
 
     Attributes:
-        reason: "lease", "fragments", or "pool <model>". There is one wait for each reason at a
-            time.
+        reason: "lease" or "fragments". There is one wait for each reason at a time.
         text: A sentence for people.
         runs: Ids of the runs ahead of it, if known.
         over: Whether the wait has ended.
@@ -231,11 +230,6 @@ class Waiting:
     text: str
     runs: tuple[str, ...] = ()
     over: bool = False
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the run is idle until the wait ends; it keeps working while it shares a pool."""
-        return not self.reason.startswith("pool ")
 
 
 @dataclass(frozen=True)

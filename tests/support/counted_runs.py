@@ -55,9 +55,7 @@ def counts(clock: Clock, events: list) -> tuple[WaveProgress, dict]:
 
 def fragment(partition: int, tally: Tally | None = None) -> SimpleNamespace:
     spec = SimpleNamespace(name="a", upstream=("source",), sums={})
-    task_state = SimpleNamespace(
-        spec=spec, given_rows=100, done=False, tally=tally or Tally(), pieces={}
-    )
+    task_state = SimpleNamespace(spec=spec, done=False, tally=tally or Tally(), pieces={})
     return SimpleNamespace(
         partition=partition, index=0,
         task_states={"a": task_state},

@@ -475,6 +475,10 @@ class World:
             was_killed = Storage.is_dead
             Storage.end()
         if was_killed:
+            for node in filter(lambda each: each.calls_code, self.nodes):
+                for partition in partitions:  # what it has committed replaces what was in force
+                    if self.in_force(node.name, partition) != before[node.name, partition]:
+                        self.stored[node.name, partition] = set(self._wanted(node, partition))
             return
         failed = {(e.stage, e.partition): e.error for e in events if isinstance(e, Failed)}
         self._compare(partitions, before, failed)
@@ -551,6 +555,16 @@ class World:
             node, [row for name in files for row in pq.read_table(fs.open(name)).to_pylist()]
         )
 
+    def _wanted(self, node: Node, partition: str) -> list[tuple[str, str]]:
+        """The rows that a stage computes, as in `stored`; those of partitions that fail too."""
+        rows = self.rows(partition)
+        if node.upstream:
+            above = plain_loop(self.nodes, rows, may_fail=False)[node.upstream[0].name]
+            assert above is not None, "nothing fails"
+            rows = above[0]
+        own = bool(node.options.get("per_row"))
+        return [(keys[0] if own else "", row[node.read]) for keys, row in rows.items()]
+
     def _count(
         self,
         partitions: Sequence[str],
@@ -561,18 +575,11 @@ class World:
         """Compare the calls with the rows that had no result, unless calls were lost."""
         allowed: Counter[tuple[str, str]] = Counter()
         for partition in partitions:
-            rows_of = self.rows(partition)
-            ends = plain_loop(self.nodes, rows_of)
-            done = plain_loop(self.nodes, rows_of, may_fail=False)  # fragments of failed ones
+            ends = plain_loop(self.nodes, self.rows(partition))
             for node in self.nodes:
                 if not node.calls_code:
                     continue
-                above = done[node.upstream[0].name] if node.upstream else None
-                rows = above[0] if above else rows_of
-                wanted = [
-                    ((keys[0] if node.options.get("per_row") else "", row[node.read]))
-                    for keys, row in rows.items()
-                ]
+                wanted = self._wanted(node, partition)
                 stored = self.stored[node.name, partition]
                 if options.get("retry_quarantined"):
                     stored = {each for each in stored if not is_failure(node, each[1])}

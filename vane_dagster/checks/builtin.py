@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from vane_dagster._arguments import mapping, positive
-from vane_dagster._keywords import require_columns
+from vane_dagster._arguments import positive
 from vane_dagster.checks.base import Check, CheckLike, Off, checked_columns, share
 from vane_dagster.checks.context import CheckContext, CheckOutcome, PartCounts, Severity
-from vane_dagster.errors import DefinitionError, SchemaError, names
+from vane_dagster.errors import DefinitionError, names
 from vane_dagster.types.kinds import is_floats, is_text
 from vane_dagster.types.schema import ERROR_COLUMN
 
@@ -114,49 +113,36 @@ class NullRate(Check):
     """The share of nulls in each column.
 
     Attributes:
-        max_rate: The largest share, for all columns or by column. If given by column, only the
-            named columns are checked; further columns in `columns` must then have no nulls.
+        max_rate: The largest share.
         columns: The columns to check. Default: all except the ids and `error`.
     """
 
     fix: ClassVar[str] = "vd.checks.NullRate(max_rate) sets the limit"
 
-    max_rate: float | Mapping[str, float] = field(default=0.5, hash=False)
+    max_rate: float = 0.5
     columns: Sequence[str] | None = None
     severity: Severity = field(default="WARN", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        columns = checked_columns(self._location, self.columns)
-        if not isinstance(self.max_rate, Mapping):
-            self._set(columns=columns, max_rate=share(self._location, "max_rate", self.max_rate))
-            return
-        given = mapping(self._location, "max_rate", self.max_rate)
-        if not given:
-            raise DefinitionError(f"{self._location}: max_rate names no column")
-        rates = {name: share(self._location, f"max_rate[{name!r}]", r) for name, r in given.items()}
-        self._set(columns=tuple(dict.fromkeys([*(columns or ()), *rates])), max_rate=rates)
-
-    def rate_of(self, column: str) -> float:
-        """Return the largest share of nulls allowed in a column."""
-        if isinstance(self.max_rate, Mapping):
-            return self.max_rate.get(column, 0.0)
-        return self.max_rate
+        self._set(
+            max_rate=share(self._location, "max_rate", self.max_rate),
+            columns=checked_columns(self._location, self.columns),
+        )
 
     def fit(self, schema: pa.Schema, location: str) -> None:
-        self._require(schema, location, self.columns or ())
+        self._require(schema, location, self.columns)
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the share of nulls in each column with the largest allowed.
 
         Raises:
-            SchemaError: If a column does not exist.
+            DefinitionError: If a column does not exist.
         """
-        columns = _columns(context, self.columns)
+        columns = _columns(self, self.columns, context)
         found, rows = context.statistics(columns), context.counts.rows
         rates = {name: _share(found[name].nulls, rows) for name in columns}
-        limits = {name: self.rate_of(name) for name in columns}
-        return _by_column(rates, limits, "null_rate", "nulls", rows)
+        return _by_column(rates, self.max_rate, "null_rate", "nulls", rows)
 
 
 @dataclass(frozen=True)
@@ -192,10 +178,9 @@ class Vectors(Check):
         """Compare the vectors' dimensions and values with those allowed.
 
         Raises:
-            SchemaError: If a column does not exist.
+            DefinitionError: If a column does not exist, or has no vectors.
         """
-        kind = "lists of floating-point numbers"
-        columns = _columns(context, self.columns, is_floats, kind)
+        columns = _columns(self, self.columns, context, is_floats)
         schema = context.schema
         fixed = [name for name in columns if pa.types.is_fixed_size_list(schema.field(name).type)]
         columns = columns if self.columns else fixed or columns
@@ -256,13 +241,12 @@ class Text(Check):
         """Compare the share of empty texts in each column with the largest allowed.
 
         Raises:
-            SchemaError: If a column does not exist.
+            DefinitionError: If a column does not exist, or has no texts.
         """
-        columns = _columns(context, self.columns, is_text, "texts")
+        columns = _columns(self, self.columns, context, is_text)
         found, rows = context.statistics(columns), context.counts.rows
         rates = {n: _share(found[n].empty, rows - found[n].nulls) for n in columns}
-        limits = dict.fromkeys(columns, self.max_empty_rate)
-        return _by_column(rates, limits, "empty_rate", "empty texts", rows)
+        return _by_column(rates, self.max_empty_rate, "empty_rate", "empty texts", rows)
 
 
 @dataclass(frozen=True)
@@ -363,14 +347,10 @@ def merge(
                 f"{location}: {each!r} in checks is no check; expected one of vd.checks, as "
                 f"vd.checks.NullRate(0.1), or vd.checks.Off('null_rate').{hint}"
             )
-        if isinstance(each, Check) and type(each).evaluate is Check.evaluate:
+        if isinstance(each, Check) and (type(each).evaluate is Check.evaluate or not each.name):
             raise DefinitionError(
-                f"{location}: check {type(each).__qualname__} defines no evaluate(self, context)"
-            )
-        if isinstance(each, Check) and not each.name:
-            raise DefinitionError(
-                f"{location}: check {type(each).__qualname__} has no name; call "
-                "super().__post_init__() in its __post_init__"
+                f"{location}: check {type(each).__qualname__} has no evaluate(self, context), or "
+                "no name: call super().__post_init__() in its __post_init__"
             )
         if each.name in seen:
             raise DefinitionError(
@@ -417,16 +397,16 @@ def defaults_for(
 
 
 def _by_column(
-    rates: Mapping[str, float], limits: Mapping[str, float], measure: str, what: str, rows: int
+    rates: Mapping[str, float], limit: float, measure: str, what: str, rows: int
 ) -> CheckOutcome:
-    """Return the outcome of rates of `what`, such as nulls, with a limit for each column."""
-    above = [name for name, rate in rates.items() if rate > limits[name]]
-    shown = sorted(rates, key=lambda name: limits[name] - rates[name])[:_SHOWN]
+    """Return the outcome of rates of `what`, such as nulls, by column."""
+    above = [name for name, rate in rates.items() if rate > limit]
+    shown = sorted(rates, key=lambda name: -rates[name])[:_SHOWN]
     metadata = {"rows": rows, **{f"{measure}/{name}": rates[name] for name in shown}}
     if not rates:
         return CheckOutcome(True, f"The stage has no column to check for {what}", metadata)
     messages = {
-        name: f"{name}: {_percent(rate)} {what}; the limit is {_percent(limits[name])}"
+        name: f"{name}: {_percent(rate)} {what}; the limit is {_percent(limit)}"
         for name, rate in rates.items()
     }
     if above:
@@ -439,24 +419,16 @@ def _by_column(
 
 
 def _columns(
-    context: CheckContext,
+    check: Check,
     given: Sequence[str] | None,
-    is_kind: Callable[[pa.DataType], bool] | None = None,
-    kind: str = "",
+    context: CheckContext,
+    is_kind: Callable[[pa.DataType], bool] = lambda kind: True,
 ) -> list[str]:
     """Return the columns that a check reads."""
-    schema = context.schema
-    require_columns("the stage", given or (), schema.names)
-    without = (*context.keys, ERROR_COLUMN)  # null in each row that did not fail
-    columns = given or [name for name in schema.names if name not in without]
-    if is_kind is None:
-        return list(columns)
-    fitting = [name for name in columns if is_kind(schema.field(name).type)]
-    if given and (other := [name for name in given if name not in fitting]):
-        raise SchemaError(f"column {other[0]!r} is {schema.field(other[0]).type}; expected {kind}")
-    if not fitting:
-        raise SchemaError(f"there is no column of {kind}; turn the check off")
-    return fitting
+    check.fit(context.schema, "the partition")
+    without = () if given else (*context.keys, ERROR_COLUMN)  # null in each row that did not fail
+    columns = [each.name for each in context.schema if is_kind(each.type)]
+    return list(given or (name for name in columns if name not in without))
 
 
 def _counted(counts: PartCounts) -> dict[str, int]:

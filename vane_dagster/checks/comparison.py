@@ -68,7 +68,7 @@ def compare(
     computed: RowOutcomes,
     ids: Sequence[Any],
     columns: Sequence[str] | None,
-    bounds: tuple[float, float],
+    tolerance: float,
 ) -> list[Difference]:
     """Return the differences between stored and recomputed rows."""
     wanted = columns or [n for n in stored.columns if n != ERROR_COLUMN]
@@ -83,13 +83,13 @@ def compare(
             continue
         for before, now in zip(stored.rows.get(id, ()), computed.rows.get(id, ())):
             for name in (*wanted, *extra):
-                if texts := _texts(before, now, name, bounds):
+                if texts := _texts(before, now, name, tolerance):
                     found.append(Difference(id, name, *texts))
     return found
 
 
 def _texts(
-    before: Mapping[str, Any], now: Mapping[str, Any], name: str, bounds: tuple[float, float]
+    before: Mapping[str, Any], now: Mapping[str, Any], name: str, tolerance: float
 ) -> tuple[str, str] | None:
     """Return the stored and the computed value of a column as text if they differ; else None."""
     missing = "no such column"
@@ -98,12 +98,12 @@ def _texts(
             short(before[name]) if name in before else missing,
             short(now[name]) if name in now else missing,
         )
-    return apart(before[name], now[name], bounds)
+    return apart(before[name], now[name], tolerance)
 
 
-def apart(stored: Any, computed: Any, bounds: tuple[float, float]) -> tuple[str, str] | None:
+def apart(stored: Any, computed: Any, tolerance: float) -> tuple[str, str] | None:
     """Return two values as text, from the first place on where they differ; else None."""
-    found = _differing(stored, computed, bounds)
+    found = _differing(stored, computed, tolerance)
     if found is None:
         return None
     path, a, b = found
@@ -114,9 +114,7 @@ def apart(stored: Any, computed: Any, bounds: tuple[float, float]) -> tuple[str,
     return f"{path}{shown[0]}", f"{path}{shown[1]}"
 
 
-def _differing(
-    stored: Any, computed: Any, bounds: tuple[float, float]
-) -> tuple[str, Any, Any] | None:
+def _differing(stored: Any, computed: Any, tolerance: float) -> tuple[str, Any, Any] | None:
     """Return the first path at which two values differ, with both values there; else None."""
     if isinstance(stored, dict) and isinstance(computed, dict) and stored.keys() == computed.keys():
         pairs = [(f"{name}: ", stored[name], computed[name]) for name in stored]
@@ -126,23 +124,23 @@ def _differing(
         and len(stored) == len(computed)
     ):
         if (numbers := _float_lists(stored, computed)) is not None:
-            near = _near(*numbers, bounds)
+            near = _near(*numbers, tolerance)
             if near.all():
                 return None
             first = int(np.argmin(near))
             return f"[{first}] ", stored[first], computed[first]
         pairs = [(f"[{i}] ", a, b) for i, (a, b) in enumerate(zip(stored, computed))]
     else:
-        return None if _equal(stored, computed, bounds) else ("", stored, computed)
+        return None if _equal(stored, computed, tolerance) else ("", stored, computed)
     for path, a, b in pairs:
-        if (found := _differing(a, b, bounds)) is not None:
+        if (found := _differing(a, b, tolerance)) is not None:
             return f"{path}{found[0]}", found[1], found[2]
     return None
 
 
-def _equal(stored: Any, computed: Any, bounds: tuple[float, float]) -> bool:
+def _equal(stored: Any, computed: Any, tolerance: float) -> bool:
     if isinstance(stored, _FLOATS) and isinstance(computed, _FLOATS):
-        return bool(_near(np.asarray(stored, float), np.asarray(computed, float), bounds))
+        return bool(_near(np.asarray(stored, float), np.asarray(computed, float), tolerance))
     return bool(stored == computed) and type(stored) is type(computed)
 
 
@@ -156,11 +154,10 @@ def _float_lists(stored: Sequence[Any], computed: Sequence[Any]) -> tuple[Any, A
     return np.asarray(stored, float), np.asarray(computed, float)
 
 
-def _near(stored: Any, computed: Any, bounds: tuple[float, float]) -> Any:
+def _near(stored: Any, computed: Any, tolerance: float) -> Any:
     """Return which numbers are within the tolerance; NaN equals NaN, and infinity equals itself."""
-    relative, absolute = bounds
     with np.errstate(invalid="ignore", over="ignore"):
-        within = np.abs(computed - stored) <= absolute + relative * np.abs(stored)
+        within = np.abs(computed - stored) <= tolerance * (1 + np.abs(stored))
         within &= np.isfinite(stored) & np.isfinite(computed)
     return within | (stored == computed) | (np.isnan(stored) & np.isnan(computed))
 

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from vane_dagster._arguments import positive
-from vane_dagster._keywords import require_columns
 from vane_dagster._lazy import pc
 from vane_dagster.checks.base import Check, bound
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
@@ -23,6 +22,7 @@ Array = np.ndarray[Any, Any]
 
 def can_drift(kind: pa.DataType) -> bool:
     """Return whether `Drift` supports columns of the type."""
+    kind = plain_type(kind)
     return is_number(kind) or is_text(kind) or is_floats(kind) or pa.types.is_boolean(kind)
 
 
@@ -66,12 +66,11 @@ class Drift(Check):
             self._set(**{each: bound(self._location, each, getattr(self, each))})
         for each in ("bins", "sample_rows", "min_rows"):
             positive(self._location, each, getattr(self, each))
-        if self.bins < 2:
-            raise DefinitionError(f"{self._location}: bins is 1; expected 2 or more")
-        if self.sample_rows < self.min_rows:
+        if self.bins < 2 or self.sample_rows < self.min_rows:
             raise DefinitionError(
-                f"{self._location}: sample_rows is {self.sample_rows}, less than min_rows, "
-                f"{self.min_rows}, so that it would always pass; raise it"
+                f"{self._location}: it would always pass with {self.bins} bin, or with "
+                f"sample_rows={self.sample_rows} and min_rows={self.min_rows}; expected 2 bins or "
+                "more, and at least as many sample_rows as min_rows"
             )
 
     @property
@@ -90,14 +89,17 @@ class Drift(Check):
         """Compare the column with the previous partition's.
 
         Raises:
-            SchemaError: If a partition lacks the column, or its type is not comparable.
+            DefinitionError: If a partition lacks the column, or its type is not comparable.
+            SchemaError: If the types in the partitions cannot be compared.
         """
         before = context.previous()
         if before is None:
             return CheckOutcome(True, "There is no previous partition to compare with")
-        kinds = [_kind(each.schema, self.column) for each in (context, before)]
+        for each in (context, before):
+            self.fit(each.schema, f"partition {each.partition!r}")
+        types = [plain_type(each.schema.field(self.column).type) for each in (context, before)]
+        kinds = [_kind(each) for each in types]
         if kinds[0] is not kinds[1]:
-            types = [each.schema.field(self.column).type for each in (context, before)]
             raise SchemaError(
                 f"column {self.column!r} is {types[0]} and was {types[1]} in partition "
                 f"{before.partition!r}; they cannot be compared"
@@ -119,14 +121,7 @@ def population_stability_index(counts: Array, before: Array) -> float:
     return float(np.sum((p - q) * np.log(p / q)))
 
 
-def _kind(schema: pa.Schema, column: str) -> _Compare:
-    require_columns("the stage", [column], schema.names)
-    kind = plain_type(schema.field(column).type)
-    if not can_drift(kind):
-        raise SchemaError(
-            f"column {column!r} is {kind}; expected numbers, texts, booleans or lists of "
-            "floating-point numbers"
-        )
+def _kind(kind: pa.DataType) -> _Compare:
     if is_floats(kind):
         return _of_vectors
     return _of_numbers if is_number(kind) else _of_categories

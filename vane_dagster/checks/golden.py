@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -17,9 +16,8 @@ from vane_dagster._arguments import checked_url, mapping
 from vane_dagster._keywords import require_columns
 from vane_dagster._secrets import keep_options, revealed, url_parts, with_options
 from vane_dagster.checks.base import Check, bound, checked_columns
-from vane_dagster.checks.comparison import Difference, apart, as_metadata, described, short
+from vane_dagster.checks.comparison import Difference, apart, as_metadata, described
 from vane_dagster.checks.context import CheckContext, CheckOutcome
-from vane_dagster.checks.drift import cosine_distance
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.storage.sample import python_values
 from vane_dagster.types.tensors import as_storage, unsliced
@@ -38,8 +36,6 @@ class Golden(Check):
             and the expected columns. A file is read when the check is evaluated.
         columns: The columns to compare. Default: all of them.
         tolerance: The largest difference, absolute or as a share of the expected number.
-        max_distance: The largest cosine distance of vectors. If set, it replaces the tolerance for
-            vectors.
         min_found: How many of the ids must be in a partition. Default: all of them; or none, if the
             pipeline is partitioned. Set it if the ids are those of several partitions.
         storage_options: Options of the fsspec file system of a URL; not part of the definition.
@@ -48,7 +44,6 @@ class Golden(Check):
     expected: Expected = field(hash=False)
     columns: Sequence[str] | None = field(default=None, kw_only=True)
     tolerance: float = field(default=1e-6, kw_only=True)
-    max_distance: float | None = field(default=None, kw_only=True)
     min_found: int | None = field(default=None, kw_only=True)
     storage_options: Mapping[str, Any] | None = field(
         default=None, kw_only=True, repr=False, hash=False, compare=False
@@ -65,9 +60,6 @@ class Golden(Check):
         if isinstance(self.expected, str):
             url, found = url_parts(self.expected)
             self._set(expected=url, storage_options=with_options(found, self.storage_options))
-        if self.max_distance is not None:
-            distance = bound(self._location, "max_distance", self.max_distance)
-            self._set(max_distance=distance)
         if self.min_found is not None and (type(self.min_found) is not int or self.min_found < 0):
             raise DefinitionError(
                 f"{self._location}: min_found is {self.min_found!r}; expected a number from 0 up"
@@ -119,8 +111,8 @@ class Golden(Check):
         differences = [
             Difference(key, name, *texts)
             for name in columns
-            for key, *pair in zip(found, *_comparable(name, expected, actual))
-            if (texts := self._apart(*pair)) is not None
+            for key, wanted, given in zip(found, *_comparable(name, expected, actual))
+            if (texts := apart(wanted, given, self.tolerance)) is not None
         ]
         metadata: dict[str, Any] = {"expected": len(ids), "found": len(found)}
         metadata |= as_metadata(differences, "expected", "actual")
@@ -137,14 +129,6 @@ class Golden(Check):
         end = ", and their rows match the expected values" if found else ", so nothing was compared"
         return CheckOutcome(True, f"{text}{end}", metadata)
 
-    def _apart(self, expected: Any, actual: Any) -> tuple[str, str] | None:
-        """Return both values as text if they differ; else None."""
-        if self.max_distance is None or not all(isinstance(v, list) for v in (expected, actual)):
-            return apart(expected, actual, (self.tolerance, self.tolerance))
-        a, b = (np.asarray(each, dtype=float) for each in (actual, expected))
-        is_near = a.shape == b.shape and cosine_distance(a, b) <= self.max_distance
-        return None if is_near else (short(expected), short(actual))
-
     @property
     def description(self) -> str:
         return f"Rows with known ids match the expected values within {self.tolerance:g}"
@@ -157,22 +141,16 @@ class Golden(Check):
     def _parsed(self) -> str | pa.Table:
         if isinstance(self.expected, (str, os.PathLike)):
             return checked_url(self._location, self.expected)
-        if isinstance(self.expected, pa.Table):
-            table = self.expected
-        elif isinstance(self.expected, Mapping):
+        table = self.expected
+        if not isinstance(table, pa.Table):
             try:
-                table = pa.table({name: _plain(value) for name, value in self.expected.items()})
+                table = pa.table({name: _plain(values) for name, values in dict(table).items()})
             except (pa.ArrowException, TypeError, ValueError) as error:
                 raise DefinitionError(
-                    f"{self._location}: expected is no table ({error}); give lists of one length "
-                    "by "
-                    'column, as {"id": [1, 2], "label": ["a", "b"]}'
+                    f"{self._location}: expected is a {type(self.expected).__name__} and no table "
+                    f"({error}); give a path, a pyarrow.Table or lists of one length by column, as "
+                    '{"id": [1, 2], "label": ["a", "b"]}'
                 ) from None
-        else:
-            raise DefinitionError(
-                f"{self._location}: expected is a {type(self.expected).__name__}; give a path, a "
-                'pyarrow.Table or lists by column, as {"id": [1, 2], "label": ["a", "b"]}'
-            )
         if not table.num_rows or table.num_columns < 2:
             raise DefinitionError(
                 f"{self._location}: expected has {table.num_rows} rows and the columns "

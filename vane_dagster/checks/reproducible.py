@@ -12,7 +12,7 @@ from vane_dagster._arguments import positive
 from vane_dagster.checks.base import Check, bound, checked_columns, listed
 from vane_dagster.checks.comparison import as_metadata, compare, described
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Recomputation
-from vane_dagster.errors import DefinitionError, VaneError
+from vane_dagster.errors import VaneError
 
 
 @dataclass(frozen=True)
@@ -29,37 +29,22 @@ class Reproducible(Check):
 
     Attributes:
         rows: The number of input rows to recompute in each partition, from at most four fragments.
-        tolerance: The largest difference of floating-point numbers, absolute or as a share of the
-            stored number; or a pair (relative, absolute) that is summed, as in `numpy.isclose`. All
-            other values must be equal.
+        tolerance: The largest difference of floating-point numbers, absolute plus as a share of the
+            stored number. All other values must be equal.
         columns: The columns to compare. Default: all.
     """
 
     rows: int = 20
-    tolerance: float | tuple[float, float] = 1e-5
+    tolerance: float = 1e-5
     columns: Sequence[str] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self._location, "rows", self.rows)
-        given = self.tolerance
-        pair = given if isinstance(given, (tuple, list)) else (given, given)
-        if len(pair) != 2:
-            raise DefinitionError(
-                f"{self._location}: tolerance is {given!r}; expected a number, or a pair "
-                "(relative, absolute)"
-            )
-        relative, absolute = (bound(self._location, "tolerance", each) for each in pair)
         self._set(
-            tolerance=(relative, absolute),
+            tolerance=bound(self._location, "tolerance", self.tolerance),
             columns=checked_columns(self._location, self.columns),
         )
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The relative and the absolute tolerance."""
-        assert isinstance(self.tolerance, tuple)
-        return self.tolerance
 
     @property
     def description(self) -> str:
@@ -91,7 +76,7 @@ class Reproducible(Check):
                 difference
                 for each in read
                 for difference in compare(
-                    each.stored, each.computed, each.ids, self.columns, self.bounds
+                    each.stored, each.computed, each.ids, self.columns, self.tolerance
                 )
             ]
         except VaneError as error:

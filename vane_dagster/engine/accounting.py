@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 
 from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
 from vane_dagster.engine.run_state import RunState
-from vane_dagster.engine.tasks import WorkBuilder
 from vane_dagster.errors import IntegrityError, UdfError, VaneError
 from vane_dagster.events import Progress, StageStats
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.worker.reports import WorkReport
 
@@ -120,7 +118,7 @@ class WaveProgress:
 
     def add(self, run: FragmentState, stage: str, kind: TaskKind, report: WorkReport) -> bool:
         """Add the rows of a completed task."""
-        if kind == "gather" and not run.task_states[stage].given_rows:
+        if kind == "gather" and not run.task_states[stage].pieces:
             return True  # nothing had to be computed
         if kind not in ("whole", "slice"):
             return False
@@ -154,7 +152,7 @@ class WaveProgress:
             if not task_state.done:
                 stats = self._state.stats[run.partition, stage]
                 stats.rows_in -= task_state.tally.rows_in
-                stats.rows_out -= sum(made for _, made in task_state.pieces.values())
+                stats.rows_out -= sum(piece.rows for piece in task_state.pieces.values())
                 stats.faults -= task_state.tally.faults
                 self._rows[stage].done -= task_state.tally.rows_in
 
@@ -188,50 +186,42 @@ def _expected(state: RunState, stage: str) -> StageRows:
     return rows
 
 
-class PartVerifier:
-    """Verifies each written part."""
+def count_error(
+    state: RunState, run: FragmentState, spec: StageSpec, part: PartInfo, location: str
+) -> VaneError | None:
+    """Return the error in a part's counts, or None; the caller removes a part with an error."""
+    base = spec.base_node(state.pipeline)
+    above = state.parts[run.partition, base][run.index] if base != SOURCE else None
+    expected = above.info.rows if above else run.fragment.stop - run.fragment.start
+    sample = state.plan.partitions[run.partition].sample
+    expected = len(sample[run.index]) if sample else expected
+    passed = part.rows_in - part.filtered - part.quarantined
+    if (
+        part.rows_in == expected
+        and (part.rows >= passed if spec.makes_rows else part.rows == passed)
+        and (part.filtered == 0 or spec.may_filter)
+    ):
+        return None
+    return IntegrityError(
+        f"{location}: {part.rows_in} rows in of {expected}, {part.filtered} filtered, "
+        f"{part.quarantined} quarantined, {part.rows} out; expected every row of {base!r} to be "
+        "one of these. The part was removed; if what it reads was changed in the store by hand, "
+        "materialize that again with force"
+    )
 
-    def __init__(self, state: RunState, work_builder: WorkBuilder) -> None:
-        self._state, self._work_builder = state, work_builder
-        self._pipeline = state.pipeline
 
-    def count_error(self, run: FragmentState, spec: StageSpec, part: Part) -> VaneError | None:
-        """Return the error in a part's counts, or None; the caller removes a part with an error."""
-        info = part.info
-        base = spec.base_node(self._pipeline)
-        above = self._state.parts[run.partition, base][run.index] if base != SOURCE else None
-        expected = above.info.rows if above else run.fragment.stop - run.fragment.start
-        sample = self._state.plan.partitions[run.partition].sample
-        expected = len(sample[run.index]) if sample else expected
-        passed = info.rows_in - info.filtered - info.quarantined
-        many = spec.makes_rows
-        if (
-            info.rows_in == expected
-            and (info.rows >= passed if many else info.rows == passed)
-            and (info.filtered == 0 or spec.may_filter)
-        ):
-            return None
-        message = f"{info.rows_in} rows in of {expected}, {info.filtered} filtered, "
-        return IntegrityError(
-            f"{self._work_builder.location(run, spec.name)}: {message}{info.quarantined} "
-            f"quarantined, {info.rows} out; expected every row of {base!r} to be one of "
-            "these. The part was removed; if what it reads was changed in the store by hand, "
-            "materialize that again with force"
-        )
+def fault_limit_error(
+    state: RunState, run: FragmentState, stage: str, report: WorkReport, location: str
+) -> VaneError | None:
+    """Return the error of a stage with more quarantined rows than it allows; else None.
 
-    def fault_limit_error(
-        self, run: FragmentState, stage: str, report: WorkReport
-    ) -> VaneError | None:
-        """Return the error of a stage with more quarantined rows than it allows; else None.
-
-        This early decision counts all rows of the source; the final one is the stage's check.
-        """
-        faults = self._state.stats[run.partition, stage].faults
-        if faults <= self._state.max_faults(run.partition, stage):
-            return None
-        rows = self._state.plan.partitions[run.partition].source_rows
-        return UdfError(
-            f"{self._work_builder.location(run, stage)}: {faults} of at most {rows} rows of the "
-            f"partition failed, more than max_error_rate allows. The last: "
-            f"{'; '.join(report.faults)}"
-        )
+    This early decision counts all rows of the source; the final one is the stage's check.
+    """
+    faults = state.stats[run.partition, stage].faults
+    if faults <= state.max_faults(run.partition, stage):
+        return None
+    rows = state.plan.partitions[run.partition].source_rows
+    return UdfError(
+        f"{location}: {faults} of at most {rows} rows of the partition failed, more than "
+        f"max_error_rate allows. The last: {'; '.join(report.faults)}"
+    )

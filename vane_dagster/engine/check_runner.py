@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -125,10 +126,6 @@ class CheckRunner:
         return ds.dataset(files, schema=manifest.schema, filesystem=folder.fs, format=verified())
 
 
-def _definition(check: Check) -> str:
-    return check.definition
-
-
 def _read_code(pipeline: Pipeline) -> dict[int, str]:
     """Definitions of user-defined checks at the start of a run, by the checks' ids.
 
@@ -145,7 +142,7 @@ def _read_code(pipeline: Pipeline) -> dict[int, str]:
 def evaluate(
     checks: Iterable[Check],
     context: ManifestContext,
-    definition: Callable[[Check], str] = _definition,
+    definition: Callable[[Check], str] = operator.attrgetter("definition"),
 ) -> tuple[CheckResult, ...]:
     """Evaluate checks; one that raises has failed, with the error as its description."""
     alone = replace(context, find_previous=_refuse_previous)
@@ -164,7 +161,7 @@ def _refuse_previous() -> ManifestContext:
 def results_for(
     checks: Iterable[Check],
     manifest: Manifest,
-    definition: Callable[[Check], str] = _definition,
+    definition: Callable[[Check], str] = operator.attrgetter("definition"),
 ) -> dict[str, CheckResult]:
     """The results in a manifest, by name, of checks with an unchanged definition.
 

@@ -20,7 +20,7 @@ from vane_dagster.storage.damage import damage_of
 from vane_dagster.storage.filesystem import Location, duckdb_path, in_threads
 from vane_dagster.storage.manifest import CheckResult, FileRecord, Manifest, ManifestName, PartInfo
 from vane_dagster.storage.publish.base import Publisher, publish
-from vane_dagster.storage.store import Store, read_part_info
+from vane_dagster.storage.store import Store
 from vane_dagster.types.duckdb_connection import connect
 from vane_dagster.types.sql import quote
 
@@ -156,18 +156,8 @@ class Committer:
             upstream[stage] = str(outcome)
         self.hash_ahead(commit.manifest.files)
         files = [self._hashed(file) for file in commit.manifest.files]
-        sample = commit.manifest.sample or self._read_sample(commit)
         now = time.time()
-        return replace(
-            commit.manifest, files=files, upstream=upstream, sample=sample, committed_at=now
-        )
-
-    def _read_sample(self, commit: Commit) -> Sequence[Mapping[str, str]]:
-        """The sample in the footer of the first part, for parts that all existed before."""
-        names = [part.name for part in commit.manifest.parts if part.rows]
-        if not names or commit.publish:
-            return ()
-        return tuple(read_part_info(commit.folder, names[0]).sample)
+        return replace(commit.manifest, files=files, upstream=upstream, committed_at=now)
 
     def _require_unblocked(self, commit: Commit, manifest: Manifest) -> None:
         """Raise BlockedError if a blocking check of an upstream stage has failed."""

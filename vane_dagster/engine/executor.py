@@ -13,12 +13,10 @@ from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims, NoClaims
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.damaged_parts import fail_damaged
-from vane_dagster.engine.fragment_queue import FoundParts
 from vane_dagster.engine.preflight import Checked, PreflightFinding, check_all, refuse
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import WaveScheduler
 from vane_dagster.engine.slicing import DEFAULT_BATCH
-from vane_dagster.engine.tasks import WorkBuilder
 from vane_dagster.errors import StoreError
 from vane_dagster.events import (
     Event,
@@ -27,7 +25,6 @@ from vane_dagster.events import (
 )
 from vane_dagster.fingerprint.bundle import CodeBundle
 from vane_dagster.planning.plan import RunPlan
-from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.packages import distributions
 from vane_dagster.storage.shipped_files import (
@@ -62,7 +59,7 @@ def execute(
     checked, pools = None, {}
     try:
         if backend is not None:
-            checked = check_all(plan.pipeline, needed, _written_first(plan, needed), store, backend)
+            checked = check_all(plan, store, backend)
             refuse(checked.findings)
             for text in checked.notices:
                 emit(Noticed(text))
@@ -90,8 +87,8 @@ def _compute(
     cancelled: threading.Event,
     priority: int,
 ) -> None:
-    plan, store, capacity = state.plan, state.store, checked.capacity
-    look_up, waits = look_up_parts(state), Waits(state.emit)
+    plan, capacity = state.plan, checked.capacity
+    waits = Waits(state.emit)
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
     by_size = sorted(checked.servers.values(), key=lambda pool: pool.workers)
     servers = {pool.identity: pool for pool in by_size}  # of equal ones the largest
@@ -107,54 +104,20 @@ def _compute(
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
         lease = backend.lease(state.run_id, list(claimed.values()), cancelled, priority, waits)
         try:
-            given = (plan, store, state.parts, lease.id, state.run_id, state.faults_allowed)
-            work_builder = WorkBuilder(*given, state.floors)
             places = {False, *(pool.on_driver for pool in own.values())}
             object_bytes = min(capacity.of(place).object_bytes for place in places)
             budget = int(object_bytes * _BUDGET_SHARE)
-            wave = (state, tuple(stages), lease, own, work_builder, budget, cancelled)
-            WaveScheduler(*wave, look_up, used).run()
+            wave = (state, tuple(stages), lease, own, budget, cancelled)
+            WaveScheduler(*wave, used).run()
         finally:
             lease.release()
 
 
-def look_up_parts(state: RunState) -> Callable[[int, Sequence[str]], FoundParts]:
-    """Return a function that lists the parts of a partition unknown to the run, from any thread."""
-    store, pipeline = state.store, state.pipeline
-
-    def look_up(index: int, stages: Sequence[str]) -> FoundParts:
-        partition = state.plan.partitions[index]
-        found = {}
-        for stage in stages:
-            if partition.stages[stage].done:
-                continue
-            manifest = store.in_force(pipeline.name, stage, partition.key)
-            keys = partition.stages[stage].keys
-            condemned = store.condemned(pipeline.name, stage)
-            found[stage], _ = stored_parts(
-                store, pipeline, stage, partition.key, keys, manifest, condemned,
-                lambda text: state.emit(Noticed(text)), set(state.parts[index, stage]),
-            )  # fmt: skip
-        return found
-
-    return look_up
-
-
 def _merged(pools: Mapping[str, PoolSpec], readers: int) -> dict[str, PoolSpec]:
     """A wave's pools by identity, the largest of each, and the pool of I/O workers."""
-    claimed = {IO_WORKERS: PoolSpec(IO_WORKERS, "read and write", (1, max(1, readers)), threads=1)}
-    for pool in pools.values():
-        known = claimed.get(pool.identity)
-        if known is None or pool.workers > known.workers:
-            claimed[pool.identity] = pool
-    return claimed
-
-
-def _written_first(plan: RunPlan, stages: tuple[str, ...]) -> dict[str, str | None]:
-    """The first partition with missing parts, for each stage."""
-    return {
-        stage: next(p.key for p in plan.partitions if p.stages[stage].missing) for stage in stages
-    }
+    io = PoolSpec(IO_WORKERS, "read and write", (1, max(1, readers)), threads=1)
+    by_size = sorted(pools.values(), key=lambda pool: pool.workers)
+    return {pool.identity: pool for pool in (io, *by_size)}
 
 
 def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from vane_dagster.compute.waits import Waits, short
-from vane_dagster.compute.work_claims import ClaimAnswer, Claims, Group, claim_key
+from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
 from vane_dagster.engine.accounting import WaveProgress
-from vane_dagster.engine.fragment_state import FragmentState, fragment_state, to_compute
+from vane_dagster.engine.fragment_state import FragmentState, bytes_read, make_task_states
 from vane_dagster.engine.row_lookups import RowLookups
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import VaneError
@@ -22,10 +23,8 @@ from vane_dagster.worker.protocol import RowLookup
 
 FoundParts = Mapping[str, Mapping[int, Part]]
 """Parts of a partition, by stage and fragment index."""
-_FIRST_AHEAD = 4
+_MIN_AHEAD = 4
 _MAX_AHEAD = 64
-_QUICK_SECONDS = 0.5
-_SLOW_SECONDS = 2.0
 _RELEASE_SECONDS = 0.2
 _RETRY_SECONDS = 2.0
 _RETRY_IDLE_SECONDS = 0.5
@@ -70,12 +69,12 @@ class _ClaimResult:
 class FragmentQueue:
     """Queue of the fragments that a wave must compute.
 
-    A fragment's stages are claimed together or not at all, some fragments ahead of their
-    admission, on the queue's own thread. If another run computes a fragment, it is put back and
-    later ones are tried. It is requested again until that run has released it; then parts that
-    are now in the store are used as if the planner had found them, and the rest is computed. A
-    fragment that waits for another run thus holds neither memory nor claims. The same holds for the
-    fragments of a partition that waits for another one of this run; see `RowLookups`.
+    A fragment's stages are claimed together or not at all, on the queue's own thread, and as many
+    fragments ahead of their admission as are in progress. If another run computes a fragment, it is
+    put back and later ones are tried. It is requested again until that run has released it; then
+    parts that are now in the store are used as if the planner had found them, and the rest is
+    computed. A fragment that waits for another run thus holds neither memory nor claims. The same
+    holds for the fragments of a partition that waits for another one of this run; see `RowLookups`.
 
     Attributes:
         lookups: Where the rows of fragments are looked up.
@@ -85,14 +84,12 @@ class FragmentQueue:
         self,
         state: RunState,
         stages: Sequence[str],
-        claims: Claims,
-        look_up: Callable[[int, Sequence[str]], FoundParts],
         counts: WaveProgress,
         waits: Waits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state, self._stages, self._claims = state, tuple(stages), claims
-        self._look_up, self._counts, self._waits, self._clock = look_up, counts, waits, clock
+        self._state, self._stages, self._claims = state, tuple(stages), state.claims
+        self._counts, self._waits, self._clock = counts, waits, clock
         self._fresh = self._places()
         self._has_fresh = True
         self._ready: deque[FragmentState] = deque()
@@ -102,10 +99,10 @@ class FragmentQueue:
         self._mine: set[tuple[int, int]] = set()
         self._releases: list[bytes] = []
         self._listed_at: dict[int, float] = {}
-        self._ahead = _FIRST_AHEAD
-        self._asked_at = self._retried_at = self._fresh_at = 0.0
+        self._ahead = _MIN_AHEAD
+        self._asked_at = self._retried_at = 0.0
         self._asking: Future[_ClaimResult] | None = None
-        self._last_scope = (-1, "")
+        self._scope = functools.lru_cache(_MAX_AHEAD)(self._scope_of)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-claim")
         self.left = state.fragments_left(stages)
         """Upper bound of the fragments not yet handed out or found; some may be given up."""
@@ -168,12 +165,13 @@ class FragmentQueue:
             else:
                 self._take_granted(place, keys, answered.known)
 
-    def claim_ahead(self, idle: bool) -> None:
+    def claim_ahead(self, in_progress: int) -> None:
         """Claim fragments ahead and release finished ones, without waiting for the answer."""
         if self._asking is not None:
             return
-        now = self._clock()
-        places = self._next_fresh(now, idle) if len(self._ready) <= self._ahead // 2 else []
+        now, idle = self._clock(), not in_progress
+        self._ahead = min(_MAX_AHEAD, max(_MIN_AHEAD, in_progress))
+        places = self._next_fresh(idle) if len(self._ready) <= self._ahead // 2 else []
         if now - self._retried_at >= (_RETRY_IDLE_SECONDS if idle else _RETRY_SECONDS):
             self._retried_at = now
             places += list(self._blocked)[:_MAX_RETRIED]
@@ -189,25 +187,17 @@ class FragmentQueue:
 
     def report_waits(self, idle: bool) -> None:
         """Report the runs that are waited for, if nothing can be done before they end."""
-        if not (idle and self.is_waiting):
+        others_have_all = self._blocked and not (self._ready or self._has_fresh)
+        if not (idle and others_have_all):
             self._end_wait()
             return
-        ahead = Counter(self._blocked.values())
-        messages = [
-            f"{n} fragment{'s' * (n > 1)} that {short([run])} is computing"
-            for run, n in ahead.items()
-        ]
-        text = f"waiting for {', '.join(messages)}"
-        self._waits.begin("fragments", text, tuple(ahead), _REPORT_AFTER_SECONDS)
+        runs, n = sorted({*self._blocked.values()}), len(self._blocked)
+        text = f"waiting for {n:,} fragment{'s' * (n > 1)} of {short(runs)}"
+        self._waits.begin("fragments", text, runs, _REPORT_AFTER_SECONDS)
 
     def _end_wait(self) -> None:
         runs = short(self._waits.runs("fragments"))
         self._waits.end("fragments", f"no longer waiting for {runs}")
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether other runs compute all remaining fragments."""
-        return bool(self._blocked) and not (self._ready or self._has_fresh)
 
     def close(self) -> None:
         """Release all claims of the wave."""
@@ -233,22 +223,17 @@ class FragmentQueue:
             releases,
             {scope: now - self._listed_at.get(p, planned_at) for p, scope in scopes.items()},
         )
-        granted = {p.partition for (p, _), other in zip(asked, answer.held_by) if not other}
+        granted = [each for each, other in zip(asked, answer.held_by) if not other]
         listed_at = self._clock()
-        changed = {p for p in granted if scopes[p] in answer.changed}
+        changed = {p.partition for p, _ in granted if scopes[p.partition] in answer.changed}
         found = {p: self._parts(p) for p in changed}
-        wanted = {
-            (place.partition, stage)
-            for (place, keys), other in zip(asked, answer.held_by)
-            if not other
-            for stage in keys
-        }
+        wanted = {(place.partition, stage) for place, keys in granted for stage in keys}
         known = {each: lookup for each in wanted if (lookup := self.lookups.resolve(*each))}
         return _ClaimResult(asked, answer, listed_at, found, known)
 
     def _parts(self, partition: int) -> FoundParts:
         try:
-            return self._look_up(partition, self._stages)
+            return self._state.look_up(partition, self._stages)
         except VaneError as error:  # they are recomputed
             self._state.emit(Noticed(f"parts of another run could not be looked up: {error}"))
             return {}
@@ -262,13 +247,8 @@ class FragmentQueue:
                 order += 1
                 yield _Place(order, partition, index)
 
-    def _next_fresh(self, now: float, idle: bool) -> list[_Place]:
-        """The next fragments to claim: as many as are admitted in a second or two."""
-        if self._fresh_at and now - self._fresh_at < _QUICK_SECONDS:
-            self._ahead = min(_MAX_AHEAD, 2 * self._ahead)
-        elif self._fresh_at and now - self._fresh_at > _SLOW_SECONDS:
-            self._ahead = max(1, self._ahead // 2)
-        self._fresh_at = now
+    def _next_fresh(self, idle: bool) -> list[_Place]:
+        """The next fragments to claim."""
         places = self._released(idle)
         for place in self._fresh if len(places) < self._ahead else ():
             if not (specs := self._to_compute(place)):
@@ -305,7 +285,20 @@ class FragmentQueue:
         return [place for place in held[:most] if self._to_compute(place)]
 
     def _to_compute(self, place: _Place) -> list[StageSpec]:
-        return to_compute(self._state, self._stages, place.partition, place.index)
+        """The stages of the wave to compute for a fragment, upstream first.
+
+        Excludes stages that have a part and stages that were given up.
+        """
+        state, planned = self._state, self._state.plan.partitions[place.partition]
+        if (place.partition, place.index) in state.damaged:
+            return []
+        return [
+            state.pipeline[stage].spec
+            for stage in self._stages
+            if not planned.stages[stage].done
+            and place.index not in state.parts[place.partition, stage]
+            and (place.partition, stage) not in state.failed
+        ]
 
     def _take_found(self, partition: int, found: FoundParts) -> None:
         """Use parts that another run has written, except for fragments in progress here."""
@@ -329,22 +322,20 @@ class FragmentQueue:
         if not specs:
             self.left -= 1
             return
-        run = fragment_state(self._state, specs, place.order, place.partition, place.index)
+        fragment = self._state.plan.partitions[place.partition].fragments[place.index]
+        at = place.order, place.partition, place.index
+        run = FragmentState(*at, fragment, make_task_states(specs))
+        run.bytes_read = bytes_read(self._state.parts, place.partition, place.index, specs)
         run.claimed = {stage: key for stage, key in keys.items() if stage in needed}
-        for stage in needed:
-            if (lookup := known.get((place.partition, stage))) is not None:
-                run.known.setdefault(stage, lookup)
+        lookups = {stage: known.get((place.partition, stage)) for stage in needed}
+        run.known = {stage: lookup for stage, lookup in lookups.items() if lookup is not None}
         self._mine.add((place.partition, place.index))
         self._ready.append(run)
 
     # Names of claims
 
-    def _scope(self, partition: int) -> str:
-        last = self._last_scope  # read once: both threads call this
-        if last[0] != partition:
-            key = self._state.plan.partitions[partition].key
-            self._last_scope = last = (partition, self._state.claim_scope(key))
-        return last[1]
+    def _scope_of(self, partition: int) -> str:
+        return self._state.claim_scope(self._state.plan.partitions[partition].key)
 
     def _keys(self, place: _Place) -> dict[str, bytes]:
         """The names of the claims that a fragment needs, by stage; empty if it is done."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vane_dagster.engine.run_state import RunState
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -19,6 +18,21 @@ TaskKind = Literal["load", "slice", "gather", "whole"]
 """Kind of task: load a map's input, compute a slice, gather the output, or all at once."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """A table in shared memory.
+
+    Attributes:
+        table: The reference.
+        rows: Number of rows; of a map's input of those that are computed, the first ones.
+        bytes: Its size; 0 if it is counted elsewhere.
+    """
+
+    table: Any
+    rows: int
+    bytes: int = 0
+
+
 @dataclass
 class StageTaskState:
     """A stage of one fragment that is being computed.
@@ -29,18 +43,13 @@ class StageTaskState:
         readers: Downstream stages in the wave that still need its rows.
         started: Whether its work was queued.
         done: Whether its part is written.
-        table: Reference to its rows while a reader needs them.
-        table_rows: Rows of `table`.
-        given: For a map: reference to the input rows.
-        given_rows: Rows of `given` that are computed, the first ones.
+        table: Its rows while a reader needs them.
+        given: For a map: the input rows.
         known: For a map: where its rows are looked up.
         left: Unassigned `[start, stop)` row ranges, by share.
-        pieces: For a map: outputs of its slices, each with its rows, by first input row.
+        pieces: For a map: outputs of its slices, by first input row.
         slices_in_flight: Slices in flight.
         tally: For a map: counts of the rows of its slices.
-        given_bytes: For a map: bytes of `given`, if it was loaded for this map.
-        piece_bytes: Bytes of `pieces`.
-        table_bytes: Bytes of `table`.
     """
 
     spec: StageSpec
@@ -48,23 +57,18 @@ class StageTaskState:
     readers: int
     started: bool = False
     done: bool = False
-    table: Any = None
-    table_rows: int = 0
-    given: Any = None
-    given_rows: int = 0
+    table: Held | None = None
+    given: Held | None = None
     known: RowLookup | None = None
     left: list[tuple[int, int]] = field(default_factory=list)
-    pieces: dict[int, tuple[Any, int]] = field(default_factory=dict)
+    pieces: dict[int, Held] = field(default_factory=dict)
     slices_in_flight: int = 0
     tally: Tally = field(default_factory=Tally)
-    given_bytes: int = 0
-    piece_bytes: int = 0
-    table_bytes: int = 0
 
-    def give(self, table: Any, rows: int, shares: Sequence[int] = ()) -> None:
+    def give(self, given: Held, shares: Sequence[int] = ()) -> None:
         """Set a map's input."""
-        self.given, self.given_rows = table, rows
-        ends = shares or (rows,)
+        self.given = given
+        ends = shares or (given.rows,)
         self.left = list(zip((0, *ends), ends))
 
     def release(self) -> None:
@@ -93,9 +97,8 @@ class StageTaskState:
     @property
     def held(self) -> int:
         """Bytes in shared memory."""
-        given = self.given_bytes if self.given is not None else 0
-        pieces = self.piece_bytes if self.pieces else 0
-        return given + pieces + (self.table_bytes if self.table is not None else 0)
+        tables = (self.given, self.table, *self.pieces.values())
+        return sum(each.bytes for each in tables if each is not None)
 
 
 @dataclass
@@ -112,7 +115,10 @@ class FragmentState:
         bytes_read: Bytes of the parts that it reads first.
         peak: Maximum bytes of its tables at one time.
         known: Where rows are looked up, by stage, apart from the parts that this run has written.
+        unreadable: Names of damaged files in which no rows are looked up any more.
         claimed: The run's claims on it, by stage.
+        charge: Bytes of the memory budget that it is charged.
+        charged_as: Its kind when it was charged.
     """
 
     order: int
@@ -124,7 +130,15 @@ class FragmentState:
     bytes_read: int = 0
     peak: int = 0
     known: dict[str, RowLookup] = field(default_factory=dict)
+    unreadable: set[str] = field(default_factory=set)
     claimed: dict[str, bytes] = field(default_factory=dict)
+    charge: int = 0
+    charged_as: frozenset[tuple[str, bool]] = frozenset()
+
+    @property
+    def kind(self) -> frozenset[tuple[str, bool]]:
+        """Its stages, each with whether its rows are likely to be new."""
+        return frozenset((name, self.expects_new_rows(name)) for name in self.task_states)
 
     def is_arranged(self, spec: StageSpec) -> bool:
         """Whether a map's input is arranged before its rows are assigned to workers."""
@@ -134,21 +148,6 @@ class FragmentState:
         """Whether a map has no earlier results, so that all of its rows are likely to be new."""
         known = self.known.get(stage)
         return known is None or not known.sources()
-
-    def forget(self, stage: str, part: str) -> bool:
-        """Stop looking for a stage's rows in a part that cannot be read."""
-        known, looked_up = self.known.get(stage), self.task_states[stage].known
-        if known is None or looked_up is None:
-            return False
-        parts = [each for each, _ in looked_up.sources()]
-        if not any(part in each.files for each in parts):
-            return False
-        groups = [
-            replace(group, parts=tuple(p for p in group.parts if part not in p.files))
-            for group in known.groups
-        ]
-        self.known[stage] = replace(known, groups=tuple(groups))
-        return True
 
     @property
     def finished(self) -> bool:
@@ -176,17 +175,6 @@ class FragmentState:
         """Bytes of its tables in shared memory."""
         return sum(task_state.held for task_state in self.task_states.values())
 
-    def hold(self, stage: str, kind: TaskKind, table_bytes: int) -> None:
-        """Add the bytes of a returned table to those of the inputs."""
-        self.peak = max(self.peak, self.held + table_bytes)
-        task_state = self.task_states[stage]
-        if kind == "load":
-            task_state.given_bytes = table_bytes
-        elif kind == "slice":
-            task_state.piece_bytes += table_bytes
-        else:
-            task_state.table_bytes = table_bytes
-
     def read(self, stage: str) -> None:
         """Record that one reader no longer needs a stage's rows."""
         task_state = self.task_states[stage]
@@ -203,35 +191,6 @@ def make_task_states(specs: Sequence[StageSpec]) -> dict[str, StageTaskState]:
         spec.name: StageTaskState(spec, set(spec.upstream) & names, readers.count(spec.name))
         for spec in specs
     }
-
-
-def to_compute(
-    state: RunState, stages: Sequence[str], partition: int, index: int
-) -> list[StageSpec]:
-    """The stages of a wave to compute for a fragment, upstream first.
-
-    Excludes stages that have a part and stages that were given up.
-    """
-    if (partition, index) in state.damaged:
-        return []
-    planned = state.plan.partitions[partition]
-    return [
-        state.pipeline[stage].spec
-        for stage in stages
-        if not planned.stages[stage].done
-        and index not in state.parts[partition, stage]
-        and (partition, stage) not in state.failed
-    ]
-
-
-def fragment_state(
-    state: RunState, specs: Sequence[StageSpec], order: int, partition: int, index: int
-) -> FragmentState:
-    """Create the state of a fragment with missing parts."""
-    fragment = state.plan.partitions[partition].fragments[index]
-    run = FragmentState(order, partition, index, fragment, make_task_states(specs))
-    run.bytes_read = bytes_read(state.parts, partition, index, specs)
-    return run
 
 
 def input_id(pipeline: Pipeline, stage: str) -> str:

@@ -15,9 +15,9 @@ from vane_dagster.pipeline.contracts import TYPES
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import with_upstream
 from vane_dagster.planning.definition import inference_definition
-from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
+from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.planning.preview_plan import MAX_PARTITIONS, PreviewKey, previews, with_rows
+from vane_dagster.planning.preview_plan import MAX_PARTITIONS, previews, with_rows
 from vane_dagster.sources.base import Connect
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
@@ -57,7 +57,7 @@ class FirstRows:
 class SchemaInference:
     """Finds the schemas of stages: pinned ones in the store, others from their first rows.
 
-    What its previews compute is shared between them, and deleted at the end of the `with` block.
+    What its previews compute is deleted at the end of the `with` block.
 
     Attributes:
         store: The store.
@@ -65,6 +65,8 @@ class SchemaInference:
         run_id: The run, for the record.
         listen: Called with a `SchemaInferred` for each schema that was inferred, and if none are
             pinned, for each pinned one that was found.
+        selected: The selected stages.
+        partitions: The run's partitions.
         pins: Whether inferred schemas are pinned, and all else that the first run decides is kept.
         connect: Connects to the run's cluster; see `plan_run`.
     """
@@ -73,9 +75,10 @@ class SchemaInference:
     execute: Execute
     run_id: str
     listen: Callable[[SchemaInferred], None]
+    selected: Collection[str]
+    partitions: Sequence[str | None]
     pins: bool = True
     connect: Connect = lambda room: False
-    _kept: dict[PreviewKey, Part] = field(default_factory=dict)
     _executed: list[RunPlan] = field(default_factory=list)
 
     def __enter__(self) -> SchemaInference:
@@ -85,28 +88,23 @@ class SchemaInference:
         for plan in self._executed:
             delete_parts(plan, self.store)
 
-    def resolve(
-        self,
-        pipeline: Pipeline,
-        selected: Collection[str],
-        partitions: Sequence[str | None],
-    ) -> Pipeline:
+    def resolve(self, pipeline: Pipeline) -> Pipeline:
         """Return the pipeline with the schemas of all selected stages.
 
         Pinned schemas of other stages upstream count too, because pins depend on them: a stage has
         the same pin whether its upstream stages are selected with it or not.
         """
-        above = set[str]().union(*(with_upstream(pipeline, stage) for stage in selected))
+        above = set[str]().union(*(with_upstream(pipeline, stage) for stage in self.selected))
         for stage in list(pipeline):
             if stage.name not in above or not stage.spec.is_inferred:
                 continue
-            if stage.name not in selected:
+            if stage.name not in self.selected:
                 pipeline = _with_pin(pipeline, stage.name, self.store)
                 continue
             definition = inference_definition(pipeline, stage.name)
             place = (self.store, pipeline.name, stage.name, definition)
             known = read_pin(*place)
-            pin = known or self._infer(pipeline, stage.name, selected, partitions)
+            pin = known or self._infer(pipeline, stage.name)
             if known is None and self.pins:
                 pin = keep_pin(*place, pin)
             pipeline = pipeline._with_schema(stage.name, pin.schema)
@@ -114,25 +112,17 @@ class SchemaInference:
                 self.listen(SchemaInferred(stage.name, pipeline._schema_code(stage.name), pin.rows))
         return pipeline
 
-    def first_rows(
-        self,
-        pipeline: Pipeline,
-        stage: str,
-        selected: Collection[str],
-        partitions: Sequence[str | None],
-        rows: int,
-    ) -> FirstRows | None:
+    def first_rows(self, pipeline: Pipeline, stage: str, rows: int) -> FirstRows | None:
         """Compute the first rows of a stage."""
         found: FirstRows | None = None
         made: dict[tuple[str | None, str], Part] = {}
-        planned = self._planned(pipeline, stage, selected, partitions)
-        plans = previews(planned, stage, rows, self._kept)
+        planned = self._planned(pipeline, stage)
+        plans = previews(planned, stage, rows)
         plan = next(plans, None)
         while plan is not None:
             self._executed.append(plan)
             parts = self.execute(plan)
             (partition,) = plan.partitions
-            self._keep(partition, stage, parts)
             for fragment, part in zip(partition.fragments, parts[stage]):
                 made[partition.key, fragment.identity] = part  # in place of that of fewer rows
             given = partition.schemas[pipeline[stage].spec.upstream[0]]
@@ -144,28 +134,11 @@ class SchemaInference:
                 break
         return found
 
-    def _keep(
-        self, partition: PartitionPlan, stage: str, parts: Mapping[str, Sequence[Part]]
-    ) -> None:
-        """Keep the parts that were computed upstream of a stage for other previews."""
-        for name, plan in partition.stages.items():
-            if name != stage and plan.missing:
-                made = zip(partition.fragments, partition.preview, parts[name])
-                for fragment, rows, part in made:
-                    key = PreviewKey(name, partition.key, fragment.identity, rows)
-                    self._kept[key] = part
-
-    def _infer(
-        self,
-        pipeline: Pipeline,
-        stage: str,
-        selected: Collection[str],
-        partitions: Sequence[str | None],
-    ) -> SchemaPin:
+    def _infer(self, pipeline: Pipeline, stage: str) -> SchemaPin:
         spec, location = pipeline[stage].spec, f"stage '{pipeline.name}/{stage}'"
         assert spec.runs_udf
         probing = pipeline._with_spec(spec.probe())
-        found = self.first_rows(probing, stage, selected, partitions, INFERRED_ROWS)
+        found = self.first_rows(probing, stage, INFERRED_ROWS)
         if found is None or not found.rows:
             why = "there is no input row"
             if found is not None and found.rows_in:
@@ -182,18 +155,12 @@ class SchemaInference:
         schema = spec.inferred_schema(pipeline, types, found.given, found.rows_in)
         return SchemaPin(schema, found.rows_in, self.run_id, time.time())
 
-    def _planned(
-        self,
-        pipeline: Pipeline,
-        stage: str,
-        selected: Collection[str],
-        partitions: Sequence[str | None],
-    ) -> RunPlan:
+    def _planned(self, pipeline: Pipeline, stage: str) -> RunPlan:
         """Plan the stage and selected stages upstream, in the first partitions with rows."""
-        wanted = {*with_upstream(pipeline, stage).intersection(selected), stage}
+        wanted = {*with_upstream(pipeline, stage).intersection(self.selected), stage}
         found: RunPlan | None = None
-        for start in range(0, len(partitions), MAX_PARTITIONS):
-            chunk = partitions[start : start + MAX_PARTITIONS]
+        for start in range(0, len(self.partitions), MAX_PARTITIONS):
+            chunk = self.partitions[start : start + MAX_PARTITIONS]
             planned = plan_run(
                 pipeline,
                 wanted,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vane_dagster.engine.fragment_state import FragmentState, TaskKind
+from vane_dagster.engine.fragment_state import FragmentState
 
 _MIN_EXPANSION = 3.0
 _UNKNOWN_EXPANSION = 32.0
 _MIN_SOURCE_BYTES = 1 << 20
-
-_Stages = frozenset[tuple[str, bool]]
 
 
 class MemoryBudget:
@@ -23,6 +21,9 @@ class MemoryBudget:
 
     Fragments admitted in error are held back: if memory is too short for all to grow, only the
     oldest continue, and the first always does.
+
+    Attributes:
+        runs: The fragments in progress, by their order.
     """
 
     def __init__(self, limit: int, fragments: int) -> None:
@@ -30,70 +31,58 @@ class MemoryBudget:
         self._limit = limit
         self._most = fragments
         self._expansion = _MIN_EXPANSION
-        self._runs: dict[int, FragmentState] = {}
-        self._stages: dict[int, _Stages] = {}
-        self._known: set[_Stages] = set()
-        self._charges: dict[int, int] = {}
+        self.runs: dict[int, FragmentState] = {}
+        self._known: set[frozenset[tuple[str, bool]]] = set()
         self._charged = 0
 
     def has_room_for(self, run: FragmentState) -> bool:
         """Whether there is room for a fragment."""
-        if not self._runs:
+        if not self.runs:
             return True
-        wanted = self._charged + self._charge(run, _stages(run))
-        return len(self._runs) < self._most and wanted <= self._limit
+        wanted = self._charged + self._charge(run, run.kind)
+        return len(self.runs) < self._most and wanted <= self._limit
 
     def charge(self, run: FragmentState) -> None:
         """Charge a new fragment."""
-        self._runs[run.order] = run
-        self._stages[run.order] = _stages(run)
+        self.runs[run.order] = run
+        run.charged_as = run.kind
         self._recharge([run])
 
-    def record_table(
-        self, run: FragmentState, stage: str, kind: TaskKind, table_bytes: int
-    ) -> None:
-        """Record a returned table; update the expansion from the bytes that the fragment holds."""
-        run.hold(stage, kind, table_bytes)
+    def record_table(self, run: FragmentState, table_bytes: int) -> None:
+        """Update the expansion from the bytes that a fragment holds, and those of a new table."""
+        run.peak = max(run.peak, run.held + table_bytes)
         if (measured := run.peak / _source(run)) > self._expansion:
             self._expansion = measured
-            self._recharge(self._runs.values())
+            self._recharge(self.runs.values())
 
     def may_continue(self, run: FragmentState) -> bool:
         """Whether a fragment in progress may continue: it and earlier ones have room to grow."""
-        if self._charged <= self._limit or run.order <= min(self._runs):
+        if self._charged <= self._limit or run.order <= min(self.runs):
             return True
-        held = {order: under_way.held for order, under_way in self._runs.items()}
-        growth = sum(
-            max(0, self._charges[order] - held[order]) for order in held if order <= run.order
-        )
-        return sum(held.values()) + growth <= self._limit
+        held = sum(each.held for each in self.runs.values())
+        older = [each for order, each in self.runs.items() if order <= run.order]
+        return held + sum(max(0, each.charge - each.held) for each in older) <= self._limit
 
     def release(self, run: FragmentState) -> None:
         """Release a fragment's bytes."""
-        if self._runs.pop(run.order, None) is None:
+        if self.runs.pop(run.order, None) is None:
             return
-        self._charged -= self._charges.pop(run.order)
-        del self._stages[run.order]
-        if (stages := _stages(run)) not in self._known:
-            self._known.add(stages)
-            self._recharge(self._runs.values())
+        self._charged -= run.charge
+        if run.kind not in self._known:
+            self._known.add(run.kind)
+            self._recharge(self.runs.values())
 
     def _recharge(self, runs: Iterable[FragmentState]) -> None:
         for run in runs:
-            charge = self._charge(run, self._stages[run.order])
-            self._charged += charge - self._charges.get(run.order, 0)
-            self._charges[run.order] = charge
+            charge = self._charge(run, run.charged_as)
+            self._charged += charge - run.charge
+            run.charge = charge
 
-    def _charge(self, run: FragmentState, stages: _Stages) -> int:
-        is_known = any(stages <= known for known in self._known)
+    def _charge(self, run: FragmentState, kind: frozenset[tuple[str, bool]]) -> int:
+        is_known = any(kind <= known for known in self._known)
         expansion = self._expansion if is_known else max(self._expansion, _UNKNOWN_EXPANSION)
         return int(_source(run) * expansion)
 
 
 def _source(run: FragmentState) -> int:
     return max(run.fragment.bytes, run.bytes_read, _MIN_SOURCE_BYTES)
-
-
-def _stages(run: FragmentState) -> _Stages:
-    """The stages of a fragment, each with whether its rows are likely to be new."""
-    return frozenset((name, run.expects_new_rows(name)) for name in run.task_states)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from vane_dagster.events import PoolLoads, ServerReplica, ServerUse
@@ -20,28 +21,22 @@ class PoolUsage:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loads: dict[str, PoolLoads] = {}
-        self._restarts: dict[str, int] = {}
-        self._names: dict[str, str] = {}
-        self._replicas: dict[str, Mapping[str, ServerStatus]] = {}
+        self._restarts = Counter[str]()
+        self._replicas: dict[str, list[ServerReplica]] = {}
 
     def worker_ready(self, pool: str, report: LoadReport) -> None:
         """Count a ready worker."""
         with self._lock:
             self._loads.setdefault(pool, PoolLoads()).add(report)
 
-    def server_changed(self, server: PoolSpec, replicas: Mapping[str, ServerStatus]) -> None:
-        """Record the state of a server, and count restarts of replicas that were known before."""
+    def server_changed(
+        self, server: PoolSpec, replicas: Mapping[str, ServerStatus], restarts: int
+    ) -> None:
+        """Record the state of a server, and count restarts."""
+        shown = [_replica(server.server, status) for _, status in sorted(replicas.items())]
         with self._lock:
-            known = self._replicas.get(server.identity, {})
-            restarts = sum(
-                max(0, status.restarts - known[worker].restarts)
-                for worker, status in replicas.items()
-                if worker in known
-            )
-            total = self._restarts.get(server.identity, 0) + restarts
-            self._restarts[server.identity] = total
-            self._names[server.identity] = server.server
-            self._replicas[server.identity] = replicas
+            self._restarts[server.identity] += restarts
+            self._replicas[server.identity] = shown
 
     def take_loads(self, pool: str) -> PoolLoads:
         """Return the loads of a pool that were not returned before."""
@@ -57,11 +52,7 @@ class PoolUsage:
                 start_seconds=sum(use.load_seconds for use in loads),
                 warm_hits=sum(use.warm for use in loads),
                 restarts=sum(self._restarts.pop(server, 0) for server in servers),
-                replicas=tuple(
-                    _replica(self._names[server], status)
-                    for server in servers
-                    for _, status in sorted(self._replicas.get(server, {}).items())
-                ),
+                replicas=tuple(each for s in servers for each in self._replicas.get(s, ())),
             )
 
 

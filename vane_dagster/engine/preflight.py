@@ -23,6 +23,7 @@ from vane_dagster.fingerprint.code import CodeIdentity
 from vane_dagster.fingerprint.loaded_models import advice, loaded_models
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.servers import ModelServer
+from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, Location
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.pools import PoolSpec
@@ -41,13 +42,11 @@ class PreflightFinding:
         location: The stage, folder or node that it concerns.
         problem: The expected against the actual state.
         fix: The fix; empty if `problem` includes it.
-        place: The folder that it concerns, which avoids duplicate reports.
     """
 
     location: str
     problem: str
     fix: str = ""
-    place: str = ""
 
     def __str__(self) -> str:
         message = f"{self.location}: {self.problem}" if self.location else self.problem
@@ -75,34 +74,27 @@ class Checked:
     servers: Mapping[ModelServer, PoolSpec] = field(default_factory=dict)
 
 
-def check_all(
-    pipeline: Pipeline,
-    stages: Sequence[str],
-    partitions: Mapping[str, str | None],
-    store: Store,
-    backend: Backend | None,
-) -> Checked:
-    """Collect all problems that prevent computing some stages.
+def check_all(plan: RunPlan, store: Store, backend: Backend) -> Checked:
+    """Collect all problems that prevent computing what a plan lacks.
 
     Leases and loads nothing, and leaves no files behind.
     """
+    pipeline, stages = plan.pipeline, plan.needed()
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         written = [
             threads.submit(_not_writable, location, write_target)
-            for location, write_target in _written(pipeline, stages, partitions, store)
+            for location, write_target in _written(plan, stages, store)
         ]
         code, identities, findings = packed(pipeline, stages)
-        capacity = Capacity((), 0)
-        if backend is not None:
-            capacity = backend.capacity()
-            findings += misplaced(pipeline, stages, capacity)
-            findings += too_large(pipeline, stages, capacity)
+        capacity = backend.capacity()
+        findings += misplaced(pipeline, stages, capacity)
+        findings += too_large(pipeline, stages, capacity)
         servers, more = _servers(pipeline, stages, capacity, store)
         findings += more
         for asked in written:
             findings += asked.result()
-    variables = backend.variables() if backend else None
-    findings += missing_keys(pipeline, stages, capacity, variables) if backend else []
+    variables = backend.variables()
+    findings += missing_keys(pipeline, stages, capacity, variables)
     others = other_variables(pipeline, identities, variables)
     notices = (*models_on_import(pipeline, stages), *others)
     return Checked(capacity, code, identities, tuple(findings), notices, servers)
@@ -238,21 +230,17 @@ def missing_keys(
         variable = spec.key_variable if spec.runs_udf else None
         if not spec.runs_udf or variable is None:
             continue
-        is_set = bool(os.environ.get(variable))
-        if spec.on_driver or not capacity.is_cluster:
-            where, fix, is_missing = "here", "Set it where the run is launched", not is_set
-        else:
-            where = "in the workers" if is_set else "here or in the workers"
-            fix = "Set it where the run is launched, and name" if not is_set else "Name"
-            fix += f" it in vd.Workers(env_vars=[{variable!r}])"
-            is_sent = is_set and variable in spec.workers._env_vars
-            is_missing = not is_sent and known is not None and not known.holds(variable)
-        if is_missing:
+        fix, reaches = "Set it where the run is launched", bool(os.environ.get(variable))
+        if capacity.is_cluster and not spec.on_driver:
+            fix += f", and name it in vd.Workers(env_vars=[{variable!r}])"
+            is_sent = reaches and variable in spec.workers._env_vars
+            reaches = is_sent or known is None or known.holds(variable)
+        if not reaches:
             findings.append(
                 PreflightFinding(
                     f"stage '{pipeline.name}/{stage}'",
                     f"{spec.udf.name} needs a key in the environment variable {variable!r}, which "
-                    f"is not set {where}",
+                    "its workers do not have",
                     fix,
                 )
             )
@@ -282,18 +270,13 @@ def too_large(
     return findings
 
 
-def _written(
-    pipeline: Pipeline,
-    stages: Sequence[str],
-    partitions: Mapping[str, str | None],
-    store: Store,
-) -> list[tuple[str, Location]]:
+def _written(plan: RunPlan, stages: Sequence[str], store: Store) -> list[tuple[str, Location]]:
     """The folders that a run writes to: the store's, and one target of each `write` stage."""
+    pipeline = plan.pipeline
     found = [(f"store of pipeline {pipeline.name!r}", store.root.child(pipeline.name))]
     for stage in stages:
-        if stage not in partitions:
-            continue
-        if publisher := pipeline[stage].spec.publisher(partitions[stage]):
+        key = next(each.key for each in plan.partitions if each.stages[stage].missing)
+        if publisher := pipeline[stage].spec.publisher(key):
             label = f"target of stage '{pipeline.name}/{stage}'"
             found += [(label, folder) for folder in publisher.written]
     return found
@@ -311,9 +294,9 @@ def _not_writable(location: str, write_target: Location) -> list[PreflightFindin
     except OSError as error:
         fix = "Check the path, its permissions, and that there is room"
         message = f"{write_target.url!r} cannot be written: {_brief(error)}"
-        return [PreflightFinding(location, message, fix, write_target.url)]
+        return [PreflightFinding(location, message, fix)]
     except StoreError as error:
-        return [PreflightFinding(location, str(error), place=write_target.url)]
+        return [PreflightFinding(location, str(error))]
     return []
 
 

@@ -6,10 +6,9 @@ in the manifests in force of its partition and of the preceding ones.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 
 from vane_dagster.engine.fragment_state import FragmentState, input_id
@@ -32,18 +31,6 @@ _GROUP_ROWS = 4_000_000
 """Rows of an index at most, unless one part has more: about 300 MB while it is built."""
 
 
-@dataclass
-class _Counts:
-    """Rows that were looked up, and those of them that were found in other partitions."""
-
-    rows: int = 0
-    found: int = 0
-
-    def add(self, rows: int, found: int) -> None:
-        self.rows += rows
-        self.found += found
-
-
 class RowLookups:
     """Finds the parts with the rows that a stage may copy, when a fragment is about to begin.
 
@@ -60,9 +47,10 @@ class RowLookups:
         self._indexes = {p.key: index for index, p in enumerate(state.plan.partitions)}
         self._stored_partitions: dict[str, list[tuple[str, ManifestName]]] = {}
         self._lookups: dict[tuple[int, str], RowLookup] = {}
-        self._preceding: dict[tuple[str | None, int], Sequence[str]] = {}
-        self._counted: dict[str, dict[int, _Counts]] = defaultdict(lambda: defaultdict(_Counts))
-        self._completed: dict[str, _Counts] = defaultdict(_Counts)
+        self._before = cache(lambda key, n: list(islice(state.partition_order.before(key), n)))
+        # Rows that were looked up, and those found in other partitions; by stage.
+        self._counted = defaultdict[str, dict[int, Counter[str]]](lambda: defaultdict(Counter))
+        self._completed: dict[str, Counter[str]] = defaultdict(Counter)
 
     def resolve(self, partition: int, stage: str) -> RowLookup | None:
         """Return where the rows of a stage are looked up besides the parts of this run.
@@ -94,7 +82,8 @@ class RowLookups:
         """Count a fragment's rows, and how many of them were found in other partitions."""
         known = run.known.get(stage)
         if known is not None and any(not group.is_own for group in known.groups):
-            self._counted[stage][run.partition].add(report.rows_out, report.found_elsewhere)
+            counts = self._counted[stage][run.partition]
+            counts.update(rows=report.rows_out, found=report.found_elsewhere)
 
     def _definition(self, partition: int, stage: str) -> str:
         return self._plan.partitions[partition].stages[stage].row_definition
@@ -103,9 +92,8 @@ class RowLookups:
         """Whether enough rows were found elsewhere, in the partitions that are computed."""
         counted, completed = self._counted[stage], self._completed[stage]
         for index in [index for index in counted if not self._is_pending(index, stage)]:
-            counts = counted.pop(index)
-            completed.add(counts.rows, counts.found)
-        return completed.found >= _MIN_FOUND * completed.rows
+            completed.update(counted.pop(index))
+        return completed["found"] >= _MIN_FOUND * completed["rows"]
 
     def _is_pending(self, index: int, stage: str) -> bool:
         """Whether a partition of this run will have parts that it does not have yet."""
@@ -121,12 +109,7 @@ class RowLookups:
         spec, key = self._state.pipeline[stage].spec, self._plan.partitions[partition].key
         if not spec.runs_udf or not spec.reuse.partitions or self._plan.forced or key is None:
             return ()
-        place = (key, spec.reuse.partitions)
-        if place not in self._preceding:
-            self._preceding[place] = list(
-                islice(self._state.partition_order.before(key), spec.reuse.partitions)
-            )
-        return self._preceding[place]
+        return self._before(key, spec.reuse.partitions)
 
     def _preceding_here(self, partition: int, stage: str) -> Iterator[int]:
         for key in self._keys(partition, stage):

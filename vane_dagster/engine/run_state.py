@@ -21,6 +21,7 @@ from vane_dagster.events import (
     Committed,
     Event,
     Failed,
+    Noticed,
     Recomputed,
     StageStats,
     Unchanged,
@@ -28,6 +29,7 @@ from vane_dagster.events import (
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
+from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.parquet import PARQUET
 from vane_dagster.storage.filesystem import protocol_of
@@ -148,6 +150,19 @@ class RunState:
             part = replace(part, info=replace(part.info, sample=()))
         self.parts[index, stage][fragment] = part
 
+    def look_up(self, index: int, stages: Sequence[str]) -> dict[str, dict[int, Part]]:
+        """List the parts of a partition that the run does not know, by stage, from any thread."""
+        partition, found = self.plan.partitions[index], {}
+        for stage in (s for s in stages if not partition.stages[s].done):
+            manifest = self.store.in_force(self.pipeline.name, stage, partition.key)
+            condemned = self.store.condemned(self.pipeline.name, stage)
+            found[stage], _ = stored_parts(
+                self.store, self.pipeline, stage, partition.key, partition.stages[stage].keys,
+                manifest, condemned, lambda text: self.emit(Noticed(text)),
+                set(self.parts[index, stage]),
+            )  # fmt: skip
+        return found
+
     def fail(self, index: int, stage: str, error: VaneError) -> set[str]:
         """Give up a stage of a partition and the selected stages downstream."""
         lost = {stage}
@@ -161,14 +176,6 @@ class RunState:
                 self.emit(Failed(name, key, error, None if name == stage else stage))
         self._commit_complete(index + 1)  # which may have waited for this
         return lost
-
-    def missing(self, stage: str) -> list[tuple[int, list[int]]]:
-        """The fragments without a part of a stage, by partition."""
-        return [
-            (index, [i for i in range(len(p.fragments)) if i not in self.parts[index, stage]])
-            for index, p in enumerate(self.plan.partitions)
-            if not p.stages[stage].done
-        ]
 
     def unfinished(self, index: int) -> list[str]:
         """The stages of a partition that are neither committed, queued for commit, nor failed."""
@@ -189,21 +196,12 @@ class RunState:
         partition = self.plan.partitions[index]
         if partition.is_sample:
             return sum(map(len, partition.sample.values())) or partition.source_rows
-        if self._is_below_fan_out(stage):
+        if len(self.pipeline._keys_of(self.pipeline[stage].spec.base_node(self.pipeline))) > 1:
             return sys.maxsize
         checks = findings_of(self.pipeline._checks_of(stage))
         limits = [check for check in checks if isinstance(check, ErrorRate)]
         rows = partition.source_rows
         return limits[0].allowed(rows) if limits else rows
-
-    def _is_below_fan_out(self, stage: str) -> bool:
-        node = self.pipeline[stage].spec.base_node(self.pipeline)
-        while node != SOURCE:
-            spec = self.pipeline[node].spec
-            if spec.makes_rows:
-                return True
-            node = spec.base_node(self.pipeline)
-        return False
 
     def faults_allowed(self, index: int, stage: str) -> int:
         """Rows that may still fail: `max_faults` minus those that have failed."""

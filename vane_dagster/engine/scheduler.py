@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vane_dagster.compute.api import (
@@ -16,17 +17,18 @@ from vane_dagster.compute.api import (
     lease_expired,
 )
 from vane_dagster.compute.waits import Waits
-from vane_dagster.engine.accounting import PartVerifier, WaveProgress
-from vane_dagster.engine.damaged_parts import remove_copied, remove_damaged
-from vane_dagster.engine.fragment_queue import FoundParts, FragmentQueue
-from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
+from vane_dagster.engine.accounting import WaveProgress, count_error, fault_limit_error
+from vane_dagster.engine.damaged_parts import remove_damaged
+from vane_dagster.engine.fragment_queue import FragmentQueue
+from vane_dagster.engine.fragment_state import FragmentState, Held, TaskKind
 from vane_dagster.engine.memory_budget import MemoryBudget
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.slicing import SliceSizer
-from vane_dagster.engine.tasks import InFlightTask, Task, TaskBuilder, WorkBuilder
+from vane_dagster.engine.tasks import InFlightTask, Task, WorkBuilder
 from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue
-from vane_dagster.errors import ClusterLostError, ComputeError, VaneError
+from vane_dagster.errors import ClusterLostError, ComputeError, StoreError, VaneError, names
 from vane_dagster.events import Noticed, Printed
+from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.retries import (
     MAX_CONSECUTIVE_FAILURES,
@@ -37,6 +39,7 @@ from vane_dagster.retries import (
     loss_after,
 )
 from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Fault, LoadReport, WorkReport
 
 _TICK_SECONDS = 0.5
@@ -54,22 +57,18 @@ class WaveScheduler:
         stages: tuple[str, ...],
         lease: Lease,
         pools: Mapping[str, PoolSpec],
-        work_builder: WorkBuilder,
         budget_bytes: int,
         cancelled: threading.Event,
-        look_up: Callable[[int, Sequence[str]], FoundParts],
         servers: Mapping[str, PoolSpec] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create the scheduler, and start loading the leased workers."""
         self._state, self._stages, self._lease = state, stages, lease
-        self._pools, self._work_builder, self._cancelled = pools, work_builder, cancelled
+        self._pools, self._cancelled = pools, cancelled
         self._in_flight: dict[int, InFlightTask] = {}
-        self._active: dict[int, FragmentState] = {}
         self._lost_calls = LostCalls()
         self._executing: dict[Worker, set[int]] = {}
         self._clock = clock
-        self._checker = PartVerifier(state, work_builder)
         self._slice_sizer = SliceSizer(pools)
         self._failure_streaks = FailureStreaks()
         self._worker_group = WorkerGroup(
@@ -82,13 +81,14 @@ class WaveScheduler:
             servers,
             state.usage.server_changed,
         )
-        self._task_builder = TaskBuilder(work_builder, self._slice_sizer, self._workers)
+        self._builder = WorkBuilder(state, lease.id, self._slice_sizer, self._workers)
         self._counts = WaveProgress(state, stages, clock)
         self._budget = MemoryBudget(
             budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._worker_group.size)
         )
+        self._active = self._budget.runs
         self._fragments = FragmentQueue(
-            state, stages, state.claims, look_up, self._counts, Waits(state.emit, clock), clock
+            state, stages, self._counts, Waits(state.emit, clock), clock
         )
 
     def run(self) -> None:
@@ -104,23 +104,11 @@ class WaveScheduler:
                     self._handle_done(done)
                 self._report_progress()
         except ClusterLostError as error:
-            raise ClusterLostError(f"{self._running()}: {error}") from error
+            stages = names(f"{self._state.pipeline.name}/{stage}" for stage in self._stages)
+            raise ClusterLostError(f"stages {stages}: {error}") from error
         finally:
             self._fragments.close()
         self._counts.emit_progress(last=True)
-
-    def _running(self) -> str:
-        """The stages in progress, each with one of its partitions."""
-        items = [in_flight.task for in_flight in self._in_flight.values()]
-        stages = {task.stage: task.run.partition for task in items}
-        for run in self._active.values() if not stages else ():
-            stages |= dict.fromkeys(run.task_states, run.partition)
-        running = []
-        for stage, index in stages.items():
-            key = self._state.plan.partitions[index].key
-            where = "" if key is None else f", partition {key!r}"
-            running.append(f"stage '{self._state.pipeline.name}/{stage}'{where}")
-        return "; ".join(running) or f"pipeline {self._state.pipeline.name!r}"
 
     # Fragments
 
@@ -132,10 +120,9 @@ class WaveScheduler:
                 break
             self._fragments.pop()
             self._budget.charge(run)
-            self._active[run.order] = run
             self._start_ready(run)
             self._fragments.drop_given_up()
-        self._fragments.claim_ahead(idle=not self._active)
+        self._fragments.claim_ahead(len(self._active))
 
     def _start_ready(self, run: FragmentState) -> None:
         for stage, task_state in run.task_states.items():
@@ -144,8 +131,8 @@ class WaveScheduler:
             task_state.started = True
             if stage not in self._pools or self._should_run_whole(run, stage):
                 self._queue(run, stage, "whole")
-            elif (above := self._upstream_in_memory(run, task_state)) is not None:
-                self._set_input(run, stage, above.table, above.table_rows)
+            elif above := self._upstream_in_memory(run, task_state.spec):
+                self._set_input(run, stage, replace(above, bytes=0))
             else:
                 self._queue(run, stage, "load")
 
@@ -161,15 +148,10 @@ class WaveScheduler:
             return False
         return is_learning({stage for run in self._active.values() for stage in run.task_states})
 
-    def _upstream_in_memory(
-        self, run: FragmentState, task_state: StageTaskState
-    ) -> StageTaskState | None:
-        """The upstream stage, if a map's workers can read its rows from memory in their order."""
-        return (
-            run.task_states.get(task_state.spec.upstream[0])
-            if not run.is_arranged(task_state.spec)
-            else None
-        )
+    def _upstream_in_memory(self, run: FragmentState, spec: StageSpec) -> Held | None:
+        """The upstream rows, if a map's workers can read them from memory in their order."""
+        above = run.task_states.get(spec.upstream[0])
+        return above.table if above and not run.is_arranged(spec) else None
 
     def _workers(self, stage: str) -> int:
         return self._worker_group.worker_queue(stage, True).size
@@ -181,14 +163,11 @@ class WaveScheduler:
         return self._slice_sizer.should_run_whole(stage, rows, self._fragments.left, workers)
 
     def _set_input(
-        self, run: FragmentState, stage: str, table: Any, rows: int, shares: Sequence[int] = ()
+        self, run: FragmentState, stage: str, given: Held, shares: Sequence[int] = ()
     ) -> None:
-        run.task_states[stage].give(table, rows, shares)
-        self._counts.set_input_rows(run, stage, rows)
-        if rows:
-            self._queue(run, stage, "slice")
-        else:
-            self._queue(run, stage, "gather")
+        run.task_states[stage].give(given, shares)
+        self._counts.set_input_rows(run, stage, given.rows)
+        self._queue(run, stage, "slice" if given.rows else "gather")
 
     def _queue(
         self, run: FragmentState, stage: str, kind: TaskKind, retry: RetriedRows | None = None
@@ -214,12 +193,12 @@ class WaveScheduler:
 
     def _assign(self, worker_queue: WorkerQueue, task: Task, worker: Worker) -> None:
         last = self._fragments.is_last
-        work, tables, start, rows = self._task_builder.take_next(task, worker_queue, worker, last)
+        work, tables, start, rows = self._builder.take_next(task, worker_queue, worker, last)
         self._counts.begin(task.run, task.stage)
         worker_queue.begin(worker, rows, task.exclusive)
         began = self._clock()  # before the worker's own clock, which ends a call at timeout_s
         ticket = self._lease.run(worker, work, tables)
-        self._in_flight[ticket] = InFlightTask(worker, task, start, rows, began)
+        self._in_flight[ticket] = InFlightTask(worker, task, work, start, rows, began)
 
     # Completed calls
 
@@ -251,13 +230,10 @@ class WaveScheduler:
         for run in list(self._active.values()):
             self._start_ready(run)
 
-    def _printed(self, stages: Sequence[str], text: str) -> None:
-        if text:
-            self._state.emit(Printed(", ".join(stages) or IO_WORKERS, text))
-
     def _answered(self, in_flight: InFlightTask, report: WorkReport, done: CallResult) -> None:
         task = in_flight.task
-        self._printed([task.stage], report.output)
+        if report.output:
+            self._state.emit(Printed(task.stage, report.output))
         if report.cancelled:
             raise lease_expired(self._lease.id)
         worker = in_flight.worker
@@ -273,29 +249,29 @@ class WaveScheduler:
         if report.fault:
             self._refused(task, report.fault)
             return
-        run, task_state = task.run, task.run.task_states[task.stage]
+        run, task_state = task.run, task.state
         if calls:
             self._lost_calls.answered(task.stage)
-        self._budget.record_table(run, task.stage, task.kind, report.bytes_out)
+        self._budget.record_table(run, report.bytes_out)
         is_measured = self._counts.add(run, task.stage, task.kind, report)
         if is_measured and (task.kind != "gather" or self._slice_sizer.is_learning([task.stage])):
             computed = 0 if task.kind == "gather" else report.tally.rows_in  # else copies alone
             self._slice_sizer.learn(task.stage, report.seconds, computed)
-            if error := self._checker.fault_limit_error(run, task.stage, report):
+            where = in_flight.work.location
+            if error := fault_limit_error(self._state, run, task.stage, report, where):
                 self._fail(run.partition, task.stage, error)
                 return
             if report.faults:
-                where, running = (
-                    self._work_builder.location(run, task.stage),
-                    "; ".join(report.faults),
-                )
-                self._state.emit(Noticed(f"{where}: some rows failed: {running}"))
+                failed = "; ".join(report.faults)
+                self._state.emit(Noticed(f"{where}: some rows failed: {failed}"))
         if task.kind == "load":
             self._fragments.lookups.record(run, task.stage, report)
             shares = report.shares or (report.rows_out,)
-            self._set_input(run, task.stage, done.table, shares[-1], shares)
+            given = Held(done.table, shares[-1], report.bytes_out)
+            self._set_input(run, task.stage, given, shares)
         elif task.kind == "slice":
-            task_state.pieces[in_flight.start] = (done.table, report.rows_out)
+            piece = Held(done.table, report.rows_out, report.bytes_out)
+            task_state.pieces[in_flight.start] = piece
             task_state.tally += report.done_by(in_flight.worker.name)
             task_state.slices_in_flight -= 1
             if not task_state.rows_left and not task_state.slices_in_flight:
@@ -303,23 +279,22 @@ class WaveScheduler:
                     task_state.given = None
                 self._queue(run, task.stage, "gather")
         else:
-            self._written(run, task_state, report, done.table)
+            self._written(task, in_flight.work, report, done.table)
 
-    def _written(
-        self, run: FragmentState, task_state: StageTaskState, report: WorkReport, table: Any
-    ) -> None:
-        stage = task_state.spec.name
+    def _written(self, task: Task, work: Work, report: WorkReport, table: Any) -> None:
+        run, task_state, stage = task.run, task.state, task.stage
         assert report.part is not None
-        part = Part(self._work_builder.folder(run, task_state.spec), report.part)
-        if error := self._checker.count_error(run, task_state.spec, part):
+        assert work.target is not None
+        part = Part(work.target.folder, report.part)
+        if error := count_error(self._state, run, task.spec, part.info, work.location):
             part.folder.delete([part.info.name])  # nothing may build on it
             self._fail(run.partition, stage, error)
             return
         self._counts.add_part(run, task_state, part.info)
         task_state.done = True
         task_state.release()
-        task_state.table = table if task_state.readers else None
-        task_state.table_rows = part.info.rows
+        if task_state.readers:
+            task_state.table = Held(table, part.info.rows, report.bytes_out)
         self._state.add_part(run.partition, stage, run.index, part)
         self._fragments.release(run, [stage])
         if error := self._state.token_budget.record(stage, part.info):
@@ -333,25 +308,29 @@ class WaveScheduler:
         self._end_if_finished(run)
 
     def _end_if_finished(self, run: FragmentState) -> None:
-        if run.finished and run.order in self._active:
-            del self._active[run.order]
+        if run.finished:
             self._budget.release(run)
             self._fragments.end(run)
 
     # Failures
 
     def _refused(self, task: Task, fault: Fault) -> None:
-        if fault.part and task.run.forget(task.stage, fault.part):
+        run, known = task.run, task.state.known
+        looked_up = {file for part, _ in known.sources() for file in part.files} if known else ()
+        try:
+            removed = remove_damaged(self._state, run.partition, fault) if fault.part else None
+        except StoreError as error:
+            self._fail(run.partition, task.stage, error)
+            return
+        if removed == run.index:
+            run.abandon(set(run.task_states))
+            self._end_if_finished(run)
+        elif fault.part in looked_up:
             self._state.emit(Noticed(f"{fault.message}. Rows that it has are computed again"))
-            if error := remove_copied(self._state, task.run.partition, task.stage, fault):
-                self._fail(task.run.partition, task.stage, error)
-            else:
-                self._start_over(task.run)
-        elif error := remove_damaged(self._state, task.run, fault):
-            self._fail(task.run.partition, task.stage, error)
+            run.unreadable.add(fault.part)
+            self._start_over(run)
         else:
-            task.run.abandon(set(task.run.task_states))
-            self._end_if_finished(task.run)
+            self._fail(run.partition, task.stage, fault.error())
 
     def _fail(self, partition: int, stage: str, error: VaneError) -> None:
         given_up = self._state.fail(partition, stage, error)
@@ -365,8 +344,9 @@ class WaveScheduler:
         begun = {
             (run.partition, run.index) for run in self._active.values() if stage in run.task_states
         }
-        for index, missing in self._state.missing(stage):
-            if any((index, i) not in begun for i in missing):
+        for index, partition in enumerate(self._state.plan.partitions):
+            begun |= {(index, i) for i in self._state.parts[index, stage]}
+            if any((index, i) not in begun for i in partition.stages[stage].missing):
                 self._state.fail(index, stage, error)
 
     def _give_up(self, stages: Sequence[str], error: VaneError) -> None:
@@ -399,20 +379,19 @@ class WaveScheduler:
         if not task.is_current:
             return
         run, start = task.run, in_flight.start
-        is_slice = task.kind == "slice" and run.task_states[task.stage].spec.isolates_rows
+        is_slice = task.kind == "slice" and task.spec.isolates_rows
         rows = range(start, start + in_flight.rows) if is_slice else None
         why = fault.message if fault else ""
         retried = self._lost_calls.decide(loss, task.stage, run.order, rows, why)
         if isinstance(retried, list):
-            run.task_states[task.stage].slices_in_flight += len(retried) - 1
+            task.state.slices_in_flight += len(retried) - 1
             for part in retried:
                 self._queue(run, task.stage, "slice", part)
         elif retried == "start over":
             self._start_over(run)
         else:
-            location = self._work_builder.location(run, task.stage)
             error = ComputeError(
-                f"{location}: lost its worker or its data "
+                f"{in_flight.work.location}: lost its worker or its data "
                 f"{self._lost_calls.fragment_counts[run.order]} times, the last time: {reason}. "
                 "If memory ran out, lower batch_size or concurrency, or reserve memory=; if a row "
                 "kills the process, on_error='quarantine' finds it"

@@ -12,8 +12,8 @@ from vane_dagster.servers.directory import Endpoints
 from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.worker.pools import PoolSpec
 
-ServerChanged = Callable[[PoolSpec, Mapping[str, ServerStatus]], None]
-"""Receives the pool of a server, and the state of its replicas by the name of their worker."""
+ServerChanged = Callable[[PoolSpec, Mapping[str, ServerStatus], int], None]
+"""Receives a server's pool, the state of its replicas by the name of their worker, and restarts."""
 
 
 class ServerGroup:
@@ -75,10 +75,11 @@ class ServerGroup:
             endpoint = replace(endpoint, life=(status.restarts, is_restarting))
             status = replace(status, endpoint=endpoint)
         self._replicas[worker] = status
-        if known is not None and status.restarts > known.restarts:
+        restarts = max(0, status.restarts - known.restarts) if known is not None else 0
+        if restarts:
             label = self._servers[worker.pool].label
             self._emit(Noticed(f"{label}: replica {worker.name} was restarted: {status.reason}"))
-        self._report(worker.pool)
+        self._report(worker.pool, restarts)
         before = known and known.endpoint
         if before != endpoint or (before and endpoint and before.life != endpoint.life):
             self._announce(worker.pool)
@@ -98,9 +99,9 @@ class ServerGroup:
         if endpoints := self.endpoints_of(worker):
             self._lease.announce(worker, endpoints)
 
-    def _report(self, identity: str) -> None:
+    def _report(self, identity: str, restarts: int = 0) -> None:
         found = {w.name: status for w, status in self._replicas.items() if w.pool == identity}
-        self._changed(self._servers[identity], found)
+        self._changed(self._servers[identity], found, restarts)
 
     def _announce(self, identity: str) -> None:
         for worker in self._lease.workers():

@@ -20,6 +20,7 @@ from vane_dagster.errors import ModelLoadError, VaneError, names
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
 from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.retries import MAX_FAILED_STARTS
+from vane_dagster.servers.launch import ServerStatus
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.reports import Fault, LoadReport, WorkerStatus, load_failed
 
@@ -33,7 +34,7 @@ class WorkerQueue:
         calls_by_worker: Ready workers, each with the rows of its calls.
         loading: Workers that still construct their model.
         exclusive: Workers with a call that tolerates no other beside it.
-        draining: Workers that are replaced after they have answered their calls.
+        draining: Ready workers that get no more calls, and are replaced after their last one.
     """
 
     slots: int
@@ -42,14 +43,14 @@ class WorkerQueue:
     """Workers with a free slot, each with the rows and the number of its calls."""
     loading: set[Worker] = field(default_factory=set)
     exclusive: set[Worker] = field(default_factory=set)
-    draining: dict[Worker, list[int]] = field(default_factory=dict)
+    draining: set[Worker] = field(default_factory=set)
     _heap: list[tuple[Any, int, Any]] = field(default_factory=list)
     _order: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
 
     @property
     def size(self) -> int:
         """Number of workers, ready or not."""
-        return len(self.calls_by_worker) + len(self.loading) + len(self.draining)
+        return len(self.calls_by_worker) + len(self.loading)
 
     def place(self, worker: Worker) -> int:
         """A number for a worker, which is the same in each run with the same workers."""
@@ -79,7 +80,8 @@ class WorkerQueue:
 
     def _update_free(self, worker: Worker) -> None:
         calls = self.calls_by_worker.get(worker)
-        if calls is None or len(calls) >= self.slots or worker in self.exclusive:
+        is_closed = worker in self.exclusive or worker in self.draining
+        if calls is None or len(calls) >= self.slots or is_closed:
             self._free.pop(worker, None)
         else:
             self._free[worker] = sum(calls), len(calls)
@@ -94,21 +96,19 @@ class WorkerQueue:
     def end(self, worker: Worker, rows: int) -> None:
         """Record a completed call."""
         self.exclusive.discard(worker)
-        for calls in (self.calls_by_worker.get(worker), self.draining.get(worker)):
-            if calls is not None:
-                calls.remove(rows)
+        if worker in self.calls_by_worker:
+            self.calls_by_worker[worker].remove(rows)
         self._update_free(worker)
 
     def drain(self, worker: Worker) -> None:
-        """Assign no more calls to a worker."""
-        if worker in self.calls_by_worker:
-            self.draining[worker] = self.calls_by_worker.pop(worker)
-            self._update_free(worker)
+        """Assign no more calls to a ready worker."""
+        self.draining.add(worker)
+        self._update_free(worker)
 
     @property
     def drained(self) -> list[Worker]:
         """Draining workers that have answered their last call; see `remove`."""
-        return [worker for worker, calls in self.draining.items() if not calls]
+        return [worker for worker in self.draining if not self.calls_by_worker[worker]]
 
     def mark_ready(self, worker: Worker) -> None:
         """Record that a worker has constructed its model."""
@@ -125,11 +125,11 @@ class WorkerQueue:
 
     def remove(self, worker: Worker) -> bool:
         """Remove a worker; return False if it was already removed."""
-        known = worker in self.calls_by_worker or worker in self.loading or worker in self.draining
+        known = worker in self.calls_by_worker or worker in self.loading
         self.calls_by_worker.pop(worker, None)
         self._free.pop(worker, None)
         self.loading.discard(worker)
-        self.draining.pop(worker, None)
+        self.draining.discard(worker)
         return known
 
 
@@ -139,7 +139,11 @@ _SERVER_STATUS_SECONDS = 1.0
 
 
 class WorkerGroup:
-    """The workers of a lease, with a worker queue for each pool."""
+    """The workers of a lease, with a worker queue for each pool.
+
+    Other runs may lease the same workers. A worker serves the calls of all in the order of
+    submission, and a run keeps one executing and one queued.
+    """
 
     def __init__(
         self,
@@ -150,7 +154,7 @@ class WorkerGroup:
         give_up: Callable[[Sequence[str], VaneError], None],
         clock: Callable[[], float] = time.monotonic,
         servers: Mapping[str, PoolSpec] | None = None,
-        server_changed: ServerChanged = lambda pool, replicas: None,
+        server_changed: ServerChanged = lambda pool, replicas, restarts: None,
     ) -> None:
         self._lease, self._pools, self._emit = lease, pools, emit
         self._ready, self._give_up, self._clock = ready, give_up, clock
@@ -164,27 +168,21 @@ class WorkerGroup:
         self._limits = {IO_WORKERS: STARTUP_SECONDS, **limits}
         self._failed_starts: dict[Worker, int] = {}
         self._last_start_report = self._clock()
-        self._unstartable: dict[str, tuple[Worker, VaneError]] = {}
-        self._unstartable_since = 0.0
         self._starting: dict[int, Worker] = {}
         self._status_calls: dict[int, Worker] = {}
-        self._probe_at: dict[Worker, float] = {}
-        self._status_at: dict[Worker, float] = {}
-        self._deferred: list[Worker] = []
+        self._ask_at: dict[Worker, float] = {}
         self._leased = frozenset(lease.workers())
-        self._unused_gpus: set[str] = set()
+        self._noticed: set[tuple[str, str]] = set()
+        self._failed: dict[str, tuple[tuple[str, ...], VaneError]] = {}
+        self._failed_since = 0.0
         for worker in lease.workers():
             self._start(worker)
 
     @property
     def size(self) -> int:
-        """Number of workers in all worker queues, ready or not."""
-        pools = [self.worker_queues[IO_WORKERS], *map(self.worker_queues.get, self._models())]
-        return sum(queue.size for queue in pools if queue is not None)
-
-    def _models(self) -> list[str]:
-        """Identities of the pools that get work."""
-        return [identity for identity, pool in self._by_identity.items() if not pool.server]
+        """Number of workers that get work, ready or not."""
+        servers = {identity for identity, pool in self._by_identity.items() if pool.server}
+        return sum(queue.size for pool, queue in self.worker_queues.items() if pool not in servers)
 
     def worker_queue(self, stage: str, calls_model: bool) -> WorkerQueue:
         """The worker queue for a stage's work."""
@@ -197,11 +195,9 @@ class WorkerGroup:
         wait for a replica that is replaced, which may take long, or forever on a full cluster.
         """
         self.worker_queues[worker.pool].loading.add(worker)
-        if self._awaits_servers(worker.pool):
-            self._deferred.append(worker)
-            return
-        self._starting[self._lease.load(worker, self._servers.endpoints_of(worker))] = worker
-        self._probe_at[worker] = self._clock() + self._limits[worker.pool]
+        if not self._awaits_servers(worker.pool):
+            self._starting[self._lease.load(worker, self._servers.endpoints_of(worker))] = worker
+            self._ask_at[worker] = self._clock() + self._limits[worker.pool]
 
     def _awaits_servers(self, identity: str) -> bool:
         pool = self._by_identity.get(identity)
@@ -211,10 +207,9 @@ class WorkerGroup:
         )
 
     def _start_deferred(self) -> None:
-        able = [worker for worker in self._deferred if not self._awaits_servers(worker.pool)]
-        self._deferred = [worker for worker in self._deferred if worker not in able]
-        for worker in able:
-            if worker in self.worker_queues[worker.pool].loading:
+        starting = {*self._starting.values()}
+        for worker_queue in self.worker_queues.values():
+            for worker in sorted(worker_queue.loading - starting):
                 self._start(worker)
 
     def handle_done(self, done: CallResult) -> bool:
@@ -224,7 +219,7 @@ class WorkerGroup:
             return True
         if (worker := self._starting.pop(done.ticket, None)) is None:
             return False
-        self._probe_at.pop(worker, None)
+        self._ask_at.pop(worker, None)
         if isinstance(done.report, LoadReport):
             self._started(worker, done.report)
         else:
@@ -232,28 +227,31 @@ class WorkerGroup:
         return True
 
     def _handle_status(self, worker: Worker, done: CallResult) -> None:
-        if worker in self._probe_at:
+        worker_queue = self.worker_queues[worker.pool]
+        if worker in worker_queue.loading:
             if isinstance(done.report, WorkerStatus):
                 self._handle_startup(worker, done.report)
-        elif worker not in self.worker_queues[worker.pool].calls_by_worker:
+        elif worker not in worker_queue.calls_by_worker:
             return
         elif not isinstance(done.report, WorkerStatus):
             self.replace_lost(worker, done.lost, starting=False)
         elif (server := done.report.server) is not None:
-            self._status_at[worker] = self._clock() + _SERVER_STATUS_SECONDS
-            self._servers.update(worker, server)
-            self._start_deferred()
+            self._server_answered(worker, server)
             if server.state == "failed":
                 label = self._by_identity[worker.pool].label
                 self._fail_pool(worker, ModelLoadError(f"{label} has failed: {server.reason}"))
+
+    def _server_answered(self, worker: Worker, server: ServerStatus) -> None:
+        self._ask_at[worker] = self._clock() + _SERVER_STATUS_SECONDS
+        self._servers.update(worker, server)
+        self._start_deferred()
 
     def _handle_startup(self, worker: Worker, starting: WorkerStatus) -> None:
         """Give up a worker that starts too slowly; the time counts once it is placed on a node."""
         limit, seconds = self._limits[worker.pool], starting.seconds
         if seconds is None or seconds < limit:
-            self._probe_at[worker] = self._clock() + max(1.0, limit - (seconds or limit))
+            self._ask_at[worker] = self._clock() + max(1.0, limit - (seconds or limit))
             return
-        del self._probe_at[worker]
         pool = self._by_identity.get(worker.pool)
         message = (
             f"{pool.label if pool else worker.pool} was not constructed within {limit:g} seconds. "
@@ -280,9 +278,7 @@ class WorkerGroup:
             self.replace_lost(worker, report.unhealthy_reason, starting=False)
             return
         if report.fault is not None:
-            self._unstartable_since = self._unstartable_since or self._clock()
-            self._unstartable.setdefault(worker.pool, (worker, report.fault.error()))
-            self._fail_unstartable_pools()
+            self._fail_pool(worker, report.fault.error())
             return
         self._failed_starts = {
             w: n for w, n in self._failed_starts.items() if w.pool != worker.pool
@@ -296,17 +292,16 @@ class WorkerGroup:
                 WorkerReady(stages, pool.label, worker.name, report, pool.server, is_function)
             )
         if report.server is not None:
-            self._servers.update(worker, report.server)
-            self._status_at[worker] = self._clock() + _SERVER_STATUS_SECONDS
-            self._start_deferred()
-        self._fail_unstartable_pools()
+            self._server_answered(worker, report.server)
+        self._give_up_failed()
         self._ready(worker.pool, stages, report)
 
     def finish_call(self, worker: Worker, rows: int, recycle_reason: str) -> None:
         """Record a completed call; replace a worker due for recycling after its last call."""
         worker_queue = self.worker_queues[worker.pool]
         worker_queue.end(worker, rows)
-        if recycle_reason and worker in worker_queue.calls_by_worker:
+        is_open = worker in worker_queue.calls_by_worker and worker not in worker_queue.draining
+        if recycle_reason and is_open:
             worker_queue.drain(worker)
             self._emit(
                 Noticed(
@@ -322,20 +317,21 @@ class WorkerGroup:
         """Report once for each pool that a worker reserves a GPU that it does not use."""
         pool = self._by_identity.get(worker.pool)
         reserved = pool.bundle.get("GPU", 0) if pool is not None else 0
-        if pool is None or not reserved or worker.pool in self._unused_gpus:
-            return
-        self._unused_gpus.add(worker.pool)
-        stages = names(self.stages(worker))
-        self._emit(
-            Noticed(f"{stages}: {pool.label} reserves {reserved:g} GPU for a worker, and {reason}")
-        )
+        if pool is not None and reserved:
+            text = f"{pool.label} reserves {reserved:g} GPU for a worker, and {reason}"
+            self._notice_once("GPU", worker.pool, f"{names(self.stages(worker))}: {text}")
+
+    def _notice_once(self, subject: str, pool: str, text: str) -> None:
+        """Emit one notice about a subject for each pool."""
+        if (subject, pool) not in self._noticed:
+            self._noticed.add((subject, pool))
+            self._emit(Noticed(text))
 
     def replace_lost(self, worker: Worker, reason: str, starting: bool) -> None:
         """Replace a lost worker, unless too many starts in a row have failed."""
-        self._probe_at.pop(worker, None)
-        self._status_at.pop(worker, None)
+        self._ask_at.pop(worker, None)
         self._servers.remove(worker)
-        if not self.worker_queues[worker.pool].remove(worker) or worker.pool in self._unstartable:
+        if not self.worker_queues[worker.pool].remove(worker):
             return
         self._emit(Noticed(f"worker {worker.name} was lost: {reason}"))
         # Of a worker and those that it replaces: many at once may die with their node.
@@ -352,36 +348,31 @@ class WorkerGroup:
         )
         self._fail_pool(worker, error)
 
-    def _fail_unstartable_pools(self) -> None:
-        """Give up the pools that cannot start, once the outcome of the others is known.
-
-        Thus all import and construction errors are reported at once. A downstream pool is given up
-        before its upstream; otherwise only the upstream error would be reported.
-        """
-        answered = all(
-            worker_queue.calls_by_worker
-            or not worker_queue.loading
-            or pool in self._unstartable
-            or pool == IO_WORKERS
-            or self._awaits_servers(pool)
-            for pool, worker_queue in self.worker_queues.items()
-        )
-        late = self._clock() - self._unstartable_since > _COLLECT_FAILURES_SECONDS
-        if IO_WORKERS in self._unstartable or (self._unstartable and (answered or late)):
-            order = [*self._by_identity, IO_WORKERS]
-            unable = sorted(self._unstartable, key=order.index, reverse=True)
-            given_up = [self._unstartable.pop(pool) for pool in unable]
-            self._unstartable_since = 0.0
-            for worker, error in given_up:
-                self._fail_pool(worker, error)
-
     def _fail_pool(self, worker: Worker, error: VaneError) -> None:
         self._lease.evict(worker.pool)
         self.worker_queues[worker.pool].clear()
         stages = self.stages(worker)
         if not stages:
             raise error
-        self._give_up(stages, error)
+        self._failed_since = self._failed_since if self._failed else self._clock()
+        self._failed[worker.pool] = stages, error
+        self._give_up_failed()
+
+    def _give_up_failed(self) -> None:
+        """Give up the stages of failed pools once the others have answered, or ten seconds later.
+
+        Thus all errors are reported at once. Those downstream come first; otherwise only the
+        upstream error would be reported.
+        """
+        is_late = self._clock() - self._failed_since > _COLLECT_FAILURES_SECONDS
+        waits = any(
+            queue.loading and not queue.calls_by_worker and not self._awaits_servers(pool)
+            for pool, queue in self.worker_queues.items()
+        )
+        if is_late or not waits:
+            for pool in reversed(self._by_identity):
+                if failed := self._failed.pop(pool, None):
+                    self._give_up(*failed)
 
     def stages(self, worker: Worker) -> tuple[str, ...]:
         """The stages whose code a worker runs, or whose code calls the server that it runs."""
@@ -392,16 +383,15 @@ class WorkerGroup:
         )
 
     def check_starts(self) -> None:
-        """Report pools without a ready worker every half minute; give up those that cannot start.
+        """Report pools without a ready worker every half minute; give up those that failed.
 
-        Also asks workers that take too long to start for their status, and all servers.
+        Also ask workers that take too long to start for their status, and all servers.
         """
-        self._fail_unstartable_pools()
-        for due_at in (self._probe_at, self._status_at):
-            for worker, due in list(due_at.items()):
-                if self._clock() >= due:
-                    self._status_calls[self._lease.status(worker)] = worker
-                    due_at[worker] = math.inf
+        self._give_up_failed()
+        for worker, due in self._ask_at.items():
+            if self._clock() >= due:
+                self._status_calls[self._lease.status(worker)] = worker
+                self._ask_at[worker] = math.inf
         if self._clock() - self._last_start_report < _START_REPORT_SECONDS:
             return
         self._last_start_report = self._clock()
@@ -414,17 +404,10 @@ class WorkerGroup:
                 self._emit(
                     Noticed(
                         f"{pool.label}: none of its {len(worker_queue.loading)} workers"
-                        f"{f' of {wants} each' * bool(wants)} is ready yet: "
-                        f"{_starting(pool)}, or others hold what it needs{_log_hint(pool)}"
+                        f"{f' of {wants} each' * bool(wants)} is ready yet: they start, or others "
+                        f"hold what they need{_log_hint(pool)}"
                     )
                 )
-
-
-def _starting(pool: PoolSpec) -> str:
-    if pool.server:
-        return "the server starts"
-    is_function = pool.model is not None and not pool.model.stateful
-    return "its code is imported" if is_function else "the model is constructed"
 
 
 def _log_hint(pool: PoolSpec) -> str:

@@ -56,10 +56,10 @@ def preview(
             if each.spec.runs_udf and each.spec.workers.execution_backend is not None:
                 here = replace(each.spec.workers, execution_backend=None)
                 pipeline = pipeline._with_spec(replace(each.spec, workers=here))
-        inference = stack.enter_context(SchemaInference(opened, run, run_id, _show, pins=False))
         selected = with_upstream(pipeline, stage) - {SOURCE}
-        resolved = inference.resolve(pipeline, selected, [partition])
-        found = inference.first_rows(resolved, stage, selected, [partition], rows)
+        given = (opened, run, run_id, _show, selected, [partition])
+        inference = stack.enter_context(SchemaInference(*given, pins=False))
+        found = inference.first_rows(inference.resolve(pipeline), stage, rows)
         if found is None:
             raise DefinitionError(f"{location}: preview: the source has no rows")
         return pa.concat_tables(found.tables).slice(0, rows)

@@ -53,7 +53,7 @@ class ProgressReport:
         """Report an event, unless the last report is too recent."""
         if isinstance(event, Waiting):
             self._waiting.pop(event.reason, None)
-            if event.is_idle and not event.over:
+            if not event.over:
                 self._waiting[event.reason] = masked(event.text)
             return
         if isinstance(event, Progress):

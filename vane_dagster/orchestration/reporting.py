@@ -275,7 +275,7 @@ class RunReport:
         }
         if self._source is None:
             return
-        listed = {partition.key: partition.found for partition in plan.partitions}
+        listed = {each.key: tuple(each.listed.values()) for each in plan.partitions}
         if changed := self._source.tell(listed):
             self._provenance.observed(self._source.key, changed)
 

@@ -149,9 +149,9 @@ def run_pipeline(
         return execute_preview(run, first, connection.backend())
 
     try:
-        given = (run.store, preview, run.run_id, run.listen)
-        with SchemaInference(*given, connect=connect) as inference:
-            resolved = inference.resolve(pipeline, selected, partitions)
+        first = (run.store, preview, run.run_id, run.listen, selected, partitions)
+        with SchemaInference(*first, connect=connect) as inference:
+            resolved = inference.resolve(pipeline)
         asked = (resolved, selected, partitions, run.store, force, run.run_id, retry_quarantined)
         plan = plan_run(*asked, connect=connect)
         run.listen(RunPlanned(plan))

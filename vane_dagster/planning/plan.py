@@ -113,16 +113,6 @@ class PartitionPlan:
         """Whether only some rows are computed, and not committed."""
         return bool(self.preview or self.sample)
 
-    @property
-    def label(self) -> str:
-        """The partition's name in messages."""
-        return "the unpartitioned data" if self.key is None else f"partition {self.key!r}"
-
-    @property
-    def found(self) -> tuple[FileRecord, ...]:
-        """The source files as they were listed, sorted by URL."""
-        return tuple(self.listed.values())
-
     @functools.cached_property
     def source_rows(self) -> int:
         """Rows of the fragments before any filter."""

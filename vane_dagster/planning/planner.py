@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -115,9 +115,8 @@ class _Planner:
         self.undeclared: dict[str, dict[str | None, ManifestName]] = {}
         self.listed: Mapping[str | None, Listed] = {}
         self._row_definitions: dict[tuple[str, str], str] = {}
-        self._condemned_parts: dict[str, Collection[str]] = {}
+        self._condemned = functools.cache(lambda stage: store.condemned(pipeline.name, stage))
         self._fitting: list[tuple[str, pa.Schema]] = []
-        self._lock = threading.Lock()
         self.warnings: list[str] = []
 
     def look_up(self, partitions: Iterable[str | None]) -> None:
@@ -304,12 +303,10 @@ class _Planner:
             return ""
         given = schemas[spec.upstream[0]]
         place = (stage, given.to_string(show_schema_metadata=False))
-        with self._lock:
-            if place not in self._row_definitions:
-                self._row_definitions[place] = row_definition(
-                    self.pipeline, spec, given, self.components[stage]
-                )
-            return self._row_definitions[place]
+        if place not in self._row_definitions:
+            made = row_definition(self.pipeline, spec, given, self.components[stage])
+            self._row_definitions[place] = made
+        return self._row_definitions[place]
 
     def _former_parts(
         self, key: str | None, plan: StagePlan, keys: Sequence[str]
@@ -339,12 +336,6 @@ class _Planner:
                     publisher.check(found[stage], location)
                     self._fitting.append((stage, found[stage]))
         return found
-
-    def _condemned(self, stage: str) -> Collection[str]:
-        with self._lock:
-            if stage not in self._condemned_parts:
-                self._condemned_parts[stage] = self.store.condemned(self.pipeline.name, stage)
-            return self._condemned_parts[stage]
 
 
 def _is_of(part: Part, run_id: str) -> bool:

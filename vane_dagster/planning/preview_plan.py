@@ -24,26 +24,7 @@ MAX_PARTITIONS = 4
 _GROWTH = 32
 
 
-@dataclass(frozen=True)
-class PreviewKey:
-    """Identifies what a preview computed of a stage.
-
-    Attributes:
-        stage: The stage.
-        partition: The partition.
-        fragment: The identity of the fragment.
-        rows: The rows of the fragment that were read.
-    """
-
-    stage: str
-    partition: str | None
-    fragment: str
-    rows: int
-
-
-def previews(
-    planned: RunPlan, stage: str, rows: int, kept: Mapping[PreviewKey, Part]
-) -> Generator[RunPlan, int | None, None]:
+def previews(planned: RunPlan, stage: str, rows: int) -> Generator[RunPlan, int | None, None]:
     """Yield plans of a stage's first rows until enough of them have reached it.
 
     A plan reads the first rows of as many fragments as have so many. If too few of these reach the
@@ -56,10 +37,11 @@ def previews(
     size = rows
     whole = 0  # rows of the fragments that were read to their ends
     for partition in with_rows(planned, stage)[:MAX_PARTITIONS]:
-        left = _first_fragments(_fragments(planned, partition, stage), rows)
+        preview = _Preview(planned, partition, stage)
+        left = _first_fragments(preview.fragments, rows)
         while left:
-            cuts = _window(planned, partition, stage, left, size, kept)
-            found = (yield _cut(planned, partition, stage, cuts, kept)) or 0
+            cuts = _window(left, size)
+            found = (yield preview.plan(cuts)) or 0
             if found >= rows:
                 return
             last, read = list(cuts.items())[-1]
@@ -87,147 +69,113 @@ def _first_fragments(available: Mapping[int, int], rows: int) -> dict[int, int]:
     return found
 
 
-def _window(
-    planned: RunPlan,
-    partition: PartitionPlan,
-    stage: str,
-    left: Mapping[int, int],
-    size: int,
-    kept: Mapping[PreviewKey, Part],
-) -> dict[int, int]:
-    """Return the next fragments to read, with the number of first rows that are read of each.
-
-    All of them have parts of the same upstream stages.
-    """
+def _window(left: Mapping[int, int], size: int) -> dict[int, int]:
+    """Return the next fragments to read, with the number of first rows that are read of each."""
     cuts: dict[int, int] = {}
-    needed: tuple[set[str], set[str]] | None = None
     for index, available in left.items():
         if size <= 0:
             break
-        cut = min(available, size)
-        needs = _needed(planned, partition, stage, index, cut, kept)
-        if needed is not None and needs != needed:
-            break
-        needed, cuts[index] = needs, cut
-        size -= cut
+        cuts[index] = min(available, size)
+        size -= cuts[index]
     return cuts
 
 
 def with_rows(planned: RunPlan, stage: str) -> list[PartitionPlan]:
     """Return the partitions that may have rows for a stage."""
-    return [each for each in planned.partitions if _fragments(planned, each, stage)]
+    return [each for each in planned.partitions if _Preview(planned, each, stage).fragments]
 
 
-def _fragments(planned: RunPlan, partition: PartitionPlan, stage: str) -> dict[int, int]:
-    """Return the fragments that may have rows for a stage, and the number of rows to read of each.
+@dataclass(frozen=True)
+class _Preview:
+    """The first rows of a stage in one partition."""
 
-    Those with an empty stored part have none.
-    """
-    indexes = range(len(partition.fragments))
-    rows = {index: _rows(planned, partition, stage, index) for index in indexes}
-    return {index: count for index, count in rows.items() if count}
+    planned: RunPlan
+    partition: PartitionPlan
+    stage: str
 
+    @property
+    def fragments(self) -> dict[int, int]:
+        """The fragments that may have rows for the stage, and the number of rows to read of each.
 
-def _rows(planned: RunPlan, partition: PartitionPlan, stage: str, index: int) -> int:
-    """Return the rows of a fragment from which a stage would be computed."""
-    base = planned.pipeline[stage].spec.base_node(planned.pipeline)
-    if base == SOURCE:
-        fragment = partition.fragments[index]
+        Those with an empty stored part have none.
+        """
+        rows = {index: self._rows(index) for index in range(len(self.partition.fragments))}
+        return {index: count for index, count in rows.items() if count}
+
+    def _rows(self, index: int) -> int:
+        """Return the rows of a fragment from which the stage would be computed."""
+        pipeline, node = self.planned.pipeline, self.stage
+        while (node := pipeline[node].spec.base_node(pipeline)) != SOURCE:
+            if (part := self._stored(node, index)) is not None:
+                return part.rows
+        fragment = self.partition.fragments[index]
         return fragment.stop - fragment.start
-    if (info := _stored(partition, base, index)) is not None:
-        return info.rows
-    return _rows(planned, partition, base, index)
 
+    def _stored(self, stage: str, index: int) -> PartInfo | None:
+        if stage in self.partition.inputs:
+            return self.partition.inputs[stage].parts[index]
+        part = self.partition.stages[stage].parts.get(index)
+        return None if part is None else part.info
 
-def _stored(partition: PartitionPlan, stage: str, index: int) -> PartInfo | None:
-    if stage in partition.inputs:
-        return partition.inputs[stage].parts[index]
-    part = partition.stages[stage].parts.get(index)
-    return None if part is None else part.info
+    def plan(self, cuts: Mapping[int, int]) -> RunPlan:
+        """Return the plan of the first rows of some fragments, so many of each."""
+        planned, partition = self.planned, self.partition
+        computed, read = self._needed(cuts)
+        whole = _matched(planned, computed)
 
+        def first(name: str, info: PartInfo, rows: int) -> PartInfo:
+            return info if name in whole else replace(info, rows=min(rows, info.rows))
 
-def _cut(
-    planned: RunPlan,
-    partition: PartitionPlan,
-    stage: str,
-    cuts: Mapping[int, int],
-    kept: Mapping[PreviewKey, Part],
-) -> RunPlan:
-    """Return the plan of the first rows of some fragments, so many of each."""
-    index, rows = next(iter(cuts.items()))
-    computed, read = _needed(planned, partition, stage, index, rows, kept)
-    whole = _matched(planned, computed)
-    stages: dict[str, StagePlan] = {}
-    for name in planned.selected:
-        plan = partition.stages[name]
-        if name in computed:  # no other plan finds these parts
-            keys = tuple(secrets.token_hex(20) for _ in cuts)
-            stages[name] = StagePlan(plan.digest, plan.generation, None, keys)
-        elif name in read:
-            parts = {}
-            for place, (index, rows) in enumerate(cuts.items()):
-                part = kept.get(_key(name, partition, index, rows))
-                if part is None:
-                    stored = plan.parts[index]
-                    info = stored.info if name in whole else _first_rows(stored.info, rows)
-                    part = Part(stored.folder, info)
-                parts[place] = part
-            keys = tuple(part.info.key for part in parts.values())
-            stages[name] = StagePlan(plan.digest, plan.generation, None, keys, parts)
-    cut = PartitionPlan(
-        key=partition.key,
-        files=(),
-        listed=partition.listed,
-        fragments=tuple(
-            partition.fragments[index]
-            if SOURCE in whole
-            else first_rows(partition.fragments[index], rows)
-            for index, rows in cuts.items()
-        ),
-        stages=stages,
-        inputs={
-            name: replace(
-                manifest,
-                parts=[
-                    manifest.parts[index]
-                    if name in whole
-                    else _first_rows(manifest.parts[index], rows)
-                    for index, rows in cuts.items()
-                ],
-            )
-            for name, manifest in partition.inputs.items()
-            if name in read
-        },
-        input_names={},
-        schemas=partition.schemas,
-        preview=tuple(cuts.values()),
-    )
-    return replace(planned, selected=tuple(stages), partitions=[cut], failed={}, warnings=())
+        stages: dict[str, StagePlan] = {}
+        for name in planned.selected:
+            plan = partition.stages[name]
+            if name in computed:  # no other plan finds these parts
+                keys = tuple(secrets.token_hex(20) for _ in cuts)
+                stages[name] = StagePlan(plan.digest, plan.generation, None, keys)
+            elif name in read:
+                stored = [(plan.parts[index], rows) for index, rows in cuts.items()]
+                parts = [Part(part.folder, first(name, part.info, rows)) for part, rows in stored]
+                keys = tuple(part.info.key for part in parts)
+                stages[name] = StagePlan(
+                    plan.digest, plan.generation, None, keys, dict(enumerate(parts))
+                )
+        cut = PartitionPlan(
+            key=partition.key,
+            files=(),
+            listed=partition.listed,
+            fragments=tuple(
+                partition.fragments[index]
+                if SOURCE in whole
+                else first_rows(partition.fragments[index], rows)
+                for index, rows in cuts.items()
+            ),
+            stages=stages,
+            inputs={
+                name: replace(
+                    manifest,
+                    parts=[first(name, manifest.parts[i], rows) for i, rows in cuts.items()],
+                )
+                for name, manifest in partition.inputs.items()
+                if name in read
+            },
+            input_names={},
+            schemas=partition.schemas,
+            preview=tuple(cuts.values()),
+        )
+        return replace(planned, selected=tuple(stages), partitions=[cut], failed={}, warnings=())
 
-
-def _key(stage: str, partition: PartitionPlan, index: int, rows: int) -> PreviewKey:
-    return PreviewKey(stage, partition.key, partition.fragments[index].identity, rows)
-
-
-def _needed(
-    planned: RunPlan,
-    partition: PartitionPlan,
-    stage: str,
-    index: int,
-    rows: int,
-    kept: Mapping[PreviewKey, Part],
-) -> tuple[set[str], set[str]]:
-    """Return the stages to compute for a stage, and those whose parts are read."""
-    computed, read, wanted = {stage}, set[str](), [stage]
-    while wanted:
-        for name in stages_read(planned.pipeline, planned.pipeline[wanted.pop()].spec):
-            is_kept = _key(name, partition, index, rows) in kept
-            if is_kept or _stored(partition, name, index) is not None:
-                read.add(name)
-            elif name not in computed:
-                computed.add(name)
-                wanted.append(name)
-    return computed, read
+    def _needed(self, indexes: Collection[int]) -> tuple[set[str], set[str]]:
+        """Return the stages to compute, and those that have the parts of all fragments."""
+        pipeline = self.planned.pipeline
+        computed, read, wanted = {self.stage}, set[str](), [self.stage]
+        while wanted:
+            for name in stages_read(pipeline, pipeline[wanted.pop()].spec):
+                if all(self._stored(name, index) is not None for index in indexes):
+                    read.add(name)
+                elif name not in computed:
+                    computed.add(name)
+                    wanted.append(name)
+        return computed, read
 
 
 def _matched(planned: RunPlan, computed: Collection[str]) -> set[str]:
@@ -238,10 +186,6 @@ def _matched(planned: RunPlan, computed: Collection[str]) -> set[str]:
     specs = [planned.pipeline[name].spec for name in computed]
     bases = {spec.base_node(planned.pipeline) for spec in specs}
     return {name for spec in specs for name in spec.upstream} - bases
-
-
-def _first_rows(part: PartInfo, rows: int) -> PartInfo:
-    return replace(part, rows=min(rows, part.rows))
 
 
 def first_rows(fragment: FragmentRecord, rows: int) -> FragmentRecord:

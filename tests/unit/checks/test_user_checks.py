@@ -116,9 +116,9 @@ def test_a_class_that_cannot_be_evaluated_is_refused_where_it_is_declared():
         def __post_init__(self) -> None:
             pass
 
-    with pytest.raises(vd.DefinitionError, match=r"stage: check .*Nothing defines no evaluate"):
+    with pytest.raises(vd.DefinitionError, match=r"stage: check .*Nothing has no evaluate"):
         merge([], [Nothing()], "stage")
-    with pytest.raises(vd.DefinitionError, match=r"has no name; call super\(\).__post_init__"):
+    with pytest.raises(vd.DefinitionError, match=r"no name: call super\(\).__post_init__"):
         merge([], [Nameless("text")], "stage")
     assert [check.name for check in merge([], [LongTexts("text")], "stage")] == ["long_texts"]
 

@@ -15,7 +15,6 @@ from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable, Group
 from vane_dagster.engine.accounting import WaveProgress
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.engine.executor import look_up_parts
 from vane_dagster.engine.fragment_queue import FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentState
 from vane_dagster.engine.run_state import RunState
@@ -140,15 +139,13 @@ class Run:
         self.state.begin()
         stages = planned.selected
         counts = WaveProgress(self.state, stages)
-        look_up = look_up_parts(self.state)
-        waits = Waits(emit)
-        self.queue = FragmentQueue(self.state, stages, self.claims, look_up, counts, waits)
+        self.queue = FragmentQueue(self.state, stages, counts, Waits(emit))
         self.computed: list[tuple[int, str]] = []
 
     def take(self) -> FragmentState | None:
         """The next fragment once the claims are answered, None if there is none at present."""
         for _ in range(2):
-            self.queue.claim_ahead(idle=True)
+            self.queue.claim_ahead(in_progress=0)
             while self.queue.is_claiming and not (self.queue._asking and self.queue._asking.done()):
                 time.sleep(0.001)
             self.queue.apply_claims()
@@ -259,7 +256,7 @@ def test_a_run_waits_for_the_other_and_says_so(two):
     assert not second.queue.is_empty
     second.queue.report_waits(idle=True)
     (waiting,) = second.events_of(Waiting)
-    assert waiting.text == f"waiting for {len(held)} fragments that run first--- is computing"
+    assert waiting.text == f"waiting for {len(held)} fragments of run first---"
     assert waiting.runs == ("first---run",)
 
     for fragment in held:

@@ -9,19 +9,14 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.engine.accounting import PartVerifier, SharedSeconds
+from vane_dagster.engine.accounting import SharedSeconds, count_error, fault_limit_error
 from vane_dagster.engine.fragment_state import FragmentState, make_task_states
 from vane_dagster.events import StageStats
-from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
 
 
 def model(batch: Any) -> Any:
     return batch
-
-
-class Folder:
-    """A folder whose files nobody may touch."""
 
 
 @pytest.fixture
@@ -33,16 +28,14 @@ def pipeline() -> vd.Pipeline:
     return docs
 
 
-def counts(pipeline: vd.Pipeline, most: int = 3) -> PartVerifier:
-    state: Any = SimpleNamespace(
+def state(pipeline: vd.Pipeline, most: int = 3) -> Any:
+    return SimpleNamespace(
         pipeline=pipeline,
         parts=defaultdict(dict),
         plan=SimpleNamespace(partitions=[SimpleNamespace(sample=None, source_rows=100)]),
         stats={(0, name): StageStats(faults=5) for name in pipeline.stages},
         max_faults=lambda index, stage: most,
     )
-    requests: Any = SimpleNamespace(location=lambda run, stage: f"stage {stage!r}")
-    return PartVerifier(state, requests)
 
 
 def run(pipeline: vd.Pipeline) -> FragmentState:
@@ -51,9 +44,8 @@ def run(pipeline: vd.Pipeline) -> FragmentState:
     return FragmentState(0, 0, 0, record, make_task_states(specs))
 
 
-def part(rows: int, **counted: int) -> Part:
-    folder: Any = Folder()
-    return Part(folder, PartInfo("k", "d", rows, 1, **{"rows_in": 10, **counted}))
+def part(rows: int, **counted: int) -> PartInfo:
+    return PartInfo("k", "d", rows, 1, **{"rows_in": 10, **counted})
 
 
 @pytest.mark.parametrize(
@@ -72,8 +64,8 @@ def part(rows: int, **counted: int) -> Part:
     ],
 )
 def test_every_row_is_accounted_for(pipeline, stage, written, is_right):
-    """The part is only looked at: `Folder` can delete nothing."""
-    error = counts(pipeline).count_error(run(pipeline), pipeline[stage].spec, written)
+    spec = pipeline[stage].spec
+    error = count_error(state(pipeline), run(pipeline), spec, written, "the part")
     assert (error is None) == is_right
     if error:
         assert "expected every row of 'source' to be one of these" in str(error)
@@ -83,8 +75,9 @@ def test_more_faults_than_a_stage_allows():
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     docs.project("all", ["n"])
     report: Any = SimpleNamespace(faults=("id 7: ValueError",))
-    assert counts(docs, most=5).fault_limit_error(run(docs), "all", report) is None
-    error = counts(docs, most=4).fault_limit_error(run(docs), "all", report)
+    given = (run(docs), "all", report, "stage 'all'")
+    assert fault_limit_error(state(docs, most=5), *given) is None
+    error = fault_limit_error(state(docs, most=4), *given)
     assert "stage 'all': 5 of at most 100 rows of the partition failed" in str(error)
     assert "id 7: ValueError" in str(error)
 

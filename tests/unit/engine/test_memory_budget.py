@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 import vane_dagster as vd
-from vane_dagster.engine.fragment_state import FragmentState, bytes_read, make_task_states
+from vane_dagster.engine.fragment_state import FragmentState, Held, bytes_read, make_task_states
 from vane_dagster.engine.memory_budget import MemoryBudget
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.filesystem import Location
@@ -41,7 +41,7 @@ def runs(count: int, mib: int = 10, read_mib: int = 0) -> list[FragmentState]:
 def finish(budget: MemoryBudget, run: FragmentState, mib: int) -> None:
     """A fragment comes to its end, which held `mib` MiB at most."""
     budget.charge(run)
-    budget.record_table(run, "quick", "whole", mib * MIB)
+    budget.record_table(run, mib * MIB)
     for task_state in run.task_states.values():
         task_state.done = True
     budget.release(run)
@@ -99,7 +99,7 @@ def test_a_fragment_that_outgrows_what_was_expected_stops_admission_and_those_af
     assert admitted(budget, waiting[:20]) == 20
     assert budget.has_room_for(waiting[20])
     assert budget.may_continue(third)
-    budget.record_table(first, "slow", "slice", 400 * MIB)
+    budget.record_table(first, 400 * MIB)
     assert not budget.has_room_for(waiting[20])
     assert budget.may_continue(first)
     assert budget.may_continue(second), "800 MiB"
@@ -111,15 +111,17 @@ def test_a_fragment_that_outgrows_what_was_expected_stops_admission_and_those_af
 def test_what_is_dropped_on_the_way_is_not_held():
     (run,) = runs(1)
     slow = run.task_states["slow"]
-    run.hold("slow", "load", 5)
-    slow.given = object()
-    run.hold("slow", "slice", 10)
-    slow.pieces[0] = (object(), 1)
+    budget = MemoryBudget(100, 1)
+    budget.record_table(run, 5)
+    slow.given = Held("input", 2, 5)
+    budget.record_table(run, 10)
+    slow.pieces[0] = Held("first", 1, 10)
     slow.given = None
-    run.hold("slow", "slice", 10)
+    budget.record_table(run, 10)
+    slow.pieces[1] = Held("second", 1, 10)
     assert run.held == 20
-    run.hold("slow", "gather", 20)
-    slow.table, slow.pieces = object(), {}
+    budget.record_table(run, 20)
+    slow.table, slow.pieces = Held("rows", 2, 20), {}
     assert run.held == 20
     assert run.peak == 40, "the slices, and what they were put together to"
     run.read("slow")

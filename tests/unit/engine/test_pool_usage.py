@@ -28,7 +28,7 @@ def test_the_servers_of_a_stage_are_added_up():
     usage.worker_ready("b", ready(True, 3.0))
     spec = PoolSpec("a", "server one", (1, 1), server="one")
     up = ServerStatus("ready", Endpoint("http://n:1", node="n"))
-    usage.server_changed(spec, {"w1": up, "w2": ServerStatus("restarting", None)})
+    usage.server_changed(spec, {"w1": up, "w2": ServerStatus("restarting", None)}, 0)
     assert usage.take_servers(["a", "b"]) == ServerUse(
         starts=2,
         start_seconds=5.0,

@@ -21,7 +21,6 @@ from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
 from vane_dagster.engine.partition_order import NoOrder
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import WaveScheduler
-from vane_dagster.engine.tasks import WorkBuilder
 from vane_dagster.errors import ClusterLostError, ComputeError, UdfError
 from vane_dagster.events import Failed, Noticed
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
@@ -293,13 +292,11 @@ class Wave:
         own = [Worker(f"m-{i}", "m") for i in range(workers)] if self.pools else []
         io = [Worker(f"io-{i}", IO_WORKERS) for i in range(2)]
         self.lease = Lease(self.clock, [*own, *io], outcome)
-        self._found, self._store, self._budget = found or {}, store, budget
+        self.state.__dict__["look_up"] = lambda index, stages: found or {}
+        self._budget = budget
 
     def run(self, *stages: str) -> Wave:
         state = self.state
-        builder = WorkBuilder(
-            state.plan, self._store, state.parts, "lease", "run", state.faults_allowed
-        )
         stages = stages or state.plan.selected
         self.lease.pools = {
             IO_WORKERS,
@@ -307,8 +304,8 @@ class Wave:
         }
         pools = {stage: pool for stage, pool in self.pools.items() if stage in stages}
         WaveScheduler(
-            state, stages, self.lease, pools, builder, self._budget, self.cancelled,
-            lambda index, stages: self._found, clock=self.clock,
+            state, stages, self.lease, pools, self._budget, self.cancelled,
+            clock=self.clock,
         ).run()  # fmt: skip
         return self
 
@@ -708,7 +705,7 @@ def test_an_expired_lease_ends_the_run(wave):
         made.run()
 
 
-def test_a_lost_cluster_is_reported_with_the_stage_in_progress(wave):
+def test_a_lost_cluster_is_reported_with_the_stages_of_the_wave(wave):
     made = wave(mapped())
     answers = made.lease.wait
 
@@ -718,7 +715,7 @@ def test_a_lost_cluster_is_reported_with_the_stage_in_progress(wave):
         return answers(timeout)
 
     made.lease.wait = wait
-    with pytest.raises(ClusterLostError, match="stage 'docs/model', partition 'p0': the head is"):
+    with pytest.raises(ClusterLostError, match="stages 'docs/model': the head is"):
         made.run()
 
 

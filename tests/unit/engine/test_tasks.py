@@ -12,9 +12,9 @@ import pytest
 import vane_dagster as vd
 from support.arguments import grouped
 from vane_dagster.compute.api import Worker
-from vane_dagster.engine.fragment_state import FragmentState, make_task_states
+from vane_dagster.engine.fragment_state import FragmentState, Held, make_task_states
 from vane_dagster.engine.slicing import SliceSizer
-from vane_dagster.engine.tasks import Task, TaskBuilder, WorkBuilder
+from vane_dagster.engine.tasks import Task, WorkBuilder
 from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.planning.plan import Part
 from vane_dagster.providers.template import PrefixOrder, parse_template
@@ -73,13 +73,13 @@ class Fragment:
         )
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.allowed = 7
-        self.work = WorkBuilder(
-            plan, Store(Location("/nowhere/store")), self.parts, "lease", "run",
-            lambda index, stage: self.allowed,
+        state: Any = SimpleNamespace(
+            plan=plan, store=Store(Location("/nowhere/store")), parts=self.parts, run_id="run",
+            faults_allowed=lambda index, stage: self.allowed, floors={},
         )  # fmt: skip
         sizer = SliceSizer({"model": PoolSpec("m", "Model", (2, 2))})
         sizer.learn("model", 2.0, 100)  # slices of 30 rows
-        self.tasks = TaskBuilder(self.work, sizer, lambda stage: 2)
+        self.work = WorkBuilder(state, "lease", sizer, lambda stage: 2)
         self.queue = WorkerQueue(2)
         self.queue.mark_ready(FIRST)
         self.queue.mark_ready(SECOND)
@@ -92,12 +92,15 @@ class Fragment:
         task = Task(self.run, 0, "model", kind, retry)
         if not len(self.queue):
             self.queue.push(0, task)
-        return self.tasks.take_next(task, self.queue, worker, last=False)
+        return self.work.take_next(task, self.queue, worker, last=False)
+
+    def whole(self, stage: str) -> Any:
+        return self.work.whole(Task(self.run, 0, stage, "whole"))
 
 
 def test_a_stage_at_the_source_reads_its_rows_and_writes_a_part():
     fragment = Fragment()
-    work, tables = fragment.work.whole(fragment.run, fragment.state("clean"), "io-1")
+    work, tables = fragment.whole("clean")
     (rows,) = work.inputs
     assert isinstance(rows, SourceRows)
     assert (rows.fragment, rows.files, rows.id) == (
@@ -108,20 +111,20 @@ def test_a_stage_at_the_source_reads_its_rows_and_writes_a_part():
     assert work.target is not None
     assert work.target.key == "clean0"
     assert work.keep, "the map reads it from memory"
-    assert (work.stage, work.lease, work.worker) == ("docs/clean", "lease", "io-1")
+    assert (work.stage, work.lease, work.run_id) == ("docs/clean", "lease", "run")
     assert work.location.startswith("stage 'docs/clean', partition 'p', fragment 0 (")
 
 
 def test_upstream_rows_are_read_from_memory_as_long_as_they_are_there():
     fragment = Fragment()
-    fragment.state("clean").table = "table"
-    work, tables = fragment.work.whole(fragment.run, fragment.state("model"), "m-1")
+    fragment.state("clean").table = Held("table", 100)
+    work, tables = fragment.whole("model")
     assert (work.inputs, tables) == ((TableRows(0),), ["table"])
     assert not work.keep, "nothing reads it"
 
     fragment.state("clean").table = None
     fragment.parts[0, "clean"] = {0: Part(Location("/parts"), PartInfo("k", "d", 100, 10))}
-    work, tables = fragment.work.whole(fragment.run, fragment.state("model"), "m-1")
+    work, tables = fragment.whole("model")
     (rows,) = work.inputs
     assert isinstance(rows, PartRows)
     assert (rows.folder, rows.name, tables) == (Location("/parts"), "k-d.parquet", [])
@@ -129,21 +132,21 @@ def test_upstream_rows_are_read_from_memory_as_long_as_they_are_there():
 
 def test_a_sample_limits_the_rows_that_are_read_not_those_in_memory():
     fragment = Fragment(sample={0: (3, 5)})
-    work, _ = fragment.work.whole(fragment.run, fragment.state("clean"), "io-1")
+    work, _ = fragment.whole("clean")
     (rows,) = work.inputs
     assert isinstance(rows, SampledRows)
     assert rows.places == (3, 5)
-    fragment.state("clean").table = "table"
-    work, _ = fragment.work.whole(fragment.run, fragment.state("model"), "m-1")
+    fragment.state("clean").table = Held("table", 100)
+    work, _ = fragment.whole("model")
     assert work.inputs == (TableRows(0),)
 
 
 def test_the_rows_that_may_still_fail_are_looked_up_for_each_call():
     fragment = Fragment(on_error="quarantine", max_error_rate=0.5)
-    spec = fragment.state("model").spec
-    first = fragment.work.op(fragment.run, spec)
+    task = Task(fragment.run, 0, "model", "slice")
+    first = fragment.work.op(task)
     fragment.allowed = 2
-    second = fragment.work.op(fragment.run, spec)
+    second = fragment.work.op(task)
     assert isinstance(first, CallUdf)
     assert isinstance(second, CallUdf)
     assert (first.max_faults, second.max_faults) == (7, 2)
@@ -151,10 +154,11 @@ def test_the_rows_that_may_still_fail_are_looked_up_for_each_call():
 
 def test_slices_are_taken_until_no_rows_are_left():
     fragment = Fragment()
-    fragment.state("model").give("input", 100)
+    fragment.state("model").give(Held("input", 100))
     taken = []
     while not taken or len(fragment.queue):
         work, tables, start, rows = fragment.take("slice")
+        assert work.worker == FIRST.name
         assert work.inputs == (TableRows(0, start, start + rows),)
         assert tables == ["input"]
         assert work.target is None
@@ -165,7 +169,7 @@ def test_slices_are_taken_until_no_rows_are_left():
 
 def test_each_worker_takes_its_own_share_first_and_then_the_end_of_the_largest():
     fragment = Fragment()
-    fragment.state("model").give("input", 100, shares=(40, 100))
+    fragment.state("model").give(Held("input", 100), shares=(40, 100))
     taken = [fragment.take("slice", worker=worker)[2:] for worker in (SECOND, FIRST, FIRST, FIRST)]
     assert taken == [(40, 30), (0, 30), (30, 10), (70, 30)]
     assert len(fragment.queue) == 0
@@ -175,7 +179,7 @@ def test_slices_of_arranged_rows_have_the_columns_of_the_upstream_stage_alone():
     fragment = Fragment()
     state = fragment.state("model")
     state.spec = replace(state.spec, row_order=PrefixOrder(parse_template("here", "{x}", None)))
-    state.give("input", 100)
+    state.give(Held("input", 100))
     work, _, start, rows = fragment.take("slice")
     assert work.inputs == (TableRows(0, start, start + rows, ("id", "x")),)
     work, _, _, _ = fragment.take("slice", RetriedRows(20, 1, WORKER_DIED, 2, "segmentation fault"))
@@ -184,7 +188,7 @@ def test_slices_of_arranged_rows_have_the_columns_of_the_upstream_stage_alone():
 
 def test_a_retry_has_the_rows_that_it_names():
     fragment = Fragment()
-    fragment.state("model").give("input", 100)
+    fragment.state("model").give(Held("input", 100))
     work, _, start, rows = fragment.take("slice", RetriedRows(20, 5))
     assert (work.inputs, start, rows) == ((TableRows(0, 20, 25),), 20, 5)
     assert isinstance(work.op, CallUdf)
@@ -193,7 +197,7 @@ def test_a_retry_has_the_rows_that_it_names():
 
 def test_a_row_that_is_given_up_is_rejected_with_the_reason():
     fragment = Fragment()
-    fragment.state("model").give("input", 100)
+    fragment.state("model").give(Held("input", 100))
     work, _, _, _ = fragment.take("slice", RetriedRows(20, 1, WORKER_DIED, 2, "segmentation fault"))
     assert isinstance(work.op, Reject)
     assert (work.op.error, work.op.attempts) == (WORKER_DIED, 2)
@@ -205,7 +209,7 @@ def test_a_row_that_is_given_up_is_rejected_with_the_reason():
 def test_the_gather_writes_the_pieces_by_their_first_row_with_their_counts():
     fragment = Fragment()
     state = fragment.state("model")
-    state.pieces = {30: ("second", 5), 0: ("first", 30)}
+    state.pieces = {30: Held("second", 5), 0: Held("first", 30)}
     state.tally = Tally(rows_in=100, quarantined=65)
     work, tables, _, _ = fragment.take("gather")
     assert (work.op, tables) == (Gather(), ["first", "second"])

@@ -109,13 +109,6 @@ def test_while_a_run_waits_for_another_the_reason_replaces_rate_and_time_left():
     assert log.at(65, 60, 100) == ["embedding: 60 of 100 rows (60%), 2.0 rows/s, 20 s left"]
 
 
-def test_a_run_that_shares_workers_keeps_its_rate():
-    log = Log()
-    log.at(1, 10, 100)
-    log.take(Waiting("pool Model", "Model: 1 of 2 workers also serve run b", ("b",)))
-    assert log.at(5, 50, 100)[0].endswith(" left")
-
-
 def test_a_stage_that_does_not_begin_is_mentioned_after_30_seconds():
     log = Log()
     assert log.at(29, 0, 100) == []

@@ -10,7 +10,7 @@ import pytest
 
 from support.plans import docs, plan, settle, source
 from vane_dagster.planning.plan import Part, RunPlan
-from vane_dagster.planning.preview_plan import MAX_FRAGMENTS, PreviewKey, first_rows, previews
+from vane_dagster.planning.preview_plan import MAX_FRAGMENTS, first_rows, previews
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
 from vane_dagster.storage.store import Store
@@ -32,7 +32,7 @@ def rows_read(each: RunPlan) -> list[tuple[str, int, int]]:
 def counts(planned: RunPlan, stage: str, passes: Callable[[int], int], rows: int = 16) -> list[int]:
     """Return how many rows each plan reads, if only some of them reach the stage."""
     found, read = [], dict[str, int]()
-    plans = previews(planned, stage, rows, {})
+    plans = previews(planned, stage, rows)
     each = next(plans)
     try:
         while True:
@@ -47,7 +47,7 @@ def counts(planned: RunPlan, stage: str, passes: Callable[[int], int], rows: int
 def test_upstream_stages_that_are_not_stored_are_computed_for_the_first_rows(tmp_path, store):
     source(tmp_path, {"a.parquet": 100})
     planned = plan(docs(tmp_path), store, "clean", "doubled")
-    first, second = previews(planned, "doubled", 16, {})
+    first, second = previews(planned, "doubled", 16)
     assert first.is_sample
     assert first.needed() == ("clean", "doubled")
     assert rows_read(first) == [("a.parquet", 0, 16)]
@@ -60,8 +60,8 @@ def test_only_what_the_stage_needs_is_computed(tmp_path, store):
     source(tmp_path, {"a.parquet": 10})
     planned = plan(docs(tmp_path), store, *STAGES)
     for stage, needed in (("clean", ("clean",)), ("scaled", ("clean", "scaled"))):
-        assert [each.needed() for each in previews(planned, stage, 16, {})] == [needed]
-    (joined,) = previews(planned, "joined", 16, {})
+        assert [each.needed() for each in previews(planned, stage, 16)] == [needed]
+    (joined,) = previews(planned, "joined", 16)
     assert joined.needed() == STAGES
 
 
@@ -80,7 +80,7 @@ def test_stored_parts_are_read_and_empty_ones_are_skipped(tmp_path, store):
     source(tmp_path, {"a.parquet": 100})
     planned = plan(docs(tmp_path, fragment_rows=25), store, "clean", "doubled")
     planned = stored(planned, "clean", [0, 20, 10, 0])
-    found = list(previews(planned, "doubled", 16, {}))
+    found = list(previews(planned, "doubled", 16))
     assert [each.needed() for each in found] == [("doubled",)] * 2
     parts = [each.partitions[0].stages["clean"].parts for each in found]
     read = [[(part.info.key[0], part.info.rows) for part in each.values()] for each in parts]
@@ -92,7 +92,7 @@ def test_rows_that_a_join_matches_are_read_from_whole_parts(tmp_path, store):
     planned = plan(docs(tmp_path), store, *STAGES)
     for stage in ("clean", "doubled", "scaled"):
         planned = stored(planned, stage, [100])
-    found = next(previews(planned, "joined", 16, {}))
+    found = next(previews(planned, "joined", 16))
     stages = found.partitions[0].stages
     rows = {name: each.parts[0].info.rows for name, each in stages.items() if each.parts}
     assert rows == {"clean": 16, "doubled": 100, "scaled": 100}
@@ -107,28 +107,15 @@ def test_manifests_of_stages_that_are_not_selected_are_read(tmp_path, store):
     (info,) = partition.inputs["clean"].parts
     manifest = replace(partition.inputs["clean"], parts=[replace(info, rows=40)])
     planned = replace(planned, partitions=[replace(partition, inputs={"clean": manifest})])
-    found = list(previews(planned, "doubled", 16, {}))
+    found = list(previews(planned, "doubled", 16))
     assert [each.partitions[0].inputs["clean"].parts[0].rows for each in found] == [16, 40]
     assert [each.selected for each in found] == [("doubled",)] * 2
-
-
-def test_what_an_earlier_preview_has_computed_is_read(tmp_path, store):
-    source(tmp_path, {"a.parquet": 100})
-    planned = plan(docs(tmp_path), store, "clean", "doubled")
-    identity = planned.partitions[0].fragments[0].identity
-    part = Part(Location("somewhere"), PartInfo("f" * 40, "", 30, 10))
-    first, second = previews(
-        planned, "doubled", 16, {PreviewKey("clean", None, identity, 16): part}
-    )
-    assert first.needed() == ("doubled",)
-    assert first.partitions[0].stages["clean"].parts == {0: part}
-    assert second.needed() == ("clean", "doubled")
 
 
 def test_small_fragments_are_read_together(tmp_path, store):
     source(tmp_path, {f"{n:02}.parquet": 1 for n in range(40)})
     planned = plan(docs(tmp_path, fragment_rows=10), store, "clean", "doubled")
-    found = next(previews(planned, "doubled", 16, {}))
+    found = next(previews(planned, "doubled", 16))
     assert rows_read(found) == [(f"{n:02}.parquet", 0, 1) for n in range(16)]
     assert found.partitions[0].preview == (1,) * 16
     keys = {key for each in found.partitions[0].stages.values() for key in each.keys}
@@ -137,13 +124,13 @@ def test_small_fragments_are_read_together(tmp_path, store):
     assert counts(planned, "doubled", lambda read: read, 12) == [12]
 
 
-def test_fragments_with_parts_of_other_stages_are_read_apart(tmp_path, store):
+def test_parts_are_read_if_all_fragments_have_them(tmp_path, store):
     source(tmp_path, {"a.parquet": 50})
-    planned = stored(
-        plan(docs(tmp_path, fragment_rows=10), store, "clean", "doubled"), "clean", [5]
-    )
-    first, second, *_ = previews(planned, "doubled", 16, {})
-    assert (first.needed(), second.needed()) == (("doubled",), ("clean", "doubled"))
+    planned = plan(docs(tmp_path, fragment_rows=10), store, "clean", "doubled")
+    first, *_ = previews(stored(planned, "clean", [5]), "doubled", 16)
+    assert first.needed() == ("clean", "doubled")
+    first, *_ = previews(stored(planned, "clean", [10, 10]), "doubled", 16)
+    assert first.needed() == ("doubled",)
 
 
 def test_a_filter_upstream_makes_previews_read_on(tmp_path, store):
@@ -159,7 +146,7 @@ def test_a_fragment_that_was_read_to_its_end_is_not_read_again(tmp_path, store):
     source(tmp_path, {"a.parquet": 100})
     planned = plan(docs(tmp_path, fragment_rows=10), store, "clean")
     assert counts(planned, "clean", lambda read: read // 2) == [16, 22]
-    plans = previews(planned, "clean", 16, {})
+    plans = previews(planned, "clean", 16)
     assert rows_read(next(plans)) == [("a.parquet", 0, 10), ("a.parquet", 10, 16)]
     assert rows_read(plans.send(8))[0] == ("a.parquet", 10, 20)
 
@@ -167,7 +154,7 @@ def test_a_fragment_that_was_read_to_its_end_is_not_read_again(tmp_path, store):
 def test_few_fragments_are_read(tmp_path, store):
     source(tmp_path, {"a.parquet": 10_000})
     planned = plan(docs(tmp_path, fragment_rows=1000), store, "clean")
-    read = {start for each in previews(planned, "clean", 16, {}) for _, start, _ in rows_read(each)}
+    read = {start for each in previews(planned, "clean", 16) for _, start, _ in rows_read(each)}
     assert read == {1000 * n for n in range(MAX_FRAGMENTS)}
 
 

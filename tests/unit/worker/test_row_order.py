@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from support.data import write_source
-from vane_dagster.engine.fragment_state import StageTaskState
+from vane_dagster.engine.fragment_state import Held, StageTaskState
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.providers.template import PrefixOrder, Template, parse_template
 from vane_dagster.worker import row_reuse
@@ -126,7 +126,7 @@ def test_what_was_made_of_rows_comes_back_in_their_order(docs, shares, data):
 
 def test_a_worker_takes_its_own_share_first_and_then_the_end_of_the_largest():
     task_state = StageTaskState(None, set(), 0)
-    task_state.give("table", 100, (10, 70, 100))
+    task_state.give(Held("table", 100), (10, 70, 100))
 
     def few(most: int) -> int:
         return min(most, 25)
@@ -142,7 +142,7 @@ def test_a_worker_takes_its_own_share_first_and_then_the_end_of_the_largest():
 
 def test_rows_that_are_not_arranged_are_taken_from_the_first_on():
     task_state = StageTaskState(None, set(), 0)
-    task_state.give("table", 5)
+    task_state.give(Held("table", 5))
     assert [task_state.take(place, lambda most: min(most, 2)) for place in (3, 0, 1)] == [
         (0, 2), (2, 4), (4, 5),
     ]  # fmt: skip
