@@ -94,12 +94,6 @@ def _column_type(column: object, kind: object, where: str) -> pa.DataType:
     except duckdb.Error as error:
         with contextlib.suppress(ValueError):
             return parse_kind(kind)
-        if "ARRAY type size" in str(error):
-            raise SchemaError(
-                f"{where}: column {column!r} is {kind!r}, and SQL has no arrays of more than "
-                f"{MAX_SQL_ARRAY} elements. Declare it as a tensor, for example "
-                'vd.tensor("float32", (3, 224, 224))'
-            ) from None
         raise SchemaError(
             f"{where}: column {column!r} has the unknown type {kind!r} ({first_line(error)}). Use "
             "a DuckDB SQL type: BIGINT, DOUBLE, FLOAT, VARCHAR, BOOLEAN, TIMESTAMP, FLOAT[], "

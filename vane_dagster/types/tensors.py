@@ -6,6 +6,7 @@ Arrow and an N-dimensional array in numpy.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
     It is Arrow's fixed-shape tensor (``arrow.fixed_shape_tensor``), which Parquet files keep.
 
     Args:
-        dtype: The type of the elements, a number or bool, as numpy, Arrow or torch name it:
-            ``"float32"``, ``np.uint8``, ``pa.float16()``, ``torch.int64``.
+        dtype: The type of the elements, a number or bool, as numpy or torch name it, or a type of
+            Arrow: ``"float32"``, ``np.uint8``, ``torch.int64``, ``pa.float16()``.
         shape: The shape of a row's tensor, for example ``(3, 224, 224)``; the first dimension is
             the outermost. A batch of n rows is an array of shape ``(n, 3, 224, 224)``.
 
@@ -61,27 +62,17 @@ def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
 
 
 def _element_type(dtype: Any) -> pa.DataType:
-    if isinstance(dtype, pa.DataType):
-        kind = dtype
-    else:
-        name = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else dtype
-        try:
+    kind = dtype
+    if not isinstance(dtype, pa.DataType):
+        name = dtype if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
+        with contextlib.suppress(TypeError, pa.ArrowNotImplementedError):
             kind = pa.from_numpy_dtype(np.dtype(name))
-        except (TypeError, pa.ArrowNotImplementedError):
-            try:
-                kind = pa.type_for_alias(str(name))
-            except ValueError:
-                raise _unknown_elements(dtype) from None
-    if not is_element(kind):
-        raise _unknown_elements(dtype)
+    if not isinstance(kind, pa.DataType) or not is_element(kind):
+        raise SchemaError(
+            f"vd.tensor: dtype is {dtype!r}; expected the name of a number type or bool, such as "
+            "'float32', 'float16', 'uint8', 'int64' or 'bool'"
+        )
     return kind
-
-
-def _unknown_elements(dtype: Any) -> SchemaError:
-    return SchemaError(
-        f"vd.tensor: dtype is {dtype!r}; expected the name of a number type or bool, such as "
-        "'float32', 'float16', 'uint8', 'int64' or 'bool'"
-    )
 
 
 def is_element(kind: pa.DataType) -> bool:
@@ -246,20 +237,11 @@ def astype(wanted: pa.DataType) -> str:
 
 
 def _other_shape(found: Sequence[int], wanted: Sequence[int]) -> str:
-    """Describe a wrong shape, with the call that makes the right one."""
+    """Describe a wrong shape."""
     found, wanted = tuple(int(size) for size in found), tuple(wanted)
     if len(found) == len(wanted) == 1:
         return f"vectors have {found[0]} elements, not {wanted[0]}"
-    text = f"a row has shape {found}, not {wanted}"
-    if math.prod(found) != math.prod(wanted):
-        return text
-    if len(found) == len(wanted) and sorted(found) == sorted(wanted) and len(set(found)) > 1:
-        axes, left = [], list(enumerate(found, 1))
-        for size in wanted:
-            axes.append(next(axis for axis, other in left if other == size))
-            left = [each for each in left if each[0] != axes[-1]]
-        return f"{text}. Return array.transpose({', '.join(map(str, (0, *axes)))})"
-    return f"{text}. Return array.reshape({', '.join(map(str, (-1, *wanted)))})"
+    return f"a row has shape {found}, not {wanted}"
 
 
 def stacked(rows: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
@@ -354,10 +336,8 @@ def from_lists(array: pa.Array, kind: pa.DataType) -> pa.Array:
     wanted = row_shape(kind)
     assert wanted is not None, "asked for a tensor type only"
     if is_tensor(array.type):
-        found = row_shape(array.type)
-        assert found is not None, "a tensor has a shape"
-        if found.shape != wanted.shape:
-            raise ValueError(_other_shape(found.shape, wanted.shape))
+        if tuple(array.type.shape) != wanted.shape:
+            raise ValueError(_other_shape(array.type.shape, wanted.shape))
         array = array.storage
     value, depth = array.type, 0
     while is_list(value):
