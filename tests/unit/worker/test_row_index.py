@@ -17,7 +17,7 @@ from vane_dagster.errors import DamagedPartError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.row_records import Outcome, RecordedPart, records_schema, write_records
 from vane_dagster.worker import node_files, recorded_rows
-from vane_dagster.worker.recorded_rows import open_index
+from vane_dagster.worker.recorded_rows import find_rows, open_index
 
 Record = tuple[int, int, int, int, int]  # high, low, id, outcome, epoch
 Row = tuple[int, int]  # high, low
@@ -34,12 +34,10 @@ def recorded(folder: Path, records: Sequence[Record], key: str = "a") -> Recorde
     return RecordedPart(location, f"{key}.parquet", write_records(location, key, table))
 
 
-def found(
-    index: recorded_rows.RowIndex, rows: Sequence[Row], failed: bool = False
-) -> list[tuple[int, int]]:
+def found(index: pa.Table, rows: Sequence[Row], failed: bool = False) -> list[tuple[int, int]]:
     order = sorted(range(len(rows)), key=lambda n: rows[n][0])
     high, low = (np.array([rows[place][n] for place in order], np.uint64) for n in (0, 1))
-    part, record = index.find(high, low, failed=failed)
+    part, record = find_rows(index, high, low, failed=failed)
     places = dict(zip(order, zip(part.tolist(), record.tolist())))
     return [places[n] for n in range(len(rows))]
 
