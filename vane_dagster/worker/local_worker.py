@@ -84,7 +84,7 @@ class _Channel:
 
 def serve(connection: Connection, folder: str, slots: int) -> None:
     """Answer requests until the connection closes."""
-    host = Host(slots)
+    host = Host()
     channel = _Channel(connection, folder)
 
     def answer(ticket: int, call: LoadCall | RunCall) -> None:

@@ -28,7 +28,6 @@ from vane_dagster.worker.callers import Revoked, Room, UserCode, at_once, within
 from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.health import Health, UnhealthyModelError, check_alive
 from vane_dagster.worker.isolation import one_process
-from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.output_ids import with_ids
 from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.protocol import CallUdf, Work
@@ -61,18 +60,15 @@ class UdfCaller:
         health: The health check of the model.
     """
 
-    def __init__(
-        self, model: ModelSpec, target: Callable[..., Any], thread: ModelThread | None = None
-    ) -> None:
+    def __init__(self, model: ModelSpec, target: Callable[..., Any]) -> None:
         self._target = target
         self._label = model.label
         self._packages = installed(model.packages)
         self.sizes = BatchSizer()
         self._events = EventLoop()
-        self._thread = thread or ModelThread(slots=1)
         self._rooms: dict[int, asyncio.Semaphore] = {}
         self._alone: dict[int, asyncio.Lock] = {}
-        self.health = Health(target, self._events, self._thread)
+        self.health = Health(target, self._events)
 
     def call(
         self, op: CallUdf, table: pa.Table, work: Work, revoked: Callable[[], bool]
