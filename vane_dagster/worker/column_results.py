@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from vane_dagster.errors import UdfError, names
+from vane_dagster.errors import UdfError
 from vane_dagster.pipeline.contracts import ColumnsCall
 from vane_dagster.types.callables import qualname, signature_of
 from vane_dagster.types.kinds import is_text
@@ -24,24 +25,21 @@ def column_arguments(
     """Return the positional arguments of a call: a copy of each input column as an array."""
     given = given_batch(batch.select(list(dict.fromkeys(contract.columns))), contract.format)
     columns, shapes = [given[name] for name in contract.columns], contract.shapes
-    if contract.stacks and len(columns) > 1 and _takes_one(call):
-        if any(shapes[1:]):
-            raise UdfError(
-                f"{location}: {qualname(call)} takes one array of all {len(columns)} inputs, but "
-                f"input_tensor_shapes has a shape for several; write "
-                f"input_tensor_shapes=[[{len(columns)}]], or give it a parameter for each input"
-            )
-        stacked = np.stack([np.asarray(column) for column in columns], axis=1)
-        return [_shaped(stacked, shapes[:1], "inputs", location)]
-    if shapes and len(shapes) != len(columns):
+    count = len(columns)
+    is_stacked = contract.stacks and count > 1 and _takes_one(call)
+    if any(shapes[1:]) if is_stacked else shapes and len(shapes) != count:
+        takes = f"one array of all {count}" if is_stacked else f"an array for each of {count}"
         raise UdfError(
-            f"{location}: {qualname(call)} takes {len(columns)} arrays, but input_tensor_shapes "
-            "has 1 shape, that of one array of all inputs; give each input its shape, None for a "
-            "scalar column"
+            f"{location}: {qualname(call)} takes {takes} inputs, but input_tensor_shapes has "
+            f"{len(shapes)} shapes; expected [[{count}]] for one array of all inputs, else the "
+            "shape of each, None for a scalar column"
         )
+    if is_stacked:
+        stacked = np.stack([np.asarray(column) for column in columns], axis=1)
+        return [_shaped(stacked, next(iter(shapes), None), "inputs", location)]
     return [
-        _shaped(column, shapes[index : index + 1], name, location)
-        for index, (name, column) in enumerate(zip(contract.columns, columns))
+        _shaped(column, shape, name, location)
+        for name, column, shape in zip_longest(contract.columns, columns, shapes)
     ]
 
 
@@ -50,9 +48,8 @@ def _takes_one(call: Callable[..., Any]) -> bool:
     return signature is not None and len(signature.parameters) == 1
 
 
-def _shaped(column: Any, shapes: Sequence[tuple[int, ...] | None], name: str, location: str) -> Any:
+def _shaped(column: Any, shape: Sequence[int] | None, name: str, location: str) -> Any:
     """Return a column as an array of shape (rows, *shape)."""
-    shape = shapes[0] if shapes else None
     if not shape:
         return column
     array = np.asarray(column)
@@ -76,12 +73,9 @@ def as_columns(contract: ColumnsCall, result: Any, op: CallUdf, work: Work) -> A
     if field is not None and not pa.types.is_struct(field.type):
         return {field.name: _text(result, field.type)}
     if isinstance(result, (list, tuple)):
-        rows = _mappings(result, work)
-        ids = {work.id, *op.ids, op.parent}
-        declared = [n for n in op.made if n not in ids] if field is None else field.type.names
-        _check_complete(rows, declared, work.location)
         if field is not None:
             return {field.name: result}
+        rows = [fields_of(row) for row in result]
         shared = [name for name in (rows[0] if rows else ()) if all(name in row for row in rows)]
         return {name: [row[name] for row in rows] for name in shared}
     schema = work.schema if field is None else pa.schema(list(field.type))
@@ -109,22 +103,3 @@ def _text(result: Any, kind: pa.DataType | None) -> Any:
         return [value.decode() if isinstance(value, bytes) else value for value in values]
     except UnicodeDecodeError:
         return result
-
-
-def _check_complete(
-    rows: Sequence[Mapping[str, Any]], declared: Sequence[str], location: str
-) -> None:
-    """Raise UdfError for the first row that lacks a declared column."""
-    for place, row in enumerate(rows):
-        if missing := [name for name in declared if name not in row]:
-            raise UdfError(
-                f"{location}: row {place} of the {len(rows)} returned has no {missing[0]!r}, which "
-                f"is declared; it has {names(row, 20)}. Return a value or None for it in each row"
-            )
-
-
-def _mappings(rows: Sequence[Any], work: Work) -> list[Mapping[str, Any]]:
-    try:
-        return [fields_of(row) for row in rows]
-    except TypeError as error:
-        raise UdfError(f"{work.location}: {error}") from None
