@@ -31,7 +31,8 @@ from vane_dagster.types.tensors import (
     with_null_rows,
 )
 
-_SINGLE = "a single value, not one for each row"
+_SINGLE = "a single value, not one for each row. Return a list or an array"
+_DICT = "a dict. Return one of its values, or a list with a dict for each row"
 _UNORDERED = "a set, whose values have no order. Return a list or an array"
 _ARROW_UNITS = ("s", "ms", "us", "ns")
 
@@ -81,8 +82,10 @@ def as_column(values: Any) -> Any:
     """Return a column as an Arrow array, an array or Series with a type, or a list of rows."""
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
-    if isinstance(values, (str, bytes, Mapping)):
-        raise TypeError(_SINGLE)
+    if isinstance(values, Mapping):
+        raise ValueError(_DICT)
+    if isinstance(values, (str, bytes)):
+        raise ValueError(_SINGLE)
     if isinstance(values, (set, frozenset)):
         raise TypeError(_UNORDERED)
     if hasattr(values, "columns") and (hasattr(values, "ndim") or exports_stream(values)):
@@ -100,7 +103,7 @@ def as_column(values: Any) -> Any:
     if getattr(values, "ndim", 0) and values.dtype != object:
         return values if is_pandas(values) else native(values)
     if not hasattr(values, "__len__") and not isinstance(values, Iterable):
-        raise TypeError(_SINGLE)
+        raise ValueError(_SINGLE)
     return plain_rows(values)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -54,7 +54,7 @@ def explained(error: BaseException, values: Any) -> str:
     """Explain why a column cannot be converted, with what to return instead."""
     if type(error) is ValueError:  # ours; Arrow's are of subclasses
         return str(error)
-    if advice := _about_column(values) or _about_rows(values):
+    if advice := _about_array(values) or _about_rows(values):
         return advice
     found = _WITH_VALUE.match(str(error))
     return f"a {found[1]} {found[2]}" if found else str(error)
@@ -75,17 +75,6 @@ def instead(found: pa.DataType, wanted: pa.DataType, column: str, castable: bool
     return f"{convert}, or {schema} in the schema"
 
 
-def _about_column(values: Any) -> str | None:
-    """Advise about a column as a whole: an array of a type that Arrow lacks, or no column."""
-    if isinstance(values, Mapping):
-        return "a dict. Return one of its values, or a list with a dict for each row"
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        return _about_array(values) or (
-            "a single value, not one for each row. Return a list or an array"
-        )
-    return _about_array(values)
-
-
 def _about_array(values: Any) -> str | None:
     kind = str(getattr(values, "dtype", "")).rpartition(".")[2]
     if kind.startswith(_NARROW_FLOATS):
@@ -103,8 +92,8 @@ def _about_rows(values: Any) -> str | None:
             return f"rows are arrays. {advice}"
         if not isinstance(value, _PLAIN) and not hasattr(value, "dtype"):
             return (
-                f"Arrow has no type for a {_named(value)}. Return numbers, text as by str(value), "
-                "bytes, arrays as by np.asarray(value), lists or dicts of them; "
+                f"Arrow has no type for a {class_name(value)}. Return numbers, text as by "
+                "str(value), bytes, arrays as by np.asarray(value), lists or dicts of them; "
                 "pickle.dumps(value) in a BLOB column keeps an object as it is"
             )
     return None
@@ -117,7 +106,8 @@ def _rows(values: Any) -> Iterator[Any]:
         yield from (value for value in islice(iter(values), _INSPECTED_ROWS) if value is not None)
 
 
-def _named(value: Any) -> str:
+def class_name(value: Any) -> str:
+    """Return the name of a class with its package, because several packages have a DataFrame."""
     kind = type(value)
     package = kind.__module__.partition(".")[0]
     return kind.__qualname__ if package == "builtins" else f"{package}.{kind.__name__}"

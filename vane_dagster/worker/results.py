@@ -14,6 +14,7 @@ import pyarrow as pa
 from vane_dagster.errors import UdfError, names
 from vane_dagster.types.schema import empty_table
 from vane_dagster.worker.conversion import check_pinned, fitted
+from vane_dagster.worker.conversion_advice import class_name
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def result_columns(
         table = _streamed(result, location)
         return _by_name(table, schema, location), table.num_rows, None
     raise UdfError(
-        f"{location}: returned {_qualified(result)}; expected a table (pyarrow, pandas, polars, a "
+        f"{location}: returned {class_name(result)}; expected a table (pyarrow, pandas, polars, a "
         "DuckDB relation or any other object with __arrow_c_stream__) or a dict of column to array"
     )
 
@@ -114,17 +115,10 @@ def _streamed(result: Any, location: str) -> pa.Table:
         reader = pa.RecordBatchReader.from_stream(result)
     except pa.ArrowInvalid as error:  # a stream of single values, as of a polars Series
         raise UdfError(
-            f"{location}: returned {_qualified(result)}, which is not a table: {error}. Return a "
+            f"{location}: returned {class_name(result)}, which is not a table: {error}. Return a "
             "dict of column to array"
         ) from error
     return reader.read_all()
-
-
-def _qualified(value: Any) -> str:
-    """Return a class name with its package, because several packages have a DataFrame."""
-    kind = type(value)
-    package = kind.__module__.split(".")[0]
-    return kind.__name__ if package == "builtins" else f"{package}.{kind.__name__}"
 
 
 def _places(index: Any) -> npt.NDArray[np.int64]:

@@ -28,7 +28,9 @@ _UNPACKED = re.compile(r'File "[^"]*/[0-9a-f]{64}/')
 """The folder of users' modules in a worker."""
 
 
-def fault_table(faults: Sequence[RowFault], work: Work, ids: Sequence[str], model: str) -> pa.Table:
+def fault_table(
+    faults: Sequence[RowFault], work: Work, ids: Sequence[str], model: str = ""
+) -> pa.Table:
     """Convert failed rows to error records; see `fault_schema`."""
     now = datetime.now(timezone.utc)
     parents = [faults[0].batch.schema.field(name) for name in ids[1:]]
@@ -44,7 +46,7 @@ def fault_table(faults: Sequence[RowFault], work: Work, ids: Sequence[str], mode
             "attempts": fault.attempts,
             TRANSIENT: fault.transient,
             "run_id": work.run_id,
-            "model": model,
+            "model": fault.model or model,
             "worker": work.worker,
             "at": now,
         }

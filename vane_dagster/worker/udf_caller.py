@@ -19,7 +19,6 @@ from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.pipeline.contracts import CALL
 from vane_dagster.servers.directory import SERVER_MOVED, directory
 from vane_dagster.storage.packages import installed
-from vane_dagster.storage.quarantine import concat_faults
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker import callers
@@ -38,12 +37,11 @@ from vane_dagster.worker.retry import (
     AwaitServers,
     BatchOutcome,
     Partial,
-    RowFault,
     Wait,
     attempt,
 )
 from vane_dagster.worker.row_errors import describe_faults, fault_table, null_row
-from vane_dagster.worker.unread_rows import SOURCE_LABEL, split_unread
+from vane_dagster.worker.unread_rows import split_unread
 from vane_dagster.worker.user_code import load
 from vane_dagster.worker.watchdog import deadline
 
@@ -93,8 +91,8 @@ class UdfCaller:
         else:
             outcomes = run.one_by_one(batches)
         seconds = run.seconds or time.perf_counter() - started
-        own = [fault for outcome in outcomes for fault in outcome.faults]
-        faults, keeps_nulls = own + unread, op.policy.on_error == "null"
+        faults = [fault for outcome in outcomes for fault in outcome.faults] + unread
+        keeps_nulls = op.policy.on_error == "null"
         tables = [rows for outcome in outcomes for rows in outcome.tables]
         if keeps_nulls:
             tables += [null_row(fault, work, op) for fault in faults]
@@ -120,7 +118,8 @@ class UdfCaller:
             faults=describe_faults(faults, op.ids[0]),
             cancelled=run.stopped,
         )
-        return Computed(rows, report, _records(own, unread, work, op.ids, self._label))
+        records = fault_table(faults, work, op.ids, self._label) if faults else None
+        return Computed(rows, report, records)
 
     def room(self, size: int) -> asyncio.Semaphore:
         """Return the semaphore that bounds a stage's calls in flight, over all slices."""
@@ -139,15 +138,6 @@ class UdfCaller:
             finally:
                 for _ in range(taken):
                     room.release()
-
-
-def _records(
-    own: Sequence[RowFault], unread: Sequence[RowFault], work: Work, ids: Sequence[str], model: str
-) -> pa.Table | None:
-    """Return the records of rows that the code failed for, and of those that were not read."""
-    found = [(own, model), (unread, SOURCE_LABEL)]
-    tables = [fault_table(faults, work, ids, label) for faults, label in found if faults]
-    return concat_faults(tables) if tables else None
 
 
 def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:

@@ -120,19 +120,6 @@ def test_an_index_that_nobody_used_for_a_day_is_deleted(tmp_path):
     assert found(old, [(1, 1)]) == [(0, 0)]
 
 
-def test_a_task_waits_for_few_deletions(tmp_path, monkeypatch):
-    part = recorded(tmp_path, [(1, 1, 1, 0, 5)])
-    for floor in range(3):
-        open_index([part], floor, tmp_path)
-    for used in tmp_path.glob("*.used"):
-        os.utime(used, (1, 1))
-    (tmp_path / ".cleaned").unlink()
-    times = iter([0.0, 0.5, 1.5])
-    monkeypatch.setattr(node_files.time, "monotonic", lambda: next(times))
-    open_index([part], 3, tmp_path)
-    assert len([*tmp_path.glob("*.used")]) == 3
-
-
 def test_many_indexes_are_not_searched_for_old_ones_each_time(tmp_path, monkeypatch):
     part = recorded(tmp_path, [(1, 1, 1, 0, 5)])
     listed = []
