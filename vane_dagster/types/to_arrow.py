@@ -17,7 +17,7 @@ import pyarrow as pa
 from vane_dagster.errors import names
 from vane_dagster.types.casts import Mismatch, cast
 from vane_dagster.types.host_arrays import exports_stream, host_array, is_pandas, native, plain_rows
-from vane_dagster.types.kinds import as_lists, holds, is_list, is_list_view
+from vane_dagster.types.kinds import holds, is_list
 from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.tensors import (
     from_lists,
@@ -120,8 +120,6 @@ def _as_tensors(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array
     if pa.types.is_null(array.type):
         return array.cast(kind)
-    if is_list_view(array.type):
-        array = as_lists(array).combine_chunks()
     if not is_list(array.type) and not is_tensor(array.type):
         raise TypeError(f"values are {array.type}, one for each row")
     return from_lists(array, kind)

@@ -100,7 +100,7 @@ class BatchCaller:
         """Convert one result, and copy it before the user's code can write into it again."""
         op, work = self._code.op, self._code.work
         if isinstance(self._contract, ColumnsCall):
-            result = as_columns(self._contract, result, op, work)
+            result = as_columns(self._contract, result, work)
         origin, passed_on = op.parent or op.ids[0], op.carried(work)
         ids, schema = {work.id, origin, *op.ids}, work.schema
         if op.policy.on_error == "null":  # only this package fills the column

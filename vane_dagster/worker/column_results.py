@@ -12,10 +12,9 @@ import pyarrow as pa
 from vane_dagster.errors import UdfError
 from vane_dagster.pipeline.contracts import ColumnsCall
 from vane_dagster.types.callables import qualname, signature_of
-from vane_dagster.types.kinds import is_text
 from vane_dagster.types.records import fields_of
 from vane_dagster.worker.batch_formats import given_batch
-from vane_dagster.worker.protocol import CallUdf, Work
+from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.results import from_result
 
 
@@ -67,39 +66,16 @@ def _shaped(column: Any, shape: Sequence[int] | None, name: str, location: str) 
     return shaped
 
 
-def as_columns(contract: ColumnsCall, result: Any, op: CallUdf, work: Work) -> Any:
+def as_columns(contract: ColumnsCall, result: Any, work: Work) -> Any:
     """Return the result of a call as a table or a dict of column to array."""
-    field = None if contract.output is None else work.schema.field(contract.output)
-    if field is not None and not pa.types.is_struct(field.type):
-        return {field.name: _text(result, field.type)}
+    if contract.output is not None:
+        kind = work.schema.field(contract.output).type
+        if pa.types.is_struct(kind) and isinstance(result, Mapping):
+            fields = from_result(result, pa.schema(list(kind)), (), "", work.location).rows
+            result = fields.to_struct_array()
+        return {contract.output: result}
     if isinstance(result, (list, tuple)):
-        if field is not None:
-            return {field.name: result}
         rows = [fields_of(row) for row in result]
         shared = [name for name in (rows[0] if rows else ()) if all(name in row for row in rows)]
         return {name: [row[name] for row in rows] for name in shared}
-    schema = work.schema if field is None else pa.schema(list(field.type))
-    if isinstance(result, Mapping):
-        kinds = dict(zip(schema.names, schema.types))
-        result = {name: _text(values, kinds.get(name)) for name, values in result.items()}
-        if field is not None:
-            fields = from_result(result, schema, (), "", work.location).rows
-            return {field.name: fields.to_struct_array()}
-    return result if field is None else {field.name: result}
-
-
-def _text(result: Any, kind: pa.DataType | None) -> Any:
-    """Return a numpy array of UTF-8 bytes, as Triton returns text, as text if that is declared.
-
-    So does Spark. Bytes that are not UTF-8 are returned as they are.
-    """
-    is_array = isinstance(result, np.ndarray) and result.ndim > 0 and result.dtype.kind in "OS"
-    if kind is None or not is_text(kind) or not is_array:
-        return result
-    values = result.reshape(-1).tolist()
-    if len(values) != len(result) or not any(isinstance(value, bytes) for value in values):
-        return result
-    try:
-        return [value.decode() if isinstance(value, bytes) else value for value in values]
-    except UnicodeDecodeError:
-        return result
+    return result

@@ -87,12 +87,6 @@ class RowResults:
 
     def add(self, place: int, returned: Any) -> None:
         """Add what the call for a row has returned."""
-        if type(returned) is types.CoroutineType:
-            returned.close()
-            raise self._refused(
-                "returned a coroutine: a decorator hides that the function is async. Make the "
-                "decorator's wrapper an async def that awaits the function"
-            )
         is_generator = type(returned) is types.GeneratorType
         if self._takes_value and not is_generator:
             self.places.append(place)

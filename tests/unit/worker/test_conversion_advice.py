@@ -76,7 +76,7 @@ CASES: list[tuple[Any, pa.DataType, str]] = [
     ([{1, 2}], TEXT, "Return json.dumps(value) for each row, or declare {'y': 'BIGINT[]'}"),
     ([{"a": 1}], TEXT, "or declare {'y': 'STRUCT(\"a\" BIGINT)'} in the schema"),
     ([{"a": 1}], FLOAT, "Convert it in the function, or declare {'y': 'STRUCT"),
-    ([b"a"], TEXT, "Return value.decode() for each row, or declare {'y': 'BLOB'}"),
+    ([b"\xff"], TEXT, "Return value.decode() for each row, or declare {'y': 'BLOB'}"),
     ([1], TEXT, "Return str(value) for each row, or declare {'y': 'BIGINT'}"),
     (pa.array([1], pa.duration("us")), TEXT, "or declare that type in the schema"),
 ]

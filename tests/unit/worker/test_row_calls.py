@@ -507,18 +507,6 @@ def test_a_row_of_any_type_may_be_returned_as_it_is(values):
     assert repr(found["any"].to_pylist()) == repr(table["any"].to_pylist())
 
 
-def test_an_async_function_under_a_decorator_that_hides_it_is_named():
-    async def doubled(n: int) -> int:
-        return 2 * n
-
-    @functools.wraps(doubled)
-    def wrapper(n: int) -> int:
-        return doubled(n)
-
-    with pytest.raises(vd.errors.UdfError, match="returned a coroutine: a decorator hides"):
-        column(wrapper)
-
-
 def test_a_value_that_include_columns_passes_on_may_not_be_changed():
     def unchanged(row: dict[str, Any]):
         return {**row, "more": row["n"] + 1}
