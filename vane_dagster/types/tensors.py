@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SchemaError
-from vane_dagster.types.casts import Mismatch, cast, checked_cast
+from vane_dagster.types.casts import cast
 from vane_dagster.types.host_arrays import native
 from vane_dagster.types.kinds import holds, is_list, mapped
 
@@ -195,7 +195,7 @@ def from_ndarray(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     element = lists if wanted is None else wanted.value_type
     array = pa.array(native(values.reshape(-1)))
     if array.type != element:
-        array = _cast(array, element)
+        array = cast(array, element)
     if is_tensor(kind):
         flat = pa.FixedSizeListArray.from_arrays(array, type=storage_type(kind))
         return pa.ExtensionArray.from_storage(kind, flat)
@@ -209,25 +209,6 @@ def _listed(values: pa.Array, count: int, size: int) -> pa.Array:
     if size:
         return pa.FixedSizeListArray.from_arrays(values, size)
     return pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), values)
-
-
-def _cast(elements: pa.Array, wanted: pa.DataType) -> pa.Array:
-    found = elements.type
-    if not is_element(wanted) or pa.types.is_null(found):
-        return cast(elements, wanted)
-    _check_elements(found, wanted)
-    try:
-        return checked_cast(elements, wanted)
-    except pa.ArrowInvalid as error:
-        raise Mismatch(found, wanted, str(error)) from error
-
-
-def _check_elements(found: pa.DataType, wanted: pa.DataType) -> None:
-    """Raise an error if elements are no numbers, or bools in place of numbers, or the reverse."""
-    if found == wanted or pa.types.is_null(found):
-        return
-    if not is_element(found) or pa.types.is_boolean(found) or pa.types.is_boolean(wanted):
-        raise TypeError(f"its elements are {found}, not {wanted}. Return {astype(wanted)}")
 
 
 def astype(wanted: pa.DataType) -> str:
@@ -342,9 +323,8 @@ def from_lists(array: pa.Array, kind: pa.DataType) -> pa.Array:
     value, depth = array.type, 0
     while is_list(value):
         value, depth = value.value_type, depth + 1
-    _check_elements(value, wanted.value_type)
     if depth == 1:  # Arrow's own storage of a tensor
-        flat = checked_cast(array, storage_type(kind))
+        flat = cast(array, storage_type(kind))
         return pa.ExtensionArray.from_storage(kind, flat)
     lists = wanted.value_type
     for size in reversed(wanted.shape):
@@ -352,7 +332,7 @@ def from_lists(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if depth != len(wanted.shape):
         raise ValueError(f"lists have {depth} dimensions, not {len(wanted.shape)}")
     values = pa.concat_arrays([array]).drop_null()  # see unsliced
-    values = checked_cast(values, lists)
+    values = cast(values, lists)
     while pa.types.is_fixed_size_list(values.type):
         if values.null_count:
             raise ValueError("a list inside a row is null; a tensor has all of its elements")

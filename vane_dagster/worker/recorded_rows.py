@@ -34,6 +34,7 @@ from vane_dagster.storage.row_records import (
     RecordedPart,
 )
 from vane_dagster.types.tensors import unsliced
+from vane_dagster.worker.arrow_files import read_table, write_table
 from vane_dagster.worker.node_files import free_bytes, new_entry, shared_entry
 from vane_dagster.worker.protocol import Places
 
@@ -62,7 +63,7 @@ def _shared(
 
     def find() -> _Tables | None:
         with contextlib.suppress(FileNotFoundError, ValueError):
-            return {each: _mapped(place / each) for each in names}
+            return {each: read_table(place / each) for each in names}
         return None
 
     def written() -> _Tables:
@@ -71,7 +72,8 @@ def _shared(
             return tables
         with contextlib.suppress(OSError), new_entry(entries, name) as partial:
             for each, table in tables.items():
-                _write(table, partial / "new" / each)
+                table = table.unify_dictionaries().combine_chunks()
+                write_table(table, partial / "new", each)
         return find() or tables
 
     if place in _opened:
@@ -84,17 +86,6 @@ def _shared(
         if len(_opened) > _MOST_OPEN:
             _opened.popitem(last=False)
     return tables
-
-
-def _write(table: pa.Table, path: Path) -> None:
-    table = table.unify_dictionaries().combine_chunks()
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
-
-
-def _mapped(path: Path) -> pa.Table:
-    with pa.memory_map(str(path)) as file:
-        return pa.ipc.open_file(file).read_all()
 
 
 def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = None) -> pa.Table:

@@ -61,11 +61,11 @@ def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
     columns = {}
     passed_on = {*op.ids, *op.carried(work)}
     for field in work.schema:
-        if field.name in passed_on:
-            columns[field.name] = fault.batch.column(field.name)
-        elif field.name == ERROR_COLUMN:
+        if field.name == ERROR_COLUMN:
             text = masked(described(fault.error, fault.name))[:_MAX_CHARACTERS]
             columns[field.name] = pa.chunked_array([pa.array([text], pa.string())])
+        elif field.name in passed_on:
+            columns[field.name] = fault.batch.column(field.name)
         else:
             columns[field.name] = pa.chunked_array([pa.nulls(1, field.type)])
     return pa.table(columns, schema=work.schema)

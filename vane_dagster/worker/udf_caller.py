@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import pyarrow as pa
@@ -82,7 +83,11 @@ class UdfCaller:
                 f"{work.location}: {self._label} returned {made}; expected the function to call "
                 "with the columns of a batch. End it with `return predict`"
             )
-        run = _TableCalls(self, UserCode(call, op, work, kwargs, revoked))
+        keeps_nulls, own = op.policy.on_error == "null", work
+        if keeps_nulls:  # only this package fills the column of errors
+            schema = work.schema.remove(work.schema.get_field_index(ERROR_COLUMN))
+            own = replace(work, schema=schema)
+        run = _TableCalls(self, UserCode(call, op, own, kwargs, revoked))
         started = time.perf_counter()
         readable, unread = split_unread(table)
         batches = self.sizes.cut(readable, op.batch_size)
@@ -92,11 +97,11 @@ class UdfCaller:
             outcomes = run.one_by_one(batches)
         seconds = run.seconds or time.perf_counter() - started
         faults = [fault for outcome in outcomes for fault in outcome.faults] + unread
-        keeps_nulls = op.policy.on_error == "null"
         tables = [rows for outcome in outcomes for rows in outcome.tables]
-        if keeps_nulls:
-            tables += [null_row(fault, work, op) for fault in faults]
-        rows = pa.concat_tables(tables) if tables else empty_table(work.schema)
+        if keeps_nulls or not tables:
+            nulls = [null_row(fault, work, op) for fault in faults if keeps_nulls]
+            tables = [empty_table(work.schema), *tables, *nulls]
+        rows = pa.concat_tables(tables, promote_options="default")
         if faults or any(outcome.mixed for outcome in outcomes):
             rows = _in_order(rows, op.parent or op.ids[0], table.column(op.ids[0]))
         passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
@@ -314,6 +319,4 @@ class _TableCalls:
         work, op = self.work, self.op
         places = range(batch.num_rows) if places is None else places
         output = put_together(results, places, work.schema, work.location)
-        if op.policy.on_error == "null" and ERROR_COLUMN not in output.column_names:
-            output = output.append_column(ERROR_COLUMN, pa.nulls(output.num_rows, pa.string()))
         return with_ids(output, batch, work, op)

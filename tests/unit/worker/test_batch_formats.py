@@ -250,14 +250,14 @@ WRONG = {
     "other size": (CUBE[:, :, :2], "ndarray of float32, shape (2, 2, 2): a row has shape (2, 2)"),
     "numbers": (np.ones(2), "values are double, one for each row"),
     "several shapes": ([np.ones((2, 3)), np.ones((1, 3))], "shapes (2, 3), (1, 3); expected one"),
-    "text": (np.full((2, 2, 3), "a"), "its elements are string, not float. Return array.astype("),
-    "bools": (np.ones((2, 2, 3), bool), "its elements are bool, not float. Return array.astype("),
+    "text": (np.full((2, 2, 3), "a"), "found string as elements. Return array.astype("),
+    "bools": (np.ones((2, 2, 3), bool), "found bool as elements. Return array.astype("),
     "a null inside": ([[[1, 2, 3], None]] * 2, "a list inside a row is null"),
-    "short lists": ([[[1, 2], [3, 4]]] * 2, "found list of list"),
+    "short lists": ([[[1, 2], [3, 4]]] * 2, "with values that do not fit"),
     "other depth": (pa.array([[[[1.0]]]] * 2), "lists have 3 dimensions, not 2"),
     "other tensors": (pa.nulls(2, vd.tensor("float32", (3, 2))), "shape (3, 2), not (2, 3)"),
     "strings": (["a", "b"], "found list of str"),
-    "objects": (np.array([[["a"]]], object), "found ndarray"),
+    "objects": (np.array([[["a"]]], object), "found list<"),
 }  # fmt: skip
 
 
