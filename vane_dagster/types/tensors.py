@@ -183,25 +183,15 @@ def from_ndarray(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     found = values.shape[1:]
     if wanted is not None and found != wanted.shape:
         raise ValueError(_other_shape(found, wanted.shape))
-    lists = kind
-    for size in found if wanted is None else ():
-        if not is_list(lists):
-            raise TypeError(f"an array of shape {values.shape} has an array a row")
-        if pa.types.is_fixed_size_list(lists) and lists.list_size != size:
-            raise ValueError(f"lists have {size} elements, not {lists.list_size}")
-        lists = lists.value_type
-    if wanted is None and pa.types.is_nested(lists):
-        raise TypeError(f"an array of shape {values.shape} has numbers in place of {lists}")
-    element = lists if wanted is None else wanted.value_type
     array = pa.array(native(values.reshape(-1)))
-    if array.type != element:
-        array = cast(array, element)
+    if wanted is not None and array.type != wanted.value_type:
+        array = cast(array, wanted.value_type)
     if is_tensor(kind):
         flat = pa.FixedSizeListArray.from_arrays(array, type=storage_type(kind))
         return pa.ExtensionArray.from_storage(kind, flat)
     for axis in range(len(found), 0, -1):
         array = _listed(array, math.prod(values.shape[:axis]), values.shape[axis])
-    return array.cast(kind)
+    return cast(array, kind)
 
 
 def _listed(values: pa.Array, count: int, size: int) -> pa.Array:
