@@ -36,6 +36,7 @@ from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.errors import ComputeError, names
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
+from vane_dagster.worker.arrow_files import read_table, write_table
 from vane_dagster.worker.calls import (
     AnnounceCall,
     LoadCall,
@@ -46,7 +47,7 @@ from vane_dagster.worker.calls import (
     WorkerRequest,
 )
 from vane_dagster.worker.isolation import NO_DESCRIPTORS_STATUS
-from vane_dagster.worker.local_worker import CLOSED_STATUS, read_table, serve, write_table
+from vane_dagster.worker.local_worker import CLOSED_STATUS, serve
 from vane_dagster.worker.pools import PoolRequest, PoolSpec
 from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.watchdog import ended_by_deadline

@@ -137,7 +137,7 @@ class MapBatchesSpec(StageKind):
     @property
     def slots(self) -> int:
         """Tasks that a worker has at the same time; with two, async code always has calls."""
-        return 2 if self.udf.has_async_code else 1
+        return 2 if self.udf.is_async else 1
 
     @property
     def runs_own_code(self) -> bool:

@@ -88,14 +88,6 @@ class Udf:
         """Whether several calls can be in flight in one actor."""
         return self.style in _ASYNC
 
-    @property
-    def has_async_code(self) -> bool:
-        """Whether it, or a method of its class that another stage may call, is async."""
-        target = unwrapped(self.target)
-        methods = _members(target) if inspect.isclass(target) else {}
-        methods.pop("check_health", None)
-        return self.is_async or any(style_of(each) in _ASYNC for each in methods.values())
-
 
 def make_udf(
     where: str,

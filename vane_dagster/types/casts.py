@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vane_dagster._lazy import pc
-from vane_dagster.types.kinds import as_lists, is_bytes, is_list, is_list_view, is_number, is_text
+from vane_dagster.types.kinds import is_bytes, is_list, is_number, is_text
 
 _UINT64_DIGITS = 20
 _ROUNDING = 4
@@ -37,9 +37,7 @@ def cast(values: Any, kind: pa.DataType) -> Any:
     if not _are_alike(values.type, kind):
         raise Mismatch(values.type, kind)
     try:
-        if is_list_view(values.type):
-            values = as_lists(values)
-        elif _has_view_values(values.type):  # polars' categories; Arrow can't decode them
+        if _has_view_values(values.type):  # polars' categories; Arrow can't decode them
             values = values.cast(pa.dictionary(values.type.index_type, pa.string()))
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
@@ -63,7 +61,7 @@ def _are_alike(found: pa.DataType, wanted: pa.DataType) -> bool:
         return True
     if pa.types.is_dictionary(found):
         return _are_alike(found.value_type, wanted)
-    if (is_list(found) or is_list_view(found)) and is_list(wanted):
+    if is_list(found) and is_list(wanted):
         return _are_alike(found.value_type, wanted.value_type)
     if pa.types.is_struct(found) and pa.types.is_struct(wanted):
         fields = {field.name: field.type for field in found}
@@ -73,6 +71,8 @@ def _are_alike(found: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_map(found) and pa.types.is_map(wanted):
         keys = _are_alike(found.key_type, wanted.key_type)
         return keys and _are_alike(found.item_type, wanted.item_type)
+    if is_bytes(found) and is_text(wanted):  # if they are UTF-8, as Triton and Spark return text
+        return True
     if _is_moment(found) and _is_moment(wanted):
         return _is_zoned(found) == _is_zoned(wanted)
     families = (is_number, is_text, pa.types.is_boolean, pa.types.is_time, pa.types.is_duration)

@@ -47,11 +47,6 @@ def is_floats(kind: pa.DataType) -> bool:
     return is_list(kind) and bool(pa.types.is_floating(kind.value_type))
 
 
-def is_numbers(kind: pa.DataType) -> bool:
-    """Return whether a column holds lists of numbers."""
-    return is_list(kind) and is_number(kind.value_type)
-
-
 def holds(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
     """Return whether a test is true of a type, or of one inside of it."""
     return test(kind) or any(holds(kind.field(i).type, test) for i in range(kind.num_fields))

@@ -94,12 +94,6 @@ def _column_type(column: object, kind: object, where: str) -> pa.DataType:
     except duckdb.Error as error:
         with contextlib.suppress(ValueError):
             return parse_kind(kind)
-        if "ARRAY type size" in str(error):
-            raise SchemaError(
-                f"{where}: column {column!r} is {kind!r}, and SQL has no arrays of more than "
-                f"{MAX_SQL_ARRAY} elements. Declare it as a tensor, for example "
-                'vd.tensor("float32", (3, 224, 224))'
-            ) from None
         raise SchemaError(
             f"{where}: column {column!r} has the unknown type {kind!r} ({first_line(error)}). Use "
             "a DuckDB SQL type: BIGINT, DOUBLE, FLOAT, VARCHAR, BOOLEAN, TIMESTAMP, FLOAT[], "
@@ -178,7 +172,7 @@ def sql_name(kind: pa.DataType) -> str | None:
     if kind in _SQL_NAMES:
         return _SQL_NAMES[kind]
     if pa.types.is_timestamp(kind):
-        return "TIMESTAMP WITH TIME ZONE" if kind.tz and kind.unit == "us" else None
+        return "TIMESTAMP WITH TIME ZONE" if kind == pa.timestamp("us", "UTC") else None
     if pa.types.is_decimal128(kind):
         return f"DECIMAL({kind.precision},{kind.scale})"
     if pa.types.is_struct(kind):
@@ -189,9 +183,10 @@ def sql_name(kind: pa.DataType) -> str | None:
         pair = (sql_name(kind.key_type), sql_name(kind.item_type))
         return f"MAP({pair[0]}, {pair[1]})" if all(pair) else None
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        child = sql_name(kind.value_type)
-        size = kind.list_size if pa.types.is_fixed_size_list(kind) else ""
-        return f"{child}[{size}]" if child else None
+        child, is_sized = sql_name(kind.value_type), pa.types.is_fixed_size_list(kind)
+        if child is None or (is_sized and kind.list_size > MAX_SQL_ARRAY):
+            return None
+        return f"{child}[{kind.list_size if is_sized else ''}]"
     return None
 
 
@@ -204,16 +199,7 @@ def type_code(kind: pa.DataType) -> str:
     """Return the Python code of a type in a schema: a tensor, or the name in SQL, else in Arrow."""
     if is_tensor(kind):
         return tensor_name(kind)
-    name = sql_name(kind)
-    return json.dumps(name if name and _declares(name, kind) else str(kind), ensure_ascii=False)
-
-
-def _declares(name: str, kind: pa.DataType) -> bool:
-    """Return whether an SQL type string stands for exactly this type."""
-    try:
-        return bool(sql_type(name) == kind)
-    except (duckdb.Error, SchemaError):  # an array larger than SQL's
-        return False
+    return json.dumps(type_name(kind), ensure_ascii=False)
 
 
 def schema_code(fields: Iterable[pa.Field]) -> str:

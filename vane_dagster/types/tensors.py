@@ -6,6 +6,7 @@ Arrow and an N-dimensional array in numpy.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SchemaError
-from vane_dagster.types.casts import Mismatch, cast, checked_cast
+from vane_dagster.types.casts import cast
 from vane_dagster.types.host_arrays import native
 from vane_dagster.types.kinds import holds, is_list, mapped
 
@@ -31,8 +32,8 @@ def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
     It is Arrow's fixed-shape tensor (``arrow.fixed_shape_tensor``), which Parquet files keep.
 
     Args:
-        dtype: The type of the elements, a number or bool, as numpy, Arrow or torch name it:
-            ``"float32"``, ``np.uint8``, ``pa.float16()``, ``torch.int64``.
+        dtype: The type of the elements, a number or bool, as numpy or torch name it, or a type of
+            Arrow: ``"float32"``, ``np.uint8``, ``torch.int64``, ``pa.float16()``.
         shape: The shape of a row's tensor, for example ``(3, 224, 224)``; the first dimension is
             the outermost. A batch of n rows is an array of shape ``(n, 3, 224, 224)``.
 
@@ -61,27 +62,17 @@ def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
 
 
 def _element_type(dtype: Any) -> pa.DataType:
-    if isinstance(dtype, pa.DataType):
-        kind = dtype
-    else:
-        name = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else dtype
-        try:
+    kind = dtype
+    if not isinstance(dtype, pa.DataType):
+        name = dtype if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
+        with contextlib.suppress(TypeError, pa.ArrowNotImplementedError):
             kind = pa.from_numpy_dtype(np.dtype(name))
-        except (TypeError, pa.ArrowNotImplementedError):
-            try:
-                kind = pa.type_for_alias(str(name))
-            except ValueError:
-                raise _unknown_elements(dtype) from None
-    if not is_element(kind):
-        raise _unknown_elements(dtype)
+    if not isinstance(kind, pa.DataType) or not is_element(kind):
+        raise SchemaError(
+            f"vd.tensor: dtype is {dtype!r}; expected the name of a number type or bool, such as "
+            "'float32', 'float16', 'uint8', 'int64' or 'bool'"
+        )
     return kind
-
-
-def _unknown_elements(dtype: Any) -> SchemaError:
-    return SchemaError(
-        f"vd.tensor: dtype is {dtype!r}; expected the name of a number type or bool, such as "
-        "'float32', 'float16', 'uint8', 'int64' or 'bool'"
-    )
 
 
 def is_element(kind: pa.DataType) -> bool:
@@ -192,25 +183,15 @@ def from_ndarray(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     found = values.shape[1:]
     if wanted is not None and found != wanted.shape:
         raise ValueError(_other_shape(found, wanted.shape))
-    lists = kind
-    for size in found if wanted is None else ():
-        if not is_list(lists):
-            raise TypeError(f"an array of shape {values.shape} has an array a row")
-        if pa.types.is_fixed_size_list(lists) and lists.list_size != size:
-            raise ValueError(f"lists have {size} elements, not {lists.list_size}")
-        lists = lists.value_type
-    if wanted is None and pa.types.is_nested(lists):
-        raise TypeError(f"an array of shape {values.shape} has numbers in place of {lists}")
-    element = lists if wanted is None else wanted.value_type
     array = pa.array(native(values.reshape(-1)))
-    if array.type != element:
-        array = _cast(array, element)
+    if wanted is not None and array.type != wanted.value_type:
+        array = cast(array, wanted.value_type)
     if is_tensor(kind):
         flat = pa.FixedSizeListArray.from_arrays(array, type=storage_type(kind))
         return pa.ExtensionArray.from_storage(kind, flat)
     for axis in range(len(found), 0, -1):
         array = _listed(array, math.prod(values.shape[:axis]), values.shape[axis])
-    return array.cast(kind)
+    return cast(array, kind)
 
 
 def _listed(values: pa.Array, count: int, size: int) -> pa.Array:
@@ -220,25 +201,6 @@ def _listed(values: pa.Array, count: int, size: int) -> pa.Array:
     return pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), values)
 
 
-def _cast(elements: pa.Array, wanted: pa.DataType) -> pa.Array:
-    found = elements.type
-    if not is_element(wanted) or pa.types.is_null(found):
-        return cast(elements, wanted)
-    _check_elements(found, wanted)
-    try:
-        return checked_cast(elements, wanted)
-    except pa.ArrowInvalid as error:
-        raise Mismatch(found, wanted, str(error)) from error
-
-
-def _check_elements(found: pa.DataType, wanted: pa.DataType) -> None:
-    """Raise an error if elements are no numbers, or bools in place of numbers, or the reverse."""
-    if found == wanted or pa.types.is_null(found):
-        return
-    if not is_element(found) or pa.types.is_boolean(found) or pa.types.is_boolean(wanted):
-        raise TypeError(f"its elements are {found}, not {wanted}. Return {astype(wanted)}")
-
-
 def astype(wanted: pa.DataType) -> str:
     """Return the numpy call that converts numbers to another type."""
     name = "bool" if pa.types.is_boolean(wanted) else np.dtype(wanted.to_pandas_dtype()).name
@@ -246,20 +208,11 @@ def astype(wanted: pa.DataType) -> str:
 
 
 def _other_shape(found: Sequence[int], wanted: Sequence[int]) -> str:
-    """Describe a wrong shape, with the call that makes the right one."""
+    """Describe a wrong shape."""
     found, wanted = tuple(int(size) for size in found), tuple(wanted)
     if len(found) == len(wanted) == 1:
         return f"vectors have {found[0]} elements, not {wanted[0]}"
-    text = f"a row has shape {found}, not {wanted}"
-    if math.prod(found) != math.prod(wanted):
-        return text
-    if len(found) == len(wanted) and sorted(found) == sorted(wanted) and len(set(found)) > 1:
-        axes, left = [], list(enumerate(found, 1))
-        for size in wanted:
-            axes.append(next(axis for axis, other in left if other == size))
-            left = [each for each in left if each[0] != axes[-1]]
-        return f"{text}. Return array.transpose({', '.join(map(str, (0, *axes)))})"
-    return f"{text}. Return array.reshape({', '.join(map(str, (-1, *wanted)))})"
+    return f"a row has shape {found}, not {wanted}"
 
 
 def stacked(rows: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
@@ -354,17 +307,14 @@ def from_lists(array: pa.Array, kind: pa.DataType) -> pa.Array:
     wanted = row_shape(kind)
     assert wanted is not None, "asked for a tensor type only"
     if is_tensor(array.type):
-        found = row_shape(array.type)
-        assert found is not None, "a tensor has a shape"
-        if found.shape != wanted.shape:
-            raise ValueError(_other_shape(found.shape, wanted.shape))
+        if tuple(array.type.shape) != wanted.shape:
+            raise ValueError(_other_shape(array.type.shape, wanted.shape))
         array = array.storage
     value, depth = array.type, 0
     while is_list(value):
         value, depth = value.value_type, depth + 1
-    _check_elements(value, wanted.value_type)
     if depth == 1:  # Arrow's own storage of a tensor
-        flat = checked_cast(array, storage_type(kind))
+        flat = cast(array, storage_type(kind))
         return pa.ExtensionArray.from_storage(kind, flat)
     lists = wanted.value_type
     for size in reversed(wanted.shape):
@@ -372,7 +322,7 @@ def from_lists(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if depth != len(wanted.shape):
         raise ValueError(f"lists have {depth} dimensions, not {len(wanted.shape)}")
     values = pa.concat_arrays([array]).drop_null()  # see unsliced
-    values = checked_cast(values, lists)
+    values = cast(values, lists)
     while pa.types.is_fixed_size_list(values.type):
         if values.null_count:
             raise ValueError("a list inside a row is null; a tensor has all of its elements")

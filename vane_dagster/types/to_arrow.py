@@ -17,7 +17,7 @@ import pyarrow as pa
 from vane_dagster.errors import names
 from vane_dagster.types.casts import Mismatch, cast
 from vane_dagster.types.host_arrays import exports_stream, host_array, is_pandas, native, plain_rows
-from vane_dagster.types.kinds import as_lists, holds, is_list, is_list_view
+from vane_dagster.types.kinds import holds, is_list
 from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.tensors import (
     from_lists,
@@ -31,7 +31,8 @@ from vane_dagster.types.tensors import (
     with_null_rows,
 )
 
-_SINGLE = "a single value, not one for each row"
+_SINGLE = "a single value, not one for each row. Return a list or an array"
+_DICT = "a dict. Return one of its values, or a list with a dict for each row"
 _UNORDERED = "a set, whose values have no order. Return a list or an array"
 _ARROW_UNITS = ("s", "ms", "us", "ns")
 
@@ -81,8 +82,10 @@ def as_column(values: Any) -> Any:
     """Return a column as an Arrow array, an array or Series with a type, or a list of rows."""
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
-    if isinstance(values, (str, bytes, Mapping)):
-        raise TypeError(_SINGLE)
+    if isinstance(values, Mapping):
+        raise ValueError(_DICT)
+    if isinstance(values, (str, bytes)):
+        raise ValueError(_SINGLE)
     if isinstance(values, (set, frozenset)):
         raise TypeError(_UNORDERED)
     if hasattr(values, "columns") and (hasattr(values, "ndim") or exports_stream(values)):
@@ -100,7 +103,7 @@ def as_column(values: Any) -> Any:
     if getattr(values, "ndim", 0) and values.dtype != object:
         return values if is_pandas(values) else native(values)
     if not hasattr(values, "__len__") and not isinstance(values, Iterable):
-        raise TypeError(_SINGLE)
+        raise ValueError(_SINGLE)
     return plain_rows(values)
 
 
@@ -117,8 +120,6 @@ def _as_tensors(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array
     if pa.types.is_null(array.type):
         return array.cast(kind)
-    if is_list_view(array.type):
-        array = as_lists(array).combine_chunks()
     if not is_list(array.type) and not is_tensor(array.type):
         raise TypeError(f"values are {array.type}, one for each row")
     return from_lists(array, kind)

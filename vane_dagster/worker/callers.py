@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from vane_dagster._user_errors import contained
 from vane_dagster.pipeline.contracts import BatchCall, ColumnsCall, RowCall, TypesCall
-from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.column_results import as_columns, column_arguments
 from vane_dagster.worker.inferred_types import RowTypes, result_types, types_table
@@ -100,12 +99,10 @@ class BatchCaller:
         """Convert one result, and copy it before the user's code can write into it again."""
         op, work = self._code.op, self._code.work
         if isinstance(self._contract, ColumnsCall):
-            result = as_columns(self._contract, result, op, work)
+            result = as_columns(self._contract, result, work)
         origin, passed_on = op.parent or op.ids[0], op.carried(work)
-        ids, schema = {work.id, origin, *op.ids}, work.schema
-        if op.policy.on_error == "null":  # only this package fills the column
-            schema = schema.remove(schema.get_field_index(ERROR_COLUMN))
-        return from_result(result, schema, ids, origin, work.location, passed_on, op.pinned)
+        ids = {work.id, origin, *op.ids}
+        return from_result(result, work.schema, ids, origin, work.location, passed_on, op.pinned)
 
 
 class BatchTypesCaller(BatchCaller):

@@ -13,7 +13,7 @@ from vane_dagster.types.schema import type_name
 from vane_dagster.types.tensors import is_tensor
 from vane_dagster.types.to_arrow import UnknownField, to_arrow
 from vane_dagster.worker.batch_formats import copied
-from vane_dagster.worker.conversion_advice import explained, misfit, mismatch
+from vane_dagster.worker.conversion_advice import explained, instead
 
 
 def fitted(values: Any, field: pa.Field, location: str, pinned: bool = False) -> pa.ChunkedArray:
@@ -29,7 +29,7 @@ def fitted(values: Any, field: pa.Field, location: str, pinned: bool = False) ->
     except Mismatch as error:
         raise UdfError(f"{expected} {_described(error, field)}") from error
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        text = f"{_kind_of(values)}: {explained(error, values, kind)}"
+        text = f"{_kind_of(values)}: {explained(error, values)}"
         raise UdfError(f"{expected} {text}") from error
     column = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
     shared = isinstance(values, (pa.Array, pa.ChunkedArray)) or any(
@@ -66,10 +66,10 @@ def _described(error: Mismatch, field: pa.Field) -> str:
         column = field.name
     else:
         place = " as elements"
-    if not error.reason:
-        return f"{error.found}{place}. {mismatch(error.found, error.wanted, column)}"
-    advice = misfit(error.found, error.wanted, column, error.reason)
-    return f"{error.found}{place} with values that do not fit: {error.reason}. {advice}"
+    advice = instead(error.found, error.wanted, column, castable=bool(error.reason))
+    if error.reason:
+        place = f"{place} with values that do not fit: {error.reason}"
+    return f"{error.found}{place}. {advice}"
 
 
 def _kind_of(values: Any) -> str:

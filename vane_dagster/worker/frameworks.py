@@ -8,17 +8,19 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import pyarrow as pa
 import threadpoolctl
 
 from vane_dagster.retries import class_names
 
-# An error counts if its message has one of these texts; always if there are none.
-_OUT_OF_MEMORY: Mapping[str, tuple[str, ...]] = {
+# Classes of errors. One counts if its message has one of the texts; always if there are none.
+_Table = Mapping[str, tuple[str, ...]]
+_OUT_OF_MEMORY: _Table = {
     "OutOfMemoryError": (),  # torch, CuPy
     "CUDAOutOfMemoryError": (),
+    "RuntimeError": ("CUDA error: out of memory",),
     "XlaRuntimeError": ("RESOURCE_EXHAUSTED",),  # JAX
     "JaxRuntimeError": ("RESOURCE_EXHAUSTED",),
     "ResourceExhaustedError": ("OOM", "out of memory", "Out of memory"),  # TensorFlow
@@ -26,7 +28,16 @@ _OUT_OF_MEMORY: Mapping[str, tuple[str, ...]] = {
     "Fail": ("Failed to allocate memory",),  # ONNX Runtime
     "RuntimeException": ("Failed to allocate memory", "CUDA failure 2:"),
 }
-_DEAD = frozenset({"EngineDeadError", "AcceleratorError", "DeviceLostError", "BrokenProcessPool"})
+_DEAD: _Table = {
+    **dict.fromkeys(
+        ("EngineDeadError", "AcceleratorError", "DeviceLostError", "BrokenProcessPool"), ()
+    ),
+    "RuntimeError": ("CUDA error:", "HIP error:", "device-side assert", "NCCL error"),
+    **dict.fromkeys(  # of TensorFlow, ONNX Runtime and XGBoost
+        ("InternalError", "Fail", "RuntimeException", "XGBoostError"),
+        ("illegal memory access", "CUDA_ERROR_ILLEGAL_ADDRESS", "device-side assert"),
+    ),
+}
 _OTHER_GPU_USERS = frozenset(
     {"vllm", "sglang", "tensorflow", "jax", "onnxruntime", "ctranslate2", "llama_cpp", "cupy",
      "tensorrt", "tensorrt_llm", "paddle", "mxnet", "numba.cuda", "pycuda", "cudf", "xgboost",
@@ -34,12 +45,6 @@ _OTHER_GPU_USERS = frozenset(
 )  # fmt: skip
 _UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 """The variable with which torch does not count the memory that it uses."""
-_DEAD_TEXTS = ("CUDA error:", "HIP error:", "device-side assert", "NCCL error")
-_DEAD_OTHERS = frozenset({"InternalError", "Fail", "RuntimeException", "XGBoostError"})
-"""Errors of TensorFlow, ONNX Runtime and XGBoost that mean a dead device by their text alone."""
-_DEAD_OTHER_TEXTS = ("illegal memory access", "CUDA_ERROR_ILLEGAL_ADDRESS", "device-side assert")
-
-
 THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -111,15 +116,12 @@ def unused_gpu() -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that a device is out of memory."""
-    if isinstance(error, RuntimeError) and "CUDA error: out of memory" in str(error):
-        return True
-    names = class_names(error) & _OUT_OF_MEMORY.keys()
-    return any(not texts or _has(error, texts) for texts in map(_OUT_OF_MEMORY.get, names))
+    return _is_among(error, _OUT_OF_MEMORY)
 
 
-def _has(error: BaseException, texts: Iterable[str]) -> bool:
-    message = str(error)
-    return any(text in message for text in texts)
+def _is_among(error: BaseException, table: _Table) -> bool:
+    message, texts = str(error), (table[name] for name in class_names(error) & table.keys())
+    return any(not each or any(text in message for text in each) for each in texts)
 
 
 def free_memory() -> None:
@@ -137,10 +139,4 @@ def is_dead(error: BaseException) -> bool:
     fails with the same error:
     https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html, cudaError.
     """
-    if is_out_of_memory(error):
-        return False
-    if class_names(error) & _DEAD:
-        return True
-    if class_names(error) & _DEAD_OTHERS and _has(error, _DEAD_OTHER_TEXTS):
-        return True
-    return isinstance(error, RuntimeError) and _has(error, _DEAD_TEXTS)
+    return not is_out_of_memory(error) and _is_among(error, _DEAD)

@@ -12,7 +12,6 @@ from vane_dagster.errors import RowErrors, described
 from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.frameworks import is_dead
 from vane_dagster.worker.isolation import one_process
-from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.watchdog import deadline
 
 PROBE = "check_health"
@@ -45,10 +44,10 @@ def check_alive(error: BaseException) -> None:
 class Health:
     """The health check of a model, if the model has a method for it."""
 
-    def __init__(self, target: Any, events: EventLoop, thread: ModelThread) -> None:
+    def __init__(self, target: Any, events: EventLoop) -> None:
         found = getattr(target, PROBE, None)
         self._probe: Callable[[], Any] | None = found if callable(found) else None
-        self._events, self._thread = events, thread
+        self._events = events
         self._asked = time.monotonic()
 
     def check(self, now_and_then: bool = False, rows: bool = False) -> None:
@@ -58,18 +57,15 @@ class Health:
         ):
             return
         try:
-            self._thread.run(self._ask, self._probe)
+            with deadline(_ANSWER_SECONDS), one_process():
+                answer = self._probe()
+                if inspect.isawaitable(answer):
+                    self._events.run(_awaited(answer))
         except BaseException as error:
             if is_shutdown(error):
                 raise
             raise UnhealthyModelError(contained(error), rows) from None
         self._asked = time.monotonic()
-
-    def _ask(self, probe: Callable[[], Any]) -> None:
-        with deadline(_ANSWER_SECONDS), one_process():
-            answer = probe()
-            if inspect.isawaitable(answer):
-                self._events.run(_awaited(answer))
 
 
 async def _awaited(answer: Any) -> Any:

@@ -46,7 +46,6 @@ from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.isolation import check_descriptors
 from vane_dagster.worker.lifecycle import Startup, recycle_reason
 from vane_dagster.worker.loaded_model import LoadedModel
-from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.protocol import (
@@ -84,9 +83,8 @@ class Host:
         busy: Tasks that are running.
     """
 
-    def __init__(self, slots: int = 1) -> None:
-        self._thread = ModelThread(slots)
-        self.model = LoadedModel(self._thread)
+    def __init__(self) -> None:
+        self.model = LoadedModel()
         self._load: LoadReport | None = None
         self._revoked: set[str] = set()
         self._lock = threading.Lock()
@@ -114,7 +112,7 @@ class Host:
             started, began = time.perf_counter(), time.monotonic()
             fault, unhealthy_reason = None, ""
             try:
-                self._thread.run(self._construct, call)
+                self._construct(call)
                 _check_size(model, call.lifecycle)
             except BaseException as error:  # a user's constructor may raise anything
                 if is_shutdown(error):
@@ -167,8 +165,7 @@ class Host:
     def _unhealthy_reason(self) -> str:
         """Return why a warm model cannot be used; empty if it can."""
         try:
-            with self.model.turn(is_async=True) as caller:
-                caller.health.check()
+            self.model.caller.health.check()
         except UnhealthyModelError as error:
             return masked(f"its model says that it is dead: {error}")
         return ""
@@ -276,11 +273,8 @@ class Host:
 
     def _call(self, op: CallUdf, rows: pa.Table, work: Work) -> Computed:
         revoked = functools.partial(self._revoked.__contains__, work.lease)
-        with known_files(rows, work), self.model.turn(op.is_async) as caller:
-            if op.is_async:
-                return caller.call(op, rows, work, revoked)
-            computed: Computed = self._thread.run(caller.call, op, rows, work, revoked)
-            return computed
+        with known_files(rows, work):
+            return self.model.caller.call(op, rows, work, revoked)
 
     def _reuse_and_call(self, op: ReuseAndCall, rows: pa.Table, work: Work) -> Computed:
         arranged = row_reuse.arrange(rows, op.arrange, work.source_files)

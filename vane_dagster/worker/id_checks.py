@@ -39,29 +39,18 @@ def is_increasing(ids: pa.ChunkedArray) -> bool:
 def is_distinct(ids: pa.ChunkedArray) -> bool:
     """Return whether ids, none of which is null, are unique."""
     prints = _sorted_prints(ids)
-    if prints is not None and _differ(prints):
+    if prints is not None and (prints[1:] != prints[:-1]).all():
         return True
     return bool(pc.count_distinct(ids).as_py() == len(ids))
 
 
 def are_distinct_and_among(some: pa.ChunkedArray, ids: pa.ChunkedArray) -> bool:
-    """Return whether ids are unique and all among other ids."""
-    if some.null_count or some.type != ids.type:
+    """Return whether integers are unique and all among other ids; False for ids of other types."""
+    if some.null_count or not len(ids) or not pa.types.is_integer(ids.type):
         return False
-    if not pa.types.is_integer(ids.type):
-        places = pc.index_in(some, value_set=ids.combine_chunks())
-        return not places.null_count and _differ(np.sort(places.to_numpy()))
     found, known = np.sort(some.to_numpy()), np.sort(ids.to_numpy())
-    if not _differ(found):
-        return False
-    if len(found) == len(known):
-        return bool(np.array_equal(found, known))
-    at = np.searchsorted(known, found)
-    return bool((at < len(known)).all() and (known[at] == found).all())
-
-
-def _differ(prints: Sorted) -> bool:
-    return bool((prints[1:] != prints[:-1]).all())
+    places = np.minimum(np.searchsorted(known, found), len(known) - 1)
+    return bool((found[1:] != found[:-1]).all() and np.array_equal(known[places], found))
 
 
 def _sorted_prints(ids: pa.ChunkedArray) -> Sorted | None:

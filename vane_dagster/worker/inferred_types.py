@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import SchemaError, UdfError, names
 from vane_dagster.pipeline.contracts import TYPES, RowCall, TypesCall
+from vane_dagster.types.kinds import mapped
 from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.schema import merged_types, plain_type, schema_record
 from vane_dagster.types.tensors import is_element, stacked, tensor
@@ -103,7 +104,7 @@ def column_type(values: Any) -> pa.DataType:
             shapes = names(dict.fromkeys(row.shape for row in given))
             raise TypeError(f"its arrays have the shapes {shapes}; expected one shape")
         return _array_type(array)
-    return _with_room(pa.array([kept(row) for row in column]).type)
+    return mapped(pa.array([kept(row) for row in column]).type, _with_room)
 
 
 def _array_type(values: Any) -> pa.DataType:
@@ -119,10 +120,4 @@ def _array_type(values: Any) -> pa.DataType:
 
 def _with_room(kind: pa.DataType) -> pa.DataType:
     """Return a type with decimals of all digits: Arrow infers as many as the first values have."""
-    if pa.types.is_decimal128(kind):
-        return pa.decimal128(_MAX_DIGITS, kind.scale)
-    if pa.types.is_list(kind):
-        return pa.list_(_with_room(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_with_room(field.type)) for field in kind])
-    return kind
+    return pa.decimal128(_MAX_DIGITS, kind.scale) if pa.types.is_decimal128(kind) else kind

@@ -7,17 +7,15 @@ import shutil
 import signal
 import sys
 import threading
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import NoReturn
-
-import pyarrow as pa
 
 from vane_dagster._user_errors import contained
 from vane_dagster._worker_process import mark_worker
 from vane_dagster.errors import described
 from vane_dagster.servers.directory import directory
+from vane_dagster.worker.arrow_files import read_table, write_table
 from vane_dagster.worker.calls import (
     AnnounceCall,
     LoadCall,
@@ -84,7 +82,7 @@ class _Channel:
 
 def serve(connection: Connection, folder: str, slots: int) -> None:
     """Answer requests until the connection closes."""
-    host = Host(slots)
+    host = Host()
     channel = _Channel(connection, folder)
 
     def answer(ticket: int, call: LoadCall | RunCall) -> None:
@@ -117,20 +115,6 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
                 os.killpg(0, signal.SIGKILL)
                 raise AssertionError("unreachable")
             threads.submit(answer, request.ticket, request.call)
-
-
-def write_table(table: pa.Table, folder: str) -> str:
-    """Write a table as an Arrow file that other processes map into memory."""
-    path = os.path.join(folder, f"{uuid.uuid4().hex}.arrow")
-    with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
-        file.write_table(table)
-    return path
-
-
-def read_table(path: str) -> pa.Table:
-    """Map the table in an Arrow file into memory."""
-    with pa.memory_map(path) as source:
-        return pa.ipc.open_file(source).read_all()
 
 
 def main() -> None:

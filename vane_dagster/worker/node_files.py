@@ -26,8 +26,6 @@ UNUSED_SECONDS = 86_400.0
 _USED, _LOCK, _PARTIAL, _CLEANED = ".used", ".lock", ".partial", ".cleaned"
 _CLEAN_SECONDS = 60.0
 """Seconds between two searches for what can be deleted: there may be very many entries."""
-_MOST_SECONDS = 1.0
-"""Seconds for which a search deletes. A task waits for it; the next search deletes the rest."""
 _in_use: dict[Path, int] = {}
 """The descriptors that hold this process's locks; they are closed when it ends."""
 
@@ -136,10 +134,7 @@ def _remove_unused(folder: Path, unused_seconds: float) -> None:
         with contextlib.suppress(FileNotFoundError):
             if used.stat().st_mtime < oldest:
                 names.add(used.stem)
-    began = time.monotonic()
     for name in names:
-        if time.monotonic() - began > _MOST_SECONDS:
-            return
         with contextlib.suppress(OSError), _locked(_lock(folder, name), wait=False) as own:
             if own:
                 _remove_partial(folder, name)

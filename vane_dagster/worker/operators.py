@@ -123,19 +123,24 @@ def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, in
         base, more = _without_unread(base, readable[side.node][1], side)
         unread = [*unread, *more]
     given = base.num_rows
+    places = {s.node: _positions(base, by_node[s.node], s) for s in op.shape.sides if not s.label}
     if op.how == "inner":
-        present = [p for s in op.shape.sides if (p := _present(base, by_node[s.node], op, s))]
+        present = [pc.is_valid(p) for p in places.values() if p is not None and p.null_count]
+        for side in filter(lambda side: side.label, op.shape.sides):
+            parents = by_node[side.node].column(side.match)
+            present.append(pc.is_in(base.column(op.shape.id), value_set=parents).combine_chunks())
         if present:
-            base = base.filter(functools.reduce(pc.and_, present))
+            mask = functools.reduce(pc.and_, present)
+            base, rows = base.filter(mask), pc.indices_nonzero(mask)
+            places = {n: rows if p is None else p.filter(mask) for n, p in places.items()}
     columns = dict(zip(base.column_names, base.columns)) | _taken(op, op.shape.base, base)
     for side in op.shape.sides:
         table = by_node[side.node]
         if side.label is not None:
             columns[side.label] = _lists(base, table, op, side, work.schema.field(side.label).type)
             continue
-        positions = _positions(base.column(side.match), table.column(side.id))
-        rows = table if positions is None else table.take(positions)
-        columns |= _taken(op, side.node, rows, side.known)
+        at = places[side.node]
+        columns |= _taken(op, side.node, table if at is None else table.take(at), side.known)
     return pa.table({name: columns[name] for name in work.schema.names}), given, unread
 
 
@@ -166,20 +171,12 @@ def _taken(op: Join, node: str, table: pa.Table, known: Collection[str] = ()) ->
     }
 
 
-def _present(base: pa.Table, other: pa.Table, op: Join, side: JoinSide) -> pa.Array | None:
-    """Return a mask of the base's rows that have a match in an input; None if all have one."""
-    if side.label is None:
-        positions = _positions(base.column(side.match), other.column(side.id))
-        missing = positions is not None and positions.null_count
-        return pc.is_valid(positions) if missing else None
-    return pc.is_in(base.column(op.shape.id), value_set=other.column(side.match)).combine_chunks()
-
-
-def _positions(ids: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Array | None:
-    """Return the position of each id in `other`, null if it is absent; None if both are equal."""
-    if other.equals(ids):
+def _positions(base: pa.Table, other: pa.Table, side: JoinSide) -> pa.Array | None:
+    """Return the position of each base's row in an input, null if absent; None if they align."""
+    ids, others = base.column(side.match), other.column(side.id)
+    if others.equals(ids):
         return None
-    return pc.index_in(ids, value_set=other.combine_chunks()).combine_chunks()
+    return pc.index_in(ids, value_set=others.combine_chunks()).combine_chunks()
 
 
 def _lists(

@@ -44,8 +44,8 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
-class PoolSpec:
-    """A pool of workers, as a lease requests it.
+class _Pool:
+    """What the driver and the pool manager know of a pool.
 
     Attributes:
         identity: Digest of the model definition; stages with the same share the workers.
@@ -54,6 +54,38 @@ class PoolSpec:
         bundle: The resources that each worker reserves, under Ray's resource names.
         slots: Calls that one worker runs at the same time.
         threads: Threads that a worker computes with; 0 for its share of the machine's CPUs.
+        server: Name of the server that each worker runs; empty for a pool of models.
+        stop_seconds: Seconds that a worker needs at most to stop its server.
+        per_node: Maximum number of workers on one node; None for any number.
+    """
+
+    identity: str
+    label: str
+    workers: tuple[int, int]
+    bundle: Mapping[str, float] = field(default_factory=dict)
+    slots: int = 1
+    threads: int = 0
+    server: str = ""
+    stop_seconds: float = 0.0
+    per_node: int | None = None
+
+
+@dataclass(frozen=True)
+class PoolRequest(_Pool):
+    """The part of a `PoolSpec` that the pool manager needs.
+
+    Attributes:
+        idle_seconds: Seconds that the pool stays warm without a lease.
+    """
+
+    idle_seconds: float = IDLE_SECONDS
+
+
+@dataclass(frozen=True)
+class PoolSpec(_Pool):
+    """A pool of workers, as a lease requests it.
+
+    Attributes:
         model: The model to construct; None for workers that only read, project, join and write.
         archive: The user's modules, as a zip.
         env_vars: Names of environment variables to forward.
@@ -63,18 +95,9 @@ class PoolSpec:
         on_driver: Whether the workers are subprocesses on the driver's machine, wherever the run
             computes.
         uses: Identities of the pools of servers that the code calls, by the servers' keys.
-        server: Name of the server that each worker runs; empty for a pool of models.
-        stop_seconds: Seconds that a worker needs at most to stop its server.
-        per_node: Maximum number of workers on one node; None for any number.
         idle_seconds: Seconds that the pool stays warm without a lease; None for the backend's.
     """
 
-    identity: str
-    label: str
-    workers: tuple[int, int]
-    bundle: Mapping[str, float] = field(default_factory=dict)
-    slots: int = 1
-    threads: int = 0
     model: ModelSpec | None = None
     archive: bytes = field(default=b"", repr=False)
     env_vars: tuple[str, ...] = ()
@@ -82,46 +105,13 @@ class PoolSpec:
     lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
     on_driver: bool = False
     uses: Mapping[str, str] = field(default_factory=dict)
-    server: str = ""
-    stop_seconds: float = 0.0
-    per_node: int | None = None
     idle_seconds: float | None = None
 
     def request(self, idle_seconds: float = IDLE_SECONDS) -> PoolRequest:
         """Return what the pool manager needs."""
-        shared = {each.name: getattr(self, each.name) for each in fields(PoolRequest)}
-        if self.idle_seconds is None:
-            shared["idle_seconds"] = idle_seconds
-        return PoolRequest(**shared)
-
-
-@dataclass(frozen=True)
-class PoolRequest:
-    """The part of a `PoolSpec` that the pool manager needs.
-
-    Attributes:
-        identity: See `PoolSpec`.
-        label: See `PoolSpec`.
-        workers: See `PoolSpec`.
-        bundle: See `PoolSpec`.
-        slots: See `PoolSpec`.
-        threads: See `PoolSpec`.
-        idle_seconds: Seconds that the pool stays warm without a lease.
-        per_node: See `PoolSpec`.
-        server: See `PoolSpec`.
-        stop_seconds: See `PoolSpec`.
-    """
-
-    identity: str
-    label: str
-    workers: tuple[int, int]
-    bundle: Mapping[str, float]
-    slots: int
-    threads: int = 0
-    idle_seconds: float = IDLE_SECONDS
-    per_node: int | None = None
-    server: str = ""
-    stop_seconds: float = 0.0
+        shared = {each.name: getattr(self, each.name) for each in fields(_Pool)}
+        own = idle_seconds if self.idle_seconds is None else self.idle_seconds
+        return PoolRequest(**shared, idle_seconds=own)
 
 
 WorkerState = Literal["busy", "ready", "starting", "dead"]

@@ -19,7 +19,6 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.row_records import RecordedPart
-from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.reports import Tally
 
 Places = npt.NDArray[np.int64]
@@ -174,8 +173,6 @@ class CallUdf:
     def carried(self, work: Work) -> tuple[str, ...]:
         """Return the input columns that are passed on, besides the ids."""
         own = {work.id, self.parent, *self.ids, *self.made}
-        if self.policy.on_error == "null":
-            own.add(ERROR_COLUMN)
         return tuple(name for name in work.schema.names if name not in own)
 
 

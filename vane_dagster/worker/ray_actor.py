@@ -32,7 +32,7 @@ class HostActor:
         set_threads(threads)  # here, because Ray sets OMP_NUM_THREADS in tasks that find it unset
         self._claim = claim
         self._threads = threads
-        self._host = Host(claim.slots)
+        self._host = Host()
         self._loaded: LoadReport | None = None
 
     def load(self, call: LoadCall, archive: bytes) -> LoadReport:

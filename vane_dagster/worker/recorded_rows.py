@@ -34,10 +34,11 @@ from vane_dagster.storage.row_records import (
     RecordedPart,
 )
 from vane_dagster.types.tensors import unsliced
+from vane_dagster.worker.arrow_files import read_table, write_table
 from vane_dagster.worker.node_files import free_bytes, new_entry, shared_entry
 from vane_dagster.worker.protocol import Places
 
-_FORMAT = 1
+_FORMAT = 2
 """Increment if the files change."""
 _MOST_OPEN = 256
 _UNUSED_SECONDS = 3600.0
@@ -62,7 +63,7 @@ def _shared(
 
     def find() -> _Tables | None:
         with contextlib.suppress(FileNotFoundError, ValueError):
-            return {each: _mapped(place / each) for each in names}
+            return {each: read_table(place / each) for each in names}
         return None
 
     def written() -> _Tables:
@@ -71,7 +72,8 @@ def _shared(
             return tables
         with contextlib.suppress(OSError), new_entry(entries, name) as partial:
             for each, table in tables.items():
-                _write(table, partial / "new" / each)
+                table = table.unify_dictionaries().combine_chunks()
+                write_table(table, partial / "new", each)
         return find() or tables
 
     if place in _opened:
@@ -86,49 +88,31 @@ def _shared(
     return tables
 
 
-def _write(table: pa.Table, path: Path) -> None:
-    table = table.unify_dictionaries().combine_chunks()
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
+def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = None) -> pa.Table:
+    """Open the row records of a group of parts, sorted by the row key, for `find_rows`.
 
-
-def _mapped(path: Path) -> pa.Table:
-    with pa.memory_map(str(path)) as file:
-        return pa.ipc.open_file(file).read_all()
-
-
-class RowIndex:
-    """The row records of parts, one for each row key and sorted by it.
-
-    Of several records with a key, it has the first that did not fail, else the first.
+    It has no records of an epoch below the floor. Of several with a key, or with an equal high
+    half, it has the first that did not fail, else the first; other rows are computed again.
     """
-
-    def __init__(self, table: pa.Table) -> None:
-        self._columns = {name: table.column(name).to_numpy() for name in table.column_names}
-
-    def __len__(self) -> int:
-        return len(self._columns[KEY_HIGH])
-
-    def find(self, high: Numbers, low: Numbers, *, failed: bool) -> tuple[Numbers, Numbers]:
-        """Return the part and the position of each key's record; -1 without one."""
-        columns = self._columns
-        entry = np.searchsorted(columns[KEY_HIGH], high)
-        rows = np.flatnonzero(entry < len(self))
-        # Of keys with equal high halves only the first is found; the other rows are recomputed.
-        for name, halves in ((KEY_HIGH, high), (KEY_LOW, low)):
-            rows = rows[columns[name][entry[rows]] == halves[rows]]
-        if not failed:
-            rows = rows[columns[_FAILED][entry[rows]] == 0]
-        part, record = (np.full(len(high), -1, np.int32) for _ in range(2))
-        part[rows], record[rows] = columns[_PART][entry[rows]], columns[_RECORD][entry[rows]]
-        return part, record
-
-
-def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = None) -> RowIndex:
-    """Open the index of a group of parts, without records of an epoch below the floor."""
     urls = [part.folder.file_url(part.records) for part in parts]
-    tables = _shared([floor, urls], ["index"], lambda: {"index": _index(parts, floor)}, folder)
-    return RowIndex(tables["index"])
+    made = _shared([floor, urls], ["index"], lambda: {"index": _index(parts, floor)}, folder)
+    return made["index"]
+
+
+def find_rows(
+    index: pa.Table, high: Numbers, low: Numbers, *, failed: bool
+) -> tuple[Numbers, Numbers]:
+    """Return the part and the position of each key's record; -1 without one."""
+    columns = {name: index.column(name).to_numpy() for name in index.column_names}
+    entry = np.searchsorted(columns[KEY_HIGH], high)
+    rows = np.flatnonzero(entry < len(index))
+    for name, halves in ((KEY_HIGH, high), (KEY_LOW, low)):
+        rows = rows[columns[name][entry[rows]] == halves[rows]]
+    if not failed:
+        rows = rows[columns[_FAILED][entry[rows]] == 0]
+    part, record = (np.full(len(high), -1, np.int32) for _ in range(2))
+    part[rows], record[rows] = columns[_PART][entry[rows]], columns[_RECORD][entry[rows]]
+    return part, record
 
 
 def _index(parts: Sequence[RecordedPart], floor: int) -> pa.Table:
@@ -147,14 +131,11 @@ def _index(parts: Sequence[RecordedPart], floor: int) -> pa.Table:
             }
         )
     columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    high, low, failed = columns[KEY_HIGH], columns[KEY_LOW], columns[_FAILED]
-    order = np.argsort(high)  # much faster than lexsort
-    same = equals_former(high[order])
+    order = np.argsort(columns[KEY_HIGH])
+    same = equals_former(columns[KEY_HIGH][order])
     if same.any():
-        tied = np.flatnonzero(same | np.append(same[1:], False))
-        among = order[tied]
-        order[tied] = among[np.lexsort((among, failed[among], low[among], high[among]))]
-        order = order[~(same & equals_former(low[order]))]
+        ranks = order + columns[_FAILED][order] * np.int64(len(order))
+        order = np.minimum.reduceat(ranks, np.flatnonzero(~same)) % len(order)
     return pa.table({name: values[order] for name, values in columns.items()})
 
 

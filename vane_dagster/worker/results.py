@@ -14,6 +14,7 @@ import pyarrow as pa
 from vane_dagster.errors import UdfError, names
 from vane_dagster.types.schema import empty_table
 from vane_dagster.worker.conversion import check_pinned, fitted
+from vane_dagster.worker.conversion_advice import class_name
 
 
 @dataclass(frozen=True)
@@ -80,25 +81,25 @@ def result_columns(
         return _by_name(result, schema, location), result.num_rows, None
     pandas = sys.modules.get("pandas")
     if isinstance(result, Mapping):
-        index = None if pandas is None else _series_index(result, schema, id, pandas, location)
-        columns, rows = dict(result), 0
-    elif pandas is not None and isinstance(result, pandas.DataFrame):
-        columns = {str(name): result[name] for name in result.columns}
-        rows, index = len(result), result.index
-    elif hasattr(result, "__arrow_c_stream__"):
+        declared = [result[name] for name in schema.names if name in result]
+        indexes = [v.index for v in declared if pandas and isinstance(v, pandas.Series)]
+        if not all(_counts_up(_places(index)) for index in indexes):
+            raise _unmatched(len(indexes[0]), location)
+        return dict(result), 0, _places(indexes[0]) if indexes and id not in result else None
+    if pandas is not None and isinstance(result, pandas.DataFrame):
+        columns, index = {str(name): result[name] for name in result.columns}, result.index
+        if id in columns:
+            return columns, len(result), None
+        if id in index.names:
+            return {**columns, id: index.get_level_values(id)}, len(result), None
+        return columns, len(result), _places(index)
+    if hasattr(result, "__arrow_c_stream__"):
         table = _streamed(result, location)
         return _by_name(table, schema, location), table.num_rows, None
-    else:
-        raise UdfError(
-            f"{location}: returned {_qualified(result)}; expected a table (pyarrow, pandas, "
-            "polars, a DuckDB relation or any other object with __arrow_c_stream__) or a dict of "
-            "column to array"
-        )
-    if index is None or id in columns:
-        return columns, rows, None
-    if id in index.names:
-        return {**columns, id: index.get_level_values(id)}, rows, None
-    return columns, rows, _places(index)
+    raise UdfError(
+        f"{location}: returned {class_name(result)}; expected a table (pyarrow, pandas, polars, a "
+        "DuckDB relation or any other object with __arrow_c_stream__) or a dict of column to array"
+    )
 
 
 def _by_name(rows: Any, schema: pa.Schema, location: str) -> Mapping[str, Any]:
@@ -114,17 +115,10 @@ def _streamed(result: Any, location: str) -> pa.Table:
         reader = pa.RecordBatchReader.from_stream(result)
     except pa.ArrowInvalid as error:  # a stream of single values, as of a polars Series
         raise UdfError(
-            f"{location}: returned {_qualified(result)}, which is not a table: {error}. Return a "
+            f"{location}: returned {class_name(result)}, which is not a table: {error}. Return a "
             "dict of column to array"
         ) from error
     return reader.read_all()
-
-
-def _qualified(value: Any) -> str:
-    """Return a class name with its package, because several packages have a DataFrame."""
-    kind = type(value)
-    package = kind.__module__.split(".")[0]
-    return kind.__name__ if package == "builtins" else f"{package}.{kind.__name__}"
 
 
 def _places(index: Any) -> npt.NDArray[np.int64]:
@@ -143,28 +137,13 @@ def _counts_up(places: npt.NDArray[np.int64]) -> bool:
     return bool(np.array_equal(places, np.arange(len(places))))
 
 
-def _series_index(
-    result: Mapping[str, Any], schema: pa.Schema, id: str, pandas: Any, location: str
-) -> Any:
-    """Return the index that the pandas series of a dict share; None if it holds no series.
-
-    Arrays have no index. They are in the order of the series only if the id is one of the series.
-    """
-    declared = {name: result[name] for name in schema.names if name in result}
-    indexes = [v.index for v in declared.values() if isinstance(v, pandas.Series)]
-    moved = [i for i in indexes if not _counts_up(_places(i)) or id in i.names]
-    if not moved:
-        return indexes[0] if indexes else None
-    same = all(i.equals(moved[0]) and i.names == moved[0].names for i in indexes)
-    has_arrays = len(indexes) < len(declared)
-    if not same or (has_arrays and not isinstance(declared.get(id), pandas.Series)):
-        raise UdfError(
-            f"{location}: a column is a pandas Series whose index has a name or is not 0 to "
-            f"{len(moved[0]) - 1} in order, and another column has another index or none, so their "
-            "rows cannot be matched. Return a data frame, or arrays in one order, by "
-            "Series.to_numpy()"
-        )
-    return moved[0]
+def _unmatched(rows: int, location: str) -> UdfError:
+    return UdfError(
+        f"{location}: a pandas index came back that is not that of the {rows} rows expected, in "
+        "their order and without a name, so the rows cannot be matched. Return a data frame with "
+        "the id; if the rows are in the batch's order, use reset_index(drop=True), or "
+        "Series.to_numpy()"
+    )
 
 
 def put_together(
@@ -172,8 +151,8 @@ def put_together(
 ) -> pa.Table:
     """Concatenate the results of a call.
 
-    Data frames without the id are sorted by their index if they have as many rows as the input. A
-    default index means input order only if all positions are expected.
+    Data frames without the id are in the order of the input if their index says so. A default index
+    does only if all positions are expected.
     """
     if not results:
         return empty_table(schema)
@@ -187,20 +166,9 @@ def put_together(
     rows = pa.concat_tables([result.rows for result in results])
     if all(result.index is None for result in results) or rows.num_rows != len(places):
         return rows
-    complete = _counts_up(np.asarray(places, np.int64))
-    if complete and all(r.index is None or _counts_up(r.index) for r in results):
+    pieces = [np.arange(r.rows.num_rows) if r.index is None else r.index for r in results]
+    if np.array_equal(np.concatenate(pieces), places):
         return rows
-    index = np.concatenate(
-        [np.arange(r.rows.num_rows) if r.index is None else r.index for r in results]
-    )
-    order = np.argsort(index, kind="stable")
-    if not np.array_equal(index[order], places):
-        expected = f"0 to {len(places) - 1}" if complete else names(places)
-        ways = "reset_index(drop=True), or Series.to_numpy()" if complete else "Series.to_numpy()"
-        raise UdfError(
-            f"{location}: a data frame came back without the id, and its index is not that of the "
-            f"rows expected, {expected} in any order and without a name, so its rows cannot be "
-            "matched to those given. Return the id, or keep the batch's index; if the rows are in "
-            f"the batch's order, use {ways}"
-        )
-    return rows if np.array_equal(index, places) else rows.take(order)
+    if _counts_up(np.asarray(places, np.int64)) and all(map(_counts_up, pieces)):
+        return rows
+    raise _unmatched(len(places), location)

@@ -58,6 +58,7 @@ class RowFault:
         attempts: Calls with this row alone.
         kind: The name of an error that was not raised here.
         transient: Whether the row may not fail again.
+        model: What failed, in place of the stage's class or function.
     """
 
     batch: pa.Table
@@ -65,6 +66,7 @@ class RowFault:
     attempts: int
     kind: str | None = None
     transient: bool = False
+    model: str = ""
 
     @property
     def name(self) -> str:

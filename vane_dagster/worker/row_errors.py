@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import traceback
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from types import FrameType
 
 import pyarrow as pa
 
@@ -28,7 +28,9 @@ _UNPACKED = re.compile(r'File "[^"]*/[0-9a-f]{64}/')
 """The folder of users' modules in a worker."""
 
 
-def fault_table(faults: Sequence[RowFault], work: Work, ids: Sequence[str], model: str) -> pa.Table:
+def fault_table(
+    faults: Sequence[RowFault], work: Work, ids: Sequence[str], model: str = ""
+) -> pa.Table:
     """Convert failed rows to error records; see `fault_schema`."""
     now = datetime.now(timezone.utc)
     parents = [faults[0].batch.schema.field(name) for name in ids[1:]]
@@ -44,7 +46,7 @@ def fault_table(faults: Sequence[RowFault], work: Work, ids: Sequence[str], mode
             "attempts": fault.attempts,
             TRANSIENT: fault.transient,
             "run_id": work.run_id,
-            "model": model,
+            "model": fault.model or model,
             "worker": work.worker,
             "at": now,
         }
@@ -59,11 +61,11 @@ def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
     columns = {}
     passed_on = {*op.ids, *op.carried(work)}
     for field in work.schema:
-        if field.name in passed_on:
-            columns[field.name] = fault.batch.column(field.name)
-        elif field.name == ERROR_COLUMN:
+        if field.name == ERROR_COLUMN:
             text = masked(described(fault.error, fault.name))[:_MAX_CHARACTERS]
             columns[field.name] = pa.chunked_array([pa.array([text], pa.string())])
+        elif field.name in passed_on:
+            columns[field.name] = fault.batch.column(field.name)
         else:
             columns[field.name] = pa.chunked_array([pa.nulls(1, field.type)])
     return pa.table(columns, schema=work.schema)
@@ -105,23 +107,12 @@ def user_frames(error: BaseException) -> str:
 
     Files of users' modules have the paths below the folder of the definitions.
     """
-    refused = isinstance(error, UdfError)  # a result, by this package: its frames say nothing
-    try:
-        frames = _theirs(traceback.extract_tb(error.__traceback__), refused)
-    except BaseException:  # raised by a loader or a file name of the user's code
-        places = traceback.walk_tb(error.__traceback__)
-        frames = _theirs([_frame(*place) for place in places], refused)
-    text = masked(clean("Traceback (most recent call last):\n" + "".join(frames)))
-    return _UNPACKED.sub('File "', text)
-
-
-def _theirs(frames: list[traceback.FrameSummary], refused: bool) -> list[str]:
-    """Return the frames that are not of this package; without one all, but none if `refused`."""
     own = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-    theirs = [frame for frame in frames if not frame.filename.startswith(own)]
-    return traceback.format_list(theirs or ([] if refused else frames))
-
-
-def _frame(frame: FrameType, line: int) -> traceback.FrameSummary:
-    """Return a frame without its source line."""
-    return traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, line="")
+    text = ""
+    with contextlib.suppress(BaseException):  # raised by a loader or a file name of the user's code
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if not frame.filename.startswith(own)]
+        # A result is refused by this package: its frames say nothing.
+        shown = theirs or ([] if isinstance(error, UdfError) else frames)
+        text = "".join(traceback.format_list(shown))
+    return _UNPACKED.sub('File "', masked(clean(f"Traceback (most recent call last):\n{text}")))

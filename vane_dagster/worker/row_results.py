@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.conversion import check_pinned, fitted
 from vane_dagster.worker.kept_values import PLAIN, kept
-from vane_dagster.worker.output_ids import changed_id, changed_input, is_equal
+from vane_dagster.worker.output_ids import check_unchanged, is_comparable
 from vane_dagster.worker.protocol import CallUdf, Work
 
 _Converted = TypeVar("_Converted")
@@ -88,12 +87,6 @@ class RowResults:
 
     def add(self, place: int, returned: Any) -> None:
         """Add what the call for a row has returned."""
-        if type(returned) is types.CoroutineType:
-            returned.close()
-            raise self._refused(
-                "returned a coroutine: a decorator hides that the function is async. Make the "
-                "decorator's wrapper an async def that awaits the function"
-            )
         is_generator = type(returned) is types.GeneratorType
         if self._takes_value and not is_generator:
             self.places.append(place)
@@ -229,24 +222,14 @@ class RowResults:
         """Raise UdfError if rows have other values than those that are passed on from the input."""
         location, rows = self._work.location, self._rows(values)
         ids = {name: of for name, of in self._known_ids.items() if name in self._op.made}
-        for name in (*ids, *self._op.carried(self._work)):
+        for name, of in (ids | {name: name for name in self._op.carried(self._work)}).items():
             have = [index for index, row in enumerate(rows) if name in row]
-            if not have:
-                continue
-            field, column = self._work.schema.field(name), self._given.column(ids.get(name, name))
-            given = column.take(pa.array([places[index] for index in have], pa.int64()))
-            try:
-                expected = fitted(row_values(given), field, location)
-            except UdfError:  # a form that does not hold all values of the type
-                continue
-            if not is_equal(fitted([rows[i][name] for i in have], field, location), expected):
-                raise changed_id(name, location) if name in ids else changed_input(name, location)
-
-    @cached_property
-    def _given(self) -> pa.Table:
-        """The columns of the batch that results may repeat."""
-        names = {*self._op.ids, *self._op.carried(self._work)}
-        return unsliced(self._batch.select([n for n in self._batch.column_names if n in names]))
+            column = self._batch.column(of)
+            if have and is_comparable(column):
+                given = column.take(pa.array([places[index] for index in have], pa.int64()))
+                field = self._work.schema.field(name)
+                returned = fitted([rows[index][name] for index in have], field, location)
+                check_unchanged(name, returned, given, location)
 
     def _rows(self, values: Sequence[Any]) -> list[Mapping[str, Any]]:
         first = self._op.made[0]

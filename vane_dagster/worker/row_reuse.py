@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -57,7 +57,7 @@ from vane_dagster.worker.protocol import (
     SourceFiles,
     Work,
 )
-from vane_dagster.worker.recorded_rows import equals_former, open_index, stored_rows
+from vane_dagster.worker.recorded_rows import equals_former, find_rows, open_index, stored_rows
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
 
 COMPUTED, DUPLICATE = -1, -2
@@ -156,7 +156,7 @@ class _KnownPlaces:
             if group.parts and len(wanted):
                 failed = lookup.inherits_failures and group.is_own
                 index = open_index(group.parts, lookup.floor)
-                part, record = index.find(high[wanted], low[wanted], failed=failed)
+                part, record = find_rows(index, high[wanted], low[wanted], failed=failed)
                 is_found = part >= 0
                 hits = wanted[is_found]
                 self.part[hits] = first + part[is_found]
@@ -230,7 +230,12 @@ class _Restored:
         self._own = pa.schema([work.schema.field(name) for name in own])
         self._outcomes = np.full(given.num_rows, Outcome.FILTERED, np.uint8)
         self._rows, self._faults = _Pieces(), _Pieces()
-        self._origins = _Origins(work, given.num_rows)
+        keying, now = work.keying or RowKeying((), (), "", ""), datetime.now(timezone.utc)
+        here = zip(ORIGIN, (keying.epoch, work.run_id, keying.model, keying.code, now))
+        self._records = records_schema(self._ids.type)
+        schema = pa.schema([self._records.field(name) for name in ORIGIN])
+        self._origins = [pa.table({name: [value] for name, value in here}, schema=schema)]
+        self._origin = np.zeros(given.num_rows, np.int64)  # the row's place in all of these
 
     def computed(self, pieces: Sequence[pa.Table], faults: pa.Table | None) -> Computed:
         call, work, info = self._call, self._work, self._info
@@ -249,7 +254,7 @@ class _Restored:
         is_duplicate = info["part"] == DUPLICATE
         equals[is_duplicate] = self._order[info["record"][is_duplicate]]
         self._outcomes = self._outcomes[equals]
-        self._origins.numbers = self._origins.numbers[equals]
+        self._origin = self._origin[equals]
         table, owners = empty_table(work.schema), np.empty(0, np.int64)
         if self._rows.tables:
             own, owners = self._rows.expanded(equals, self._order, pa.concat_tables)
@@ -267,28 +272,21 @@ class _Restored:
             inherited=self._sums(table, is_known[owners]),
         )
 
-    def _sources(self) -> Iterator[tuple[RecordedPart, str, Places]]:
-        """Yield the parts with known rows, each with its column of the input's ids and the rows."""
+    def _copy(self) -> None:
+        """Take the outcomes of known rows from their parts."""
         places = np.flatnonzero(self._info["part"] >= 0)
         places = places[np.argsort(self._info["part"][places], kind="stable")]
         numbers, starts = np.unique(self._info["part"][places], return_index=True)
         sources = self._op.known.sources() if self._op.known else []
         for number, owners in zip(numbers.tolist(), np.split(places, starts[1:])):
-            yield (*sources[number], owners)
-
-    def _copy(self) -> None:
-        """Take the outcomes of known rows from their parts."""
-        taken: list[tuple[Places, pa.Table]] = []
-        for part, id, owners in self._sources():
+            part, id = sources[number]
             stored = stored_rows(part, id, self._op.own, len(owners))
             records, values, count = stored.take(self._info["record"][owners])
             self._outcomes[owners] = _numpy(records.column(OUTCOME))
             self._inherit_faults(part, owners, records.column(ID).combine_chunks())
-            taken.append((owners, records.select(ORIGIN)))
+            self._origins.append(_without_unused(records.select(ORIGIN)))
             self._add_known(values, np.repeat(owners, count))
-        if taken:
-            origins = pa.concat_tables(records for _, records in taken).unify_dictionaries()
-            self._origins.copy(origins, np.concatenate([owners for owners, _ in taken]))
+        self._origin[places] = 1 + np.arange(len(places))
 
     def _add_known(self, own: pa.Table, owners: Places) -> None:
         if self._nulls and ERROR_COLUMN not in own.column_names:
@@ -363,10 +361,12 @@ class _Restored:
     def _row_records(self) -> pa.Table | None:
         if self._work.keying is None:
             return None
-        schema = records_schema(self._ids.type)
+        origins = pa.concat_tables(self._origins).unify_dictionaries()
+        origins = origins.take(pa.array(self._origin))
         columns: dict[str, Any] = {ID: self._ids, OUTCOME: pa.array(self._outcomes)}
         columns |= {name: pa.array(self._info[name]) for name in (KEY_HIGH, KEY_LOW)}
-        columns |= {name: self._origins.column(schema.field(name)) for name in ORIGIN}
+        columns |= dict(zip(ORIGIN, origins.columns))
+        schema = self._records
         records = pa.table([columns[name] for name in schema.names], schema=schema)
         return _taken(records, self._order)
 
@@ -385,34 +385,11 @@ def _positions(ids: pa.ChunkedArray, among: pa.Array) -> Places:
     return _numpy(pc.index_in(ids, value_set=among)).astype(np.int64)
 
 
-class _Origins:
-    """Where the output of each row was computed: a number for each row of one of few origins."""
-
-    def __init__(self, work: Work, rows: int) -> None:
-        keying, now = work.keying or RowKeying((), (), "", ""), datetime.now(timezone.utc)
-        self.numbers = np.zeros(rows, np.int32)
-        self._origins = [(keying.epoch, work.run_id, keying.model, keying.code, now)]
-
-    def copy(self, records: pa.Table, owners: Places) -> None:
-        """Set the origins of rows to those of their records."""
-        combined = np.zeros(len(owners), np.int64)
-        for name in ORIGIN:
-            column = records.column(name).combine_chunks()
-            if not pa.types.is_dictionary(column.type):
-                column = column.dictionary_encode()
-            combined = combined * len(column.dictionary) + _numpy(column.indices)
-        _, firsts, inverse = np.unique(combined, return_index=True, return_inverse=True)
-        known = len(self._origins)
-        for first in firsts.tolist():
-            self._origins.append(tuple(records.column(name)[first].as_py() for name in ORIGIN))
-        self.numbers[owners] = known + inverse
-
-    def column(self, field: pa.Field) -> pa.Array:
-        """Return one of the columns of `ORIGIN`."""
-        values = [origin[ORIGIN.index(field.name)] for origin in self._origins]
-        is_text = pa.types.is_dictionary(field.type)
-        found = pa.array(values, field.type.value_type if is_text else field.type)
-        return (found.dictionary_encode() if is_text else found).take(pa.array(self.numbers))
+def _without_unused(table: pa.Table) -> pa.Table:
+    """Return a table with dictionaries of the values that occur."""
+    is_dictionary = pa.types.is_dictionary
+    plain = [f.with_type(f.type.value_type) if is_dictionary(f.type) else f for f in table.schema]
+    return table.cast(pa.schema(plain)).cast(table.schema)
 
 
 def _numpy(array: Any) -> _Numbers:

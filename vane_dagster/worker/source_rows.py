@@ -87,10 +87,8 @@ def known_files(table: pa.Table, work: Work) -> Iterator[None]:
     with files.active():
         try:
             yield
-        except Exception:  # of the user's code: a replaced file may be its cause
+        finally:  # a replaced file may also be the cause of an error
             check_unchanged(source, files.records(paths), work.location)
-            raise
-        check_unchanged(source, files.records(paths), work.location)
 
 
 @functools.lru_cache(maxsize=32)

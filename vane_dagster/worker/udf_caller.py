@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import pyarrow as pa
@@ -19,7 +20,6 @@ from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.pipeline.contracts import CALL
 from vane_dagster.servers.directory import SERVER_MOVED, directory
 from vane_dagster.storage.packages import installed
-from vane_dagster.storage.quarantine import concat_faults
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker import callers
@@ -28,7 +28,6 @@ from vane_dagster.worker.callers import Revoked, Room, UserCode, at_once, within
 from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.health import Health, UnhealthyModelError, check_alive
 from vane_dagster.worker.isolation import one_process
-from vane_dagster.worker.model_thread import ModelThread
 from vane_dagster.worker.output_ids import with_ids
 from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.protocol import CallUdf, Work
@@ -39,12 +38,11 @@ from vane_dagster.worker.retry import (
     AwaitServers,
     BatchOutcome,
     Partial,
-    RowFault,
     Wait,
     attempt,
 )
 from vane_dagster.worker.row_errors import describe_faults, fault_table, null_row
-from vane_dagster.worker.unread_rows import SOURCE_LABEL, split_unread
+from vane_dagster.worker.unread_rows import split_unread
 from vane_dagster.worker.user_code import load
 from vane_dagster.worker.watchdog import deadline
 
@@ -61,18 +59,15 @@ class UdfCaller:
         health: The health check of the model.
     """
 
-    def __init__(
-        self, model: ModelSpec, target: Callable[..., Any], thread: ModelThread | None = None
-    ) -> None:
+    def __init__(self, model: ModelSpec, target: Callable[..., Any]) -> None:
         self._target = target
         self._label = model.label
         self._packages = installed(model.packages)
         self.sizes = BatchSizer()
         self._events = EventLoop()
-        self._thread = thread or ModelThread(slots=1)
         self._rooms: dict[int, asyncio.Semaphore] = {}
         self._alone: dict[int, asyncio.Lock] = {}
-        self.health = Health(target, self._events, self._thread)
+        self.health = Health(target, self._events)
 
     def call(
         self, op: CallUdf, table: pa.Table, work: Work, revoked: Callable[[], bool]
@@ -88,7 +83,11 @@ class UdfCaller:
                 f"{work.location}: {self._label} returned {made}; expected the function to call "
                 "with the columns of a batch. End it with `return predict`"
             )
-        run = _TableCalls(self, UserCode(call, op, work, kwargs, revoked))
+        keeps_nulls, own = op.policy.on_error == "null", work
+        if keeps_nulls:  # only this package fills the column of errors
+            schema = work.schema.remove(work.schema.get_field_index(ERROR_COLUMN))
+            own = replace(work, schema=schema)
+        run = _TableCalls(self, UserCode(call, op, own, kwargs, revoked))
         started = time.perf_counter()
         readable, unread = split_unread(table)
         batches = self.sizes.cut(readable, op.batch_size)
@@ -97,12 +96,12 @@ class UdfCaller:
         else:
             outcomes = run.one_by_one(batches)
         seconds = run.seconds or time.perf_counter() - started
-        own = [fault for outcome in outcomes for fault in outcome.faults]
-        faults, keeps_nulls = own + unread, op.policy.on_error == "null"
+        faults = [fault for outcome in outcomes for fault in outcome.faults] + unread
         tables = [rows for outcome in outcomes for rows in outcome.tables]
-        if keeps_nulls:
-            tables += [null_row(fault, work, op) for fault in faults]
-        rows = pa.concat_tables(tables) if tables else empty_table(work.schema)
+        if keeps_nulls or not tables:
+            nulls = [null_row(fault, work, op) for fault in faults if keeps_nulls]
+            tables = [empty_table(work.schema), *tables, *nulls]
+        rows = pa.concat_tables(tables, promote_options="default")
         if faults or any(outcome.mixed for outcome in outcomes):
             rows = _in_order(rows, op.parent or op.ids[0], table.column(op.ids[0]))
         passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
@@ -124,7 +123,8 @@ class UdfCaller:
             faults=describe_faults(faults, op.ids[0]),
             cancelled=run.stopped,
         )
-        return Computed(rows, report, _records(own, unread, work, op.ids, self._label))
+        records = fault_table(faults, work, op.ids, self._label) if faults else None
+        return Computed(rows, report, records)
 
     def room(self, size: int) -> asyncio.Semaphore:
         """Return the semaphore that bounds a stage's calls in flight, over all slices."""
@@ -143,15 +143,6 @@ class UdfCaller:
             finally:
                 for _ in range(taken):
                     room.release()
-
-
-def _records(
-    own: Sequence[RowFault], unread: Sequence[RowFault], work: Work, ids: Sequence[str], model: str
-) -> pa.Table | None:
-    """Return the records of rows that the code failed for, and of those that were not read."""
-    found = [(own, model), (unread, SOURCE_LABEL)]
-    tables = [fault_table(faults, work, ids, label) for faults, label in found if faults]
-    return concat_faults(tables) if tables else None
 
 
 def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:
@@ -328,6 +319,4 @@ class _TableCalls:
         work, op = self.work, self.op
         places = range(batch.num_rows) if places is None else places
         output = put_together(results, places, work.schema, work.location)
-        if op.policy.on_error == "null" and ERROR_COLUMN not in output.column_names:
-            output = output.append_column(ERROR_COLUMN, pa.nulls(output.num_rows, pa.string()))
         return with_ids(output, batch, work, op)

@@ -34,7 +34,8 @@ def split_unread(table: pa.Table) -> tuple[pa.Table, list[RowFault]]:
     for place in np.flatnonzero(~is_read):
         error = errors[int(place)].as_py()
         fault = SourceError(error["message"])
-        faults.append(RowFault(rows.slice(int(place), 1), fault, 1, error["error"], True))
+        row = rows.slice(int(place), 1)
+        faults.append(RowFault(row, fault, 1, error["error"], True, SOURCE_LABEL))
     return (rows.take(pa.array(np.flatnonzero(is_read))) if faults else rows), faults
 
 
@@ -44,5 +45,5 @@ def computed(rows: pa.Table, given: int, unread: Sequence[RowFault], work: Work)
     return Computed(
         rows.cast(work.schema),
         WorkReport(tally, faults=describe_faults(unread, work.id)),
-        fault_table(unread, work, [work.id], SOURCE_LABEL) if unread else None,
+        fault_table(unread, work, [work.id]) if unread else None,
     )

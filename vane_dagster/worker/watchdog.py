@@ -17,19 +17,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 EXIT_STATUS = 87
 """The exit code of a process that a deadline ended without a signal."""
 _KILL_SECONDS = 1.0
 _CLOCK_MONOTONIC = 1
 _SIGEV_SIGNAL = 0
-
-
-class _Timer(Protocol):
-    def start(self, seconds: float) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 @contextmanager
@@ -56,11 +50,11 @@ def ended_by_deadline(code: int) -> bool:
     return code == EXIT_STATUS or (_is_supported() and code == -_signal())
 
 
-_idle: list[_Timer] = []
+_idle: list[_KernelTimers | _ThreadTimer] = []
 os.register_at_fork(after_in_child=_idle.clear)  # a child does not inherit timers
 
 
-def _timer() -> _Timer:
+def _timer() -> _KernelTimers | _ThreadTimer:
     """Return an unused timer. Timers are kept, because creating one costs more than a call."""
     try:
         return _idle.pop()

@@ -213,7 +213,7 @@ def test_one_row_a_child_with_the_parents_columns(tmp_path, local, materialize):
     [
         (split_orphans, "returned 1 ids that it was not given: 999"),
         (split_twice, "ids more than once: 'x'"),
-        (no_parent, "came back without 'id', the id of the row that each was made from"),
+        (no_parent, "without 'id', the id of the row that each was made from"),
     ],
 )
 def test_wrong_children_are_refused(fn, message, tmp_path, local, materialize):

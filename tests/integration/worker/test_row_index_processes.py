@@ -42,7 +42,7 @@ def killed(*given):
 
 recorded_rows.read_part = counted
 if mode == "killed":
-    recorded_rows._write = killed
+    recorded_rows.write_table = killed
 print(len(recorded_rows.open_index([RecordedPart(Location(folder), "", records)], 1, Path(folder))))
 """
 

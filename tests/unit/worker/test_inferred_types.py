@@ -84,7 +84,7 @@ def test_a_column_has_the_type_of_its_values(values: Any, expected: pa.DataType)
 
 @pytest.mark.parametrize("value", [5, "text", b"bytes", {"a": 1}, np.float32(1)])
 def test_a_single_value_is_no_column(value: Any):
-    with pytest.raises(TypeError, match="not one for each row"):
+    with pytest.raises(ValueError, match="for each row"):
         column_type(value)
 
 

@@ -1,13 +1,9 @@
-"""The model of a worker: which code it keeps, and the order of its calls."""
+"""The model of a worker, and which code it keeps."""
 
 from __future__ import annotations
 
-import collections
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +19,6 @@ from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.worker import host as host_module
 from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.host import Host
-from vane_dagster.worker.loaded_model import CallTurns
 from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.protocol import CallUdf, TableRows, Work
@@ -107,62 +102,3 @@ def test_the_content_of_a_model_names_all_that_travels():
     others = [replace(model, code="other"), replace(model, payload=b"other")]
     assert len({each.content for each in (model, *others)}) == 3
     assert replace(model, exact=True, label="x").content == model.content
-
-
-def test_calls_of_the_two_kinds_go_in_the_order_of_their_arrival():
-    turns, order = CallTurns(), []
-    entered, go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with turns.turn():
-            entered.set()
-            assert go.wait(20)
-
-    def one(is_async: bool) -> None:
-        with turns.turn(is_async):
-            order.append(is_async)
-
-    threads = [threading.Thread(target=hold)]
-    threads[0].start()
-    assert entered.wait(20)
-    for count, is_async in enumerate((True, False, True), 1):
-        threads.append(threading.Thread(target=one, args=(is_async,)))
-        threads[-1].start()
-        while len(turns._waiting) < count:
-            time.sleep(0.001)
-    go.set()
-    for thread in threads:
-        thread.join(20)
-    assert order == [True, False, True]
-
-
-def test_async_and_synchronous_calls_take_turns():
-    turns, inside = CallTurns(), collections.Counter[bool]()
-    together: list[collections.Counter[bool]] = []
-    start = threading.Barrier(8)
-
-    def call(is_async: bool) -> None:
-        start.wait(20)
-        for _ in range(20):
-            with turns.turn(is_async):
-                inside[is_async] += 1
-                time.sleep(0.0005)
-                together.append(inside.copy())
-                inside[is_async] -= 1
-
-    with ThreadPoolExecutor(8) as threads:
-        for done in [threads.submit(call, number % 2 == 0) for number in range(8)]:
-            done.result(60)
-    assert not any(counts[True] and counts[False] for counts in together)
-
-
-def test_async_calls_overlap():
-    turns, both_inside = CallTurns(), threading.Barrier(2)
-
-    def call() -> None:
-        with turns.turn(is_async=True):
-            both_inside.wait(20)
-
-    with ThreadPoolExecutor(2) as threads:
-        for done in [threads.submit(call) for _ in range(2)]:
-            done.result(60)

@@ -23,7 +23,6 @@ import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
 from vane_dagster.retries import Backoff
 from vane_dagster.worker import row_results
-from vane_dagster.worker.output_ids import is_equal
 
 TEXTS = pa.table(
     {
@@ -505,19 +504,7 @@ def test_a_row_of_any_type_may_be_returned_as_it_is(values):
         schema={"more": "BIGINT"},
         include_columns=True,
     )
-    assert is_equal(found["any"], table["any"])
-
-
-def test_an_async_function_under_a_decorator_that_hides_it_is_named():
-    async def doubled(n: int) -> int:
-        return 2 * n
-
-    @functools.wraps(doubled)
-    def wrapper(n: int) -> int:
-        return doubled(n)
-
-    with pytest.raises(vd.errors.UdfError, match="returned a coroutine: a decorator hides"):
-        column(wrapper)
+    assert repr(found["any"].to_pylist()) == repr(table["any"].to_pylist())
 
 
 def test_a_value_that_include_columns_passes_on_may_not_be_changed():
@@ -532,7 +519,7 @@ def test_a_value_that_include_columns_passes_on_may_not_be_changed():
     found = mapped(unchanged, **options)
     assert found["more"].to_pylist() == [11, 21, 31]
     assert found.select(TEXTS.column_names) == TEXTS
-    with pytest.raises(vd.errors.UdfError, match="column 'n' is passed on"):
+    with pytest.raises(vd.errors.UdfError, match="column 'n' has the values of the input"):
         mapped(changed, **options)
 
 
@@ -757,7 +744,7 @@ def test_a_row_has_its_own_id_whatever_the_others_return():
     schema = {"id": "BIGINT", "c": "BIGINT"}
     stage = row_stage("map", fn, schema=schema, on_error="quarantine", max_error_rate=1)
     assert run_stage(stage, TEXTS).to_pydict() == {"id": [1, 2], "c": [10, 20]}
-    with pytest.raises(vd.errors.UdfError, match="column 'id' is the id of the row"):
+    with pytest.raises(vd.errors.UdfError, match="column 'id' has the values of the input"):
         mapped(fn, schema=schema)
 
 
@@ -792,5 +779,5 @@ def test_a_result_that_changes_a_column_which_is_passed_on_and_not_read_is_refus
     stage = row_stage(
         "map", returns, schema={"x": "BIGINT"}, columns=["text"], include_columns=["more"]
     )
-    with pytest.raises(vd.errors.UdfError, match="'more' is passed on from the input"):
+    with pytest.raises(vd.errors.UdfError, match="'more' has the values of the input"):
         run_stage(stage, table)

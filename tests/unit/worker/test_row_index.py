@@ -17,7 +17,7 @@ from vane_dagster.errors import DamagedPartError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.row_records import Outcome, RecordedPart, records_schema, write_records
 from vane_dagster.worker import node_files, recorded_rows
-from vane_dagster.worker.recorded_rows import open_index
+from vane_dagster.worker.recorded_rows import find_rows, open_index
 
 Record = tuple[int, int, int, int, int]  # high, low, id, outcome, epoch
 Row = tuple[int, int]  # high, low
@@ -34,12 +34,10 @@ def recorded(folder: Path, records: Sequence[Record], key: str = "a") -> Recorde
     return RecordedPart(location, f"{key}.parquet", write_records(location, key, table))
 
 
-def found(
-    index: recorded_rows.RowIndex, rows: Sequence[Row], failed: bool = False
-) -> list[tuple[int, int]]:
+def found(index: pa.Table, rows: Sequence[Row], failed: bool = False) -> list[tuple[int, int]]:
     order = sorted(range(len(rows)), key=lambda n: rows[n][0])
     high, low = (np.array([rows[place][n] for place in order], np.uint64) for n in (0, 1))
-    part, record = index.find(high, low, failed=failed)
+    part, record = find_rows(index, high, low, failed=failed)
     places = dict(zip(order, zip(part.tolist(), record.tolist())))
     return [places[n] for n in range(len(rows))]
 
@@ -120,19 +118,6 @@ def test_an_index_that_nobody_used_for_a_day_is_deleted(tmp_path):
     )
     assert not used.exists()
     assert found(old, [(1, 1)]) == [(0, 0)]
-
-
-def test_a_task_waits_for_few_deletions(tmp_path, monkeypatch):
-    part = recorded(tmp_path, [(1, 1, 1, 0, 5)])
-    for floor in range(3):
-        open_index([part], floor, tmp_path)
-    for used in tmp_path.glob("*.used"):
-        os.utime(used, (1, 1))
-    (tmp_path / ".cleaned").unlink()
-    times = iter([0.0, 0.5, 1.5])
-    monkeypatch.setattr(node_files.time, "monotonic", lambda: next(times))
-    open_index([part], 3, tmp_path)
-    assert len([*tmp_path.glob("*.used")]) == 3
 
 
 def test_many_indexes_are_not_searched_for_old_ones_each_time(tmp_path, monkeypatch):

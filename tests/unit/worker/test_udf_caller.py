@@ -167,8 +167,6 @@ def torch_tensor(values: Any) -> Any:
     return torch.tensor(values, requires_grad=isinstance(values[0], list))
 
 
-LIST_VIEW = pa.ListViewArray.from_arrays([2, 0, 1], [2, 2, 2], [1.0, 2.0, 3.0, 4.0])
-
 CAST = {
     "list of int": ("BIGINT", [1, 2, 3], None),
     "narrow ints": ("BIGINT", np.array([1, 2, 3], np.int8), [1, 2, 3]),
@@ -223,8 +221,7 @@ CAST = {
     "a structured array": (
         STRUCT, np.array([(1, "x")] * 3, [("a", "i4"), ("b", "U1")]), [{"a": 1, "b": "x"}] * 3,
     ),
-    "list views": ("FLOAT[]", LIST_VIEW, [[3.0, 4.0], [1.0, 2.0], [2.0, 3.0]]),
-    "list views as vectors": ("FLOAT[2]", LIST_VIEW, [[3.0, 4.0], [1.0, 2.0], [2.0, 3.0]]),
+    "bytes as text": ("VARCHAR", np.array([b"a", None, "é".encode()], object), ["a", None, "é"]),
     "decimals": ("DECIMAL(10,2)", [decimal.Decimal("1.50")] * 3, None),
 }  # fmt: skip
 
@@ -249,7 +246,7 @@ REFUSED = {
     ),
     "text for doubles": ("DOUBLE", np.array(["a", "b", "c"]), ["expected double, found string"]),
     "numbers for text": ("VARCHAR", [1, 2, 3], ["expected string, found int64"]),
-    "bytes for text": ("VARCHAR", [b"a", b"b", b"c"], ["expected string, found binary"]),
+    "bytes for text": ("VARCHAR", [b"a", b"b", b"\xff"], ["expected string, found binary"]),
     "one text": ("VARCHAR", "abc", ["expected string, found str"]),
     "one number": ("BIGINT", 3, ["expected int64, found int"]),
     "dicts for text": ("VARCHAR", [{"a": 1}] * 3, ["expected string, found struct<a: int64>"]),
@@ -353,7 +350,7 @@ def test_ids_that_are_not_those_given(case):
 
 
 def test_rows_without_ids_have_to_be_as_many():
-    words = ["2 rows came back for 3 and without the id 'id'", "in order, or return the id"]
+    words = ["2 rows came back for 3 and without 'id'", "Return the id, or one row for each"]
     refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words)
     refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words, cardinality="filter")
 
@@ -415,24 +412,18 @@ FRAME = pd.DataFrame({"id": [1, 2, 3], "n": [10, 30, 20]})
 BY_N = FRAME.sort_values("n")
 INDEXED = {
     "in order": FRAME[["n"]],
-    "sorted": BY_N[["n"]],
-    "turned round": FRAME[["n"]][::-1],
     "sorted, with its id": BY_N,
     "another index, with its id": BY_N.set_axis([7, 7, 7]),
     "the id as index": BY_N.set_index("id"),
     "the id in an index of two levels": BY_N.assign(k="x").set_index(["k", "id"]),
-    "a sorted series": {"n": BY_N["n"]},
     "a series in order": {"n": FRAME["n"]},
-    "sorted series": {"id": BY_N["id"], "n": BY_N["n"]},
-    "a sorted series of the id": {"id": BY_N["id"], "n": BY_N["n"].to_numpy()},
-    "a series by the id": {"n": BY_N.set_index("id")["n"]},
     "an array": {"n": FRAME["n"].to_numpy()},
+    "a series beside an array": {"id": [1, 2, 3], "n": FRAME["n"]},
     "pieces": [FRAME[["n"]][:1], FRAME[["n"]][1:]],
-    "pieces in another order": [FRAME[["n"]][1:], FRAME[["n"]][:1]],
     "pieces that are numbered anew": [
         FRAME[["n"]][:1], FRAME[["n"]][1:].reset_index(drop=True),
     ],
-    "a frame of integers that are unsigned": BY_N[["n"]].set_axis(BY_N.index.astype("uint8")),
+    "a frame of integers that are unsigned": FRAME[["n"]].set_axis(FRAME.index.astype("uint8")),
 }  # fmt: skip
 
 
@@ -452,6 +443,11 @@ def test_the_rows_of_a_data_frame_are_told_by_its_index(case, form):
 
 
 REFUSED_INDEX = {
+    "sorted": BY_N[["n"]],
+    "sorted series": {"n": BY_N["n"]},
+    "sorted series with the id": {"id": BY_N["id"], "n": BY_N["n"]},
+    "a series by the id": {"n": BY_N.set_index("id")["n"]},
+    "pieces in another order": [FRAME[["n"]][1:], FRAME[["n"]][:1]],
     "from one": FRAME[["n"]].set_axis([1, 2, 3]),
     "twice": FRAME[["n"]].set_axis([0, 1, 1]),
     "names": FRAME[["n"]].set_axis(["a", "b", "c"]),
@@ -467,7 +463,6 @@ REFUSED_INDEX = {
     },
     "pieces, one of them named": [FRAME[["n"]][:1], FRAME[["n"]][1:].rename_axis("k")],
     "with a null": FRAME[["n"]].set_axis(pd.Index([0, 1, None], dtype="Int64")),
-    "series in different orders": {"id": BY_N["id"], "n": FRAME["n"]},
     "a series in another order than an array": {"id": [1, 2, 3], "n": BY_N["n"]},
     "pieces, the second in another order": [FRAME[["n"]][:1], BY_N[["n"]][1:].set_axis([1, 0])],
 }
@@ -491,7 +486,7 @@ def test_a_filtered_frame_needs_its_id():
 
     kept = call(fn, {"n": "BIGINT"}, batch_format="pandas", cardinality="filter", keep_id=True)
     assert kept.to_pydict() == {"id": [2, 3], "n": [20, 30]}
-    refused(fn, {"n": "BIGINT"}, "2 rows came back for 3", "return the id",
+    refused(fn, {"n": "BIGINT"}, "2 rows came back for 3", "Return the id",
             batch_format="pandas", cardinality="filter", keep_id=False)  # fmt: skip
     refused(fn, {"n": "BIGINT"}, "1 of 3 rows did not come back", batch_format="pandas",
             keep_id=True)  # fmt: skip
@@ -500,7 +495,7 @@ def test_a_filtered_frame_needs_its_id():
 def test_the_frame_of_a_call_of_which_rows_failed_keeps_its_index():
     def fn(batch):
         if len(batch) == 3:
-            good = batch.drop(index=1)[["n"]][::-1]
+            good = batch.drop(index=1)[["n"]]
             raise vd.RowErrors({1: ConnectionError("again")}, rows=good)
         return batch[["n"]]
 
@@ -516,7 +511,7 @@ def test_the_frame_of_a_call_of_which_rows_failed_may_not_count_from_0(kind):
         rows = batch[["n"]][:2] if kind == "frame" else {"n": batch["n"][:2]}
         raise vd.RowErrors({0: ConnectionError("again")}, rows=rows)
 
-    refused(fn, {"n": "BIGINT"}, "rows expected, 1, 2 in any order", "Series.to_numpy()",
+    refused(fn, {"n": "BIGINT"}, "the 2 rows expected", "Series.to_numpy()",
             batch_format="pandas")  # fmt: skip
 
 
@@ -528,17 +523,6 @@ def test_arrays_of_a_call_of_which_rows_failed_are_in_order():
 
     output = call(fn, {"n": "BIGINT"}, batch_format="pandas")
     assert output.to_pydict() == {"id": [1, 2, 3], "n": [1, 2, 3]}
-
-
-def test_series_by_the_id_and_by_place_are_not_mixed():
-    """Both indexes hold the same numbers, which are ids in one and places in the other."""
-
-    def fn(batch):
-        turned = batch.iloc[[2, 0, 1]]
-        return {"n": batch.set_index("id")["n"], "m": turned["n"]}
-
-    refused(fn, {"n": "BIGINT", "m": "BIGINT"}, "rows cannot be matched", batch_format="pandas",
-            table=pa.table({"id": [2, 0, 1], "n": [10, 20, 30]}))  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, int])
