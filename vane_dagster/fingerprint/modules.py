@@ -238,6 +238,11 @@ class Finder:
                 yield ImportTarget("passing", name, part, module=found, line=ref.line)
         yield from self._imported(found, base, ref)
 
+    def is_own(self, path: str) -> bool:
+        """Return whether a path is one of the user's modules, or lies in one."""
+        module = self.find(path.partition(".")[0]) if path[:1] != "." else None
+        return path[:1] == "." or (module is not None and module.kind == "own")
+
     def own_imports(self, importer: Module, unit: SymbolSource) -> list[str]:
         """Return the own modules that a statement imports, also inside functions."""
         targets = [each for ref in unit.scan.imports for each in self.targets(importer, ref)]

@@ -15,8 +15,6 @@ import typing
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-import vane_dagster
-from vane_dagster._lazy import HOMES
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.decorators import OPTIONS, SET_ON_CLASSES
@@ -419,28 +417,8 @@ def value_digest(value: Any, path: str = "value", files: LocalFiles | None = Non
     return combine("value", token, dependency_walk.digest())
 
 
-_PUBLIC = (
-    "vane_dagster",
-    "vane_dagster.checks",
-    "vane_dagster.providers.base",
-    "vane_dagster.testing",
-)
-
-
 def library_name(obj: Any, module: str) -> tuple[str, str]:
-    """Return the module and name of a library object; for ours, the public ones.
-
-    The identity of our classes therefore does not change when they move to another file, and not
-    with the names that a process has resolved.
-    """
-    if module.partition(".")[0] == vane_dagster.__name__:
-        for public in _PUBLIC:
-            if public in HOMES:
-                homes = HOMES[public]().items()
-                named = {n: vars(sys.modules.get(home, object)).get(n) for n, home in homes}
-            else:
-                named = dict(vars(sys.modules.get(public, object)))
-            for name, value in named.items():
-                if value is obj:
-                    return public, name
+    """Return the module and name of a library's object; of ours, which may move, the package."""
+    package = __name__.partition(".")[0]
+    module = package if module.partition(".")[0] == package else module
     return module, getattr(obj, "__qualname__", type(obj).__qualname__)
