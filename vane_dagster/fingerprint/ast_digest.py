@@ -209,10 +209,15 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
         node, guarded = stack.pop()
         marks = node.__dict__
         if "imports" in marks:
-            if marks["imports"] is None:
-                dynamic.append(node.lineno)  # type: ignore[attr-defined]  # an expression
-            for item in marks["imports"] or ():
-                imports += import_refs(item, guarded)
+            line: int = node.lineno  # type: ignore[attr-defined]  # an expression
+            if (path := marks["imports"]) is None:
+                dynamic.append(line)
+            else:
+                module, _, name = path.lstrip(".").rpartition(".")
+                level = len(path) - len(path.lstrip("."))
+                taken = ImportRef(module, level, name, guarded, line)
+                whole = ImportRef(name, 0, None, guarded, line)
+                imports.append(taken if module or level else whole)
         if "reads" in marks:
             _add_lookups(node, chains, imports)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -235,7 +240,7 @@ def _add_lookups(node: ast.AST, chains: set[tuple[str, ...]], imports: list[Impo
     """Add the names that a node looks up at run time, and the modules that they may be in."""
     chains.update((name,) for name in node.__dict__.get("reads", ()))
     for item in node.__dict__.get("lookups", ()):
-        imports += import_refs(item, True)
+        imports.append(ImportRef(item.module or "", item.level, "*", True, item.lineno))
 
 
 def import_refs(node: ast.Import | ast.ImportFrom, guarded: bool) -> Iterator[ImportRef]:

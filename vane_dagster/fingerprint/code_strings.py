@@ -39,8 +39,8 @@ class Imported(str):
 def mark_texts(tree: ast.Module) -> None:
     """Annotate a tree with import paths, imports by string, and names that strings read.
 
-    Nodes get the attributes `stands_for` (for names bound by imports), `imports` (a call's import
-    statements, or None if they are known only at run time), `reads` (module-level names that are
+    Nodes get the attributes `stands_for` (for names bound by imports), `imports` (the path that a
+    call imports, or None if it is known only at run time), `reads` (module-level names that are
     read at run time) and `lookups` (imports of the modules that the file takes names from).
     """
     nodes = list(ast.walk(tree))
@@ -73,7 +73,7 @@ def mark_texts(tree: ast.Module) -> None:
             # The function is passed on, and imports a name that is not known here.
             node.__dict__["imports"] = None
     imported = [
-        _at(node, ast.ImportFrom(node.module, [ast.alias("*")], node.level))
+        node
         for statement in tree.body
         if not isinstance(statement, Definition)
         for node in ast.walk(statement)
@@ -168,11 +168,9 @@ def _mark_call(node: ast.Call, names: frozenset[str]) -> None:
         named = {item.arg: item.value for item in node.keywords}
         text = _text(node.args[0] if node.args else named.get("name")) if by_name else None
         if text is not None and text.startswith("."):
-            text = (
-                "".join(_text(item) or "" for item in (*node.args[1:2], named.get("package")))
-                + text
-            )
-        node.__dict__["imports"] = None if text is None else _statements(node, text)
+            packages = (*node.args[1:2], named.get("package"))
+            text = "".join(_text(each) or "" for each in packages) + text
+        node.__dict__["imports"] = _path(text)
         return
     called = {path.removeprefix("builtins.") for path in paths(node.func)}
     if called & _EVALUATORS or (called & _NAMESPACES and not node.args):
@@ -193,18 +191,9 @@ def mark_hints(tree: ast.Module) -> None:
                 node.__dict__["reads"] = frozenset(filterfalse(keyword.iskeyword, words))
 
 
-def _statements(node: ast.AST, text: str) -> list[ast.stmt] | None:
-    level = len(text) - len(text.lstrip("."))
-    parts = text[level:].split(".")
-    if not all(part.isidentifier() for part in parts):
-        return None
-    if len(parts) == 1 and not level:
-        return [_at(node, ast.Import([ast.alias(text)]))]
-    return [_at(node, ast.ImportFrom(".".join(parts[:-1]), [ast.alias(parts[-1])], level))]
-
-
-def _at(place: ast.AST, statement: ast.stmt) -> ast.stmt:
-    return ast.copy_location(statement, place)
+def _path(text: str | None) -> str | None:
+    parts = (text or "").lstrip(".").split(".")
+    return text if all(part.isidentifier() for part in parts) else None
 
 
 def _mark_item(node: ast.Subscript, names: frozenset[str]) -> None:
@@ -214,8 +203,7 @@ def _mark_item(node: ast.Subscript, names: frozenset[str]) -> None:
     if isinstance(node.slice, ast.Name) and node.slice.id == "__name__":
         node.__dict__["reads"] = names
     else:
-        text = _text(node.slice)
-        node.__dict__["imports"] = None if text is None else _statements(node, text)
+        node.__dict__["imports"] = _path(_text(node.slice))
 
 
 def syntax_tree(source: bytes | str, mode: str = "exec") -> Any:

@@ -187,14 +187,8 @@ class DependencyWalk:
         """
         if not self._computed_imports:
             return
-        texts = {
-            node.value
-            for key, (_, unit) in self._walked.items()
-            if key not in self._own_units
-            for statement in unit.nodes
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        }
+        units = [unit for key, (_, unit) in self._walked.items() if key not in self._own_units]
+        texts = {text for unit in units for text in unit.texts}
         # `plugins.`, `plugins.upper:Upper` and `plugins.upper.Upper` name modules too.
         found = [text.partition(":")[0].strip(".") for text in sorted(texts)]
         found = [text for text in found if all(part.isidentifier() for part in text.split("."))]

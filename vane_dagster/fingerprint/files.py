@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -36,10 +35,6 @@ _BLOCK = 1 << 20
 _MIN_CACHED_BYTES = 1 << 20
 _WILD = re.compile(r"[*?\[{]")
 _SYSTEM = ("/proc", "/sys")
-
-
-class UnboundedContentError(CodeIdentityError):
-    """The content of a file or folder cannot be part of an identity."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ class LocalFiles:
                 return None
             return self._folder(folder, text, where)
         except (OSError, UnicodeError) as error:
-            raise UnboundedContentError(
+            raise CodeIdentityError(
                 f"{where}: {os.fspath(text)!r} names a file or folder that cannot be read "
                 f"({error}), so its content cannot be part of the identity. Make it readable, or "
                 f"give `version=`."
@@ -126,7 +121,7 @@ def file_digests(paths: Sequence[str], text: str | os.PathLike[str], where: str)
     """Return the sha256 of each file's content."""
     size = sum(os.stat(path).st_size for path in paths)
     if size > MAX_BYTES or len(paths) > MAX_FILES:
-        raise UnboundedContentError(
+        raise CodeIdentityError(
             f"{where}: {os.fspath(text)!r} names {size:,} bytes in {len(paths):,} files or more. "
             f"At most {MAX_BYTES:,} bytes in {MAX_FILES:,} files are read to become part of the "
             f"identity. Name the files or the subfolder that are used, or give the stage "
@@ -259,24 +254,21 @@ def _load(path: str, signature: Signature) -> str | None:
     try:
         if signature[0] < _MIN_CACHED_BYTES or not _cache_folder().is_dir():
             return None
-        record = json.loads(Path(private_folder(_cache_folder()), _cache_name(path)).read_bytes())
-        if record["path"] != os.path.realpath(path) or len(record["sha256"]) != 64:
-            return None
-        return str(record["sha256"]) if record["state"] == [*signature] else None
-    except (OSError, VaneError, ValueError, KeyError, TypeError):
+        found = _record(path, signature).read_text()
+    except (OSError, VaneError, ValueError):
         return None
+    return found if len(found) == 64 else None
 
 
 def _store(path: str, signature: Signature, digest: str) -> None:
     """Store the digest of a large file. Errors of writing to the cache are ignored."""
     if signature[0] < _MIN_CACHED_BYTES:
         return
-    record = {"path": os.path.realpath(path), "state": signature, "sha256": digest}
     with contextlib.suppress(OSError, VaneError, UnicodeError):
-        place = Path(private_folder(_cache_folder()), _cache_name(path))
+        place = _record(path, signature)
         written = place.with_suffix(f".{secrets.token_hex(8)}")
         written.touch(mode=0o600, exist_ok=False)
-        written.write_text(json.dumps(record))
+        written.write_text(digest)
         os.replace(written, place)
 
 
@@ -284,8 +276,10 @@ def _cache_folder() -> Path:
     return state_home() / "file-digests"
 
 
-def _cache_name(path: str) -> str:
-    return hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:40] + ".json"
+def _record(path: str, signature: Signature) -> Path:
+    """Return the file with the digest of a file in one state."""
+    name = combine("file", os.fsencode(os.path.realpath(path)), *map(str, signature))
+    return Path(private_folder(_cache_folder()), name[:40])
 
 
 _digests = FileCache(_read, _load, _store)

@@ -186,18 +186,8 @@ def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) 
             raise DefinitionError(f"{where}: {file} is neither a file nor a folder")
 
 
-def local_files_in(value: Any) -> Iterator[LocalFile]:
-    """Yield the local files among arguments, in containers, records, partials and closures too."""
-    return found_in(value, LocalFile)
-
-
-def servers_in(value: Any) -> Iterator[ServerHandle]:
-    """Yield the handles of servers among arguments, wherever `local_files_in` finds files."""
-    return found_in(value, ServerHandle)
-
-
 def found_in(value: Any, kind: type[T]) -> Iterator[T]:
-    """Yield the objects of a type among arguments, wherever `local_files_in` finds files."""
+    """Yield the objects of a type in arguments: in containers, records, partials and closures."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:

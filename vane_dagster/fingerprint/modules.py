@@ -363,9 +363,7 @@ def _reachable(finder: Finder, module: Module) -> Iterator[str]:
     for target in finder.attribute_targets(module, unit.scan):
         yield target.name
     if unit.scan.dynamic:
-        top = finder.find(module.label.partition(".")[0])
-        for folder in (top.search or ()) if top is not None else ():
-            yield from submodules(folder, module.label.partition(".")[0])
+        yield from finder.below(module.label.partition(".")[0])
 
 
 def submodules(folder: str, name: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.decorators import OPTIONS, SET_ON_CLASSES
 from vane_dagster.fingerprint.dependencies import DependencyWalk
-from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
+from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.module_attributes import module_attribute
 from vane_dagster.fingerprint.modules import Finder, Module, path_kind
@@ -36,7 +36,6 @@ _WRAPPERS: Mapping[Any, tuple[str, ...]] = {
 }
 _NAMEDTUPLE = vars(collections.namedtuple("_", "x"))
 _NAMEDTUPLE_DETAILS = _NAMEDTUPLE.keys() - {"_fields", "_field_defaults"}
-_VALUES = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, types.FunctionType)
 # The modules of classes that `make_dataclass` and `create_model` create for other modules.
 _MAKERS = ("types", "pydantic.main", "pydantic.root_model")
 _FIELD = "field "
@@ -128,7 +127,7 @@ class ObjectEncoder:
     def _function(self, function: types.FunctionType, path: str) -> str:
         where = self._dependency_walk.finder.find(function.__module__ or "__main__")
         if where is not None and self._is_named(function, where):
-            return self._with_defaults(function, self._by_name(function, where), path)
+            return self._by_name(function, where)
         name = function.__globals__.get("__name__", "__main__")
         module = self._dependency_walk.finder.find(name)
         if module is not None and module.kind != "own":
@@ -150,7 +149,7 @@ class ObjectEncoder:
             walk.unit(importer, unit, names if is_in_file else ())
         is_nested = "<" in function.__qualname__ or code.co_flags & inspect.CO_NESTED
         if is_in_file and not is_nested:
-            return self._with_defaults(function, token, path)
+            return token
         parts = [*self._captured(function, path), *self._attributes_of(function, path)]
         if not is_in_file:
             parts += self._globals(names, function.__globals__, path)
@@ -167,28 +166,16 @@ class ObjectEncoder:
         is_found = _lookup(function) is function
         return is_found and function.__qualname__.partition(".")[0] in source.units
 
-    def _with_defaults(self, function: types.FunctionType, token: str, path: str) -> str:
-        """Add the values of defaults that have a digest; their source always counts."""
-        parts = []
-        for name, value in defaults_of(function).items():
-            try:
-                parts.append(self._default(name, value, path))
-            except UnboundedContentError:
-                raise
-            except CodeIdentityError:
-                parts.append(name)
-        return combine("defaults", token, *parts)
-
-    def _default(self, name: str, value: Any, path: str) -> str:
-        return combine(name, self.digest(value, f"{path}.__defaults__[{name!r}]"))
-
     def _captured(self, function: types.FunctionType, path: str) -> list[str]:
         """Hash defaults and the variables of enclosing functions."""
         cells = [
             combine(name, self.digest(value, f"{path}.__closure__[{name!r}]"))
             for name, value in captured_by(function).items()
         ]
-        defaults = [self._default(name, item, path) for name, item in defaults_of(function).items()]
+        defaults = [
+            combine(name, self.digest(value, f"{path}.__defaults__[{name!r}]"))
+            for name, value in defaults_of(function).items()
+        ]
         return [*defaults, *sorted(cells), *self._hints(function, path)]
 
     def _hints(self, obj: Any, path: str) -> list[str]:
@@ -216,9 +203,6 @@ class ObjectEncoder:
             bases.append(self.digest(type(cls), f"{path}.__class__"))
         if module.is_source and self._holds_class(cls, module):
             token = self._by_name(cls, module)
-            bases += [
-                self._with_defaults(item, name, f"{path}.{name}") for name, item in _functions(cls)
-            ]
             if _lookup(cls) is cls:
                 return combine("class", token, *bases)
             # The name now refers to something else, or to another class of that name.
@@ -234,13 +218,6 @@ class ObjectEncoder:
             if isinstance(member, made):
                 parts = [getattr(member, name) for name in names]
                 return combine(made.__name__, self.digest(parts, path))
-        kind = type(member)
-        module = self._dependency_walk.finder.find(kind.__module__)
-        plain = not isinstance(member, (type, *_VALUES)) and not dataclasses.is_dataclass(member)
-        if plain and module is not None and module.kind == "own" and kind.__bases__ == (object,):
-            # An object of a user's class, such as a descriptor.
-            state = dict(getattr(member, "__dict__", {}))
-            return combine("object", self.digest(kind, path), self.digest(state, path))
         return self.digest(member, path)
 
     def _holds_class(self, cls: type, module: Module) -> bool:
@@ -396,9 +373,7 @@ def _cell_of(cls: type) -> SourceFile | None:
 
 def _cell(filename: str) -> SourceFile | None:
     """Return the notebook or console cell that `linecache` holds under a name, if it parses."""
-    lines = linecache.getlines(filename) if filename.startswith("<") else []
-    if not lines and not os.path.isfile(filename) and filename in linecache.cache:
-        lines = linecache.getlines(filename)
+    lines = [] if os.path.isfile(filename) else linecache.getlines(filename)
     try:
         return SourceFile(filename, "".join(lines).encode()) if lines else None
     except CodeIdentityError:

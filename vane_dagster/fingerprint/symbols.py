@@ -16,6 +16,8 @@ from vane_dagster.fingerprint.ast_digest import Scan
 from vane_dagster.fingerprint.code_strings import Definition, Imported, bound_by, paths, top_nodes
 from vane_dagster.fingerprint.hashing import FileCache, combine
 
+_MAIN_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
+
 
 class SymbolSource:
     """Statements of a file, most often one."""
@@ -65,6 +67,13 @@ class SymbolSource:
         stored = [node for node in changed if not isinstance(node.ctx, ast.Load)]
         found = (path for node in stored for path in paths(node) if isinstance(path, Imported))
         return self.scan.paths.union(path.partition(".")[0] for path in found)
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """The strings in the statements."""
+        nodes = (node for each in self.nodes for node in ast.walk(each))
+        values = (node.value for node in nodes if isinstance(node, ast.Constant))
+        return frozenset(value for value in values if isinstance(value, str))
 
     @cached_property
     def has_code(self) -> bool:
@@ -180,16 +189,8 @@ def bound_names(nodes: Iterable[ast.AST]) -> frozenset[str]:
 
 
 def _is_main_guard(statement: ast.stmt) -> bool:
-    test = statement.test if isinstance(statement, ast.If) and not statement.orelse else None
-    return (
-        isinstance(test, ast.Compare)
-        and isinstance(test.ops[0], ast.Eq)
-        and {"__name__", "__main__"}
-        == {
-            getattr(item, "id", getattr(item, "value", None))
-            for item in (test.left, *test.comparators)
-        }
-    )
+    is_plain = isinstance(statement, ast.If) and not statement.orelse
+    return is_plain and ast.unparse(statement.test) in _MAIN_GUARDS  # type: ignore[attr-defined]
 
 
 def code_digest(code: types.CodeType) -> str:

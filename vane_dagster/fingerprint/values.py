@@ -25,7 +25,7 @@ from typing import Any
 
 from vane_dagster._secrets import is_wrapped
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
+from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.local_file import LocalFile
 from vane_dagster.servers.handle import HostUrls, ServerHandle
@@ -211,13 +211,7 @@ class ValueEncoder:
     def _member(self, value: enum.Enum, path: str) -> str:
         kind = self._code(type(value), path)
         name = "" if isinstance(value, enum.Flag) else value.name
-        try:
-            content = self.digest(value.value, f"{path}.value")
-        except UnboundedContentError:
-            raise
-        except CodeIdentityError:
-            content = value.name  # as the class's code computes it
-        return combine("enum", kind, name, content)
+        return combine("enum", kind, name, self.digest(value.value, f"{path}.value"))
 
     def _container(self, value: Any, path: str) -> str | None:
         kind = type(value)
@@ -397,9 +391,8 @@ class ArrayEncoder:
     def _torch(self, torch: Any, value: Any, path: str) -> str | None:
         if isinstance(value, (torch.dtype, torch.device)):
             return combine("torch", str(value))
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-            return None
-        if value.is_quantized or value.is_meta:
+        is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
+        if not is_plain or value.is_quantized:
             return None
         head = (
             type(value).__name__,

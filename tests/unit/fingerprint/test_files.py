@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Callable
@@ -187,7 +186,7 @@ def test_what_was_just_written_is_not_kept(tmp_path, home):
     assert not (home / "file-digests").exists()
 
 
-@pytest.mark.parametrize("spoilt", ["file", "open", "garbage", "other"])
+@pytest.mark.parametrize("spoilt", ["file", "open", "garbage"])
 def test_a_cache_that_cannot_be_used_is_none(spoilt, tmp_path, home, later):
     file = settled(tmp_path / "weights.bin", b"x" * _SIZE)
     expected = value_digest(file)
@@ -198,14 +197,10 @@ def test_a_cache_that_cannot_be_used_is_none(spoilt, tmp_path, home, later):
         record.parent.rmdir()
         record.parent.write_text("no folder")
     elif spoilt == "open":
-        forged = json.loads(record.read_text())
-        record.write_text(json.dumps({**forged, "sha256": "0" * 64}))
+        record.write_text("0" * 64)
         record.parent.chmod(0o777)
-    elif spoilt == "garbage":
-        record.write_text("[]")
     else:
-        forged = json.loads(record.read_text())
-        record.write_text(json.dumps({**forged, "path": "/other", "sha256": "0" * 64}))
+        record.write_text("[]")
     assert value_digest(file) == expected
 
 
