@@ -59,10 +59,6 @@ class DependencyWalk:
         self._computed_imports: list[tuple[Module, CodeIdentityError]] | None = None
         self._own_units: set[int] = set()
 
-    def digest(self) -> str:
-        """Hash everything reached so far, in an order that is independent of the walk."""
-        return combine("reach", *self.parts().values())
-
     def parts(self) -> dict[str, str]:
         """Return the digests of everything reached so far, by name; the names count."""
         self._add_effects()
@@ -98,10 +94,6 @@ class DependencyWalk:
         """Collect a module that code holds as an object."""
         self._follow_import(name)
         self._drain()
-
-    def package(self, name: str) -> None:
-        """Record an installed package."""
-        self.packages.add(name.partition(".")[0])
 
     def _drain(self) -> None:
         while self._waiting:
@@ -285,7 +277,7 @@ class DependencyWalk:
         is_object: bool = True,
     ) -> None:
         if target.role == "package":
-            self.package(target.name)
+            self.packages.add(target.name)
         elif target.role == "missing":
             if ref is None or not ref.guarded:
                 raise CodeIdentityError(

@@ -28,18 +28,19 @@ _INERT = frozenset({
     "click", "dagster", "logging", "pytest", "typer", "vane_dagster", "warnings",
 })  # fmt: skip
 """Libraries whose declarations and settings change no result."""
-_VALUES = _INERT | {
+_PURE = _INERT | {"dataclasses", "functools", "itertools", "typing", "typing_extensions"}
+"""Libraries that the user's code may use when an import runs it."""
+_VALUES = _PURE | {
     "__future__", "abc", "argparse", "attr", "attrs", "collections", "contextlib", "copy",
-    "dataclasses", "datetime", "enum", "fractions", "functools", "hashlib", "itertools", "json",
-    "math", "pathlib", "pydantic", "re", "string", "textwrap", "threading", "time", "types",
-    "typing", "typing_extensions", "uuid", "zoneinfo", "os.environ.get", "os.getenv", "os.getcwd",
-    "os.cpu_count", "os.fspath", "os.path", "jax.jit", "numba.jit", "numba.njit", "ray.remote",
-    "tenacity.retry", "tensorflow.function", "torch.compile", "torch.device",
-    "torch.inference_mode", "torch.no_grad", "triton.jit",
+    "datetime", "enum", "fractions", "hashlib", "json", "math", "pathlib", "pydantic", "re",
+    "string", "textwrap", "threading", "time", "types", "uuid", "zoneinfo", "os.environ.get",
+    "os.getenv", "os.getcwd", "os.cpu_count", "os.fspath", "os.path", "jax.jit", "numba.jit",
+    "numba.njit", "ray.remote", "tenacity.retry", "tensorflow.function", "torch.compile",
+    "torch.device", "torch.inference_mode", "torch.no_grad", "triton.jit",
 }  # fmt: skip
 """Libraries and functions whose results are all that a call or decorator leaves behind."""
 _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
-"""The same, for calls that a top-level statement itself makes."""
+"""The same, except for their decorators, which register."""
 _QUIET = frozenset({
     "bool", "classmethod", "dict", "enumerate", "float", "frozenset", "int", "isinstance", "len",
     "list", "print", "property", "range", "repr", "set", "staticmethod", "str", "tuple", "zip",
@@ -178,7 +179,8 @@ class Effects:
             return ()
         known: Set[str] = _INERT
         if kinds.isdisjoint(("bare call", "store")):
-            known = _VALUES if run.has_code or "decorator" in kinds else _VALUES | _TABLES
+            known = _VALUES if "decorator" in kinds else _VALUES | _TABLES
+            known = _PURE if run.has_code else known
         nodes = self._acting(module, unit, acts)
         names = run.names
         decorators = [act for act in acts if act.kind == "decorator"]

@@ -117,7 +117,7 @@ class ObjectEncoder:
 
     def _library(self, obj: Any, name: str, module: Module | None) -> str:
         if module is None or module.kind == "installed":
-            self._dependency_walk.package(name)
+            self._dependency_walk.packages.add(name.partition(".")[0])
         return combine("library", *library_name(obj, name))
 
     def _by_name(self, obj: Any, module: Module) -> str:
@@ -389,7 +389,7 @@ def value_digest(value: Any, path: str = "value", files: LocalFiles | None = Non
         for name, loaded in list(sys.modules.items()):
             if files is not None and module_attribute(loaded, "__file__") in files.code:
                 dependency_walk.modules.add(name)
-    return combine("value", token, dependency_walk.digest())
+    return combine("value", token, *dependency_walk.parts().values())
 
 
 def library_name(obj: Any, module: str) -> tuple[str, str]:

@@ -47,22 +47,15 @@ def portable_payload(modules: Iterable[str], obj: Any) -> bytes | None:
     needed.update(name for code in codes for name in _imported(code))
     steps = pickletools.genops(payload)
     needed.update(str(found).partition(" ")[0] for step, found, _ in steps if step.name == "GLOBAL")
-    return None if any(_is_own(finder, name) for name in needed) else payload
-
-
-def _is_own(finder: Finder, name: str) -> bool:
-    if not name:  # a relative import
-        return True
-    found = finder.find(name.partition(".")[0])
-    return found is not None and found.kind == "own"
+    return None if any(map(finder.is_own, needed)) else payload
 
 
 def _imported(code: types.CodeType) -> Iterator[str]:
-    """Yield the modules that code imports when it runs; empty for a relative import."""
+    """Yield the modules that code imports when it runs; a dot for a relative import."""
     constants: list[Any] = []
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
             constants.append(step.argval)
         elif step.opname == "IMPORT_NAME":
             level = constants[-2]  # the names to import follow it
-            yield "" if level else str(step.argval)
+            yield "." if level else str(step.argval)

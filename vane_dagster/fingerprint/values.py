@@ -45,8 +45,9 @@ _CODE = (
     types.ModuleType,
 )
 _SCALARS = (bool, int, float, complex, str, bytes)
-_CONTAINERS = (dict, list, tuple, set, frozenset, bytearray)
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 _REDUCED = (
+    bytearray,
     collections.deque,
     datetime.date,
     datetime.time,
@@ -225,8 +226,6 @@ class ValueEncoder:
 
     def _items(self, value: Any, path: str) -> list[str]:
         """Hash a container's items in their order, because the order can change a result."""
-        if isinstance(value, bytearray):
-            return [bytes(value).hex()]
         if isinstance(value, dict):
             parts = []
             for key, item in dict.items(value):
