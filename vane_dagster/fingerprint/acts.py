@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -36,11 +35,7 @@ class Act(NamedTuple):
     @property
     def executed(self) -> ast.stmt:
         """What is executed, as a statement."""
-        node = self.node
-        if isinstance(node, (ast.Attribute, ast.Subscript)) and self.kind == "store":
-            node = copy.copy(node)
-            node.ctx = ast.Load()
-        return ast_digest.as_statement(node)
+        return ast_digest.as_statement(self.node)
 
 
 def acts(statement: ast.stmt) -> Iterator[Act]:

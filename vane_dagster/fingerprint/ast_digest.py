@@ -141,7 +141,7 @@ def names_of(nodes: Sequence[ast.stmt], filename: str) -> frozenset[str]:
             warnings.simplefilter("ignore")
             return frozenset(global_names(compile(module, filename, "exec", flags, True, 0)))
     except (RecursionError, SyntaxError, ValueError):
-        # very many operators, `nonlocal` of an outer function, or a block whose code was dropped
+        # very many operators, `nonlocal` of an outer function, or the target of a store alone
         return frozenset(
             name
             for node in ast.walk(module)

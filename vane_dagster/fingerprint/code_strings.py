@@ -26,7 +26,6 @@ _NAMESPACE_ATTRIBUTES = frozenset({"__globals__", "f_globals"})
 _LOOKUPS = frozenset({"sys.modules", "inspect.getmodule"})
 
 
-_IMPORTS = (ast.Import, ast.ImportFrom)
 Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -45,7 +44,8 @@ def mark_texts(tree: ast.Module) -> None:
     """
     nodes = list(ast.walk(tree))
     bindings = _bindings(nodes)
-    made = [node for node in top_nodes(tree.body) if not isinstance(node, _IMPORTS)]
+    imports = (ast.Import, ast.ImportFrom)
+    made = [node for node in top_nodes(tree.body) if not isinstance(node, imports)]
     shadowed = frozenset(name for node in made for name in bound_by(node))
     for node in nodes:
         if isinstance(node, ast.Name) and node.id in bindings:

@@ -28,24 +28,28 @@ _INERT = frozenset({
     "click", "dagster", "logging", "pytest", "typer", "vane_dagster", "warnings",
 })  # fmt: skip
 """Libraries whose declarations and settings change no result."""
-_PURE = _INERT | {"dataclasses", "functools", "itertools", "typing", "typing_extensions"}
-"""Libraries that the user's code may use when an import runs it."""
-_VALUES = _PURE | {
-    "__future__", "abc", "argparse", "attr", "attrs", "collections", "contextlib", "copy",
-    "datetime", "enum", "fractions", "hashlib", "json", "math", "pathlib", "pydantic", "re",
-    "string", "textwrap", "threading", "time", "types", "uuid", "zoneinfo", "os.environ.get",
+_PURE = _INERT | {
+    "dataclasses", "functools", "itertools", "typing", "typing_extensions", "os.environ.get",
     "os.getenv", "os.getcwd", "os.cpu_count", "os.fspath", "os.path", "jax.jit", "numba.jit",
     "numba.njit", "ray.remote", "tenacity.retry", "tensorflow.function", "torch.compile",
     "torch.device", "torch.inference_mode", "torch.no_grad", "triton.jit",
 }  # fmt: skip
-"""Libraries and functions whose results are all that a call or decorator leaves behind."""
+"""Libraries and functions that the user's code may use when an import runs it."""
+_VALUES = _PURE | {
+    "__future__", "abc", "argparse", "attr", "attrs", "collections", "contextlib", "copy",
+    "datetime", "enum", "fractions", "hashlib", "json", "math", "pathlib", "pydantic", "re",
+    "string", "textwrap", "threading", "time", "types", "uuid", "zoneinfo",
+}  # fmt: skip
+"""Libraries whose results are all that a call or decorator leaves behind."""
 _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
 """The same, except for their decorators, which register."""
 _QUIET = frozenset({
     "bool", "classmethod", "dict", "enumerate", "float", "frozenset", "int", "isinstance", "len",
     "list", "print", "property", "range", "repr", "set", "staticmethod", "str", "tuple", "zip",
+    "functools.partial", "os.environ.get", "os.getenv", "os.path.abspath", "os.path.basename",
+    "os.path.dirname", "os.path.exists", "os.path.expanduser", "os.path.join",
 })  # fmt: skip
-"""Builtins that call and change nothing that they get."""
+"""Functions that call and change nothing that they get."""
 
 Name = tuple[str, str]
 """A module and one of its names."""
@@ -226,11 +230,12 @@ class Effects:
             is_direct = any(isinstance(path, Imported) for path in paths(root))
             return is_direct or not self._is_used((module.name, root.id))
         called = paths(act.target)
-        if act.kind == "call" and called == {"functools.partial"}:  # it calls nothing yet
-            return True
+        is_quiet = bool(called) and called <= _QUIET
         source = self._finder.source(str(module.path))
         if root.id not in source.bound:
-            return bool(called) and called <= _QUIET and not source.stars
+            return is_quiet and not source.stars
+        if is_quiet and all(isinstance(path, Imported) for path in called):
+            return act.kind == "call"
         is_construction = isinstance(act.target, ast.Name) and act.kind == "call"
         return is_construction and any(is_lazy(unit.nodes[-1]) for unit in source.binding(root.id))
 

@@ -34,7 +34,6 @@ _READERS = 8
 _BLOCK = 1 << 20
 _MIN_CACHED_BYTES = 1 << 20
 _WILD = re.compile(r"[*?\[{]")
-_SYSTEM = ("/proc", "/sys")
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ def _is_shared(folder: str) -> bool:
         sys.base_prefix,
         *_own_state(),
     ]
-    above = (*_SYSTEM, *map(os.path.realpath, _own_state()))
+    above = ("/proc", "/sys", *map(os.path.realpath, _own_state()))
     contains = any(_contains(folder, os.path.realpath(item)) for item in whole)
     return contains or any(_contains(item, folder) for item in above)
 

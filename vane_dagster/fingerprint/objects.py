@@ -38,7 +38,6 @@ _NAMEDTUPLE = vars(collections.namedtuple("_", "x"))
 _NAMEDTUPLE_DETAILS = _NAMEDTUPLE.keys() - {"_fields", "_field_defaults"}
 # The modules of classes that `make_dataclass` and `create_model` create for other modules.
 _MAKERS = ("types", "pydantic.main", "pydantic.root_model")
-_FIELD = "field "
 _FIELD_DETAILS = (
     *("default", "default_factory", "factory", "init", "kw_only", "alias", "frozen", "metadata"),
 )
@@ -317,7 +316,7 @@ def _fields(cls: type) -> Iterator[tuple[str, Any]]:
         values = [getattr(item, key, None) for key in _FIELD_DETAILS]
         plain = [None if _is_unset(value) else value for value in values]
         hint = getattr(item, "type", None) or getattr(item, "annotation", None)
-        yield f"{_FIELD}{name}", [*plain, _plain_hint(hint)]
+        yield f"field {name}", [*plain, _plain_hint(hint)]
 
 
 def _plain_hints(obj: Any) -> list[Any]:
@@ -389,7 +388,7 @@ def value_digest(value: Any, path: str = "value", files: LocalFiles | None = Non
         for name, loaded in list(sys.modules.items()):
             if files is not None and module_attribute(loaded, "__file__") in files.code:
                 dependency_walk.modules.add(name)
-    return combine("value", token, *dependency_walk.parts().values())
+    return combine("value", token, combine("reach", *dependency_walk.parts().values()))
 
 
 def library_name(obj: Any, module: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from vane_dagster.fingerprint.ast_digest import Scan
 from vane_dagster.fingerprint.code_strings import Definition, Imported, bound_by, paths, top_nodes
 from vane_dagster.fingerprint.hashing import FileCache, combine
 
-_MAIN_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
+_MAIN_GUARD = ast_digest.dump([ast.parse("__name__ == '__main__'", mode="eval").body])
 
 
 class SymbolSource:
@@ -189,8 +189,9 @@ def bound_names(nodes: Iterable[ast.AST]) -> frozenset[str]:
 
 
 def _is_main_guard(statement: ast.stmt) -> bool:
-    is_plain = isinstance(statement, ast.If) and not statement.orelse
-    return is_plain and ast.unparse(statement.test) in _MAIN_GUARDS  # type: ignore[attr-defined]
+    if not isinstance(statement, ast.If) or statement.orelse:
+        return False
+    return ast_digest.dump([statement.test]) == _MAIN_GUARD
 
 
 def code_digest(code: types.CodeType) -> str:
