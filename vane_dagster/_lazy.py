@@ -10,14 +10,10 @@ import ast
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["HOMES", "LazyModule", "duckdb", "fsspec", "http_client", "pc", "pq", "public_names"]
-
-
-HOMES: dict[str, Callable[[], Mapping[str, str]]] = {}
-"""The packages with public names; each returns the module that defines each name."""
+__all__ = ["LazyModule", "duckdb", "fsspec", "http_client", "pc", "pq", "public_names"]
 
 
 def public_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -54,7 +50,6 @@ def public_names(package: str, file: str) -> tuple[Callable[[str], Any], Callabl
         setattr(sys.modules[package], name, value)
         return value
 
-    HOMES[package] = home
     return get, lambda: sorted(home())
 
 

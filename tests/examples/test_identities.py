@@ -64,7 +64,7 @@ def digest(module: str, name: str, edited: Sequence[Statement] = ()) -> str:
     assert found is not None
     dependency_walk = DependencyWalk(finder, found)
     dependency_walk.name(found, name)
-    result = dependency_walk.digest()
+    result = "".join(dependency_walk.parts().values())
     for path, text in texts.items():
         path.write_text(text)
     return result

@@ -20,7 +20,7 @@ from vane_dagster.errors import (
 )
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import CodeIdentity
-from vane_dagster.fingerprint.loaded_models import advice, loaded_models
+from vane_dagster.fingerprint.loaded_models import models_on_import
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.planning.plan import RunPlan
@@ -96,7 +96,8 @@ def check_all(plan: RunPlan, store: Store, backend: Backend) -> Checked:
     variables = backend.variables()
     findings += missing_keys(pipeline, stages, capacity, variables)
     others = other_variables(pipeline, identities, variables)
-    notices = (*models_on_import(pipeline, stages), *others)
+    modules = dict.fromkeys(name for each in identities.values() for name in each.modules)
+    notices = (*models_on_import(modules), *others)
     return Checked(capacity, code, identities, tuple(findings), notices, servers)
 
 
@@ -178,16 +179,6 @@ def misplaced(
             )
         )
     return findings
-
-
-def models_on_import(pipeline: Pipeline, stages: Sequence[str]) -> Iterator[str]:
-    """Yield a text for each model that a module loads on import and code of a stage uses."""
-    for stage in stages:
-        spec = pipeline[stage].spec
-        if spec.runs_udf:
-            for model in loaded_models(spec.udf.target):
-                text = advice(spec.udf.target, model, spec.udf.is_factory)
-                yield f"stage '{pipeline.name}/{stage}': {text}"
 
 
 def other_variables(

@@ -8,7 +8,7 @@ from typing import Any
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.placement import fits
 from vane_dagster.fingerprint.bundle import pack
-from vane_dagster.fingerprint.local_file import local_files_in
+from vane_dagster.fingerprint.local_file import LocalFile, found_in
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.servers import ModelServer
@@ -30,7 +30,7 @@ def server_pool(server: ModelServer, capacity: Capacity, root: Location) -> Pool
     bundle = server.reserved.bundle()
     launch = server.launch()
     target: tuple[Any, ...] = (ServerProcess, (launch,), {})
-    files = {file: file.content() for file in local_files_in(target)}
+    files = {file: file.content() for file in found_in(target, LocalFile)}
     packed = pack((), target, files)
     return PoolSpec(
         identity=server.identity(),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import dis
 import types
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vane_dagster.fingerprint.code_strings import (
     Imported,
@@ -23,7 +21,6 @@ from vane_dagster.fingerprint.code_strings import (
 from vane_dagster.fingerprint.decorators import detach_decorators
 from vane_dagster.fingerprint.hashing import combine
 
-Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 _GLOBAL_READS = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"},
@@ -38,25 +35,14 @@ def parse(source: bytes | str) -> ast.Module:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tree: ast.Module = _Effective().visit(syntax_tree(source))
+        tree: ast.Module = syntax_tree(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and _is_type_checking(node.test):
+            node.body = [ast.copy_location(ast.Pass(), node)]
     mark_texts(tree)
     mark_hints(tree)
     detach_decorators(tree)
     return tree
-
-
-class _Effective(ast.NodeTransformer):
-    """Drops the bodies of ``if TYPE_CHECKING``. Expressions, which may be deep, are not visited."""
-
-    def visit(self, node: ast.AST) -> Any:
-        if isinstance(node, ast.expr):
-            return node
-        first = next(iter(getattr(node, "body", ())), None)
-        self.generic_visit(node)
-        if first and not node.body and not isinstance(node, ast.Module):  # type: ignore[attr-defined]
-            node.body = [ast.copy_location(ast.Pass(), first)]  # type: ignore[attr-defined]
-        is_dropped = isinstance(node, ast.If) and _is_type_checking(node.test)
-        return node.orelse if is_dropped else node  # type: ignore[attr-defined]  # an `if`
 
 
 def _is_type_checking(node: ast.expr) -> bool:
@@ -155,7 +141,7 @@ def names_of(nodes: Sequence[ast.stmt], filename: str) -> frozenset[str]:
             warnings.simplefilter("ignore")
             return frozenset(global_names(compile(module, filename, "exec", flags, True, 0)))
     except (RecursionError, SyntaxError, ValueError):
-        # very many operators, `nonlocal` of an outer function, or a block whose code was dropped
+        # very many operators, `nonlocal` of an outer function, or the target of a store alone
         return frozenset(
             name
             for node in ast.walk(module)
@@ -178,13 +164,12 @@ def global_names(code: types.CodeType) -> set[str]:
 
 @dataclass(frozen=True)
 class ImportRef:
-    """One imported name: ``from <module> import <name> as <bound>``, or ``import <module>``.
+    """One imported name: ``from <module> import <name>``, or ``import <module>``.
 
     Attributes:
         module: The module as written, without leading dots.
         level: The number of leading dots.
         name: The name taken from the module; None for ``import <module>``.
-        bound: The name that the statement binds; empty for an import by a string.
         guarded: Whether the statement is under `try` or `with`, so that it may fail.
         line: The line number.
     """
@@ -192,7 +177,6 @@ class ImportRef:
     module: str
     level: int
     name: str | None
-    bound: str
     guarded: bool
     line: int
 
@@ -225,11 +209,15 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
         node, guarded = stack.pop()
         marks = node.__dict__
         if "imports" in marks:
-            if marks["imports"] is None:
-                dynamic.append(node.lineno)  # type: ignore[attr-defined]  # an expression
-            for item in marks["imports"] or ():
-                refs = import_refs(item, guarded)
-                imports += (dataclasses.replace(ref, bound="") for ref in refs)
+            line: int = node.lineno  # type: ignore[attr-defined]  # an expression
+            if (path := marks["imports"]) is None:
+                dynamic.append(line)
+            else:
+                module, _, name = path.lstrip(".").rpartition(".")
+                level = len(path) - len(path.lstrip("."))
+                taken = ImportRef(module, level, name, guarded, line)
+                whole = ImportRef(name, 0, None, guarded, line)
+                imports.append(taken if module or level else whole)
         if "reads" in marks:
             _add_lookups(node, chains, imports)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -252,32 +240,23 @@ def _add_lookups(node: ast.AST, chains: set[tuple[str, ...]], imports: list[Impo
     """Add the names that a node looks up at run time, and the modules that they may be in."""
     chains.update((name,) for name in node.__dict__.get("reads", ()))
     for item in node.__dict__.get("lookups", ()):
-        imports += (dataclasses.replace(ref, bound="") for ref in import_refs(item, True))
+        imports.append(ImportRef(item.module or "", item.level, "*", True, item.lineno))
 
 
 def import_refs(node: ast.Import | ast.ImportFrom, guarded: bool) -> Iterator[ImportRef]:
     """Yield one reference for each name that an import statement binds."""
     for alias in node.names:
         if isinstance(node, ast.Import):
-            bound = alias.asname or alias.name.partition(".")[0]
-            yield ImportRef(alias.name, 0, None, bound, guarded, node.lineno)
+            yield ImportRef(alias.name, 0, None, guarded, node.lineno)
         else:
-            bound = alias.asname or alias.name
-            where = (node.module or "", node.level, alias.name)
-            yield ImportRef(*where, bound, guarded, node.lineno)
+            yield ImportRef(node.module or "", node.level, alias.name, guarded, node.lineno)
 
 
-def root_name(node: ast.AST) -> str | None:
-    """Return the root name of an expression: ``X`` for ``X.a[0].b(1)``."""
-    while True:
-        if isinstance(node, ast.Name):
-            return node.id
-        if isinstance(node, ast.Call):
-            node = node.func
-        elif isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred, ast.Await)):
-            node = node.value
-        else:
-            return None
+def root(node: ast.AST) -> ast.AST:
+    """Return what an expression begins with: ``X`` for ``X.a[0].b(1)``."""
+    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript, ast.Starred, ast.Await)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node
 
 
 def _guarded_children(node: ast.AST) -> Sequence[ast.AST]:

@@ -71,6 +71,7 @@ def pickled(
     files: Mapping[LocalFile, FileContent],
     by_value: Collection[str] = MAIN_NAMES,
     visit: Callable[[Any], None] | None = None,
+    protocol: int | None = None,
 ) -> bytes:
     """Pickle an object for workers: a script's definitions by value, local files by digest."""
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
@@ -92,22 +93,26 @@ def pickled(
             return files[part].digest
 
     buffer = io.BytesIO()
-    Pickler(buffer).dump(obj)
+    Pickler(buffer, protocol).dump(obj)
     return buffer.getvalue()
 
 
 def pickled_by_value(
-    modules: Iterable[str], obj: Any, visit: Callable[[Any], None] | None = None
+    modules: Iterable[str],
+    obj: Any,
+    visit: Callable[[Any], None] | None = None,
+    protocol: int | None = None,
 ) -> bytes:
     """Pickle an object for workers that have none of the user's modules."""
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
     own = [sys.modules[name] for name in modules if name in sys.modules and name not in MAIN_NAMES]
+    by_value = {*MAIN_NAMES, *(module.__name__ for module in own)}
     with _by_value_lock:
         for module in own:
             cloudpickle.register_pickle_by_value(module)
         try:
-            return pickled(obj, {}, {*MAIN_NAMES, *(module.__name__ for module in own)}, visit)
+            return pickled(obj, {}, by_value, visit, protocol)
         except Exception as error:
             raise CodeIdentityError(
                 f"{type(obj).__qualname__} cannot be pickled for the workers: "

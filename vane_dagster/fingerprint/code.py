@@ -8,7 +8,6 @@ the UDF reaches or to a library (see `effects`). Installed packages are listed, 
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from vane_dagster.fingerprint.files import LocalFiles, file_digests
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.modules import Finder, closure
 from vane_dagster.fingerprint.objects import ObjectEncoder
+from vane_dagster.fingerprint.symbols import SymbolSource
 from vane_dagster.types.callables import unwrapped
 
 
@@ -35,14 +35,14 @@ class CodeIdentity:
         packages: The top-level names of installed packages that the code reaches. A package that is
             imported lazily and not installed here is assumed to exist on the workers.
         find_modules: Returns `modules`.
-        statements: The statements that count.
+        units: The code that counts.
     """
 
     digest: str
     parts: tuple[tuple[str, str, str], ...]
     packages: tuple[str, ...]
     find_modules: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
-    statements: tuple[ast.AST, ...] = field(repr=False, compare=False)
+    units: tuple[SymbolSource, ...] = field(repr=False, compare=False)
 
     @functools.cached_property
     def modules(self) -> tuple[str, ...]:
@@ -55,9 +55,7 @@ class CodeIdentity:
     @property
     def literals(self) -> frozenset[str]:
         """The string literals of the code that counts."""
-        nodes = (node for statement in self.statements for node in ast.walk(statement))
-        values = (node.value for node in nodes if isinstance(node, ast.Constant))
-        return frozenset(value for value in values if isinstance(value, str))
+        return frozenset[str]().union(*(unit.texts for unit in self.units))
 
 
 _reading: ContextVar[Finder | None] = ContextVar("_reading", default=None)
@@ -112,8 +110,8 @@ def code_identity(
     if module is not None:
         seeds.add(module.name)
     packages = tuple(sorted(dependency_walk.packages))
-    statements = tuple(node for unit in dependency_walk.units for node in unit.nodes)
-    return CodeIdentity(digest, tuple(parts), packages, lambda: closure(finder, seeds), statements)
+    units = tuple(dependency_walk.units)
+    return CodeIdentity(digest, tuple(parts), packages, lambda: closure(finder, seeds), units)
 
 
 def worker_code_digest(

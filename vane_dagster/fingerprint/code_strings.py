@@ -12,37 +12,21 @@ from typing import Any
 
 _PARSE_RETRIES = 3
 
-# Functions that import the module named by a string, and the form of the string. Of others than
-# those in `_BY_LAST_NAME`, only the ones of the listed modules count.
-_IMPORTERS = {
-    "importlib.machinery.SourceFileLoader": "file",
-    "imp.load_source": "file",
-    "runpy.run_module": "module",
-    "runpy.run_path": "file",
-    "pkgutil.resolve_name": "object",
-    "pydoc.locate": "object",
-    "pydoc.safeimport": "module",
-    "zope.dottedname.resolve.resolve": "object",
-    "tornado.util.import_object": "object",
-    "traitlets.import_item": "object",
-    "hydra.utils.get_class": "object",
-    "hydra.utils.get_method": "object",
-    "hydra.utils.get_object": "object",
-    "kombu.utils.imports.symbol_by_name": "object",
-    "scrapy.utils.misc.load_object": "object",
-}
-_BY_LAST_NAME = {
-    "import_module": "module",
-    "__import__": "module",
-    "module_from_spec": "file",
-    "spec_from_file_location": "file",
-    "import_string": "object",
-}
+_IMPORTERS = ("import_module", "__import__")
+"""Functions that import the module that a text names."""
+_LOADERS = frozenset({
+    "importlib.machinery.SourceFileLoader", "imp.load_source", "runpy.run_module", "runpy.run_path",
+    "pkgutil.resolve_name", "pydoc.locate", "pydoc.safeimport",
+})  # fmt: skip
+"""Functions that import in other ways; also those of any module that are named as follows."""
+_LOADER_NAMES = ("import_string", "module_from_spec", "spec_from_file_location")
 _EVALUATORS = frozenset({"eval", "exec", "compile"})
 _NAMESPACES = frozenset({"globals", "locals", "vars"})
 _NAMESPACE_ATTRIBUTES = frozenset({"__globals__", "f_globals"})
 _LOOKUPS = frozenset({"sys.modules", "inspect.getmodule"})
-_TARGET_KEY = "_target_"
+
+
+Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Imported(str):
@@ -54,13 +38,15 @@ class Imported(str):
 def mark_texts(tree: ast.Module) -> None:
     """Annotate a tree with import paths, imports by string, and names that strings read.
 
-    Nodes get the attributes `stands_for` (for names bound by imports), `imports` (a call's import
-    statements, or None if they are known only at run time), `reads` (module-level names that are
+    Nodes get the attributes `stands_for` (for names bound by imports), `imports` (the path that a
+    call imports, or None if it is known only at run time), `reads` (module-level names that are
     read at run time) and `lookups` (imports of the modules that the file takes names from).
     """
     nodes = list(ast.walk(tree))
     bindings = _bindings(nodes)
-    shadowed = _bound_at_top(tree)
+    imports = (ast.Import, ast.ImportFrom)
+    made = [node for node in top_nodes(tree.body) if not isinstance(node, imports)]
+    shadowed = frozenset(name for node in made for name in bound_by(node))
     for node in nodes:
         if isinstance(node, ast.Name) and node.id in bindings:
             also = {node.id} if node.id in shadowed else set()
@@ -71,8 +57,6 @@ def mark_texts(tree: ast.Module) -> None:
         if isinstance(node, ast.Call):
             called.update((id(node.func), id(getattr(node.func, "func", None))))
             _mark_call(node, names)
-        elif isinstance(node, ast.Dict):
-            _mark_targets(node)
         elif isinstance(node, ast.Subscript):
             _mark_item(node, names)
     items = {id(node.value) for node in nodes if isinstance(node, ast.Subscript)}
@@ -85,13 +69,13 @@ def mark_texts(tree: ast.Module) -> None:
             node.__dict__["reads"] = names
         if not isinstance(node, (ast.Name, ast.Attribute)) or id(node) in called:
             continue
-        if isinstance(node.ctx, ast.Load) and _style(node):
+        if isinstance(node.ctx, ast.Load) and _imports(node) is not None:
             # The function is passed on, and imports a name that is not known here.
             node.__dict__["imports"] = None
     imported = [
-        _at(node, ast.ImportFrom(node.module, [ast.alias("*")], node.level))
+        node
         for statement in tree.body
-        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        if not isinstance(statement, Definition)
         for node in ast.walk(statement)
         if isinstance(node, ast.ImportFrom)
     ]
@@ -116,18 +100,29 @@ def _bindings(nodes: list[ast.AST]) -> dict[str, set[str]]:
     return found
 
 
-def _bound_at_top(tree: ast.Module) -> frozenset[str]:
-    found: set[str] = set()
-    stack: list[ast.AST] = list(tree.body)
-    while stack:
-        node = stack.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        elif not isinstance(node, ast.Lambda):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
-            stack += ast.iter_child_nodes(node)
-    return frozenset(found)
+def top_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield nodes and what is in them, but not what is in definitions and lambdas."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, (*Definition, ast.Lambda)):
+            waiting += ast.iter_child_nodes(node)
+
+
+def bound_by(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node binds or deletes."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        yield node.id
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.Import):
+        yield from (each.asname or each.name.partition(".")[0] for each in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from (each.asname or each.name for each in node.names)
+    elif not isinstance(node, ast.alias):
+        names = (getattr(node, "name", None), getattr(node, "rest", None))
+        yield from (name for name in names if isinstance(name, str))
 
 
 def chain(node: ast.AST) -> tuple[ast.AST, list[str]]:
@@ -149,18 +144,17 @@ def paths(node: ast.AST) -> frozenset[str]:
     return frozenset(type(root)(root + rest) for root in roots)
 
 
-def _style(node: ast.AST) -> str | None:
-    """Return the form of string that an importing function takes; None for other functions."""
+def _imports(node: ast.AST) -> bool | None:
+    """Return whether a function imports what a text names; None if it imports nothing."""
     if isinstance(node, ast.Call) and paths(node.func) == {"getattr"} and len(node.args) == 2:
-        name = node.args[1]
-        found = {f"{path}.{getattr(name, 'value', '?')}" for path in paths(node.args[0])}
+        name = getattr(node.args[1], "value", "?")
+        found = {f"{path}.{name}" for path in paths(node.args[0])}
     else:
         found = set(paths(node))
-    for path in found:
-        style = _IMPORTERS.get(path) or _BY_LAST_NAME.get(path.rpartition(".")[2])
-        if style:
-            return style
-    return None
+    names = {path.rpartition(".")[2] for path in found}
+    if not names.isdisjoint(_IMPORTERS):
+        return True
+    return None if found.isdisjoint(_LOADERS) and names.isdisjoint(_LOADER_NAMES) else False
 
 
 def _text(node: ast.AST | None) -> str | None:
@@ -169,13 +163,14 @@ def _text(node: ast.AST | None) -> str | None:
 
 
 def _mark_call(node: ast.Call, names: frozenset[str]) -> None:
-    style = _style(node.func)
-    if style is not None:
-        text = _text(node.args[0] if node.args else _keyword(node))
+    by_name = _imports(node.func)
+    if by_name is not None:
+        named = {item.arg: item.value for item in node.keywords}
+        text = _text(node.args[0] if node.args else named.get("name")) if by_name else None
         if text is not None and text.startswith("."):
-            named = [item.value for item in node.keywords if item.arg == "package"]
-            text = "".join(_text(item) or "" for item in (*node.args[1:2], *named)) + text
-        node.__dict__["imports"] = None if text is None else _statements(node, text, style)
+            packages = (*node.args[1:2], named.get("package"))
+            text = "".join(_text(each) or "" for each in packages) + text
+        node.__dict__["imports"] = _path(text)
         return
     called = {path.removeprefix("builtins.") for path in paths(node.func)}
     if called & _EVALUATORS or (called & _NAMESPACES and not node.args):
@@ -186,58 +181,19 @@ def _mark_call(node: ast.Call, names: frozenset[str]) -> None:
         node.__dict__["imports"] = None  # statements may import any module
 
 
-def hints(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
-    """Yield the type hints in nodes, including those inside functions and classes."""
-    for statement in nodes:
-        for node in ast.walk(statement):
-            if isinstance(node, (ast.arg, ast.AnnAssign)):
-                found = node.annotation
-            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                found = node.returns
-            else:
-                continue
-            if found is not None:
-                yield found
-
-
 def mark_hints(tree: ast.Module) -> None:
     """Mark strings in type hints with the words in them: libraries read the names."""
-    for hint in hints([tree]):
-        for node in ast.walk(hint):
+    for holder in ast.walk(tree):
+        hint = getattr(holder, "annotation", None) or getattr(holder, "returns", None)
+        for node in ast.walk(hint) if hint is not None else ():
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 words = re.findall(r"[^\W\d]\w*", node.value)
                 node.__dict__["reads"] = frozenset(filterfalse(keyword.iskeyword, words))
 
 
-def _keyword(node: ast.Call) -> ast.expr | None:
-    known = ("name", "mod_name", "path", "dotted_path", "import_name")
-    return next((item.value for item in node.keywords if item.arg in known), None)
-
-
-def _statements(node: ast.AST, text: str, style: str) -> list[ast.stmt] | None:
-    level = len(text) - len(text.lstrip("."))
-    parts = text[level:].replace(":", ".").split(".")
-    if style == "file" or not all(part.isidentifier() for part in parts):
-        return None
-    if len(parts) == 1 and not level:
-        return [_at(node, ast.Import([ast.alias(text)]))]
-    # `a.b.C.method`: names after a class are its attributes.
-    classes = [index for index, part in enumerate(parts) if index and part[:1].isupper()]
-    parts = parts[: classes[0] + 1] if classes else parts
-    return [_at(node, ast.ImportFrom(".".join(parts[:-1]), [ast.alias(parts[-1])], level))]
-
-
-def _at(place: ast.AST, statement: ast.stmt) -> ast.stmt:
-    return ast.copy_location(statement, place)
-
-
-def _mark_targets(node: ast.Dict) -> None:
-    """Mark ``{"_target_": "a.b.C"}``, as used by Hydra's `instantiate`."""
-    for key, value in zip(node.keys, node.values, strict=True):
-        if getattr(key, "value", None) == _TARGET_KEY:
-            text = getattr(value, "value", None)
-            found = _statements(node, text, "object") if isinstance(text, str) else None
-            node.__dict__["imports"] = found
+def _path(text: str | None) -> str | None:
+    parts = (text or "").lstrip(".").split(".")
+    return text if all(part.isidentifier() for part in parts) else None
 
 
 def _mark_item(node: ast.Subscript, names: frozenset[str]) -> None:
@@ -247,8 +203,7 @@ def _mark_item(node: ast.Subscript, names: frozenset[str]) -> None:
     if isinstance(node.slice, ast.Name) and node.slice.id == "__name__":
         node.__dict__["reads"] = names
     else:
-        text = _text(node.slice)
-        node.__dict__["imports"] = None if text is None else _statements(node, text, "module")
+        node.__dict__["imports"] = _path(_text(node.slice))
 
 
 def syntax_tree(source: bytes | str, mode: str = "exec") -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 
-from vane_dagster.fingerprint.code_strings import paths
+from vane_dagster.fingerprint.code_strings import Definition, paths
 
 OPTIONS = "__vane_options__"
 """The attribute with the options of a function, method or class."""
@@ -27,7 +27,7 @@ def detach_decorators(tree: ast.Module) -> None:
     A class keeps the mark that calling it runs no code of it.
     """
     for node in ast.walk(tree):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if not isinstance(node, Definition):
             continue
         ours = [each for each in node.decorator_list if _is_ours(each)]
         if ours:

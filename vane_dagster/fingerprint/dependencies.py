@@ -38,7 +38,6 @@ class DependencyWalk:
     Attributes:
         modules: The names of the reached modules.
         packages: The names of the reached installed packages.
-        libraries: The names of these and of modules of the standard library.
         imported: The names of the modules that importing them imports.
     """
 
@@ -47,7 +46,6 @@ class DependencyWalk:
         self._files = files or LocalFiles()
         self.modules: set[str] = set()
         self.packages: set[str] = set()
-        self.libraries: set[str] = set()
         self.imported: set[str] = set()
         self._own = own
         self._facts: dict[str, str] = {}
@@ -57,21 +55,14 @@ class DependencyWalk:
         self._whole: set[str] = set()
         self._packages: set[str] = set()  # packages whose modules all count
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
+        self._given: set[str] = set()  # what names of libraries stand for that are used as objects
         self._computed_imports: list[tuple[Module, CodeIdentityError]] | None = None
         self._own_units: set[int] = set()
-
-    def digest(self) -> str:
-        """Hash everything reached so far, in an order that is independent of the walk."""
-        return combine("reach", *self.parts().values())
 
     def parts(self) -> dict[str, str]:
         """Return the digests of everything reached so far, by name; the names count."""
         self._add_effects()
         found = self._facts | self._files_named()
-        modules = {module.name: module for module, _ in self._walked.values() if module.is_source}
-        for module in modules.values():
-            if self.finder.source(str(module.path)).has_postponed_hints:
-                found[f"postponed hints {self.label(module)}"] = ""
         return {name: combine(name, value) for name, value in sorted(found.items())}
 
     @property
@@ -103,10 +94,6 @@ class DependencyWalk:
         """Collect a module that code holds as an object."""
         self._follow_import(name)
         self._drain()
-
-    def package(self, name: str) -> None:
-        """Record an installed package."""
-        self.packages.add(name.partition(".")[0])
 
     def _drain(self) -> None:
         while self._waiting:
@@ -192,19 +179,13 @@ class DependencyWalk:
         """
         if not self._computed_imports:
             return
-        texts = {
-            node.value
-            for key, (_, unit) in self._walked.items()
-            if key not in self._own_units
-            for statement in unit.nodes
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        }
-        # `plugins.` and `plugins.upper:Upper` name modules too.
+        units = [unit for key, (_, unit) in self._walked.items() if key not in self._own_units]
+        texts = {text for unit in units for text in unit.texts}
+        # `plugins.`, `plugins.upper:Upper` and `plugins.upper.Upper` name modules too.
         found = [text.partition(":")[0].strip(".") for text in sorted(texts)]
         found = [text for text in found if all(part.isidentifier() for part in text.split("."))]
-        modules = [module for module in map(self.finder.find, found) if module is not None]
-        own = [module for module in modules if module.kind == "own"]
+        chains = [[each for _, each in self.finder.chain(text) if each] for text in found]
+        own = [chain[-1] for chain in chains if chain and chain[-1].kind == "own"]
         packages: list[Module] = []
         for importer, error in self._computed_imports:
             top = self.finder.find(importer.package.partition(".")[0] or importer.name)
@@ -236,7 +217,16 @@ class DependencyWalk:
             walk.unit(module, unit, unit.names)
         names = {name for name in walk._seen if self._is_bound(*name)}
         names |= {(each, EVERY) for each in walk._whole}
-        return Reach(frozenset(names), frozenset(walk.libraries), walk.units)
+        # Statements that only change a name count by themselves.
+        made = [each for each in walk.units if each is unit or each.bound]
+        uses = walk._given.union(*(each.uses for each in made))
+        return Reach(
+            frozenset(names),
+            frozenset(use for use in uses if not self.finder.is_own(use)),
+            any(each.has_code for each in walk.units),
+            any(each.is_hooked for each in walk.units),
+            bool(walk._computed_imports),
+        )
 
     def _is_reached(self, name: tuple[str, str]) -> bool:
         if name[1] == EVERY and any(module == name[0] for module, _ in self._seen):
@@ -268,8 +258,8 @@ class DependencyWalk:
             self._computed_imports.append((module, error))
         for ref in scan.imports:
             targets = list(self.finder.targets(module, ref))
-            if all(target.module is None for target in targets):
-                self.libraries.add(ref.module.partition(".")[0])
+            if is_object and all(target.module is None for target in targets):
+                self._given.add(f"{ref.module}.{ref.name or ''}".rstrip("."))
             for target in targets:
                 self._target(module, target, ref, is_object)
             if ref.guarded:  # an error in what it runs decides what else runs
@@ -287,7 +277,7 @@ class DependencyWalk:
         is_object: bool = True,
     ) -> None:
         if target.role == "package":
-            self.package(target.name)
+            self.packages.add(target.name)
         elif target.role == "missing":
             if ref is None or not ref.guarded:
                 raise CodeIdentityError(
@@ -345,7 +335,7 @@ class DependencyWalk:
         self._follow(module, unit.scan)
 
     def _follow_import(self, name: str) -> None:
-        ref = ImportRef(name, 0, None, "", True, 0)
+        ref = ImportRef(name, 0, None, True, 0)
         importer = Module("", "own", None)
         for target in self.finder.targets(importer, ref):
             self._target(importer, target, ref)

@@ -11,18 +11,13 @@ those whose calls only make values. Nothing is run, and nothing is known of what
 from __future__ import annotations
 
 import ast
-import builtins
-import copy
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal, NamedTuple
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import NamedTuple
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
-from vane_dagster.fingerprint.code_strings import Imported, paths
+from vane_dagster.fingerprint.acts import Act
+from vane_dagster.fingerprint.code_strings import Definition, Imported, paths
 from vane_dagster.fingerprint.decorators import is_lazy
 from vane_dagster.fingerprint.modules import Finder, Module
 from vane_dagster.fingerprint.symbols import SymbolSource
@@ -33,36 +28,29 @@ _INERT = frozenset({
     "click", "dagster", "logging", "pytest", "typer", "vane_dagster", "warnings",
 })  # fmt: skip
 """Libraries whose declarations and settings change no result."""
-_PURE = frozenset({"dataclasses", "functools", "itertools", "typing", "typing_extensions"})
-"""Libraries that the user's code may use when an import runs it."""
+_PURE = _INERT | {
+    "dataclasses", "functools", "itertools", "typing", "typing_extensions", "os.environ.get",
+    "os.getenv", "os.getcwd", "os.cpu_count", "os.fspath", "os.path", "jax.jit", "numba.jit",
+    "numba.njit", "ray.remote", "tenacity.retry", "tensorflow.function", "torch.compile",
+    "torch.device", "torch.inference_mode", "torch.no_grad", "triton.jit",
+}  # fmt: skip
+"""Libraries and functions that the user's code may use when an import runs it."""
 _VALUES = _PURE | {
     "__future__", "abc", "argparse", "attr", "attrs", "collections", "contextlib", "copy",
-    "datetime", "enum", "fractions", "hashlib", "json", "math", "pathlib", "pydantic",
-    "re", "string", "textwrap", "threading", "time", "types", "uuid", "zoneinfo",
+    "datetime", "enum", "fractions", "hashlib", "json", "math", "pathlib", "pydantic", "re",
+    "string", "textwrap", "threading", "time", "types", "uuid", "zoneinfo",
 }  # fmt: skip
-"""Libraries whose results are all that a call or decorator leaves behind, if they are used."""
+"""Libraries whose results are all that a call or decorator leaves behind."""
 _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
 """The same, except for their decorators, which register."""
-_READS = (
-    *("os.environ.get", "os.getenv", "os.getcwd", "os.cpu_count", "os.fspath"),
-    *("jax.jit", "numba.jit", "numba.njit", "ray.remote", "tenacity.retry", "tensorflow.function"),
-    *("torch.compile", "torch.device", "torch.inference_mode", "torch.no_grad", "triton.jit"),
-)
-"""Functions of other libraries that only return something, and decorators that only wrap."""
-_BUILTINS = frozenset(dir(builtins))
-_CALLING = frozenset({
-    "delattr", "filter", "getattr", "iter", "map", "max", "min", "next", "setattr", "sorted", "sum",
-    "type",
+_QUIET = frozenset({
+    "bool", "classmethod", "dict", "enumerate", "float", "frozenset", "int", "isinstance", "len",
+    "list", "print", "property", "range", "repr", "set", "staticmethod", "str", "tuple", "zip",
+    "functools.partial", "os.environ.get", "os.getenv", "os.path.abspath", "os.path.basename",
+    "os.path.dirname", "os.path.exists", "os.path.expanduser", "os.path.join",
 })  # fmt: skip
-"""Builtins that call or change what they get."""
-_DYNAMIC = frozenset({"__import__", "compile", "eval", "exec", "globals", "locals", "vars"})
-_CLASS_HOOKS = re.compile(
-    r"__\w*init_subclass__|__get_pydantic_core_schema__|__mro_entries__|with_metaclass"
-    r"|(?!ABCMeta)[A-Z]?\w*(?:Enum|EnumType|Flag|Meta|Metaclass)"
-)
-"""Names in a class whose code may run when another class is derived from it."""
+"""Functions that call and change nothing that they get."""
 
-Effect = Literal["nothing", "own", "library"]
 Name = tuple[str, str]
 """A module and one of its names."""
 
@@ -111,7 +99,7 @@ def executed(
             return
         for unit in units:
             names = finder.own_imports(module, unit)
-            if isinstance(unit.nodes[-1], ast_digest.Definition):
+            if isinstance(unit.nodes[-1], Definition):
                 inside.extend(names)
                 names = []
             for each in names:
@@ -133,80 +121,33 @@ def lists_subclasses(finder: Finder, statements: Iterable[Executed]) -> bool:
     return any(b"__subclasses__" in finder.source(path).text for path in paths)
 
 
-@dataclass(frozen=True)
-class Reach:
+class Reach(NamedTuple):
     """What statements name, directly or through others.
 
     Attributes:
         names: The names in the user's files, except those that only stand for others.
-        libraries: The modules of libraries.
-        units: The code, with the statements themselves.
+        uses: The paths of what is named of libraries.
+        has_code: Whether definitions are among it.
+        is_hooked: Whether it names hooks of classes.
+        is_dynamic: Whether it may import a module that no literal names.
     """
 
     names: frozenset[Name]
-    libraries: frozenset[str]
-    units: Sequence[SymbolSource]
+    uses: frozenset[str]
+    has_code: bool
+    is_hooked: bool
+    is_dynamic: bool
 
-    @cached_property
-    def traits(self) -> frozenset[str]:
-        """The traits of the code, see `_traits_of`."""
-        return frozenset[str]().union(*map(_traits_of, self.units))
-
-    def names_other(self, known: Set[str]) -> bool:
-        """Return whether it names a library that is not known, or gives on or changes one."""
-        # Statements that only change a name count by themselves.
-        units = [self.units[0], *(unit for unit in self.units if unit.bound)]
-        uses = {use for unit in units for use in _traits_of(unit) if _top(use) in self.libraries}
-        read = {_top(use) for use in uses} - {_top(use) for use in uses if not _only_returns(use)}
-        given = {use for use in uses if "." not in use} - _INERT
-        return bool(given) or not self.libraries <= known | read
-
-    def is_made(self, names: Set[str]) -> bool:
-        """Return whether one of some names stands for what a call made, and no class."""
-        kinds = (*ast_digest.Definition, ast.Import, ast.ImportFrom)
-        units = (unit for unit in self.units if unit.nodes)
+    def uses_other(self, known: Set[str]) -> bool:
+        """Return whether it uses a library that is not known, or gives on or changes one."""
         return any(
-            not (isinstance(unit.nodes[-1], kinds) or names.isdisjoint(unit.bound))
-            for unit in units
+            use not in _INERT if "." not in use else not _is_among(use, known) for use in self.uses
         )
 
 
-_CODE, _HOOK = "<code>", "<hook>"
-_traits: WeakKeyDictionary[SymbolSource, frozenset[str]] = WeakKeyDictionary()
-
-
-def _traits_of(unit: SymbolSource) -> frozenset[str]:
-    """Return whether statements hold code and hooks of classes, and the paths that they name.
-
-    A module that is changed, or given on as an object, is there by its name alone. The traits are
-    found once for each unit of a file.
-    """
-    if unit not in _traits:
-        nodes = [node for each in unit.nodes for node in ast.walk(each)]
-        changed = [each for each in nodes if isinstance(each, ast.Attribute) and not _is_read(each)]
-        found = {_top(path) for each in changed for path in paths(each)} | unit.scan.paths
-        if any(isinstance(node, (*ast_digest.Definition, ast.Lambda)) for node in nodes):
-            found.add(_CODE)
-        if any(map(_is_hook, nodes)):
-            found.add(_HOOK)
-        _traits[unit] = frozenset(found)
-    return _traits[unit]
-
-
-def _is_read(node: ast.Attribute) -> bool:
-    return isinstance(node.ctx, ast.Load)
-
-
-def _is_hook(node: ast.AST) -> bool:
-    """Return whether a node names a hook of classes, or gives a class a metaclass."""
-    if isinstance(node, ast.keyword) and node.arg == "metaclass":
-        return paths(node.value) != {"abc.ABCMeta"}
-    if isinstance(node, ast.ClassDef):
-        bases = [path for each in node.bases for path in paths(each)]
-        if not {"type", "abc.ABCMeta"}.isdisjoint(bases):
-            return True
-    named = (getattr(node, key, None) for key in ("name", "id", "attr", "value"))
-    return any(isinstance(each, str) and _CLASS_HOOKS.fullmatch(each) for each in named)
+def _is_among(path: str, known: Set[str]) -> bool:
+    """Return whether a path, or what it begins with, is known."""
+    return path in known or ("." in path and _is_among(path.rpartition(".")[0], known))
 
 
 class Effects:
@@ -229,45 +170,45 @@ class Effects:
 
     def counting(self, module: Module, unit: SymbolSource) -> Sequence[ast.stmt]:
         """Return what of a statement does something to what is used, or to a library."""
-        is_plain = unit.is_import or isinstance(unit.nodes[-1], ast_digest.Definition)
+        is_plain = unit.is_import or isinstance(unit.nodes[-1], Definition)
         if not is_plain and self._finder.own_imports(module, unit):
             return unit.nodes
-        effects = {act: self._effect(module, act) for act in _acts_of(unit)}
-        acts = [act for act, effect in effects.items() if effect != "nothing"]
+        acts = [act for act in unit.acts if not self._is_inert(module, act)]
         if not acts:
             return ()
-        nodes = self._acting(module, unit, acts)
-        if "library" in effects.values():
-            return nodes
-        run = self._reach(module, unit, acts, [act.executed for act in acts], False)
-        bases = [act for act in acts if act.kind == "base"]
-        ends = {path.rpartition(".")[2] for act in bases for path in paths(act.target)}
-        is_hooked = self.lists_subclasses or _HOOK in run.traits | _traits_of(unit)
-        if len(bases) == len(acts) and not (is_hooked or run.is_made(ends)):
+        run = self._reach(module, unit, acts)
+        kinds = {act.kind for act in acts}
+        is_hooked = self.lists_subclasses or run.is_hooked or unit.is_hooked
+        if kinds == {"base"} and not is_hooked:
             return ()
-        known = _INERT
-        if not any(act.kind in ("bare call", "store") for act in acts):
-            known |= _PURE if _CODE in run.traits else _VALUES | _TABLES
+        known: Set[str] = _INERT
+        if kinds.isdisjoint(("bare call", "store")):
+            known = _VALUES if "decorator" in kinds else _VALUES | _TABLES
+            known = _PURE if run.has_code else known
+        nodes = self._acting(module, unit, acts)
         names = run.names
-        if any(act.kind == "decorator" for act in acts):  # it may call what it gets
-            names |= self._reach(module, unit, acts, nodes, True).names
-        return nodes if run.names_other(known) or any(map(self._is_used, names)) else ()
+        decorators = [act for act in acts if act.kind == "decorator"]
+        if decorators and self._reach(module, unit, decorators).names:
+            names |= self._reach(module, unit, acts, nodes).names  # it may call what it gets
+        is_other = run.is_dynamic or run.uses_other(known)
+        return nodes if is_other or any(map(self._is_used, names)) else ()
 
     def _reach(
         self,
         module: Module,
         unit: SymbolSource,
-        acts: Iterable[_Act],
-        nodes: Sequence[ast.stmt],
-        is_whole: bool,
+        acts: Sequence[Act],
+        nodes: Sequence[ast.stmt] | None = None,
     ) -> Reach:
-        key = (id(unit), is_whole, *map(id, acts))
+        """Return what is named by acts of a statement, or by the statement itself."""
+        key = (id(unit), nodes is None, *(id(act.node) for act in acts))
         if key not in self._reached:
-            self._reached[key] = self._find_reach(module, nodes)
+            executed = [act.executed for act in acts] if nodes is None else nodes
+            self._reached[key] = self._find_reach(module, executed)
         return self._reached[key]
 
     def _acting(
-        self, module: Module, unit: SymbolSource, acts: Sequence[_Act]
+        self, module: Module, unit: SymbolSource, acts: Sequence[Act]
     ) -> Sequence[ast.stmt]:
         """Return a statement; of a declaration of dagster or vane_dagster, arguments that act."""
         call = getattr(unit.nodes[-1], "value", None)
@@ -280,182 +221,45 @@ class Effects:
         parts = [part for part in given if any(id(node) in inner for node in ast.walk(part))]
         return [*map(ast_digest.as_statement, parts)] if parts else unit.nodes
 
-    def _effect(self, module: Module, act: _Act) -> Effect:
-        """Return what an act may change."""
-        if act.kind == "base" or (act.kind == "bare call" and not act.roots):
-            return "own"  # a method of a literal, such as `[1, 2].sort(key=add)`
-        found = {self._effect_on(module, act, *root) for root in act.roots}
-        return "library" if "library" in found else "own" if "own" in found else "nothing"
-
-    def _effect_on(self, module: Module, act: _Act, root: str, stands: frozenset[str]) -> Effect:
-        direct = {path for path in stands if isinstance(path, Imported)}
-        if self._is_declared(module, act.target):
-            is_changed = not direct and self._is_used((module.name, root))
-            return "own" if is_changed else "nothing"
-        if direct:
-            if any(map(self._is_own, direct)):
-                return "own"
-            if paths(act.target) == {"functools.partial"}:
-                return "nothing" if act.kind == "call" else "own"  # it calls nothing yet
-            is_read = all(map(_only_returns, direct))
-            if act.kind == "decorator":
-                if not (is_read or {_top(path) for path in direct} <= _VALUES):
-                    return "library"
-                return "own" if self._gives_own(act.node) else "nothing"
-            if act.kind != "call":
-                return "library"
-            return "nothing" if is_read else "own"
+    def _is_inert(self, module: Module, act: Act) -> bool:
+        """Return whether an act changes and calls nothing that a stage may use."""
+        root = ast_digest.root(act.target)
+        if act.kind == "base" or not isinstance(root, ast.Name):
+            return isinstance(root, (ast.Constant, ast.JoinedStr))  # a method of a text
+        if self._is_declared(module, root):
+            is_direct = any(isinstance(path, Imported) for path in paths(root))
+            return is_direct or not self._is_used((module.name, root.id))
+        called = paths(act.target)
+        is_quiet = bool(called) and called <= _QUIET
         source = self._finder.source(str(module.path))
-        if root in source.bound:
-            is_lazy_class = any(is_lazy(unit.nodes[-1]) for unit in source.binding(root))
-            is_construction = isinstance(act.target, ast.Name) and act.kind == "call"
-            return "nothing" if is_lazy_class and is_construction else "own"
-        is_opened = root == "open" and act.kind != "call"
-        if source.stars or is_opened or root in _DYNAMIC or root not in _BUILTINS:
-            return "library"
-        is_quiet = isinstance(act.target, ast.Name) and root not in _CALLING
-        return "nothing" if is_quiet else "own"
+        if root.id not in source.bound:
+            return is_quiet and not source.stars
+        if is_quiet and all(isinstance(path, Imported) for path in called):
+            return act.kind == "call"
+        is_construction = isinstance(act.target, ast.Name) and act.kind == "call"
+        return is_construction and any(is_lazy(unit.nodes[-1]) for unit in source.binding(root.id))
 
-    def _gives_own(self, decorator: ast.AST) -> bool:
-        """Return whether a decorator gets a value of the user's, such as a function to call."""
-        given = [*getattr(decorator, "args", ()), *getattr(decorator, "keywords", ())]
-        for node in (node for each in given for node in ast.walk(each)):
-            if isinstance(node, ast.Lambda):
-                return True
-            stands = paths(node) if isinstance(node, ast.Name) else ()
-            if any(self._is_own(path) if isinstance(path, Imported) else True for path in stands):
-                return True
-        return False
-
-    def _is_declared(self, module: Module, value: ast.AST) -> bool:
+    def _is_declared(self, module: Module, value: ast.AST | None) -> bool:
         """Return whether a value is made by libraries whose declarations change nothing."""
-        if found := {_top(path) for path in _paths(value) if isinstance(path, Imported)}:
-            return found <= _INERT
-        name = ast_digest.root_name(value) or ""
-        key = (module.name, name)
+        root = ast_digest.root(value) if value is not None else None
+        if not isinstance(root, ast.Name):
+            return False
+        if found := {path for path in paths(root) if isinstance(path, Imported)}:
+            return all(_is_among(path, _INERT) for path in found)
+        key = (module.name, root.id)
         if key not in self._declared:
             self._declared[key] = False  # in a circle
-            units = self._finder.source(str(module.path)).binding(name)
-            made = [self._values_of(unit) for unit in units if name in unit.bound]
+            units = self._finder.source(str(module.path)).binding(root.id)
+            made = [each for unit in units if root.id in unit.bound for each in _assigned(unit)]
             self._declared[key] = bool(made) and all(
-                each and all(self._is_declared(module, item) for item in each) for each in made
+                self._is_declared(module, each) for each in made
             )
         return self._declared[key]
 
-    @staticmethod
-    def _values_of(unit: SymbolSource) -> list[ast.expr]:
-        """Return the expressions that an assignment assigns, except constants."""
-        node = unit.nodes[-1]
-        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
-            return []
-        elements: list[ast.expr] = getattr(node.value, "elts", [node.value])
-        return [each for each in elements if not isinstance(each, ast.Constant)]
 
-    def _is_own(self, path: str) -> bool:
-        if path.startswith("."):
-            return True
-        module = self._finder.find(path.partition(".")[0])
-        return module is not None and module.kind == "own"
-
-
-def _only_returns(path: str) -> bool:
-    return path in _READS or path.startswith("os.path.")
-
-
-def _top(path: str) -> str:
-    return path.partition(".")[0] or path
-
-
-ActKind = Literal["call", "bare call", "store", "decorator", "base"]
-
-
-@dataclass(frozen=True)
-class _Act:
-    """A call, a store, a decorator or a base of a class.
-
-    Attributes:
-        kind: What it is. A bare call is one whose result is not used.
-        node: The node that it consists of.
-        target: The called or changed expression.
-    """
-
-    kind: ActKind
-    node: ast.AST
-    target: ast.AST
-
-    @property
-    def executed(self) -> ast.stmt:
-        """What is executed, as a statement."""
-        node = self.node
-        if isinstance(node, (ast.Attribute, ast.Subscript)) and self.kind == "store":
-            node = copy.copy(node)
-            node.ctx = ast.Load()
-        return ast_digest.as_statement(node)
-
-    @cached_property
-    def roots(self) -> tuple[tuple[str, frozenset[str]], ...]:
-        """The names that the target begins with, and what they stand for, see `_paths`.
-
-        It is ``a`` for ``a.b(c)``; all names of a target such as ``(a if b else c).d``.
-        """
-        if (root := ast_digest.root_name(self.target)) is not None:
-            return ((root, _paths(self.target)),)
-        names = [node for node in ast.walk(self.target) if isinstance(node, ast.Name)]
-        return tuple((name.id, paths(name)) for name in names)
-
-
-def _paths(node: ast.AST) -> frozenset[str]:
-    while isinstance(node, (ast.Call, ast.Subscript, ast.Await, ast.Starred)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    inner = node
-    while isinstance(inner, ast.Attribute):
-        if isinstance(inner.value, (ast.Call, ast.Subscript)):
-            return _paths(inner.value)
-        inner = inner.value
-    return paths(node)
-
-
-_found: WeakKeyDictionary[SymbolSource, tuple[_Act, ...]] = WeakKeyDictionary()
-
-
-def _acts_of(unit: SymbolSource) -> tuple[_Act, ...]:
-    """Return what a statement does, see `_acts`; found once for each unit of a file."""
-    if unit not in _found:
-        _found[unit] = tuple(_acts(unit.nodes[-1]))
-    return _found[unit]
-
-
-def _acts(statement: ast.stmt) -> Iterator[_Act]:
-    """Yield what a statement does when it is executed."""
-    kinds: dict[int, ActKind] = {}
-    waiting: list[ast.AST] = [statement]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Expr):
-            value = node.value.value if isinstance(node.value, ast.Await) else node.value
-            kinds[id(value)] = "bare call"
-        elif isinstance(node, ast.Assign) and all(
-            getattr(each, "id", "") == "_" for each in node.targets
-        ):
-            kinds[id(node.value)] = "bare call"
-        elif isinstance(node, ast.withitem):
-            kinds[id(node.context_expr)] = "bare call"
-            if not isinstance(node.context_expr, ast.Call):
-                yield _Act("bare call", node.context_expr, node.context_expr)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            yield _Act("store", node, node.target)
-        elif isinstance(node, ast.Call):
-            yield _Act(kinds.get(id(node), "call"), node, node.func)
-        elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(
-            node.ctx, ast.Load
-        ):
-            yield _Act("store", node, node)
-        if isinstance(node, ast_digest.Definition):
-            for decorator in node.decorator_list:
-                kinds[id(decorator)] = "decorator"
-                if not isinstance(decorator, ast.Call):
-                    yield _Act("decorator", decorator, decorator)
-        if isinstance(node, ast.ClassDef):
-            for base in (*node.bases, *(item.value for item in node.keywords)):
-                yield _Act("base", base, base)
-        waiting += ast_digest.evaluated(node)
+def _assigned(unit: SymbolSource) -> Sequence[ast.expr | None]:
+    """Return the expressions that an assignment assigns; None of another statement."""
+    node = unit.nodes[-1]
+    value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+    elements: Sequence[ast.expr | None] = getattr(value, "elts", [value])
+    return elements or [None]

@@ -7,10 +7,7 @@ large files in a private folder of the user, until its size, a time stamp or the
 from __future__ import annotations
 
 import contextlib
-import fnmatch
-import glob
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -20,6 +17,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from vane_dagster._home import default_root, state_home
@@ -28,34 +26,14 @@ from vane_dagster.errors import CodeIdentityError, VaneError
 from vane_dagster.fingerprint.hashing import FileCache, Signature, combine
 
 MAX_FILES = 100_000
-"""Maximum number of files in one folder; larger folders need `version=`."""
 MAX_BYTES = 256 << 30
-"""Maximum bytes of one argument; larger arguments need `version=`."""
+"""The most files and bytes of one argument; larger arguments need `version=`."""
 
 _MAX_PATH_LENGTH = 4096
 _READERS = 8
 _BLOCK = 1 << 20
 _MIN_CACHED_BYTES = 1 << 20
-_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _WILD = re.compile(r"[*?\[{]")
-_SYSTEM = ("/proc", "/sys")
-# A folder named by a bare word, without a separator, counts as data if it holds one of these.
-_DATA_NAMES = frozenset(
-    {
-        "config.json", "modules.json", "model_index.json", "tokenizer.json", "params.json",
-        "meta.json", "config.cfg", "vocab.txt", "saved_model.pb",
-    }
-)  # fmt: skip
-_DATA_SUFFIXES = (
-    ".safetensors", ".bin", ".pt", ".pth", ".onnx", ".gguf", ".ggml", ".joblib", ".pkl", ".pickle",
-    ".pb", ".h5", ".keras", ".tflite", ".ckpt", ".npy", ".npz", ".model", ".spm", ".msgpack",
-    ".faiss", ".index", ".cbm", ".ubj", ".mlmodel", ".engine", ".jinja", ".jinja2", ".j2", ".tmpl",
-    ".tpl", ".mustache", ".prompt",
-)  # fmt: skip
-
-
-class UnboundedContentError(CodeIdentityError):
-    """The content of a file or folder cannot be part of an identity."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +56,7 @@ class LocalFiles:
         """Return the digest of the file or folder that a string names; None if no content counts.
 
         A `Path` always names one. A string does if it contains a separator, starts with ``~`` or
-        ``file://``, has a suffix, or is a bare word that names a folder with a model or templates.
+        ``file://``, or has a suffix.
         """
         path = _named(text) if self.read else None
         if path is None:
@@ -95,9 +73,9 @@ class LocalFiles:
             folder = os.path.realpath(path)
             if _is_shared(folder) or self._is_apart(folder):
                 return None
-            return self._folder(folder, text, where, bare=_is_bare(text))
+            return self._folder(folder, text, where)
         except (OSError, UnicodeError) as error:
-            raise UnboundedContentError(
+            raise CodeIdentityError(
                 f"{where}: {os.fspath(text)!r} names a file or folder that cannot be read "
                 f"({error}), so its content cannot be part of the identity. Make it readable, or "
                 f"give `version=`."
@@ -105,33 +83,23 @@ class LocalFiles:
 
     def places(self, text: str, beside: str | None) -> list[str]:
         """The paths that a literal in code may name: as given, and beside the code's file."""
-        if not self.read or _is_bare(text) or _named(text) is None:
+        if not self.read or _named(text) is None:
             return []
         joined = os.path.join(os.path.dirname(beside or ""), text)
         return [text] if text.startswith(("~", "file:")) else list(dict.fromkeys((text, joined)))
 
-    def _folder(
-        self, folder: str, text: str | os.PathLike[str], where: str, bare: bool
-    ) -> str | None:
+    def _folder(self, folder: str, text: str | os.PathLike[str], where: str) -> str | None:
         names: list[str] = []
         paths: list[str] = []
         other: list[str] = []
-        for name, path in walk_files(folder):
+        for name, path in islice(walk_files(folder), MAX_FILES + 1):
             if path is None:
                 other.append(name)
             else:
                 names.append(name)
                 paths.append(path)
-            if len(names) > MAX_FILES:
-                break
-        if _holds_store(names) or (bare and not any(map(_is_data, names))):
+        if _holds_store(names):
             return None
-        if len(names) > MAX_FILES:
-            raise UnboundedContentError(
-                f"{where}: {os.fspath(text)!r} names a folder with more than {MAX_FILES:,} files, "
-                f"too many to be part of the identity. Name the files or the subfolder that are "
-                f"used, or give the stage `vd.Reuse(version=...)` and raise it when they change."
-            )
         digests = file_digests(paths, text, where)
         parts = [part for pair in zip(names, digests) for part in pair]
         return combine("folder", *parts, *other)
@@ -140,20 +108,22 @@ class LocalFiles:
         """Return whether runs or code edits change a folder; if so, only its path counts."""
         if any(_contains(folder, os.path.realpath(file)) for file in self.code):
             return True
-        above = [folder, *map(str, Path(folder).parents)]
-        return any(map(_is_store_stage, above)) or any(
-            _overlaps(folder, pattern) for pattern in map(_local_pattern, self.data) if pattern
-        )
+        for pattern in self.data:
+            root, *rest = _WILD.split(_plain(pattern) or "", maxsplit=1)
+            fixed = os.path.realpath(os.path.dirname(root) if rest else root) if root else ""
+            if fixed and (_contains(folder, fixed) or (not rest and _contains(fixed, folder))):
+                return True
+        return False
 
 
 def file_digests(paths: Sequence[str], text: str | os.PathLike[str], where: str) -> Sequence[str]:
     """Return the sha256 of each file's content."""
     size = sum(os.stat(path).st_size for path in paths)
-    if size > MAX_BYTES:
-        raise UnboundedContentError(
-            f"{where}: {os.fspath(text)!r} names {size:,} bytes in {len(paths):,} files, more "
-            f"than the {MAX_BYTES:,} bytes that are read to become part of the identity. "
-            f"Name the files or the subfolder that are used, or give the stage "
+    if size > MAX_BYTES or len(paths) > MAX_FILES:
+        raise CodeIdentityError(
+            f"{where}: {os.fspath(text)!r} names {size:,} bytes in {len(paths):,} files or more. "
+            f"At most {MAX_BYTES:,} bytes in {MAX_FILES:,} files are read to become part of the "
+            f"identity. Name the files or the subfolder that are used, or give the stage "
             f"`vd.Reuse(version=...)` and raise it when they change."
         )
     with ThreadPoolExecutor(max_workers=_READERS) as threads:
@@ -175,16 +145,9 @@ def _named(text: str | os.PathLike[str]) -> str | None:
         return None
     if given.startswith("~"):
         return os.path.expanduser(given)
-    if not _is_bare(given) or os.path.isdir(given):
-        return given
-    return None
-
-
-def _is_bare(text: str | os.PathLike[str]) -> bool:
-    """Return whether a string is a bare word, which names a file or folder only by chance."""
-    if not isinstance(text, str) or text.startswith(("~", "file:")):
-        return False
-    return not ("/" in text or os.sep in text or ("." in text and text.strip(".")))
+    # A bare word names a file or folder only by chance.
+    is_path = "/" in given or os.sep in given or ("." in given and given.strip("."))
+    return given if is_path else None
 
 
 def walk_files(root: str) -> Iterator[tuple[str, str | None]]:
@@ -232,11 +195,6 @@ def _inode(state: os.stat_result) -> tuple[int, int]:
     return state.st_dev, state.st_ino
 
 
-def _is_data(name: str) -> bool:
-    base = name.rpartition("/")[2]
-    return base in _DATA_NAMES or base.endswith(_DATA_SUFFIXES)
-
-
 def _is_shared(folder: str) -> bool:
     """Return whether a folder belongs to the machine or user as a whole, or holds our own state."""
     whole = [
@@ -251,27 +209,21 @@ def _is_shared(folder: str) -> bool:
         sys.base_prefix,
         *_own_state(),
     ]
-    above = (*_SYSTEM, *map(os.path.realpath, _own_state()))
+    above = ("/proc", "/sys", *map(os.path.realpath, _own_state()))
     contains = any(_contains(folder, os.path.realpath(item)) for item in whole)
     return contains or any(_contains(item, folder) for item in above)
 
 
 def _own_state() -> list[str]:
-    found = [default_root()] if os.environ.get("VANE_DAGSTER_STORE") else []
-    with contextlib.suppress(VaneError):
-        found += [str(state_home()), default_root()]
+    found = []
+    for place in (default_root, state_home):
+        with contextlib.suppress(VaneError):
+            found.append(str(place()))
     return [path for path in found if "://" not in path]
 
 
 def _contains(folder: str, path: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
-
-
-def _is_store_stage(folder: str) -> bool:
-    """Return whether a folder has the layout of a stage in a store."""
-    manifests = os.path.join(folder, "manifests")
-    parts, target = os.path.join(folder, "parts"), os.path.join(folder, "target.json")
-    return os.path.isdir(manifests) and (os.path.isdir(parts) or os.path.isfile(target))
 
 
 _MANIFEST = re.compile(r"(?:^|/)manifests/[^/]+/\d+-g\d+-[0-9a-f]+-[0-9a-f]+\.json$")
@@ -282,34 +234,10 @@ def _holds_store(names: Iterable[str]) -> bool:
     return any(name.endswith(".json") and _MANIFEST.search(name) for name in names)
 
 
-def _local_pattern(url: str) -> list[str] | None:
-    """Split a local URL pattern into components, placeholders as wildcards; None if remote."""
+def _plain(url: str) -> str | None:
+    """Return the absolute path of a local URL or path; None if it is remote."""
     path = url.removeprefix("file://")
-    if "://" in path:
-        return None
-    parts = _PLACEHOLDER.sub("*", os.path.abspath(os.path.expanduser(path))).split(os.sep)
-    fixed = next((i for i, part in enumerate(parts) if _WILD.search(part)), len(parts))
-    real = os.path.realpath(os.sep.join(parts[:fixed]) or os.sep).split(os.sep)
-    return [*real, *parts[fixed:]]
-
-
-def _overlaps(folder: str, pattern: Sequence[str]) -> bool:
-    """Return whether a folder contains files of a pattern, or lies in the folder that it names.
-
-    It is not known whether a folder that matches a wildcard and is deeper than the pattern
-    overlaps. Such a folder is assumed not to.
-    """
-    own = folder.rstrip(os.sep).split(os.sep)
-    fixed = next((i for i, part in enumerate(pattern) if _WILD.search(part)), len(pattern))
-    if len(own) <= fixed:
-        return list(pattern[: len(own)]) == own
-    if not all(fnmatch.fnmatchcase(mine, part) for mine, part in zip(own, pattern)):
-        return False
-    rest = pattern[len(own) :]
-    if not rest:
-        return fixed == len(pattern)
-    found = glob.iglob(os.path.join(glob.escape(folder), *rest), recursive=True)
-    return next(found, None) is not None
+    return None if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
 def _read(path: str) -> str:
@@ -325,24 +253,21 @@ def _load(path: str, signature: Signature) -> str | None:
     try:
         if signature[0] < _MIN_CACHED_BYTES or not _cache_folder().is_dir():
             return None
-        record = json.loads(Path(private_folder(_cache_folder()), _cache_name(path)).read_bytes())
-        if record["path"] != os.path.realpath(path) or len(record["sha256"]) != 64:
-            return None
-        return str(record["sha256"]) if record["state"] == [*signature] else None
-    except (OSError, VaneError, ValueError, KeyError, TypeError):
+        found = _record(path, signature).read_text()
+    except (OSError, VaneError, ValueError):
         return None
+    return found if len(found) == 64 else None
 
 
 def _store(path: str, signature: Signature, digest: str) -> None:
     """Store the digest of a large file. Errors of writing to the cache are ignored."""
     if signature[0] < _MIN_CACHED_BYTES:
         return
-    record = {"path": os.path.realpath(path), "state": signature, "sha256": digest}
     with contextlib.suppress(OSError, VaneError, UnicodeError):
-        place = Path(private_folder(_cache_folder()), _cache_name(path))
+        place = _record(path, signature)
         written = place.with_suffix(f".{secrets.token_hex(8)}")
         written.touch(mode=0o600, exist_ok=False)
-        written.write_text(json.dumps(record))
+        written.write_text(digest)
         os.replace(written, place)
 
 
@@ -350,8 +275,10 @@ def _cache_folder() -> Path:
     return state_home() / "file-digests"
 
 
-def _cache_name(path: str) -> str:
-    return hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:40] + ".json"
+def _record(path: str, signature: Signature) -> Path:
+    """Return the file with the digest of a file in one state."""
+    name = combine("file", os.fsencode(os.path.realpath(path)), *map(str, signature))
+    return Path(private_folder(_cache_folder()), name[:40])
 
 
 _digests = FileCache(_read, _load, _store)

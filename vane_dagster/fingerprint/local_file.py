@@ -12,6 +12,7 @@ import stat
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 from vane_dagster._keywords import known_keywords
@@ -78,18 +79,13 @@ class LocalFile:
     def _files(self) -> dict[str, str]:
         """Return the paths of a folder's files, by their names in it."""
         found: dict[str, str] = {}
-        for name, path in walk_files(os.path.realpath(self.path)):
+        for name, path in islice(walk_files(os.path.realpath(self.path)), MAX_FILES + 1):
             if path is None:
                 raise CodeIdentityError(
                     f"{self} holds a link that leads nowhere, or to a folder that it holds already:"
                     f" {name}. Remove the link, or name the folder that is used"
                 )
             found[name] = path
-            if len(found) > MAX_FILES:
-                raise CodeIdentityError(
-                    f"{self} holds more than {MAX_FILES:,} files. Name the files or the subfolder "
-                    "that are used"
-                )
         if not found:
             raise CodeIdentityError(
                 f"{self} holds no files; hidden ones do not count. Name the folder with the content"
@@ -190,18 +186,8 @@ def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) 
             raise DefinitionError(f"{where}: {file} is neither a file nor a folder")
 
 
-def local_files_in(value: Any) -> Iterator[LocalFile]:
-    """Yield the local files among arguments, in containers, records, partials and closures too."""
-    return found_in(value, LocalFile)
-
-
-def servers_in(value: Any) -> Iterator[ServerHandle]:
-    """Yield the handles of servers among arguments, wherever `local_files_in` finds files."""
-    return found_in(value, ServerHandle)
-
-
 def found_in(value: Any, kind: type[T]) -> Iterator[T]:
-    """Yield the objects of a type among arguments, wherever `local_files_in` finds files."""
+    """Yield the objects of a type in arguments: in containers, records, partials and closures."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:

@@ -238,6 +238,11 @@ class Finder:
                 yield ImportTarget("passing", name, part, module=found, line=ref.line)
         yield from self._imported(found, base, ref)
 
+    def is_own(self, path: str) -> bool:
+        """Return whether a path is one of the user's modules, or lies in one."""
+        module = self.find(path.partition(".")[0]) if path[:1] != "." else None
+        return path[:1] == "." or (module is not None and module.kind == "own")
+
     def own_imports(self, importer: Module, unit: SymbolSource) -> list[str]:
         """Return the own modules that a statement imports, also inside functions."""
         targets = [each for ref in unit.scan.imports for each in self.targets(importer, ref)]
@@ -358,9 +363,7 @@ def _reachable(finder: Finder, module: Module) -> Iterator[str]:
     for target in finder.attribute_targets(module, unit.scan):
         yield target.name
     if unit.scan.dynamic:
-        top = finder.find(module.label.partition(".")[0])
-        for folder in (top.search or ()) if top is not None else ():
-            yield from submodules(folder, module.label.partition(".")[0])
+        yield from finder.below(module.label.partition(".")[0])
 
 
 def submodules(folder: str, name: str) -> Iterator[str]:

@@ -15,13 +15,11 @@ import typing
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-import vane_dagster
-from vane_dagster._lazy import HOMES
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.decorators import OPTIONS, SET_ON_CLASSES
 from vane_dagster.fingerprint.dependencies import DependencyWalk
-from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
+from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.module_attributes import module_attribute
 from vane_dagster.fingerprint.modules import Finder, Module, path_kind
@@ -38,10 +36,8 @@ _WRAPPERS: Mapping[Any, tuple[str, ...]] = {
 }
 _NAMEDTUPLE = vars(collections.namedtuple("_", "x"))
 _NAMEDTUPLE_DETAILS = _NAMEDTUPLE.keys() - {"_fields", "_field_defaults"}
-_VALUES = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, types.FunctionType)
 # The modules of classes that `make_dataclass` and `create_model` create for other modules.
 _MAKERS = ("types", "pydantic.main", "pydantic.root_model")
-_FIELD = "field "
 _FIELD_DETAILS = (
     *("default", "default_factory", "factory", "init", "kw_only", "alias", "frozen", "metadata"),
 )
@@ -120,7 +116,7 @@ class ObjectEncoder:
 
     def _library(self, obj: Any, name: str, module: Module | None) -> str:
         if module is None or module.kind == "installed":
-            self._dependency_walk.package(name)
+            self._dependency_walk.packages.add(name.partition(".")[0])
         return combine("library", *library_name(obj, name))
 
     def _by_name(self, obj: Any, module: Module) -> str:
@@ -130,7 +126,7 @@ class ObjectEncoder:
     def _function(self, function: types.FunctionType, path: str) -> str:
         where = self._dependency_walk.finder.find(function.__module__ or "__main__")
         if where is not None and self._is_named(function, where):
-            return self._with_defaults(function, self._by_name(function, where), path)
+            return self._by_name(function, where)
         name = function.__globals__.get("__name__", "__main__")
         module = self._dependency_walk.finder.find(name)
         if module is not None and module.kind != "own":
@@ -152,7 +148,7 @@ class ObjectEncoder:
             walk.unit(importer, unit, names if is_in_file else ())
         is_nested = "<" in function.__qualname__ or code.co_flags & inspect.CO_NESTED
         if is_in_file and not is_nested:
-            return self._with_defaults(function, token, path)
+            return token
         parts = [*self._captured(function, path), *self._attributes_of(function, path)]
         if not is_in_file:
             parts += self._globals(names, function.__globals__, path)
@@ -169,28 +165,16 @@ class ObjectEncoder:
         is_found = _lookup(function) is function
         return is_found and function.__qualname__.partition(".")[0] in source.units
 
-    def _with_defaults(self, function: types.FunctionType, token: str, path: str) -> str:
-        """Add the values of defaults that have a digest; their source always counts."""
-        parts = []
-        for name, value in defaults_of(function).items():
-            try:
-                parts.append(self._default(name, value, path))
-            except UnboundedContentError:
-                raise
-            except CodeIdentityError:
-                parts.append(name)
-        return combine("defaults", token, *parts)
-
-    def _default(self, name: str, value: Any, path: str) -> str:
-        return combine(name, self.digest(value, f"{path}.__defaults__[{name!r}]"))
-
     def _captured(self, function: types.FunctionType, path: str) -> list[str]:
         """Hash defaults and the variables of enclosing functions."""
         cells = [
             combine(name, self.digest(value, f"{path}.__closure__[{name!r}]"))
             for name, value in captured_by(function).items()
         ]
-        defaults = [self._default(name, item, path) for name, item in defaults_of(function).items()]
+        defaults = [
+            combine(name, self.digest(value, f"{path}.__defaults__[{name!r}]"))
+            for name, value in defaults_of(function).items()
+        ]
         return [*defaults, *sorted(cells), *self._hints(function, path)]
 
     def _hints(self, obj: Any, path: str) -> list[str]:
@@ -218,9 +202,6 @@ class ObjectEncoder:
             bases.append(self.digest(type(cls), f"{path}.__class__"))
         if module.is_source and self._holds_class(cls, module):
             token = self._by_name(cls, module)
-            bases += [
-                self._with_defaults(item, name, f"{path}.{name}") for name, item in _functions(cls)
-            ]
             if _lookup(cls) is cls:
                 return combine("class", token, *bases)
             # The name now refers to something else, or to another class of that name.
@@ -236,13 +217,6 @@ class ObjectEncoder:
             if isinstance(member, made):
                 parts = [getattr(member, name) for name in names]
                 return combine(made.__name__, self.digest(parts, path))
-        kind = type(member)
-        module = self._dependency_walk.finder.find(kind.__module__)
-        plain = not isinstance(member, (type, *_VALUES)) and not dataclasses.is_dataclass(member)
-        if plain and module is not None and module.kind == "own" and kind.__bases__ == (object,):
-            # An object of a user's class, such as a descriptor.
-            state = dict(getattr(member, "__dict__", {}))
-            return combine("object", self.digest(kind, path), self.digest(state, path))
         return self.digest(member, path)
 
     def _holds_class(self, cls: type, module: Module) -> bool:
@@ -342,7 +316,7 @@ def _fields(cls: type) -> Iterator[tuple[str, Any]]:
         values = [getattr(item, key, None) for key in _FIELD_DETAILS]
         plain = [None if _is_unset(value) else value for value in values]
         hint = getattr(item, "type", None) or getattr(item, "annotation", None)
-        yield f"{_FIELD}{name}", [*plain, _plain_hint(hint)]
+        yield f"field {name}", [*plain, _plain_hint(hint)]
 
 
 def _plain_hints(obj: Any) -> list[Any]:
@@ -398,9 +372,7 @@ def _cell_of(cls: type) -> SourceFile | None:
 
 def _cell(filename: str) -> SourceFile | None:
     """Return the notebook or console cell that `linecache` holds under a name, if it parses."""
-    lines = linecache.getlines(filename) if filename.startswith("<") else []
-    if not lines and not os.path.isfile(filename) and filename in linecache.cache:
-        lines = linecache.getlines(filename)
+    lines = [] if os.path.isfile(filename) else linecache.getlines(filename)
     try:
         return SourceFile(filename, "".join(lines).encode()) if lines else None
     except CodeIdentityError:
@@ -416,31 +388,11 @@ def value_digest(value: Any, path: str = "value", files: LocalFiles | None = Non
         for name, loaded in list(sys.modules.items()):
             if files is not None and module_attribute(loaded, "__file__") in files.code:
                 dependency_walk.modules.add(name)
-    return combine("value", token, dependency_walk.digest())
-
-
-_PUBLIC = (
-    "vane_dagster",
-    "vane_dagster.checks",
-    "vane_dagster.providers.base",
-    "vane_dagster.testing",
-)
+    return combine("value", token, combine("reach", *dependency_walk.parts().values()))
 
 
 def library_name(obj: Any, module: str) -> tuple[str, str]:
-    """Return the module and name of a library object; for ours, the public ones.
-
-    The identity of our classes therefore does not change when they move to another file, and not
-    with the names that a process has resolved.
-    """
-    if module.partition(".")[0] == vane_dagster.__name__:
-        for public in _PUBLIC:
-            if public in HOMES:
-                homes = HOMES[public]().items()
-                named = {n: vars(sys.modules.get(home, object)).get(n) for n, home in homes}
-            else:
-                named = dict(vars(sys.modules.get(public, object)))
-            for name, value in named.items():
-                if value is obj:
-                    return public, name
+    """Return the module and name of a library's object; of ours, which may move, the package."""
+    package = __name__.partition(".")[0]
+    module = package if module.partition(".")[0] == package else module
     return module, getattr(obj, "__qualname__", type(obj).__qualname__)

@@ -15,76 +15,47 @@ from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.bundle import pickled_by_value
-from vane_dagster.fingerprint.modules import Finder
+from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder
 
 _MAX_BYTES = 1 << 18
 """A payload is sent with each call; functions that refer to more data are not portable."""
 _COMPUTED_IMPORTS = {"import_module", "__import__", "exec", "find_spec", "modules"}
 """Names in code that may import a module by a computed name, or look one up."""
-_STRINGS = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"}
-_GETS = {"BINGET", "LONG_BINGET"}
-_NO_VALUE = {"PROTO", "FRAME", "MEMOIZE"}
-_IMPORT = object()
-"""cloudpickle's function that imports a module by its name."""
+_PROTOCOL = 3
+"""The last one that writes the module and the name of what it imports side by side."""
 
 
 def portable_payload(modules: Iterable[str], obj: Any) -> bytes | None:
     """Pickle functions by value; None if they are not portable."""
     codes: list[types.CodeType] = []
+    needed: set[str] = set()
+    sent = set(modules).difference(MAIN_NAMES)
 
     def visit(part: Any) -> None:
         if isinstance(part, types.CodeType):
             codes.append(part)
+        elif isinstance(part, types.ModuleType) and part.__name__ not in sent:
+            needed.add(part.__name__)
 
     try:
-        payload = pickled_by_value(modules, obj, visit)
+        payload = pickled_by_value(sent, obj, visit, _PROTOCOL)
     except CodeIdentityError:
         return None
     if len(payload) > _MAX_BYTES or any(_COMPUTED_IMPORTS & set(code.co_names) for code in codes):
         return None
     finder = Finder()
-    needed = {*_referenced(payload), *(name for code in codes for name in _imported(code))}
-    return None if any(_is_own(finder, name) for name in needed) else payload
-
-
-def _is_own(finder: Finder, name: str) -> bool:
-    if not name:  # a relative import
-        return True
-    found = finder.find(name.partition(".")[0])
-    return found is not None and found.kind == "own"
+    needed.update(name for code in codes for name in _imported(code))
+    steps = pickletools.genops(payload)
+    needed.update(str(found).partition(" ")[0] for step, found, _ in steps if step.name == "GLOBAL")
+    return None if any(map(finder.is_own, needed)) else payload
 
 
 def _imported(code: types.CodeType) -> Iterator[str]:
-    """Yield the modules that code imports when it runs; empty for a relative import."""
+    """Yield the modules that code imports when it runs; a dot for a relative import."""
     constants: list[Any] = []
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
             constants.append(step.argval)
         elif step.opname == "IMPORT_NAME":
             level = constants[-2]  # the names to import follow it
-            yield "" if level else str(step.argval)
-
-
-def _referenced(payload: bytes) -> Iterator[str]:
-    """Yield the modules that a pickle imports when it is loaded."""
-    memo: list[Any] = []
-    pushed: list[Any] = [None]
-    argument: Any
-    for step, argument, _ in pickletools.genops(payload):
-        if step.name == "MEMOIZE":
-            memo.append(pushed[-1])
-        if step.name in _NO_VALUE:
-            continue
-        value = None
-        if step.name in _STRINGS:
-            value = argument
-        elif step.name in _GETS:
-            value = memo[argument]
-        elif step.name == "STACK_GLOBAL":
-            module, name = pushed[-2:]
-            yield module
-            if name == "subimport":
-                value = _IMPORT
-        if pushed[-1] is _IMPORT and isinstance(value, str):
-            yield value
-        pushed = [*pushed[-1:], value]
+            yield "." if level else str(step.argval)

@@ -11,8 +11,12 @@ from pathlib import Path
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
+from vane_dagster.fingerprint.acts import Act, acts, is_hook
 from vane_dagster.fingerprint.ast_digest import Scan
+from vane_dagster.fingerprint.code_strings import Definition, Imported, bound_by, paths, top_nodes
 from vane_dagster.fingerprint.hashing import FileCache, combine
+
+_MAIN_GUARD = ast_digest.dump([ast.parse("__name__ == '__main__'", mode="eval").body])
 
 
 class SymbolSource:
@@ -41,7 +45,46 @@ class SymbolSource:
     @cached_property
     def touched(self) -> frozenset[str]:
         """The module-level names that the last statement binds, deletes or changes in place."""
-        return frozenset(_touched(self.nodes[-1]))
+        found = {name for node in top_nodes(self.nodes[-1:]) for name in bound_by(node)}
+        for kind, _, target in self.acts:
+            root = ast_digest.root(target)
+            # The changes of a plain function are covered by its effects.
+            is_change = kind == "store" or (kind == "bare call" and root is not target)
+            if is_change and isinstance(root, ast.Name):
+                found.add(root.id)
+        return frozenset(found)
+
+    @cached_property
+    def acts(self) -> tuple[Act, ...]:
+        """What the last statement does when it is executed."""
+        return tuple(acts(self.nodes[-1]))
+
+    @cached_property
+    def uses(self) -> frozenset[str]:
+        """The paths that the statements name; the modules alone whose attributes they set."""
+        nodes = [node for each in self.nodes for node in ast.walk(each)]
+        changed = (node for node in nodes if isinstance(node, ast.Attribute))
+        stored = [node for node in changed if not isinstance(node.ctx, ast.Load)]
+        found = (path for node in stored for path in paths(node) if isinstance(path, Imported))
+        return self.scan.paths.union(path.partition(".")[0] for path in found)
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """The strings in the statements."""
+        nodes = (node for each in self.nodes for node in ast.walk(each))
+        values = (node.value for node in nodes if isinstance(node, ast.Constant))
+        return frozenset(value for value in values if isinstance(value, str))
+
+    @cached_property
+    def has_code(self) -> bool:
+        """Whether the statements hold a definition or a lambda."""
+        kinds = (*Definition, ast.Lambda)
+        return any(isinstance(node, kinds) for each in self.nodes for node in ast.walk(each))
+
+    @cached_property
+    def is_hooked(self) -> bool:
+        """Whether the statements name a hook of classes."""
+        return any(is_hook(node) for each in self.nodes for node in ast.walk(each))
 
     @cached_property
     def bound(self) -> frozenset[str]:
@@ -103,12 +146,6 @@ class SourceFile:
         """The names that the file binds, not those that it only changes in place."""
         return bound_names([self.tree])
 
-    @property
-    def has_postponed_hints(self) -> bool:
-        """Whether type hints are kept as text, by ``from __future__ import annotations``."""
-        units = self.units.get("annotations", ())
-        return any(getattr(unit.nodes[0], "module", "") == "__future__" for unit in units)
-
     def binding(self, name: str) -> list[SymbolSource]:
         """Return the statements that may bind a name, in order; star imports may bind any."""
         return sorted((*self.units.get(name, ()), *self.stars), key=lambda unit: unit.position)
@@ -148,66 +185,13 @@ class SourceFile:
 
 def bound_names(nodes: Iterable[ast.AST]) -> frozenset[str]:
     """Return the names that nodes bind, in any scope."""
-    found: set[str] = set()
-    for outer in nodes:
-        for node in ast.walk(outer):
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                found.add(node.id)
-            elif isinstance(node, ast.arg):
-                found.add(node.arg)
-            elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                found.update(ref.bound for ref in ast_digest.import_refs(node, False))
-            names = (getattr(node, "name", None), getattr(node, "rest", None))
-            found.update(name for name in names if isinstance(name, str))
-    return frozenset(found)
-
-
-def _touched(statement: ast.stmt) -> set[str]:
-    """Return the module-level names that a statement binds, deletes or changes."""
-    found: set[str] = set()
-    stack: list[ast.AST] = [statement]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, ast_digest.Definition):
-            found.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            found.update(ref.bound for ref in ast_digest.import_refs(node, False))
-        elif not isinstance(node, ast.Lambda):
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                found.add(node.id)
-            names = (getattr(node, "name", None), getattr(node, "rest", None))
-            found.update(name for name in names if isinstance(name, str))
-            found |= _changes(node)
-            stack += ast.iter_child_nodes(node)
-    return found
-
-
-def _changes(node: ast.AST) -> set[str]:
-    """Return the names that a node changes in place: ``X[..] =``, ``X.a =``, ``X.append(..)``."""
-    root: str | None = None
-    if isinstance(node, ast.Global):
-        return set(node.names)
-    if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
-        root = ast_digest.root_name(node)
-    elif isinstance(node, ast.Expr) and isinstance(node.value, (ast.Call, ast.Await)):
-        call = node.value.value if isinstance(node.value, ast.Await) else node.value
-        # The changes of a plain function are covered by its effects.
-        is_method = isinstance(call, ast.Call) and not isinstance(call.func, ast.Name)
-        root = ast_digest.root_name(call) if is_method else None
-    return {root} if root else set()
+    return frozenset(name for each in nodes for node in ast.walk(each) for name in bound_by(node))
 
 
 def _is_main_guard(statement: ast.stmt) -> bool:
-    test = statement.test if isinstance(statement, ast.If) and not statement.orelse else None
-    return (
-        isinstance(test, ast.Compare)
-        and isinstance(test.ops[0], ast.Eq)
-        and {"__name__", "__main__"}
-        == {
-            getattr(item, "id", getattr(item, "value", None))
-            for item in (test.left, *test.comparators)
-        }
-    )
+    if not isinstance(statement, ast.If) or statement.orelse:
+        return False
+    return ast_digest.dump([statement.test]) == _MAIN_GUARD
 
 
 def code_digest(code: types.CodeType) -> str:

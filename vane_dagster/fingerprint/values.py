@@ -25,7 +25,7 @@ from typing import Any
 
 from vane_dagster._secrets import is_wrapped
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
+from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.local_file import LocalFile
 from vane_dagster.servers.handle import HostUrls, ServerHandle
@@ -45,8 +45,10 @@ _CODE = (
     types.ModuleType,
 )
 _SCALARS = (bool, int, float, complex, str, bytes)
-_CONTAINERS = (dict, list, tuple, set, frozenset, bytearray, collections.deque)
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 _REDUCED = (
+    bytearray,
+    collections.deque,
     datetime.date,
     datetime.time,
     datetime.timedelta,
@@ -105,6 +107,7 @@ class ValueEncoder:
         self._strict = self._files.read
         self._arrays = ArrayEncoder(self.digest)
         self._open: set[int] = set()
+        self._done: dict[int, tuple[str, Any]] = {}  # with the values, so that ids stay theirs
 
     def digest(self, value: Any, path: str) -> str:
         """Hash a value."""
@@ -138,11 +141,14 @@ class ValueEncoder:
                 f"{path} refers back to itself, so it has no stable identity. Pass plain values "
                 f"without cycles, or give the stage `vd.Reuse(version=...)`."
             )
+        if id(value) in self._done:
+            return self._done[id(value)][0]
         self._open.add(id(value))
         try:
-            return self._compound(value, path)
+            self._done[id(value)] = self._compound(value, path), value
         finally:
             self._open.discard(id(value))
+        return self._done[id(value)][0]
 
     def _compound(self, value: Any, path: str) -> str:
         for step in (self._arrays.encode, self._standard, self._container, self._record):
@@ -172,10 +178,7 @@ class ValueEncoder:
             text = str.__str__(value)
             return self._with_content("str", text, text, path)
         if kind is bytes:
-            plain = bytes(value)
-            if len(plain) > 1024:
-                return combine("bytes", plain)
-            return self._with_content("bytes", plain, os.fsdecode(plain), path)
+            return combine("bytes", bytes(value))
         if kind is float:
             return combine("float", struct.pack(">d", value))
         if kind is complex:
@@ -184,9 +187,7 @@ class ValueEncoder:
             return combine("int", hex(int(value)))
         return combine(kind.__name__, repr(value))
 
-    def _with_content(
-        self, tag: str, text: str | bytes, named: str | os.PathLike[str], path: str
-    ) -> str:
+    def _with_content(self, tag: str, text: str, named: str | os.PathLike[str], path: str) -> str:
         """Hash a string, and the content of the file or folder that it may name."""
         content = self._files.content(named, path)
         return combine(tag, text) if content is None else combine(tag, text, content)
@@ -200,13 +201,8 @@ class ValueEncoder:
             return combine("server urls", value.kind, self.digest(value.handle, path))
         if isinstance(value, enum.Enum):
             return self._member(value, path)
-        if isinstance(value, pathlib.PurePath):
-            if type(value).__module__.startswith("pathlib"):
-                return self._with_content("path", value.as_posix(), value, path)
-            state = self._attributes(getattr(value, "__dict__", {}), path)
-            tag = combine("path", self._code(type(value), path), *state)
-            named = str(value) if "://" in str(value) else pathlib.PurePath(str(value))
-            return self._with_content(tag, str(value), named, path)
+        if isinstance(value, pathlib.PurePath) and type(value).__module__.startswith("pathlib"):
+            return self._with_content("path", value.as_posix(), value, path)
         if isinstance(value, _REDUCED):
             return combine("reduced", *self._reduced(value, path))
         if is_wrapped(value):
@@ -216,13 +212,7 @@ class ValueEncoder:
     def _member(self, value: enum.Enum, path: str) -> str:
         kind = self._code(type(value), path)
         name = "" if isinstance(value, enum.Flag) else value.name
-        try:
-            content = self.digest(value.value, f"{path}.value")
-        except UnboundedContentError:
-            raise
-        except CodeIdentityError:
-            content = value.name  # as the class's code computes it
-        return combine("enum", kind, name, content)
+        return combine("enum", kind, name, self.digest(value.value, f"{path}.value"))
 
     def _container(self, value: Any, path: str) -> str | None:
         kind = type(value)
@@ -232,13 +222,10 @@ class ValueEncoder:
             return None
         if kind not in _CONTAINERS:
             return combine("subclass", *self._reduced(value, path))
-        length = [str(value.maxlen)] if isinstance(value, collections.deque) else []
-        return combine(kind.__name__, *self._items(value, path), *length)
+        return combine(kind.__name__, *self._items(value, path))
 
     def _items(self, value: Any, path: str) -> list[str]:
         """Hash a container's items in their order, because the order can change a result."""
-        if isinstance(value, bytearray):
-            return [bytes(value).hex()]
         if isinstance(value, dict):
             parts = []
             for key, item in dict.items(value):
@@ -315,8 +302,6 @@ class ArrayEncoder:
         kind = type(value)
         if isinstance(value, np.dtype):
             return combine("dtype", self._digest(value.__reduce__()[1:], path))
-        if isinstance(value, np.str_):
-            return combine("scalar", "str", self._digest(str(value), path))
         if isinstance(value, np.generic):
             content = self._buffer(np, np.asarray(value), path)
             return combine("scalar", self._digest(value.dtype, path), content)
@@ -405,9 +390,8 @@ class ArrayEncoder:
     def _torch(self, torch: Any, value: Any, path: str) -> str | None:
         if isinstance(value, (torch.dtype, torch.device)):
             return combine("torch", str(value))
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-            return None
-        if value.is_quantized or value.is_meta:
+        is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
+        if not is_plain or value.is_quantized:
             return None
         head = (
             type(value).__name__,

@@ -148,7 +148,7 @@ class ModelStageSpec(MapBatchesSpec):
             find_modules=lambda: tuple(
                 dict.fromkeys(module for one in found for module in one.modules)
             ),
-            statements=tuple(statement for one in found for statement in one.statements),
+            units=tuple(unit for one in found for unit in one.units),
         )
 
     def worker_code(self, pipeline: Pipeline) -> str:

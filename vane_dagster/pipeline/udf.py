@@ -11,11 +11,12 @@ from typing import Any
 from vane_dagster._arguments import mapping, positional
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError
-from vane_dagster.fingerprint.local_file import LocalFile, found_in, local_files_in, servers_in
+from vane_dagster.fingerprint.local_file import LocalFile, found_in
 from vane_dagster.pipeline.contracts import CALL, CallStyle, DeclaredCall
 from vane_dagster.pipeline.decorators import NO_OPTIONS, CallOptions, options_of
 from vane_dagster.pipeline.lazy_instances import LazyInstance
 from vane_dagster.pipeline.servers import ModelServer, servers_by_key
+from vane_dagster.servers.handle import ServerHandle
 from vane_dagster.types.callables import check_call, is_function, qualname, unwrapped
 
 _ASYNC = ("async", "async_generator")
@@ -67,12 +68,12 @@ class Udf:
     @property
     def local_files(self) -> Sequence[LocalFile]:
         """The local files among the arguments."""
-        return list(local_files_in(self._references))
+        return list(found_in(self._references, LocalFile))
 
     @property
     def servers(self) -> Mapping[str, ModelServer]:
         """The servers among the arguments, by their key."""
-        return servers_by_key(handle.server for handle in servers_in(self._references))
+        return servers_by_key(handle.server for handle in found_in(self._references, ServerHandle))
 
     @property
     def lost_servers(self) -> Sequence[ModelServer]:

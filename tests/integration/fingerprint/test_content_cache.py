@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -15,7 +14,6 @@ def test_content_is_kept_for_other_processes(tmp_path, home, later):
     small = settled(tmp_path / "small.bin", b"x")
     here = value_digest([file, small])
     (record,) = (home / "file-digests").iterdir()
-    assert json.loads(record.read_text())["path"] == str(file)
     assert record.stat().st_mode & 0o077 == 0 == record.parent.stat().st_mode & 0o077
     code = (
         "import sys\nfrom pathlib import Path\n"
@@ -25,6 +23,6 @@ def test_content_is_kept_for_other_processes(tmp_path, home, later):
     command = [sys.executable, "-c", code, str(file), str(small)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.split() == [here], done.stderr
-    record.write_text(json.dumps({**json.loads(record.read_text()), "sha256": "0" * 64}))
+    record.write_text("0" * 64)
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.split() != [here], "the large file was read again"

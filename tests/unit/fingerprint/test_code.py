@@ -393,6 +393,14 @@ def test_a_chain_of_very_many_operators(project: Project, text: str) -> None:
     assert project.digest() != before
 
 
+def test_very_many_branches(project: Project) -> None:
+    branches = "".join(f"    elif x == {n}:\n        return {n}\n" for n in range(900))
+    project.write(defs=f"def udf(x):\n    if x:\n        return K\n{branches}\nK = 1\n")
+    before = project.digest()
+    project.edit("defs.py", "K = 1", "K = 2")
+    assert project.digest() != before
+
+
 def test_unstable_closure_names_its_path(project: Project) -> None:
     project.write(
         defs="import threading\ndef make(lock):\n    def inner(b):\n        return lock\n"

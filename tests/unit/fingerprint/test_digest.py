@@ -70,6 +70,13 @@ def test_what_has_no_identity_is_refused_by_its_path(value: Any, where: str, kin
     assert "hidden" not in message
 
 
+def test_a_list_that_many_lists_share_is_read_once() -> None:
+    value: list[Any] = [1]
+    for _ in range(100):
+        value = [value, value]
+    assert value_digest(value) == value_digest([value[0], value[1]])
+
+
 def test_cycle_is_refused() -> None:
     value: list[Any] = []
     value.append({"self": value})

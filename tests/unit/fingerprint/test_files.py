@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Callable
@@ -52,20 +51,16 @@ def test_a_word_is_no_folder_of_the_current_one_by_chance(tmp_path, monkeypatch)
     assert not counts({"tests": ["small"]}, tmp_path / "small/notes")
 
 
-def test_a_word_is_a_path_by_its_suffix_its_form_or_what_lies_there(tmp_path, monkeypatch):
+def test_a_word_is_a_path_by_its_suffix_or_its_form(tmp_path, monkeypatch):
     monkeypatch.chdir(write(tmp_path, tests__a="1", model__x__y="1", **{"weights.xyz": "1"}))
     assert counts("weights.xyz", tmp_path / "weights.xyz")
     assert counts("new.pt", tmp_path / "new.pt"), "from when it exists"
-    assert counts(b"weights.xyz", tmp_path / "weights.xyz")
     assert counts(".env", tmp_path / ".env")
     assert not counts("..", tmp_path / "weights.xyz")
     assert counts("./tests", tmp_path / "tests/a")
     assert counts("tests/", tmp_path / "tests/a")
     assert counts(Path("tests"), tmp_path / "tests/a")
-    assert counts("model", tmp_path / "model/x/config.json")
-    assert counts("model", tmp_path / "model/mail.jinja")
-    write(tmp_path, model__config="1").joinpath("model/config.json").write_text("{}")
-    assert counts("model", tmp_path / "model/x/y"), "all of a model counts"
+    assert not counts("model", tmp_path / "model/config.json")
 
 
 def test_the_home_folder_is_resolved(tmp_path, monkeypatch):
@@ -150,16 +145,8 @@ def test_too_many_files_are_refused(tmp_path, monkeypatch):
     with pytest.raises(CodeIdentityError) as found:
         value_digest({"m": str(folder)}, "fn_kwargs")
     message = str(found.value)
-    assert message.startswith(f"fn_kwargs['m']: {str(folder)!r} names a folder with more than 3 ")
+    assert message.startswith(f"fn_kwargs['m']: {str(folder)!r} names 4 bytes in 4 files or")
     assert "version=" in message
-
-
-def test_a_word_for_a_folder_of_too_many_files_is_a_word(tmp_path, monkeypatch):
-    monkeypatch.chdir(write(tmp_path, train__a="1", train__b="1"))
-    monkeypatch.setattr(files, "MAX_FILES", 1)
-    assert not counts("train", tmp_path / "train/a")
-    with pytest.raises(CodeIdentityError, match="more than 1 files"):
-        value_digest("./train")
 
 
 def test_too_many_bytes_are_refused(tmp_path, monkeypatch):
@@ -167,8 +154,8 @@ def test_too_many_bytes_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_BYTES", 9)
     with pytest.raises(CodeIdentityError) as found:
         value_digest([folder], "fn_args")
-    assert str(found.value).startswith(f"fn_args[0]: {str(folder)!r} names 10 bytes in 2 files, ")
-    assert "9 bytes" in str(found.value)
+    assert str(found.value).startswith(f"fn_args[0]: {str(folder)!r} names 10 bytes in 2 files or")
+    assert "At most 9 bytes in " in str(found.value)
     assert "version=" in str(found.value)
     with pytest.raises(CodeIdentityError, match="names 10 bytes in 1 files"):
         value_digest(write(tmp_path, large="1234567890") / "large")
@@ -199,7 +186,7 @@ def test_what_was_just_written_is_not_kept(tmp_path, home):
     assert not (home / "file-digests").exists()
 
 
-@pytest.mark.parametrize("spoilt", ["file", "open", "garbage", "other"])
+@pytest.mark.parametrize("spoilt", ["file", "open", "garbage"])
 def test_a_cache_that_cannot_be_used_is_none(spoilt, tmp_path, home, later):
     file = settled(tmp_path / "weights.bin", b"x" * _SIZE)
     expected = value_digest(file)
@@ -210,14 +197,10 @@ def test_a_cache_that_cannot_be_used_is_none(spoilt, tmp_path, home, later):
         record.parent.rmdir()
         record.parent.write_text("no folder")
     elif spoilt == "open":
-        forged = json.loads(record.read_text())
-        record.write_text(json.dumps({**forged, "sha256": "0" * 64}))
+        record.write_text("0" * 64)
         record.parent.chmod(0o777)
-    elif spoilt == "garbage":
-        record.write_text("[]")
     else:
-        forged = json.loads(record.read_text())
-        record.write_text(json.dumps({**forged, "path": "/other", "sha256": "0" * 64}))
+        record.write_text("[]")
     assert value_digest(file) == expected
 
 
@@ -247,7 +230,7 @@ def definition(tmp_path: Path, source: str = "src", target: str = "out", **given
         ("src/*.parquet", "src/model", "src/model/a.txt", True),
         ("src/**/*.parquet", "src", "src/a.txt", False),
         ("src/*/part.parquet", "src/model", "src/model/a.txt", True),
-        ("src/*/part.parquet", "src/day", "src/day/a.txt", False),
+        ("src/*/part.parquet", "src/day", "src/day/a.txt", True),
         ("s3://bucket/src", "src", "src/a.txt", True),
         ("source", "src", "src/a.txt", True),
     ],
@@ -288,10 +271,11 @@ def test_a_folder_with_the_code_counts_by_name(tmp_path, monkeypatch):
 
 def test_a_folder_of_a_store_counts_by_name(tmp_path):
     folder = tmp_path / "store/docs/x"
-    for name in ("parts/~unpartitioned", "manifests/~unpartitioned"):
-        (folder / name).mkdir(parents=True)
-    assert not counts(str(folder / "parts/~unpartitioned"), folder / "parts/~unpartitioned/a")
-    assert not counts(str(folder), folder / "a")
+    manifest = f"00000001-g0-{'0' * 32}-{'0' * 16}.json"
+    write(folder, **{f"manifests__~unpartitioned__{manifest}": "{}", "parts__a": "1"})
+    assert not counts(str(folder), folder / "parts/a")
+    assert not counts(str(tmp_path / "store"), folder / "parts/a")
+    assert counts(str(folder / "parts"), folder / "parts/a")
 
 
 def test_the_default_store_counts_by_name(tmp_path, monkeypatch):

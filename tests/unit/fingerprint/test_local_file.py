@@ -16,7 +16,7 @@ import vane_dagster as vd
 from vane_dagster import _worker_process
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.files import LocalFiles
-from vane_dagster.fingerprint.local_file import LocalFile, local_files_in
+from vane_dagster.fingerprint.local_file import LocalFile, found_in
 from vane_dagster.fingerprint.objects import value_digest
 
 
@@ -153,12 +153,12 @@ def test_files_are_found_in_arguments(weights):
     cycle: list[Any] = [other]
     cycle.append(cycle)
     given = {"a": [file], "b": Settings(1, (file, cycle)), "c": functools.partial(print, x=other)}
-    assert set(local_files_in(given)) == {file, other}
-    assert list(local_files_in([{file: 1}])) == [file]
-    assert list(local_files_in([lambda: (file, later)])) == [file]
+    assert set(found_in(given, LocalFile)) == {file, other}
+    assert list(found_in([{file: 1}], LocalFile)) == [file]
+    assert list(found_in([lambda: (file, later)], LocalFile)) == [file]
     later = None
-    assert list(local_files_in(Validated(inner={"weights": file}))) == [file]
-    assert list(local_files_in(["model.pt", Settings])) == []
+    assert list(found_in(Validated(inner={"weights": file}), LocalFile)) == [file]
+    assert list(found_in(["model.pt", Settings], LocalFile)) == []
 
 
 class Unpickler(pickle.Unpickler):
