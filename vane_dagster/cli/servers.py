@@ -32,7 +32,7 @@ _SERVER = click.argument("server")
 @click.group(invoke_without_command=True)
 @NAME
 @ADDRESS
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with every replica.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, as `pools` prints it.")
 @click.pass_context
 def servers(context: click.Context, name: str | None, address: str | None, as_json: bool) -> None:
     """Lists the model servers.
@@ -45,7 +45,7 @@ def servers(context: click.Context, name: str | None, address: str | None, as_js
         return
     listed, silent = _listed(managers_of(name, address))
     if as_json:
-        click.echo(json.dumps([described(pool) for pool in listed], indent=1))
+        click.echo(json.dumps(listed, indent=1))
     elif listed:
         click.echo(table([HEADER, *(row for pool in listed for row in rows(pool))]))
     elif not silent:
@@ -279,29 +279,6 @@ def rows(pool: dict[str, Any]) -> list[tuple[str, ...]]:
         )
         for worker in pool["workers"]
     ]
-
-
-def described(pool: dict[str, Any]) -> dict[str, Any]:
-    """Return a server for scripts."""
-    return {
-        "name": pool["server"],
-        "kind": _kind(pool),
-        "identity": pool["identity"],
-        "keeper": pool["keeper"],
-        "reserves": pool["bundle"],
-        "leases": pool["leases"],
-        "idle_seconds": pool["idle_seconds"],
-        "replicas": [
-            {
-                "replica": _replica(pool, worker["name"]),
-                "worker": worker["name"],
-                "node": worker.get("node"),
-                **_status(worker),
-                "state": _state(worker),
-            }
-            for worker in pool["workers"]
-        ],
-    }
 
 
 def _kind(pool: dict[str, Any]) -> str:

@@ -133,7 +133,7 @@ def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, in
         if side.label is not None:
             columns[side.label] = _lists(base, table, op, side, work.schema.field(side.label).type)
             continue
-        positions = _positions(base.column(side.match), table.column(side.id))
+        positions = _positions(base.column(side.id), table.column(side.id))
         rows = table if positions is None else table.take(positions)
         columns |= _taken(op, side.node, rows, side.known)
     return pa.table({name: columns[name] for name in work.schema.names}), given, unread
@@ -146,11 +146,11 @@ def _without_unread(
     if not unread or side.label is not None:
         return base, []
     faults = {fault.batch.column(side.id)[0].as_py(): fault for fault in unread}
-    matches = pc.is_in(base.column(side.match), value_set=pa.array(faults, base[side.match].type))
+    matches = pc.is_in(base.column(side.id), value_set=pa.array(faults, base[side.id].type))
     places = np.flatnonzero(matches.combine_chunks().to_numpy(zero_copy_only=False))
     found = []
     for place in places.tolist():
-        fault = faults[base[side.match][place].as_py()]
+        fault = faults[base[side.id][place].as_py()]
         found.append(replace(fault, batch=base.slice(place, 1)))
     return unsliced(base).filter(pc.invert(matches)), found
 
@@ -169,10 +169,10 @@ def _taken(op: Join, node: str, table: pa.Table, known: Collection[str] = ()) ->
 def _present(base: pa.Table, other: pa.Table, op: Join, side: JoinSide) -> pa.Array | None:
     """Return a mask of the base's rows that have a match in an input; None if all have one."""
     if side.label is None:
-        positions = _positions(base.column(side.match), other.column(side.id))
+        positions = _positions(base.column(side.id), other.column(side.id))
         missing = positions is not None and positions.null_count
         return pc.is_valid(positions) if missing else None
-    return pc.is_in(base.column(op.shape.id), value_set=other.column(side.match)).combine_chunks()
+    return pc.is_in(base.column(op.shape.id), value_set=other.column(op.shape.id)).combine_chunks()
 
 
 def _positions(ids: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Array | None:
@@ -190,7 +190,7 @@ def _lists(
     The list is null, not empty, if the row or one made from it was quarantined on the way.
     """
     positions = pc.index_in(
-        other.column(side.match), value_set=base.column(op.shape.id).combine_chunks()
+        other.column(op.shape.id), value_set=base.column(op.shape.id).combine_chunks()
     ).combine_chunks()
     other = other.filter(pc.is_valid(positions))
     owners = positions.drop_null().to_numpy(zero_copy_only=False)

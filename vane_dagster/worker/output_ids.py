@@ -32,7 +32,7 @@ def _indistinguishable(output: pa.Table, batch: pa.Table, work: Work, op: CallUd
     if op.parent:
         return (
             f"{work.location}: {output.num_rows} rows came back without {op.parent!r}, the id of "
-            "the row that each was made from. Return it, or name its column as parent_id"
+            "the row that each was made from. Return it"
         )
     is_given = op.columns is None or op.ids[0] in op.columns
     hint = "" if is_given else f"; to get the id, name {op.ids[0]!r} in columns="

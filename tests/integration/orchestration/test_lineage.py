@@ -41,7 +41,7 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path, local, materi
         "scored",
         score,
         schema={"score": "DOUBLE", "vector": "FLOAT[4]", "label": "VARCHAR"},
-        asset=vd.Asset(column_lineage={"score": ["chunk"]}),
+        columns=["chunk"],
     )
     both = docs.join(
         "both",

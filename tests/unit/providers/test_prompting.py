@@ -120,10 +120,10 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
         ({"output_column": "error", "on_error": "null"}, "adds a column 'error' to a row's own"),
         (
             {"model": vd.Model("m", options={"adress": "x"})},
-            "do not fit Reversed: got an unexpected keyword argument 'adress'; it takes "
-            "'address', 'suffix'. Did you mean 'address'?",
+            "'', suffix: 'str' = '') -> 'None' cannot be called as (model, **options): got an "
+            "unexpected keyword argument 'adress'",
         ),
-        ({"provider": Needy}, "do not fit Needy: missing a required argument: 'region'"),
+        ({"provider": Needy}, "(model, **options): missing a required argument: 'region'"),
         ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
         ({"postprocess": print}, "add a stage: .map("),
     ],

@@ -153,7 +153,7 @@ def test_arguments_of_the_factory():
         (vd.Pipeline, {}, "expected a function that loads the model"),
         (returning(None), {"columns": []}, "expected the input columns"),
         (returning(None), {"return_type": "flaot"}, "flaot"),
-        (returning(None), {"input_tensor_shapes": {3: [2]}}, "input_tensor_shapes has 3"),
+        (returning(None), {"input_tensor_shapes": {3: [2]}}, "input_tensor_shapes is {3"),
         (returning(None), {"input_tensor_shapes": [[0]]}, "sizes from 1 up"),
         (
             returning(None),
