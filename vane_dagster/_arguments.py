@@ -142,25 +142,12 @@ def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[s
     return found
 
 
-def selection(
-    where: str, value: Sequence[str] | Mapping[str, str] | None
-) -> tuple[tuple[str, str], ...]:
+def selection(where: str, name: str, value: Any) -> tuple[tuple[str, str], ...]:
     """Convert a list of columns, or a mapping of output column to column, to pairs."""
-    pairs: Any = value
     if isinstance(value, Mapping):
-        pairs = list(value.items())
-    elif isinstance(value, (list, tuple)):
-        pairs = [(column, column) for column in value]
-    if not isinstance(pairs, list) or not all(
-        isinstance(name, str) and isinstance(column, str) for name, column in pairs
-    ):
-        raise DefinitionError(
-            f"{where} is {value!r}; expected a list of columns, or a mapping of output column to "
-            "column"
-        )
-    if repeated := sorted({n for n, _ in pairs if [m for m, _ in pairs].count(n) > 1}):
-        raise DefinitionError(f"{where}: {repeated[0]!r} stands twice; give each its own name")
-    return tuple(pairs)
+        return tuple(zip(value, list_of_names(where, name, [*value.values()]) or ()))
+    listed = list_of_names(where, name, value) or ()
+    return tuple(zip(listed, listed))
 
 
 def check_url(where: str, url: str) -> None:

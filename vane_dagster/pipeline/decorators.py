@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast, overload
 
 from vane_dagster._arguments import flag, positive, whole
 from vane_dagster._keywords import known_keywords
@@ -30,9 +29,10 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
-_ON_ERROR: Mapping[str | None, OnError | None] = {
+ON_ERROR: Mapping[str | None, OnError | None] = {
     None: None, "raise": "raise", "log": "null", "ignore": "null",
 }  # fmt: skip
+"""The `on_error` of a stage, by that of Daft."""
 _METHOD = "@vd.func or @vd.method"
 _ADVICE = advice({"gpus": "gpus=...", "cpus": "cpus=..."}) | {
     "batch_size": f"write it at {_METHOD.replace(' ', '.batch ', 1)}.batch"
@@ -60,70 +60,39 @@ class FunctionArguments(ClassArguments, total=False):
     batch_size: int | None
 
 
-@dataclass(frozen=True)
-class CallOptions:
-    """Options that a function, a method or a class declares for the stages that call it.
+class CallOptions(FunctionArguments, total=False):
+    """What a function, a method or a class declares for the stages that call it.
 
-    A stage's own arguments override them.
-
-    Attributes:
-        return_dtype: The type of the result, as the user wrote it; None if annotated.
-        is_batch: Whether it takes columns in place of the values of one row.
-        unnest: Whether the fields of a struct become columns.
-        batch_size: Rows per call.
-        gpus: GPUs that a worker reserves.
-        cpus: CPUs that a worker reserves.
-        max_concurrency: Calls that run at the same time.
-        max_retries: Retries of a call after a transient error.
-        on_error: How a failed row is handled, as Daft says it.
-        name_override: The name shown for it.
-        use_process: Of Daft's decorators. A worker is a process in any case.
+    A stage's own arguments override them. With `is_batch` it takes columns in place of the values
+    of one row.
     """
 
-    return_dtype: Any = None
-    is_batch: bool = False
-    unnest: bool = False
-    batch_size: int | None = None
-    gpus: float | None = None
-    cpus: float | None = None
-    max_concurrency: int | None = None
-    max_retries: int | None = None
-    on_error: str | None = None
-    name_override: str | None = None
-    use_process: bool | None = None
-
-    def __post_init__(self) -> None:
-        where = "a decorator of vd"
-        if self.on_error not in _ON_ERROR:
-            raise DefinitionError(
-                f"{where}: on_error is {self.on_error!r}; expected 'raise', 'log' or 'ignore'. To "
-                'store failed rows beside the output, give the stage on_error="quarantine"'
-            )
-        check_amount(where, "cpus", self.cpus or 0)
-        check_amount(where, "gpus", self.gpus or 0)
-        flag(where, "unnest", self.unnest)
-        positive(where, "batch_size", self.batch_size)
-        positive(where, "max_concurrency", self.max_concurrency)
-        whole(where, "max_retries", self.max_retries)
-
-    @property
-    def stage_on_error(self) -> OnError | None:
-        """The `on_error` of a stage."""
-        return _ON_ERROR[self.on_error]
+    is_batch: bool
 
 
-NO_OPTIONS: Final = CallOptions()
+def _checked(given: Mapping[str, Any]) -> CallOptions:
+    """Validate the arguments of a decorator, and leave out those that are None."""
+    where, on_error = "a decorator of vd", given.get("on_error")
+    if on_error not in ON_ERROR:
+        raise DefinitionError(
+            f"{where}: on_error is {on_error!r}; expected 'raise', 'log' or 'ignore'. To "
+            'store failed rows beside the output, give the stage on_error="quarantine"'
+        )
+    check_amount(where, "cpus", given.get("cpus") or 0)
+    check_amount(where, "gpus", given.get("gpus") or 0)
+    flag(where, "unnest", given.get("unnest", False))
+    positive(where, "batch_size", given.get("batch_size"))
+    positive(where, "max_concurrency", given.get("max_concurrency"))
+    whole(where, "max_retries", given.get("max_retries"))
+    return cast(CallOptions, {name: each for name, each in given.items() if each is not None})
 
 
 def options_of(target: Any, method: str) -> CallOptions:
     """Return the options of a function; or of a method, completed by those of its class."""
     if not inspect.isclass(target):
-        found = getattr(target, OPTIONS, None)
-        return found if isinstance(found, CallOptions) else NO_OPTIONS
-    own = vars(options_of(inspect.getattr_static(target, method, None), method))
-    of_class = vars(vars(target).get(OPTIONS, NO_OPTIONS))
-    given = {name: value for name, value in own.items() if value is not None}
-    return CallOptions(**(of_class | given))
+        return cast(CallOptions, getattr(target, OPTIONS, {}))
+    own = options_of(inspect.getattr_static(target, method, None), method)
+    return cast(CallOptions, {**vars(target).get(OPTIONS, {}), **own})
 
 
 @overload
@@ -165,7 +134,7 @@ def cls(class_: Any = None, **options: Unpack[ClassArguments]) -> Any:
     Raises:
         DefinitionError: If an argument is refused, or it decorates something other than a class.
     """
-    declared = CallOptions(**options)
+    declared = _checked(options)
 
     def decorate(target: Any) -> Any:
         name = getattr(target, "__qualname__", repr(target))
@@ -213,7 +182,7 @@ class _FunctionDecorator:
             raise DefinitionError(f"{_METHOD}: batch lacks its argument 'return_dtype'")
         if options.get("batch_size") is not None and not self._is_batch:
             raise DefinitionError(f"{_METHOD}: batch_size is an argument of {_METHOD}.batch")
-        declared = CallOptions(is_batch=self._is_batch, **options)
+        declared = _checked({**options, "is_batch": self._is_batch or None})
         mark = functools.partial(_mark, declared)
         return mark if function is None else mark(function)
 

@@ -21,6 +21,7 @@ from vane_dagster.pipeline.contracts import (
     columns_call,
     row_call,
 )
+from vane_dagster.pipeline.decorators import ON_ERROR
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.options import AUTO, BatchFormat
@@ -122,7 +123,7 @@ class MapRows:
         if not isinstance(cardinality, Children):
             expected = ("one_to_one", "filter", 'vd.Children("<column of the new id>")')
             one_of(location, "cardinality", cardinality, expected)
-        if udf.options.is_batch:
+        if "is_batch" in udf.options:
             raise DefinitionError(
                 f"{location}: {udf.name} takes an array for each column, as @batch says; use "
                 f"map({name!r}, ...), which passes the columns that its parameters name"
@@ -369,7 +370,7 @@ class MapRows:
             result,
             has_self,
         )
-        is_batch = udf.options.is_batch
+        is_batch = "is_batch" in udf.options
         contract: DeclaredCall = columns_call(location, call, by_row) if is_batch else by_row
         read = list_of_names(location, "columns", columns) if inputs is None else None
         if by_row.inputs is not None:
@@ -411,15 +412,15 @@ class MapRows:
                 "for functions that get batches or rows. Declare what it returns, as "
                 '@vd.method.batch(return_dtype="VARCHAR") or schema="VARCHAR"'
             )
-        gpus = declared.gpus or 0 if options.gpus is None else options.gpus
+        gpus = declared.get("gpus", 0) or 0 if options.gpus is None else options.gpus
         if gpus and not udf.stateful:
             raise DefinitionError(
                 f"{location}: gpus={gpus} for function {udf.name}, which would load its model for "
                 "each batch; make it a class that loads the model in __init__"
             )
-        batch_size = declared.batch_size if batch_size is None else batch_size
+        batch_size = declared.get("batch_size") if batch_size is None else batch_size
         auto = batch_size == AUTO
-        retries = 3 if declared.max_retries is None else declared.max_retries
+        on_error, retries = ON_ERROR[declared.get("on_error")], declared.get("max_retries")
         check_local_files(location, udf.local_files, made_later=bool(options.asset.deps))
         refuse_for_prompts(location, options.failures)
         children = cardinality if isinstance(cardinality, Children) else None
@@ -439,7 +440,7 @@ class MapRows:
             children=children,
             workers=_workers(location, udf, gpus, options.workers),
             gpus=gpus,
-            failures=options.failures._resolved(declared.stage_on_error, retries),
+            failures=options.failures._resolved(on_error, 3 if retries is None else retries),
             reuse=options.reuse,
             include=options.include,
         )
@@ -448,11 +449,11 @@ class MapRows:
 
 def _workers(location: str, udf: Udf, gpus: float, workers: Workers) -> Workers:
     """Return the workers of a stage, completed by what the decorators of its code declare."""
-    in_flight = workers.max_concurrency or udf.options.max_concurrency
+    in_flight = workers.max_concurrency or udf.options.get("max_concurrency")
     if not udf.is_async and workers.count is None:
         workers = replace(workers, count=in_flight)
     if workers.num_cpus is None:
-        workers = replace(workers, num_cpus=udf.options.cpus)
+        workers = replace(workers, num_cpus=udf.options.get("cpus"))
     found = workers._of(location, gpus, udf.stateful)
     return replace(found, max_concurrency=in_flight or _IN_FLIGHT)
 
@@ -478,7 +479,7 @@ def _result_schema(
         return pa.schema([]), None
     if _is_inferred(schema):
         return None, output_column
-    declared = udf.options.return_dtype if schema is None else schema
+    declared = udf.options.get("return_dtype") if schema is None else schema
     where = f"{'return_dtype' if schema is None else 'schema'} is {declared!r}:"
     fields: Mapping[str, pa.DataType] | None = None
     kind: pa.DataType = None
@@ -503,7 +504,7 @@ def _result_schema(
             kind = None if fields else arrow_type(returned)
     except (SchemaError, duckdb.Error) as error:
         raise SchemaError(f"{location}: {where} {error}") from None
-    if schema is None and udf.options.unnest and fields is None:
+    if schema is None and udf.options.get("unnest") and fields is None:
         if not pa.types.is_struct(kind):
             raise DefinitionError(
                 f"{location}: unnest=True makes columns of the fields of a struct, but "

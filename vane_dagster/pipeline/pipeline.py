@@ -326,7 +326,7 @@ class Pipeline(Rows):
                 "different stages, or one and source_columns"
             )
         chosen = {
-            node: selection(f"{location}, columns[{node!r}]", listed)
+            node: selection(location, f"columns[{node!r}]", listed)
             for node, listed in mapping(location, "columns", columns).items()
         }
         if unknown := [node for node in chosen if node not in upstream]:

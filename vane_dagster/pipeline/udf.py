@@ -13,7 +13,7 @@ from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.local_file import LocalFile, found_in, local_files_in, servers_in
 from vane_dagster.pipeline.contracts import CALL, CallStyle, DeclaredCall
-from vane_dagster.pipeline.decorators import NO_OPTIONS, CallOptions, options_of
+from vane_dagster.pipeline.decorators import CallOptions, options_of
 from vane_dagster.pipeline.lazy_instances import LazyInstance
 from vane_dagster.pipeline.servers import ModelServer, servers_by_key
 from vane_dagster.types.callables import check_call, is_function, qualname, signature_of, unwrapped
@@ -48,14 +48,13 @@ class Udf:
     version: str | None = None
     method: str = CALL
     is_factory: bool = False
-    options: CallOptions = NO_OPTIONS
+    options: CallOptions = field(default_factory=CallOptions)
 
     @property
     def name(self) -> str:
         """The label, or the target's qualified name."""
-        if self.options.name_override:
-            return self.options.name_override
-        return str(getattr(self.target, "__qualname__", repr(self.target)))
+        own = str(getattr(self.target, "__qualname__", repr(self.target)))
+        return self.options.get("name_override") or own
 
     @property
     def call(self) -> Any:

@@ -148,7 +148,7 @@ def test_the_logs_of_replicas_are_followed_until_they_stop(ray_compute):
                 with contextlib.suppress(OSError):
                     urllib.request.urlopen(f"{url}/health?of={name}", timeout=5).close()
             time.sleep(0.5)
-            return all(any(f"{n} | " in li and f"of={n}" in li for li in lines) for n in urls)
+            return all(any(f"of={n}" in line for line in lines) for n in urls)
 
         until(followed, "lines of both replicas are printed", 60)
     assert command("stop", "two").exit_code == 0
@@ -156,7 +156,7 @@ def test_the_logs_of_replicas_are_followed_until_they_stop(ray_compute):
     reader.join()
     with follower:
         assert "server two" in follower.stderr.read()
-    assert all(line.partition(" | ")[0] in prefixes for line in lines)
+    assert {line.split()[1] for line in lines if line.startswith("==> ")} == {*prefixes}
 
 
 def test_a_log_is_followed_while_a_run_replaces_the_server(ray_compute):
@@ -170,6 +170,7 @@ def test_a_log_is_followed_while_a_run_replaces_the_server(ray_compute):
         first = follower.stdout.readline()
         assert command("stop", "again", "--force").exit_code == 0
         lease.load(lease.replace(worker), {})
+        assert follower.stdout.readline().startswith("==> ")
         second = follower.stdout.readline()
         assert first.startswith("the server starts on port ")
         assert second.startswith("the server starts on port ")

@@ -281,7 +281,7 @@ def test_options_are_those_of_the_method_and_then_of_the_class() -> None:
         name_override="whisper",
     )
     options = make_udf("a/b", lazy.count, (), {}).options
-    assert (options.is_batch, options.batch_size, options.max_retries) == (True, 8, 1)
+    assert (options["is_batch"], options["batch_size"], options["max_retries"]) == (True, 8, 1)
     assert make_udf("a/b", add, (), {}).options == CallOptions(
         return_dtype="BIGINT", gpus=0, cpus=1, max_retries=2, name_override="adder"
     )
