@@ -197,7 +197,7 @@ def test_help_lists_every_command(demo, tmp_path):
 def test_the_command_starts_without_heavy_imports():
     code = (
         "import sys; from vane_dagster.cli.main import main; "
-        "import definitions.demo; import definitions.search; "
+        "import definitions.demo; "
         "print([m for m in ('ray', 'torch', 'dagster', 'pyarrow', 'duckdb') if m in sys.modules])"
     )
     command = [sys.executable, "-c", code]

@@ -159,7 +159,7 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
         duration(time.time() - record["started_at"]),
         f"{record['cpus']:g}",
         f"{record['gpus']:g}",
-        _gib(record["memory_bytes"]),
+        f"{record['memory_bytes'] / 2**30:.2f} GiB",
         ", ".join(str(driver["pid"]) for driver in record["drivers"]) or "-",
         "-" if idle is None else duration(idle),
         "-" if stops_at is None else duration(max(0.0, stops_at - time.time())),
@@ -188,7 +188,3 @@ def _resources(local: LocalHead) -> tuple[dict[str, float], dict[str, float]]:
 
 def _amount(resource: str, value: float) -> str:
     return f"{value / 2**30:.1f} GiB" if "memory" in resource else f"{value:g}"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

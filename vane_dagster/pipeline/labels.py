@@ -76,9 +76,12 @@ class LabelRows(PromptRows):
 
         location = self.pipeline._location(name)
         text(location, "column", column, "a name")
-        if not isinstance(labels, (Sequence, Mapping)) or isinstance(labels, str) or not labels:
+        listed = list_of_names(
+            location, "labels", [*labels] if isinstance(labels, Mapping) else labels
+        )
+        if not listed or len(set(listed)) < len(listed):
             raise DefinitionError(
-                f"{location}: labels is {labels!r}; expected a list of labels, or label to meaning"
+                f"{location}: labels is {labels!r}; expected different labels, or label to meaning"
             )
         if provider is None or not answers(location, provider, ClassifyTask.method):
             return self.prompt(
@@ -87,7 +90,7 @@ class LabelRows(PromptRows):
                 model=model,
                 provider=provider,
                 sampling_params=LABEL_SAMPLING if sampling_params is None else sampling_params,
-                return_format=list(labels),
+                return_format=listed,
                 output_column=output_column,
                 batch_size=batch_size,
                 **options,
@@ -96,9 +99,6 @@ class LabelRows(PromptRows):
             raise DefinitionError(
                 f"{location}: sampling_params are for a language model; leave them out"
             )
-        listed = list_of_names(location, "labels", [*labels]) or ()
-        if len(set(listed)) < len(listed):
-            raise DefinitionError(f"{location}: labels has one twice: {listed}")
         model_task = ClassifyTask(column, column_named(location, name, output_column), listed)
         parsed = parse_options(location, options)
         return self._add_model_stage(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
@@ -203,10 +203,6 @@ class MapBatchesSpec(StageKind):
             found |= {inputs[name] for name in self.contract.files}
         return tuple(name for name in self.key_columns(pipeline) if name in found)
 
-    def _columns_seen(self, pipeline: Pipeline) -> tuple[str, ...] | None:
-        """The columns that the code can observe, which may be less than it is given."""
-        return self.columns if self._reads_by_name else self.columns_given(pipeline)
-
     def columns_given(self, pipeline: Pipeline) -> tuple[str, ...] | None:
         """Return the input columns that the code gets; None for all.
 
@@ -282,7 +278,9 @@ class MapBatchesSpec(StageKind):
         if self.children is not None:
             fields[own[0]] = pa.field(own[0], pa.string())  # unless the user declares it
             reads[own[0]] = [(upstream, ids[0])]
-        for name in (*ids, *self.carried(first.fields, own)):
+        included = first.fields if self.include is True else self.include
+        carried = [name for name in included if name not in {*own, *self.schema.names}]
+        for name in (*ids, *carried):
             fields[name], reads[name] = first.fields.get(name), [(upstream, name)]
         for name in ids:
             given = fields[name]
@@ -310,11 +308,6 @@ class MapBatchesSpec(StageKind):
             check_id(location, own[0], pa.schema([key]))
         passes_all = self.include is not True or first.is_complete
         return Table(fields, reads, passes_all and bool(self.schema.names or not self.is_inferred))
-
-    def carried(self, columns: Iterable[str], ids: Collection[str]) -> list[str]:
-        """Return the input columns that are passed on, without the ids."""
-        chosen = columns if self.include is True else self.include
-        return [name for name in chosen if name not in ids and name not in self.schema.names]
 
     def probe(self) -> MapBatchesSpec:
         """Return a stage that makes the same calls, and returns the types of their results.
@@ -406,6 +399,7 @@ class MapBatchesSpec(StageKind):
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The code, its arguments, and its input and output columns."""
         schema = INFER if self.is_inferred else self.schema.to_string(show_schema_metadata=False)
+        seen = self.columns if self._reads_by_name else self.columns_given(pipeline)
         return [
             *(Component(*part) for part in self.code(pipeline).parts),
             *constructor_arguments(pipeline, self),
@@ -414,7 +408,7 @@ class MapBatchesSpec(StageKind):
             component("option", "batch_format", self.contract.keyed),
             *environment(pipeline, self),
             component("option", "schema", schema),
-            component("option", "columns", self._columns_seen(pipeline)),
+            component("option", "columns", seen),
             component("option", "cardinality", self.cardinality),
             component("option", "per_row", self.reuse.per_row),
             component("option", "id", self.children and self.children.id),
