@@ -29,7 +29,7 @@ help:
 	@echo "make clean    remove the environment, the demo's data and the caches"
 
 demo: $(VENV)/.demo
-	@$(BIN)/vane-dagster demo --partitions $(PARTITIONS)
+	@$(BIN)/python -m definitions.demo --partitions $(PARTITIONS)
 
 ui: $(VENV)/.demo
 	@mkdir -p $(VANE_DEMO_DATA)/dagster

@@ -1,16 +1,19 @@
-"""Records the questions for `vane-dagster search`: a small Parquet file for each question."""
+"""Records the questions for `definitions.search`: a small Parquet file for each question."""
 
 from __future__ import annotations
 
 import secrets
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from definitions.files import write_parquet
-from definitions.search import Hit
 from definitions.settings import data_folder
+
+if TYPE_CHECKING:
+    from definitions.search import Hit
 
 SCHEMA = pa.schema(
     {

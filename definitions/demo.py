@@ -1,7 +1,8 @@
-"""`vane-dagster demo`: materializes partitions through Dagster and reports the work done."""
+"""`python -m definitions.demo`: materializes partitions through Dagster, and reports the work."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -13,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from definitions.settings import PARTITIONS, data_folder, project_folder
-from vane_dagster.errors import DefinitionError, UdfError, names
+from definitions.settings import PARTITIONS, check_extra, data_folder, project_folder
+from vane_dagster.errors import DefinitionError, UdfError, VaneError, names
 
 MODEL_STAGE = "embedding"
 LAST_STAGE = "published"
+QUESTION = "parse a date from a string"
 
 
 @dataclass(frozen=True)
@@ -169,3 +171,32 @@ def _count(number: int, word: str, plural: str = "s") -> str:
 
 def _say(text: str) -> None:
     print(text, flush=True)
+
+
+def main() -> None:
+    """Embed the standard library's documentation, and answer one question."""
+    parser = argparse.ArgumentParser(prog="python -m definitions.demo", description=main.__doc__)
+    parser.add_argument(
+        "--partitions",
+        default="datetime,json,pathlib,shutil",
+        help="packages of the standard library, separated by commas (default: %(default)s)",
+    )
+    given = parser.parse_args().partitions.split(",")
+    try:
+        check_extra()
+        run_demo([name.strip() for name in given if name.strip()])
+        from definitions.search import search, show
+
+        _say(f'\nThe question "{QUESTION}":\n')
+        show(search(QUESTION, 5))
+    except VaneError as error:
+        sys.exit(f"Error: {error}")
+    python = os.path.relpath(sys.executable)
+    _say("\nNext:")
+    _say(f'  {python} -m definitions.search "..."  asks your own question')
+    _say("  make ui  shows the assets and these runs in Dagster")
+    _say(f"  {python} -m vane_dagster cluster stop  unloads the model")
+
+
+if __name__ == "__main__":
+    main()

@@ -96,7 +96,7 @@ enriched.write(
     "published",
     f"{DATA}/published/{{partition_key}}",
     asset=vd.Asset(
-        description="A plain folder of Parquet, which `vane-dagster search` reads.",
+        description="A plain folder of Parquet, which `definitions.search` reads.",
         kinds={"parquet"},
     ),
 )

@@ -1,6 +1,6 @@
 """What people asked, embedded day by day: a daily-partitioned pipeline with a job and a schedule.
 
-No Dagster asset writes its source: each `vane-dagster search` leaves a file. So the source is
+No Dagster asset writes its source: each `definitions.search` leaves a file. So the source is
 observed, and Dagster knows which days have new questions. Its model has the same class and
 arguments as that of the pipeline `docs`, so both use the same warm workers.
 
@@ -68,7 +68,7 @@ enriched.write(
 )
 
 source = questions.build_source(
-    asset=vd.Asset(description="A file for each question, left by `vane-dagster search`.")
+    asset=vd.Asset(description="A file for each question, left by `definitions.search`.")
 )
 assets = [source, questions.build_assets()]
 

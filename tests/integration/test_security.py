@@ -39,7 +39,7 @@ from vane_dagster._private_folder import (
 )
 from vane_dagster.compute.connection import connect_environment
 from vane_dagster.compute.local_head import LocalHead
-from vane_dagster.errors import ComputeError, DefinitionError
+from vane_dagster.errors import ComputeError
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import code_identity
 
@@ -373,56 +373,6 @@ def test_ray_workers_do_not_import_from_a_folder_that_others_can_write_to(
     )
     assert done.stdout == "['beside_the_script']\n", done.stderr
     assert not ran.exists()
-
-
-@as_root
-def test_the_demo_is_not_run_from_a_checkout_of_another_user(
-    shared_tmp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran = shared_tmp / "ran"
-    code = PLANTED_IMPORT.format(ran=ran)
-    planted = as_nobody(
-        f"cd {shared_tmp} && mkdir definitions && cat > definitions/demo.py"
-        " && echo 'name = \"vane-dagster\"' > pyproject.toml",
-        input=code,
-    )
-    assert planted.returncode == 0, planted.stderr
-    (shared_tmp / "work").mkdir()
-    monkeypatch.chdir(shared_tmp / "work")
-    from vane_dagster.cli.demo import _demo_module
-
-    with pytest.raises(DefinitionError, match=r"definitions or a folder above it belongs to"):
-        _demo_module("demo")
-    assert not ran.exists()
-
-
-@as_root
-@pytest.mark.parametrize("owner", ["nobody", "root"])
-def test_the_demo_is_not_run_beside_modules_of_another_user(
-    shared_tmp: Path, monkeypatch: pytest.MonkeyPatch, owner: str
-) -> None:
-    """The demo's own code is genuine, but what it imports is found in the same folder first."""
-    genuine = shared_tmp / "genuine"
-    (genuine / "definitions").mkdir(parents=True, mode=0o755)
-    genuine.chmod(0o755)
-    (genuine / "definitions" / "demo.py").write_text("import planted\n")
-    folder = shared_tmp if owner == "root" else shared_tmp / "planted"
-    planted = as_nobody(
-        f"mkdir -p {folder} && cd {folder} && touch planted.py"
-        f" && ln -s {genuine}/definitions definitions && echo 'name = \"vane-dagster\"' >"
-        " pyproject.toml"
-    )
-    assert planted.returncode == 0, planted.stderr
-    if owner == "root":
-        (folder / "definitions").unlink()
-        (genuine / "definitions").rename(folder / "definitions")
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    from vane_dagster.cli.demo import _demo_module
-
-    with pytest.raises(DefinitionError, match=r"definitions or a folder above it belongs to"):
-        _demo_module("demo")
-    assert str(folder) not in sys.path
 
 
 def plant_module(folder: Path, name: str) -> Path:

@@ -58,7 +58,7 @@ def test_calls_that_are_repeated_or_halved(tmp_path, local, materialize):
     docs = pipeline(tmp_path, batch_size=5)
     with testing.faults(
         testing.CallFault("made", "disconnect", ids=3, times=1),
-        testing.CallFault("made", "raise", ids=8, times=1, error="APITimeoutError"),
+        testing.CallFault("made", "raise", ids=8, times=1, error="APIConnectionError"),
         testing.CallFault("made", "out_of_memory", ids=13, times=1),
     ) as injected:
         result = materialize(docs, local)

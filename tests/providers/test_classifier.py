@@ -38,8 +38,8 @@ def test_a_model_that_gives_no_label(settings, message, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"labels": ["a", "a"]}, "labels has one twice"),
-        ({"labels": "praise"}, "labels is 'praise'; expected a list of labels"),
+        ({"labels": ["a", "a"]}, "expected different labels"),
+        ({"labels": "praise"}, "labels is 'praise'; expected a list of names"),
         ({"output_column": ""}, "output_column is ''; expected a name"),
         ({"provider": "transformer_classifier"}, "unknown provider 'transformer_classifier'"),
     ],

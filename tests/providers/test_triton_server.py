@@ -104,7 +104,9 @@ def numbers(tmp_path: Path) -> vd.Pipeline:
     return vd.Pipeline("numbers", source=vd.parquet(str(tmp_path / "src")), id="id")
 
 
-def ask(pipeline: vd.Pipeline, name: str, triton: vd.TritonServer, batch_size: int = 8) -> None:
+def ask(
+    pipeline: vd.Pipeline, name: str, triton: vd.TritonServer | vd.Server, batch_size: int = 8
+) -> None:
     schema = {"y": "DOUBLE", "pid": "BIGINT", "port": "VARCHAR"}
     pipeline.map_batches(
         name, asks, schema=schema, batch_size=batch_size, batch_format="pyarrow",
@@ -134,12 +136,16 @@ def function(pytriton: str, tmp_path: Path) -> vd.TritonServer:
 
 
 @pytest.fixture
-def repository(tritonserver: str, tmp_path: Path) -> vd.TritonServer:
+def repository(tritonserver: str, tmp_path: Path) -> vd.Server:
     version = tmp_path / "models" / "doubler" / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(MODEL)
     (version.parent / "config.pbtxt").write_text(CONFIG)
-    return vd.TritonServer(model_repository=tmp_path / "models", tritonserver=tritonserver)
+    words = ["--http-port", "{port}", "--grpc-port", "{grpc_port}", "--metrics-port"]
+    hosts = ["--http-address", "{host}", "--grpc-address", "{host}"]
+    folder = ["--model-repository", tmp_path / "models"]
+    command = [tritonserver, *folder, *hosts, *words, "{metrics_port}"]
+    return vd.Server(command, health="/v2/health/ready", name="repository")
 
 
 @pytest.mark.parametrize("kind", ["function", "repository"])
@@ -200,7 +206,7 @@ def test_an_environment_without_pytriton_is_named(
 
 def test_a_repository_with_a_broken_model_fails_with_the_servers_log(
     numbers: vd.Pipeline,
-    repository: vd.TritonServer,
+    repository: vd.Server,
     tmp_path: Path,
     local: vd.LocalCompute,
     materialize: Run,
@@ -285,7 +291,7 @@ def test_the_pages_function_runs(
 
 def test_the_pages_repository_runs(
     numbers: vd.Pipeline,
-    repository: vd.TritonServer,
+    repository: vd.Server,
     tritonserver: str,
     tmp_path: Path,
     local: vd.LocalCompute,
@@ -294,8 +300,10 @@ def test_the_pages_repository_runs(
 ) -> None:
     monkeypatch.setenv("PATH", os.path.dirname(tritonserver) + os.pathsep + os.environ["PATH"])
     monkeypatch.chdir(tmp_path)
-    replaced = {'"/models", gpus=1': '"models"', "numbers/*.parquet": "src/*.parquet"}
-    with imported(example("model_repository"), "page_repository", tmp_path, replaced) as module:
+    replaced = {
+        '"/models"': '"models"', "    gpus=1,\n": "", "numbers/*.parquet": "src/*.parquet"
+    }  # fmt: skip
+    with imported(example("--model-repository"), "page_repository", tmp_path, replaced) as module:
         assert materialize(module.pipeline, local).success
 
     rows = read_stage(tmp_path / "store", "numbers", "doubled").sort_by("id")

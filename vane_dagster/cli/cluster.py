@@ -7,7 +7,6 @@ import json
 import platform
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -53,19 +52,15 @@ def list_heads(as_json: bool) -> None:
 def status(name: str, as_json: bool) -> None:
     """Says whether the head runs, and what it has free. Exit code 1: it does not run."""
     local = LocalHead(name=name)
-    head = local.find()
-    if head is None:
+    head, running = local.find(), running_heads()
+    own = [one for one in running if one.head == head]
+    if not own:
         if as_json:
             click.echo(json.dumps({"running": False, "name": name, "folder": str(local.folder)}))
         else:
             click.echo(f"{_who(local)} is not running. A run that uses LocalCluster starts it.")
             click.echo(f"State folder: {local.folder}")
-            for line in _lines(local.watcher_log)[-1:]:
-                click.echo(f"Its watcher:  {line}")
         sys.exit(1)
-    own = [one for one in running_heads() if one.head == head]
-    if not own:
-        raise ComputeError(f"{_who(local)} was stopped just now")
     record = _record(own[0])
     total, free = _resources(local)
     if as_json:
@@ -75,7 +70,7 @@ def status(name: str, as_json: bool) -> None:
     click.echo(f"{_who(local)} is running, for this machine only.")
     click.echo(table([_HEADER, _row(record)]))
     click.echo(f"State folder: {local.folder}")
-    click.echo(f"Ray's logs:   {head.session_dir}/logs")
+    click.echo(f"Ray's logs:   {record['logs']}")
     click.echo("Free of total:")
     for resource in sorted(total):
         if not resource.startswith("node:"):
@@ -161,7 +156,7 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
         duration(time.time() - record["started_at"]),
         f"{record['cpus']:g}",
         f"{record['gpus']:g}",
-        _gib(record["memory_bytes"]),
+        f"{record['memory_bytes'] / 2**30:.2f} GiB",
         ", ".join(str(driver["pid"]) for driver in record["drivers"]) or "-",
         "-" if idle is None else duration(idle),
         "-" if stops_at is None else duration(max(0.0, stops_at - time.time())),
@@ -170,10 +165,6 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
 
 def _processes(found: dict[int, str]) -> str:
     return ", ".join(f"pid {pid} ({name})" for pid, name in sorted(found.items()))
-
-
-def _lines(log: Path) -> list[str]:
-    return log.read_text(errors="replace").splitlines() if log.is_file() else []
 
 
 def _who(local: LocalHead) -> str:
@@ -194,7 +185,3 @@ def _resources(local: LocalHead) -> tuple[dict[str, float], dict[str, float]]:
 
 def _amount(resource: str, value: float) -> str:
     return f"{value / 2**30:.1f} GiB" if "memory" in resource else f"{value:g}"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

@@ -1,4 +1,4 @@
-"""``vane-dagster``: the demo, and commands for the cluster and the store, each imported on use."""
+"""``vane-dagster``: commands for runs, the cluster and the store, each imported on use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from vane_dagster import __version__
 from vane_dagster.errors import VaneError
 
 _COMMANDS = {
-    "demo": "vane_dagster.cli.demo:demo",
-    "search": "vane_dagster.cli.demo:search",
     "run": "vane_dagster.cli.run:run",
     "cluster": "vane_dagster.cli.cluster:cluster",
     "pools": "vane_dagster.cli.pools:pools",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import socket
 import sys
@@ -32,7 +33,7 @@ _SERVER = click.argument("server")
 @click.group(invoke_without_command=True)
 @NAME
 @ADDRESS
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with every replica.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, as `pools` prints it.")
 @click.pass_context
 def servers(context: click.Context, name: str | None, address: str | None, as_json: bool) -> None:
     """Lists the model servers.
@@ -45,7 +46,7 @@ def servers(context: click.Context, name: str | None, address: str | None, as_js
         return
     listed, silent = _listed(managers_of(name, address))
     if as_json:
-        click.echo(json.dumps([described(pool) for pool in listed], indent=1))
+        click.echo(json.dumps(listed, indent=1))
     elif listed:
         click.echo(table([HEADER, *(row for pool in listed for row in rows(pool))]))
     elif not silent:
@@ -62,22 +63,28 @@ def servers(context: click.Context, name: str | None, address: str | None, as_js
 def logs(server: str, follow: bool, lines: int, name: str | None, address: str | None) -> None:
     """Prints the log of SERVER, also while it starts; secrets in it are masked.
 
-    Several replicas are told apart by a prefix. Exit code 1: no such server runs.
+    Several replicas are told apart by headings. Exit code 1: no such server runs.
     """
     found = managers_of(name, address)
     pool = _chosen(found, server)
     readers = {worker: _LogReader(worker) for worker in _workers(pool)}
-    shows_replica = len(readers) > 1
+    last = "" if len(readers) > 1 else next(iter(readers), "")
+
+    def show(worker: str, text: str) -> str:
+        if text:
+            heading = f"==> {_replica(pool, worker)} <==\n" * (worker != last)
+            click.echo(heading + text, nl=False)
+        return worker if text else last
+
     for worker, reader in readers.items():
-        _print(reader.last(lines), _replica(pool, worker) if shows_replica else "")
-        if not follow:
-            _print(reader.unfinished(), _replica(pool, worker) if shows_replica else "")
+        end = reader.read(-_PART_BYTES).splitlines(keepends=True)
+        last = show(worker, "".join(end[-lines:] if lines else ()))
     refresh_at = time.monotonic() + _REFRESH_SECONDS
     ended_at = 0.0
     while follow and (readers or time.monotonic() < ended_at + _REFRESH_SECONDS):
         time.sleep(_POLL_SECONDS)
         for worker, reader in list(readers.items()):
-            _print(reader.new(), _replica(pool, worker) if shows_replica else "")
+            last = show(worker, reader.read())
             if reader.has_ended:  # a run may be about to replace it
                 del readers[worker]
                 ended_at = time.monotonic()
@@ -85,7 +92,6 @@ def logs(server: str, follow: bool, lines: int, name: str | None, address: str |
             refresh_at = time.monotonic() + _REFRESH_SECONDS
             for worker in _live_workers(found, pool["identity"]):
                 readers.setdefault(worker, _LogReader(worker))
-            shows_replica = shows_replica or len(readers) > 1
     if follow:
         click.echo(f"{pool['label']} ({pool['identity']}) runs no longer.", err=True)
 
@@ -212,43 +218,18 @@ class _LogReader:
     """
 
     def __init__(self, worker: str) -> None:
-        self._worker, self._position = worker, 0
-        self._rest = b""
-        self.has_ended = False
+        self._worker, self._position, self.has_ended = worker, 0, False
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def last(self, lines: int) -> list[str]:
-        """Return the last lines, and continue after them."""
-        found = self._whole(self._read(-_PART_BYTES, _PART_BYTES))
-        return found[-lines:] if lines else []
-
-    def new(self) -> list[str]:
-        """Return the lines that were written since."""
-        found = self._whole(self._read(self._position, _PART_BYTES))
-        return found + self.unfinished() if self.has_ended else found
-
-    def unfinished(self) -> list[str]:
-        """Return the last line if it is not finished."""
-        rest, self._rest = self._rest, b""
-        return [rest.decode(errors="replace")] if rest else []
-
-    def _whole(self, data: bytes) -> list[str]:
-        """Return whole lines; the beginning of a line waits for its end."""
-        *found, self._rest = (self._rest + data).split(b"\n")
-        return [line.decode(errors="replace") for line in found]
-
-    def _read(self, offset: int, limit: int) -> bytes:
-        answer = ask_worker(self._worker, "read_log", offset, limit)
+    def read(self, offset: int | None = None) -> str:
+        """Return what was written since, or from an offset on, which is from the end below 0."""
+        start = self._position if offset is None else offset
+        answer = ask_worker(self._worker, "read_log", start, _PART_BYTES)
         if answer is None:
             self.has_ended = True
-            return b""
-        data: bytes = answer[0]
+            return ""
         self._position = answer[1]
-        return data
-
-
-def _print(lines: list[str], replica: str) -> None:
-    for line in lines:
-        click.echo(f"{replica} | {line}" if replica else line)
+        return self._decoder.decode(answer[0])
 
 
 HEADER = (
@@ -279,29 +260,6 @@ def rows(pool: dict[str, Any]) -> list[tuple[str, ...]]:
         )
         for worker in pool["workers"]
     ]
-
-
-def described(pool: dict[str, Any]) -> dict[str, Any]:
-    """Return a server for scripts."""
-    return {
-        "name": pool["server"],
-        "kind": _kind(pool),
-        "identity": pool["identity"],
-        "keeper": pool["keeper"],
-        "reserves": pool["bundle"],
-        "leases": pool["leases"],
-        "idle_seconds": pool["idle_seconds"],
-        "replicas": [
-            {
-                "replica": _replica(pool, worker["name"]),
-                "worker": worker["name"],
-                "node": worker.get("node"),
-                **_status(worker),
-                "state": _state(worker),
-            }
-            for worker in pool["workers"]
-        ],
-    }
 
 
 def _kind(pool: dict[str, Any]) -> str:

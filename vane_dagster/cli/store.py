@@ -91,18 +91,19 @@ def gc(
     """
     terms = GcPolicy(time.time(), keep, grace, dry_run)
     stages = nothing = 0
+    would = "would have " * dry_run
     for stage in collect(Store(Location(root, storage_options)), terms):
         stages += 1
-        summary = _summary_line(stage, dry_run)
-        if summary:
-            click.echo(summary)
-        if verbose:
-            for verb, files in _verbs(stage, dry_run):
-                for url, size in files.items():
-                    click.echo(f"  {verb} {url} ({size:,} bytes)")
+        changes = _changes(stage)
+        if changes:
+            counted = [f"{verb} {_count(files, word)}" for verb, files, word in changes]
+            click.echo(f"{stage.stage}: {would}{', '.join(counted)}")
+        for verb, files, _ in changes if verbose else ():
+            for url, size in files.items():
+                click.echo(f"  {would}{verb} {url} ({size:,} bytes)")
         for url, reason in stage.unreadable.items():
             click.echo(f"{stage.stage}: passed over the target {url!r}: {reason}", err=True)
-        nothing += not summary
+        nothing += not changes
     if not stages:
         raise click.ClickException(
             f"{root!r} holds no stage of any pipeline; is it a store's root?"
@@ -111,26 +112,16 @@ def gc(
         click.echo(f"Nothing to remove in {stages} stage{'s' * (stages != 1)}.")
 
 
-def _verbs(stage: GcReport, dry_run: bool) -> list[tuple[str, dict[str, int]]]:
-    would = "would have " if dry_run else ""
-    removed = {**stage.deleted, **stage.manifests, **stage.temporaries, **stage.files}
-    return [(f"{would}deleted", removed), (f"{would}marked", stage.condemned)]
-
-
-def _summary_line(stage: GcReport, dry_run: bool) -> str:
-    changes = [
-        f"{verb} {_count(files, word)}"
-        for verb, files, word in (
-            ("deleted", stage.deleted, "part"),
-            ("deleted", stage.manifests, "former manifest"),
-            ("deleted", stage.temporaries, "unfinished file"),
-            ("deleted", stage.files, "local file"),
-            ("marked", stage.condemned, "part"),
-        )
-        if files
+def _changes(stage: GcReport) -> list[tuple[str, dict[str, int], str]]:
+    """Return what was done with which files, by the word for them."""
+    listed = [
+        ("deleted", stage.deleted, "part"),
+        ("deleted", stage.manifests, "former manifest"),
+        ("deleted", stage.temporaries, "unfinished file"),
+        ("deleted", stage.files, "local file"),
+        ("marked", stage.condemned, "part"),
     ]
-    would = "would have " if dry_run else ""
-    return f"{stage.stage}: {would}{', '.join(changes)}" if changes else ""
+    return [each for each in listed if each[1]]
 
 
 def _count(files: dict[str, int], word: str) -> str:

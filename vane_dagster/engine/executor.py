@@ -186,7 +186,7 @@ def _pool(
         identity=plan.pool(spec),
         label=udf.name,
         workers=(1, 1) if plan.is_sample else workers,  # a warm pool does not grow for a sample
-        bundle=spec.resources.bundle(),
+        bundle=spec.bundle,
         slots=spec.slots,
         model=ModelSpec(
             udf.name,

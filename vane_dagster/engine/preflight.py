@@ -248,7 +248,7 @@ def too_large(
     for stage in stages:
         spec = pipeline[stage].spec
         if spec.runs_udf:
-            bundle = tuple(sorted(spec.resources.bundle().items()))
+            bundle = tuple(sorted(spec.bundle.items()))
             needs = (spec.udf.name, spec.concurrency or (1, 1), bundle, spec.on_driver)
             asked.setdefault(needs, []).append(stage)
     findings = []

@@ -27,7 +27,7 @@ def declared_servers(pipeline: Pipeline, stages: Sequence[str]) -> Sequence[Mode
 
 def server_pool(server: ModelServer, capacity: Capacity, root: Location) -> PoolSpec:
     """The pool of a server."""
-    bundle = server.reserved.bundle()
+    bundle = server.bundle
     launch = server.launch()
     target: tuple[Any, ...] = (ServerProcess, (launch,), {})
     files = {file: file.content() for file in found_in(target, LocalFile)}

@@ -440,6 +440,7 @@ def _join(spec: JoinSpec, pipeline: Pipeline) -> Op:
 
 @operation.register
 def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline) -> Op:
+    ids = tuple(key.column for key in pipeline._keys_of(spec.upstream[0]))
     return CallUdf(
         cloudpickle.dumps(dict(spec.udf.kwargs)),
         spec.columns_given(pipeline),
@@ -447,9 +448,9 @@ def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline) -> Op:
         AUTO if spec.auto_batch else spec.batch_size,
         spec.cardinality,
         spec.max_concurrency,
-        tuple(key.column for key in pipeline._keys_of(spec.upstream[0])),
+        ids,
         tuple(spec.schema.names),
-        spec.children.parent_id if spec.children else None,
+        ids[0] if spec.children else None,
         spec.udf.method,
         spec.udf.style,
         _policy(spec.failures),

@@ -180,14 +180,14 @@ def row_call(
     ``row``, or one annotated as a dict, mapping or TypedDict, gets the whole row.
     """
     given = dict(inputs or {})
-    parameters = _parameters(call, has_self)
-    if parameters is None:
+    if (signature := signature_of(call)) is None:
         if inputs is None:
             raise DefinitionError(
                 f"{location}: {qualname(call)} has no signature to match with columns; name them, "
                 'as columns={"text": "review"}'
             )
         return RowCall(tuple(given.items()), len(given), (), output, result)
+    parameters = list(signature.parameters.values())[has_self:]
     by_name = {each.name: each for each in parameters}
     if unknown := [name for name in given if name not in by_name]:
         raise DefinitionError(
@@ -245,11 +245,6 @@ def _array_format(annotation: Any) -> BatchFormat | None:
     is_array = getattr(kind, "__name__", "") in ("ndarray", "Series", "Tensor")
     known: tuple[BatchFormat, ...] = get_args(BatchFormat)
     return next((each for each in known if is_array and each == library), None)
-
-
-def _parameters(call: Callable[..., Any], has_self: bool) -> list[inspect.Parameter] | None:
-    signature = signature_of(call)
-    return None if signature is None else list(signature.parameters.values())[has_self:]
 
 
 def _optional(returned: Any, result: RowResult) -> tuple[str, ...]:

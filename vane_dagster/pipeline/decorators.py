@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast, overload
 
 from vane_dagster._arguments import flag, positive, whole
 from vane_dagster._keywords import known_keywords
@@ -23,14 +22,17 @@ from vane_dagster.pipeline.lazy_instances import Construction, ConstructorSignat
 from vane_dagster.pipeline.options import check_amount
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from vane_dagster.pipeline.options import OnError
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
-_ON_ERROR: Mapping[str | None, OnError | None] = {
+ON_ERROR: Mapping[str | None, OnError | None] = {
     None: None, "raise": "raise", "log": "null", "ignore": "null",
 }  # fmt: skip
+"""The `on_error` of a stage, by that of Daft."""
 _METHOD = "@vd.func or @vd.method"
 _ADVICE = advice({"gpus": "gpus=...", "cpus": "cpus=..."}) | {
     "batch_size": f"write it at {_METHOD.replace(' ', '.batch ', 1)}.batch"
@@ -38,105 +40,71 @@ _ADVICE = advice({"gpus": "gpus=...", "cpus": "cpus=..."}) | {
 _MORE = ". All others are arguments of the stage"
 
 
-@dataclass(frozen=True)
-class CallOptions:
-    """Options that a function, a method or a class declares for the stages that call it.
+class ClassArguments(TypedDict, total=False):
+    """The arguments of `vd.cls`."""
 
-    A stage's own arguments override them.
+    cpus: float | None
+    gpus: float | None
+    use_process: bool | None
+    max_concurrency: int | None
+    max_retries: int | None
+    on_error: str | None
+    name_override: str | None
 
-    Attributes:
-        return_dtype: The type of the result, as the user wrote it; None if annotated.
-        is_batch: Whether it takes columns in place of the values of one row.
-        unnest: Whether the fields of a struct become columns.
-        batch_size: Rows per call.
-        gpus: GPUs that a worker reserves.
-        num_cpus: CPUs that a worker reserves.
-        max_concurrency: Calls that run at the same time.
-        max_retries: Retries of a call after a transient error.
-        on_error: How a failed row is handled, as Daft says it.
-        label: The name shown for it.
+
+class FunctionArguments(ClassArguments, total=False):
+    """The arguments of `vd.func` and `vd.method`."""
+
+    return_dtype: Any
+    unnest: bool
+    batch_size: int | None
+
+
+class CallOptions(FunctionArguments, total=False):
+    """What a function, a method or a class declares for the stages that call it.
+
+    A stage's own arguments override them. With `is_batch` it takes columns in place of the values
+    of one row.
     """
 
-    return_dtype: Any = None
-    is_batch: bool = False
-    unnest: bool = False
-    batch_size: int | None = None
-    gpus: float | None = None
-    num_cpus: float | None = None
-    max_concurrency: int | None = None
-    max_retries: int | None = None
-    on_error: str | None = None
-    label: str | None = None
-    use_process: InitVar[bool | None] = None
-
-    def __post_init__(self, use_process: bool | None) -> None:
-        where = "a decorator of vd"
-        if use_process is not None and use_process is not True:
-            raise DefinitionError(
-                f"{where}: use_process is {use_process!r}, but a worker is always a process of its "
-                "own, so that a crash or a leak ends nothing else; leave it out"
-            )
-        if self.on_error not in _ON_ERROR:
-            raise DefinitionError(
-                f"{where}: on_error is {self.on_error!r}; expected 'raise', 'log' or 'ignore'. To "
-                'store failed rows beside the output, give the stage on_error="quarantine"'
-            )
-        check_amount(where, "cpus", self.num_cpus or 0)
-        check_amount(where, "gpus", self.gpus or 0)
-        flag(where, "unnest", self.unnest)
-        positive(where, "batch_size", self.batch_size)
-        positive(where, "max_concurrency", self.max_concurrency)
-        whole(where, "max_retries", self.max_retries)
-
-    @property
-    def stage_on_error(self) -> OnError | None:
-        """The `on_error` of a stage."""
-        return _ON_ERROR[self.on_error]
+    is_batch: bool
 
 
-NO_OPTIONS: Final = CallOptions()
+def _checked(given: Mapping[str, Any]) -> CallOptions:
+    """Validate the arguments of a decorator, and leave out those that are None."""
+    where, on_error = "a decorator of vd", given.get("on_error")
+    if on_error not in ON_ERROR:
+        raise DefinitionError(
+            f"{where}: on_error is {on_error!r}; expected 'raise', 'log' or 'ignore'. To "
+            'store failed rows beside the output, give the stage on_error="quarantine"'
+        )
+    check_amount(where, "cpus", given.get("cpus") or 0)
+    check_amount(where, "gpus", given.get("gpus") or 0)
+    flag(where, "unnest", given.get("unnest", False))
+    positive(where, "batch_size", given.get("batch_size"))
+    positive(where, "max_concurrency", given.get("max_concurrency"))
+    whole(where, "max_retries", given.get("max_retries"))
+    return cast(CallOptions, {name: each for name, each in given.items() if each is not None})
 
 
 def options_of(target: Any, method: str) -> CallOptions:
     """Return the options of a function; or of a method, completed by those of its class."""
     if not inspect.isclass(target):
-        found = getattr(target, OPTIONS, None)
-        return found if isinstance(found, CallOptions) else NO_OPTIONS
-    own = vars(options_of(inspect.getattr_static(target, method, None), method))
-    of_class = vars(vars(target).get(OPTIONS, NO_OPTIONS))
-    given = {name: value for name, value in own.items() if value is not None}
-    return CallOptions(**(of_class | given))
+        return cast(CallOptions, getattr(target, OPTIONS, {}))
+    own = options_of(inspect.getattr_static(target, method, None), method)
+    return cast(CallOptions, {**vars(target).get(OPTIONS, {}), **own})
 
 
 @overload
 def cls(class_: C) -> C: ...
 @overload
-def cls(
-    *,
-    cpus: float | None = None,
-    gpus: float | None = None,
-    use_process: bool | None = None,
-    max_concurrency: int | None = None,
-    max_retries: int | None = None,
-    on_error: str | None = None,
-    name_override: str | None = None,
-) -> Callable[[C], C]: ...
+def cls(**options: Unpack[ClassArguments]) -> Callable[[C], C]: ...
 @known_keywords(
     "@vd.cls",
     {**_ADVICE, **dict.fromkeys(("return_dtype", "unnest"), "write it at its method, @vd.method")},
     more=_MORE,
 )
-def cls(
-    class_: Any = None,
-    *,
-    cpus: float | None = None,
-    gpus: float | None = None,
-    use_process: bool | None = None,
-    max_concurrency: int | None = None,
-    max_retries: int | None = None,
-    on_error: str | None = None,
-    name_override: str | None = None,
-) -> Any:
+def cls(class_: Any = None, **options: Unpack[ClassArguments]) -> Any:
     """Let a class be called in a pipeline without constructing it, as ``Model("m").classify``.
 
     Calling the class keeps its arguments in a `LazyInstance`, and checks that the constructor takes
@@ -155,7 +123,7 @@ def cls(
         class_: The class, if the decorator has no arguments.
         cpus: CPUs that a worker reserves: the stage's `num_cpus`.
         gpus: GPUs that a worker reserves: the stage's `gpus`.
-        use_process: None or True, which is always so: each worker is a process. False is refused.
+        use_process: Ignored: each worker is a process.
         max_concurrency: Calls that run at the same time: workers for methods that are not async, as
             the stage's `concurrency`; calls in flight in one worker for async methods.
         max_retries: Retries of a call after a transient error: the stage's `max_retries`.
@@ -166,15 +134,7 @@ def cls(
     Raises:
         DefinitionError: If an argument is refused, or it decorates something other than a class.
     """
-    options = CallOptions(
-        gpus=gpus,
-        num_cpus=cpus,
-        max_concurrency=max_concurrency,
-        max_retries=max_retries,
-        on_error=on_error,
-        label=name_override,
-        use_process=use_process,
-    )
+    declared = _checked(options)
 
     def decorate(target: Any) -> Any:
         name = getattr(target, "__qualname__", repr(target))
@@ -188,7 +148,7 @@ def cls(
                 f"@vd.cls on class {name}, which defines __new__; the decorator needs it to delay "
                 "the construction. Move what it does to __init__"
             )
-        setattr(target, OPTIONS, options)
+        setattr(target, OPTIONS, declared)
         setattr(target, "__new__", Construction())  # noqa: B010  # mypy knows another type
         setattr(target, "__signature__", ConstructorSignature())  # noqa: B010  # mypy knows no such attribute
         return target
@@ -207,36 +167,9 @@ class _FunctionDecorator:
     @overload
     def __call__(self, function: F) -> F: ...
     @overload
-    def __call__(
-        self,
-        *,
-        return_dtype: Any = None,
-        unnest: bool = False,
-        batch_size: int | None = None,
-        cpus: float | None = None,
-        gpus: float | None = None,
-        use_process: bool | None = None,
-        max_concurrency: int | None = None,
-        max_retries: int | None = None,
-        on_error: str | None = None,
-        name_override: str | None = None,
-    ) -> Callable[[F], F]: ...
+    def __call__(self, **options: Unpack[FunctionArguments]) -> Callable[[F], F]: ...
     @known_keywords(_METHOD, _ADVICE, more=_MORE)
-    def __call__(
-        self,
-        function: Any = None,
-        *,
-        return_dtype: Any = None,
-        unnest: bool = False,
-        batch_size: int | None = None,
-        cpus: float | None = None,
-        gpus: float | None = None,
-        use_process: bool | None = None,
-        max_concurrency: int | None = None,
-        max_retries: int | None = None,
-        on_error: str | None = None,
-        name_override: str | None = None,
-    ) -> Any:
+    def __call__(self, function: Any = None, **options: Unpack[FunctionArguments]) -> Any:
         """Declare the result and the options of a function or method of the values of one row.
 
         It stays what it is, and can be called with values. It needs the decorator only to state
@@ -245,24 +178,12 @@ class _FunctionDecorator:
 
         With `.batch` it takes columns, one array each, and returns a column.
         """
-        if self._is_batch and return_dtype is None:
+        if self._is_batch and options.get("return_dtype") is None:
             raise DefinitionError(f"{_METHOD}: batch lacks its argument 'return_dtype'")
-        if batch_size is not None and not self._is_batch:
+        if options.get("batch_size") is not None and not self._is_batch:
             raise DefinitionError(f"{_METHOD}: batch_size is an argument of {_METHOD}.batch")
-        options = CallOptions(
-            return_dtype=return_dtype,
-            is_batch=self._is_batch,
-            unnest=unnest,
-            batch_size=batch_size,
-            gpus=gpus,
-            num_cpus=cpus,
-            max_concurrency=max_concurrency,
-            max_retries=max_retries,
-            on_error=on_error,
-            label=name_override,
-            use_process=use_process,
-        )
-        mark = functools.partial(_mark, options)
+        declared = _checked({**options, "is_batch": self._is_batch or None})
+        mark = functools.partial(_mark, declared)
         return mark if function is None else mark(function)
 
 

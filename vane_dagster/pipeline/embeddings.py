@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vane_dagster._arguments import flag, positive, text
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.model_stages import ModelStageRows, column_named
-from vane_dagster.pipeline.options import OnError, ReuseMode
-from vane_dagster.pipeline.records import Asset, Failures, Model, Reuse, Workers, parse_options
+from vane_dagster.pipeline.records import Model, StageArguments, parse_options
 from vane_dagster.pipeline.servers import ModelServer
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from vane_dagster.pipeline.pipeline import Stage
 
 
@@ -30,13 +30,8 @@ class EmbedRows(ModelStageRows):
         dimensions: int | None = None,
         normalize: bool = True,
         output_column: str | None = None,
-        include_columns: bool | Sequence[str] = (),
         batch_size: int | None = None,
-        concurrency: int | tuple[int, int] | Workers | None = None,
-        gpus: float | None = None,
-        on_error: OnError | Failures | None = None,
-        reuse: ReuseMode | Reuse | None = None,
-        asset: Asset | None = None,
+        **options: Unpack[StageArguments],
     ) -> Stage:
         """Add a stage that embeds a text column.
 
@@ -81,9 +76,7 @@ class EmbedRows(ModelStageRows):
         served = isinstance(model.name if isinstance(model, Model) else model, ModelServer)
         if provider is None and not served:
             provider = "sentence_transformers"
-        options = parse_options(
-            location, include_columns, concurrency, gpus, on_error, reuse, asset
-        )
+        parsed = parse_options(location, options)
         return self._add_model_stage(
-            "embed", name, model_task, provider, model, batch_size, options, dimensions is None
+            "embed", name, model_task, provider, model, batch_size, parsed, dimensions is None
         )

@@ -5,7 +5,6 @@ Each function takes a stage that runs user code. `MapBatchesSpec.definition` com
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -37,17 +36,6 @@ def value_identity(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: A
         ) from error
 
 
-def in_any_order(call: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Sort keyword arguments by name, unless the callable can observe their order."""
-    try:
-        parameters = inspect.signature(call, follow_wrapped=False).parameters.values()
-    except (TypeError, ValueError):  # builtins and extension types may have no signature
-        return named
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return named
-    return dict(sorted(named.items()))
-
-
 def local_files(pipeline: Pipeline, spec: MapBatchesSpec) -> LocalFiles:
     """Return the reader of the local files that arguments name.
 
@@ -76,15 +64,13 @@ def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
 
 def constructor_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
     """Return the positional and keyword arguments of the constructor."""
-    udf = spec.udf
-    given = udf.constructor_args, in_any_order(udf.target, udf.constructor_kwargs)
+    given = spec.udf.constructor_args, spec.udf.constructor_kwargs
     return _arguments(pipeline, spec, "fn_constructor", *given)
 
 
 def call_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
     """Return the arguments that a call takes after its batch."""
-    udf = spec.udf
-    return _arguments(pipeline, spec, "fn", (), in_any_order(udf.call, udf.kwargs))
+    return _arguments(pipeline, spec, "fn", (), spec.udf.kwargs)
 
 
 def _arguments(

@@ -26,16 +26,13 @@ class JoinSide:
 
     Attributes:
         node: The stage, or the source.
-        id: Its id column.
-        match: The base's column that holds this id. For a list: this node's column that holds the
-            base's id.
+        id: Its id column, which the base has too. For a list, its rows have the base's id.
         known: Its key columns that the base has too.
         label: Name of the list column; None if at most one row matches a base row.
     """
 
     node: str
     id: str
-    match: str
     known: tuple[str, ...]
     label: str | None = None
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-from vane_dagster._keywords import F, known_keywords
+from vane_dagster._keywords import F, full_signature, known_keywords
 from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.records import RECORDS
 
@@ -14,7 +13,7 @@ _INFER = 'Declare the columns, as schema={"label": "VARCHAR"}, or write schema="
 
 def adds_stage(function: F) -> F:
     """Decorate a method that adds a stage so that it describes missing and unknown arguments."""
-    taken = list(inspect.signature(function).parameters)
+    taken = list(full_signature(function).parameters)
     fields = {
         field: f"{argument}={record}({field}=...)"
         for argument, (record, listed) in RECORDS.items()

@@ -9,13 +9,14 @@ from vane_dagster._arguments import list_of_names, text
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.model_stages import column_named
-from vane_dagster.pipeline.options import OnError, ReuseMode
 from vane_dagster.pipeline.prompts import PromptRows
-from vane_dagster.pipeline.records import Asset, Failures, Model, Reuse, Workers, parse_options
+from vane_dagster.pipeline.records import Model, StageArguments, parse_options
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.providers.registry import answers
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from vane_dagster.pipeline.pipeline import Stage
 
 
@@ -33,13 +34,8 @@ class LabelRows(PromptRows):
         provider: str | type | None = None,
         sampling_params: Mapping[str, Any] | None = None,
         output_column: str | None = None,
-        include_columns: bool | Sequence[str] = (),
         batch_size: int | None = None,
-        concurrency: int | tuple[int, int] | Workers | None = None,
-        gpus: float | None = None,
-        on_error: OnError | Failures | None = None,
-        reuse: ReuseMode | Reuse | None = None,
-        asset: Asset | None = None,
+        **options: Unpack[StageArguments],
     ) -> Stage:
         """Add a stage that assigns one of the given labels to each text.
 
@@ -80,9 +76,12 @@ class LabelRows(PromptRows):
 
         location = self.pipeline._location(name)
         text(location, "column", column, "a name")
-        if not isinstance(labels, (Sequence, Mapping)) or isinstance(labels, str) or not labels:
+        listed = list_of_names(
+            location, "labels", [*labels] if isinstance(labels, Mapping) else labels
+        )
+        if not listed or len(set(listed)) < len(listed):
             raise DefinitionError(
-                f"{location}: labels is {labels!r}; expected a list of labels, or label to meaning"
+                f"{location}: labels is {labels!r}; expected different labels, or label to meaning"
             )
         if provider is None or not answers(location, provider, ClassifyTask.method):
             return self.prompt(
@@ -91,27 +90,17 @@ class LabelRows(PromptRows):
                 model=model,
                 provider=provider,
                 sampling_params=LABEL_SAMPLING if sampling_params is None else sampling_params,
-                return_format=list(labels),
+                return_format=listed,
                 output_column=output_column,
                 batch_size=batch_size,
-                include_columns=include_columns,
-                concurrency=concurrency,
-                gpus=gpus,
-                on_error=on_error,
-                reuse=reuse,
-                asset=asset,
+                **options,
             )
         if sampling_params is not None:
             raise DefinitionError(
                 f"{location}: sampling_params are for a language model; leave them out"
             )
-        listed = list_of_names(location, "labels", [*labels]) or ()
-        if len(set(listed)) < len(listed):
-            raise DefinitionError(f"{location}: labels has one twice: {listed}")
         model_task = ClassifyTask(column, column_named(location, name, output_column), listed)
-        options = parse_options(
-            location, include_columns, concurrency, gpus, on_error, reuse, asset
-        )
+        parsed = parse_options(location, options)
         return self._add_model_stage(
-            "classify", name, model_task, provider, model, batch_size, options
+            "classify", name, model_task, provider, model, batch_size, parsed
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vane_dagster._worker_process import is_worker
-from vane_dagster.errors import DefinitionError
+from vane_dagster.types.callables import check_call
 
 _IMPORTS = "<frozen importlib._bootstrap>"
 
@@ -72,13 +72,7 @@ class LazyInstance:
         method: str = "__call__",
         made: list[Any] | None = None,
     ) -> None:
-        try:
-            inspect.signature(target).bind(*args, **kwargs)
-        except TypeError as error:
-            raise DefinitionError(
-                f"{target.__qualname__}{inspect.signature(target)} cannot be constructed with "
-                f"these arguments: {error}"
-            ) from None
+        check_call("@vd.cls", target, args, kwargs, f"{target.__name__}(...)")
         self._lazy_target, self._lazy_args, self._lazy_kwargs = target, args, dict(kwargs)
         self._lazy_method, self._lazy_made = method, [] if made is None else made
 

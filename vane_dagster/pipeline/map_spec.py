@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import pyarrow as pa
 
@@ -23,7 +22,7 @@ from vane_dagster.pipeline.identity import (
     local_files,
 )
 from vane_dagster.pipeline.keys import IdColumn, Keys
-from vane_dagster.pipeline.options import Cardinality, IncludeColumns, OnError, Resources
+from vane_dagster.pipeline.options import Cardinality, IncludeColumns, OnError
 from vane_dagster.pipeline.records import Children, Workers
 from vane_dagster.pipeline.stage_kind import (
     KIND,
@@ -50,6 +49,11 @@ from vane_dagster.types.schema import (
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
 
+_T = TypeVar("_T")
+_OF_ROWS = frozenset(
+    {"cardinality", "columns", "id", "include_columns", "on_error", "per_row", "schema"}
+)
+"""The options that concern rows and columns, which row keys have apart."""
 _OPEN_FILE = (
     "To read the row's file, write a parameter `file: vd.File`; else name the column of a "
     'parameter, as columns={"parameter": "column"}'
@@ -105,9 +109,9 @@ class MapBatchesSpec(StageKind):
         return "dimensions=" if self.kind == "embed" else "the schema"
 
     @property
-    def resources(self) -> Resources:
-        """Resources that a worker reserves."""
-        return self.workers._reserved(f"stage {self.name!r}", self.gpus)
+    def bundle(self) -> dict[str, float]:
+        """The resources that a worker reserves, by Ray's names."""
+        return self.workers._bundle(f"stage {self.name!r}", self.gpus)
 
     @property
     def concurrency(self) -> tuple[int, int] | None:
@@ -199,10 +203,6 @@ class MapBatchesSpec(StageKind):
             found |= {inputs[name] for name in self.contract.files}
         return tuple(name for name in self.key_columns(pipeline) if name in found)
 
-    def _columns_seen(self, pipeline: Pipeline) -> tuple[str, ...] | None:
-        """The columns that the code can observe, which may be less than it is given."""
-        return self.columns if self._reads_by_name else self.columns_given(pipeline)
-
     def columns_given(self, pipeline: Pipeline) -> tuple[str, ...] | None:
         """Return the input columns that the code gets; None for all.
 
@@ -227,8 +227,7 @@ class MapBatchesSpec(StageKind):
 
     def computation(self, pipeline: Pipeline, components: Iterable[Component]) -> Sequence[object]:
         """Return everything that changes what the code makes of a row, besides rows and schema."""
-        options = ("method", "batch_format")  # the others concern columns and rows
-        called = [each for each in components if each.kind != "option" or each.name in options]
+        called = [each for each in components if each.kind != "option" or each.name not in _OF_ROWS]
         return [
             *(each.digest for each in called if each.kind != KIND),
             self.pinned,
@@ -241,15 +240,12 @@ class MapBatchesSpec(StageKind):
         first = pipeline._keys_of(self.upstream[0])
         if self.children is None:
             return first
-        id, parent = self.children.id, self.children.parent_id or first[0].column
-        location = pipeline._location(self.name)
-        taken = {key.column for key in first} | {parent}
-        if id in taken or parent in {key.column for key in first[1:]}:
+        if self.children.id in {key.column for key in first}:
             raise DefinitionError(
-                f"{location}: id={id!r} and parent_id={parent!r}, but a row has {names(taken)} "
-                "already; give the new id a name of its own"
+                f"{pipeline._location(self.name)}: id={self.children.id!r}, but a row has "
+                f"{names(key.column for key in first)} already; give the new id a name of its own"
             )
-        return (IdColumn(id, self.name), IdColumn(parent, first[0].origin), *first[1:])
+        return (IdColumn(self.children.id, self.name), *first)
 
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """The declared columns, and the ids and columns that pass through."""
@@ -275,19 +271,17 @@ class MapBatchesSpec(StageKind):
             by_row = isinstance(self.contract, RowCall) and self.contract.inputs is not None
             fix = (_OPEN_FILE if pipeline.source.names_files else _NAME_INPUTS) if by_row else ""
             require_columns(f"{location}: {upstream!r}", needed, first.fields, fix=fix)
-        above = [key.column for key in pipeline._keys_of(upstream)]
+        ids = [key.column for key in pipeline._keys_of(upstream)]
         own = [key.column for key in pipeline._keys_of(self.name)]
-        ids = dict(zip(own[len(own) - len(above) :], above))
-        carried = self.carried(first.fields, own)
         fields: dict[str, pa.Field | None] = {}
         reads: dict[str, list[Column]] = {}
         if self.children is not None:
             fields[own[0]] = pa.field(own[0], pa.string())  # unless the user declares it
-            reads[own[0]] = [(upstream, above[0])]
-        for name, column in (ids | dict(zip(carried, carried))).items():
-            given = first.fields.get(column)
-            fields[name] = None if given is None else given.with_name(name)
-            reads[name] = [(upstream, column)]
+            reads[own[0]] = [(upstream, ids[0])]
+        included = first.fields if self.include is True else self.include
+        carried = [name for name in included if name not in {*own, *self.schema.names}]
+        for name in (*ids, *carried):
+            fields[name], reads[name] = first.fields.get(name), [(upstream, name)]
         for name in ids:
             given = fields[name]
             declared = self.schema.field(name).type if name in self.schema.names else None
@@ -301,9 +295,7 @@ class MapBatchesSpec(StageKind):
         made: dict[str, pa.Field | None] = {
             each.name: None if self.is_inferred else each for each in self.schema
         }
-        for name in made.keys() - reads.keys():
-            lineage = self.asset.column_lineage.get(name)
-            reads[name] = read if lineage is None else [(upstream, column) for column in lineage]
+        reads = dict.fromkeys(made, read) | reads
         fields = {name: each for name, each in fields.items() if name not in made} | made
         if self.failures.on_error == "null":
             if ERROR_COLUMN in fields:
@@ -316,11 +308,6 @@ class MapBatchesSpec(StageKind):
             check_id(location, own[0], pa.schema([key]))
         passes_all = self.include is not True or first.is_complete
         return Table(fields, reads, passes_all and bool(self.schema.names or not self.is_inferred))
-
-    def carried(self, columns: Iterable[str], ids: Collection[str]) -> list[str]:
-        """Return the input columns that are passed on, without the ids."""
-        chosen = columns if self.include is True else self.include
-        return [name for name in chosen if name not in ids and name not in self.schema.names]
 
     def probe(self) -> MapBatchesSpec:
         """Return a stage that makes the same calls, and returns the types of their results.
@@ -388,8 +375,6 @@ class MapBatchesSpec(StageKind):
                 f"{location}: on_error='null' adds a column {ERROR_COLUMN!r} to a row's own; "
                 "rename yours in the schema, and use 'quarantine' for a one-to-many stage"
             )
-        owner = f"{location}: column_lineage: the schema"
-        require_columns(owner, self.asset.column_lineage, self.schema.names, DefinitionError)
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
         """All declared columns except ids; they are what a copy of a row copies."""
@@ -414,6 +399,7 @@ class MapBatchesSpec(StageKind):
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The code, its arguments, and its input and output columns."""
         schema = INFER if self.is_inferred else self.schema.to_string(show_schema_metadata=False)
+        seen = self.columns if self._reads_by_name else self.columns_given(pipeline)
         return [
             *(Component(*part) for part in self.code(pipeline).parts),
             *constructor_arguments(pipeline, self),
@@ -422,10 +408,10 @@ class MapBatchesSpec(StageKind):
             component("option", "batch_format", self.contract.keyed),
             *environment(pipeline, self),
             component("option", "schema", schema),
-            component("option", "columns", self._columns_seen(pipeline)),
+            component("option", "columns", seen),
             component("option", "cardinality", self.cardinality),
             component("option", "per_row", self.reuse.per_row),
-            component("option", "id", self.children and dataclasses.astuple(self.children)),
+            component("option", "id", self.children and self.children.id),
             # The other two differ only in error handling.
             component("option", "on_error", self.failures.on_error == "null"),
             component("option", "include_columns", self.include),
@@ -433,23 +419,22 @@ class MapBatchesSpec(StageKind):
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
         """Return the identity of its function or class."""
+        return self._identified(pipeline, code_identity)
+
+    def worker_code(self, pipeline: Pipeline) -> str:
+        """Return the digest of the code that its workers import."""
+        return self._identified(pipeline, worker_code_digest)
+
+    def _identified(self, pipeline: Pipeline, identify: Callable[..., _T]) -> _T:
+        udf, files = self.udf, local_files(pipeline, self)
         try:
-            udf, files = self.udf, local_files(pipeline, self)
-            return code_identity(udf.target, version=udf.version, files=files)
+            return identify(udf.target, version=udf.version, files=files)
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
 
     def local_files(self) -> Mapping[LocalFile, FileContent]:
         """Those among the arguments of the function or class."""
         return {file: file.content() for file in self.udf.local_files}
-
-    def worker_code(self, pipeline: Pipeline) -> str:
-        """Return the digest of the code that its workers import."""
-        udf, files = self.udf, local_files(pipeline, self)
-        try:
-            return worker_code_digest(udf.target, version=udf.version, files=files)
-        except CodeIdentityError as error:
-            raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
 
     @property
     def code_files(self) -> Sequence[str]:

@@ -21,19 +21,14 @@ from vane_dagster.pipeline.contracts import (
     columns_call,
     row_call,
 )
+from vane_dagster.pipeline.decorators import ON_ERROR
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
-from vane_dagster.pipeline.options import (
-    AUTO,
-    BatchFormat,
-    OnError,
-    ReuseMode,
-)
+from vane_dagster.pipeline.options import AUTO, BatchFormat
 from vane_dagster.pipeline.records import (
-    Asset,
     Children,
-    Failures,
-    Reuse,
+    CodeArguments,
+    StageArguments,
     StageOptions,
     Workers,
     parse_options,
@@ -45,6 +40,8 @@ from vane_dagster.types.callables import qualname, unwrapped
 from vane_dagster.types.schema import INFER, SchemaLike, parse_schema, sql_type
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
 
 _IN_FLIGHT = 16
@@ -64,18 +61,10 @@ class MapRows:
         *,
         schema: SchemaLike | Literal["infer"],
         columns: Sequence[str] | None = None,
-        include_columns: bool | Sequence[str] = (),
         batch_format: BatchFormat = "pyarrow",
         batch_size: int | Literal["auto"] | None = None,
         cardinality: Literal["one_to_one", "filter"] | Children = "one_to_one",
-        fn_kwargs: Mapping[str, Any] | None = None,
-        fn_constructor_args: Sequence[Any] = (),
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        concurrency: int | tuple[int, int] | Workers | None = None,
-        gpus: float | None = None,
-        on_error: OnError | Failures | None = None,
-        reuse: ReuseMode | Reuse | None = None,
-        asset: Asset | None = None,
+        **options: Unpack[CodeArguments],
     ) -> Stage:
         """Add a stage that applies a function, or a class constructed once per worker, to batches.
 
@@ -129,23 +118,20 @@ class MapRows:
             SchemaError: If a type is unknown.
         """
         location = self.pipeline._location(name)
-        options = parse_options(
-            location, include_columns, concurrency, gpus, on_error, reuse, asset
-        )
+        udf, parsed = self._parse(location, fn, options)
         contract = BatchCall(one_of(location, "batch_format", batch_format, get_args(BatchFormat)))
         if not isinstance(cardinality, Children):
             expected = ("one_to_one", "filter", 'vd.Children("<column of the new id>")')
             one_of(location, "cardinality", cardinality, expected)
-        udf = make_udf(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
-        if udf.options.is_batch:
+        if "is_batch" in udf.options:
             raise DefinitionError(
                 f"{location}: {udf.name} takes an array for each column, as @batch says; use "
                 f"map({name!r}, ...), which passes the columns that its parameters name"
             )
-        parsed = None if _is_inferred(schema) else parse_schema(schema, location)
+        declared = None if _is_inferred(schema) else parse_schema(schema, location)
         read = list_of_names(location, "columns", columns)
         return self._add_udf_stage(
-            "map_batches", name, udf, options, contract, parsed, read, cardinality, batch_size
+            "map_batches", name, udf, parsed, contract, declared, read, cardinality, batch_size
         )
 
     @adds_stage
@@ -157,16 +143,8 @@ class MapRows:
         schema: SchemaLike | str | pa.DataType | None = None,
         columns: Sequence[str] | Mapping[str, str] | None = None,
         output_column: str | None = None,
-        include_columns: bool | Sequence[str] = (),
         batch_size: int | Literal["auto"] | None = None,
-        fn_kwargs: Mapping[str, Any] | None = None,
-        fn_constructor_args: Sequence[Any] = (),
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        concurrency: int | tuple[int, int] | Workers | None = None,
-        gpus: float | None = None,
-        on_error: OnError | Failures | None = None,
-        reuse: ReuseMode | Reuse | None = None,
-        asset: Asset | None = None,
+        **options: Unpack[CodeArguments],
     ) -> Stage:
         """Add a stage that calls a function, or an instance of a class, for each row.
 
@@ -209,13 +187,8 @@ class MapRows:
                 argument is invalid.
             SchemaError: If a type is unknown.
         """
-        location = self.pipeline._location(name)
-        options = parse_options(
-            location, include_columns, concurrency, gpus, on_error, reuse, asset
-        )
-        udf = make_udf(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
         return self._add_row_stage(
-            "map", name, udf, options, columns, "one_to_one", schema, output_column, batch_size
+            "map", name, fn, options, columns, "one_to_one", schema, output_column, batch_size
         )
 
     @adds_stage
@@ -228,15 +201,7 @@ class MapRows:
         schema: SchemaLike | str | pa.DataType | None = None,
         columns: Sequence[str] | Mapping[str, str] | None = None,
         output_column: str | None = None,
-        include_columns: bool | Sequence[str] = (),
-        fn_kwargs: Mapping[str, Any] | None = None,
-        fn_constructor_args: Sequence[Any] = (),
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        concurrency: int | tuple[int, int] | Workers | None = None,
-        gpus: float | None = None,
-        on_error: OnError | Failures | None = None,
-        reuse: ReuseMode | Reuse | None = None,
-        asset: Asset | None = None,
+        **options: Unpack[CodeArguments],
     ) -> Stage:
         """Add a stage that makes any number of rows of each row.
 
@@ -265,13 +230,8 @@ class MapRows:
             DefinitionError: See `map`.
             SchemaError: If a type is unknown.
         """
-        location = self.pipeline._location(name)
-        options = parse_options(
-            location, include_columns, concurrency, gpus, on_error, reuse, asset
-        )
-        udf = make_udf(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
         return self._add_row_stage(
-            "flat_map", name, udf, options, columns, Children(id), schema, output_column
+            "flat_map", name, fn, options, columns, Children(id), schema, output_column
         )
 
     @adds_stage
@@ -281,15 +241,7 @@ class MapRows:
         fn: Callable[..., Any],
         *,
         columns: Sequence[str] | Mapping[str, str] | None = None,
-        include_columns: bool | Sequence[str] = True,
-        fn_kwargs: Mapping[str, Any] | None = None,
-        fn_constructor_args: Sequence[Any] = (),
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        concurrency: int | tuple[int, int] | Workers | None = None,
-        gpus: float | None = None,
-        on_error: OnError | Failures | None = None,
-        reuse: ReuseMode | Reuse | None = None,
-        asset: Asset | None = None,
+        **options: Unpack[CodeArguments],
     ) -> Stage:
         """Add a stage that keeps the rows for which a function returns True.
 
@@ -313,12 +265,8 @@ class MapRows:
         Raises:
             DefinitionError: See `map`.
         """
-        location = self.pipeline._location(name)
-        options = parse_options(
-            location, include_columns, concurrency, gpus, on_error, reuse, asset
-        )
-        udf = make_udf(location, fn, fn_constructor_args, fn_constructor_kwargs, fn_kwargs)
-        return self._add_row_stage("filter", name, udf, options, columns, "filter")
+        options = {"include_columns": True, **options}
+        return self._add_row_stage("filter", name, fn, options, columns, "filter")
 
     @adds_stage
     def predict_batch(
@@ -333,12 +281,7 @@ class MapRows:
         | Mapping[int, Sequence[int]]
         | None = None,
         output_column: str | None = None,
-        include_columns: bool | Sequence[str] = (),
-        concurrency: int | tuple[int, int] | Workers | None = None,
-        gpus: float | None = None,
-        on_error: OnError | Failures | None = None,
-        reuse: ReuseMode | Reuse | None = None,
-        asset: Asset | None = None,
+        **options: Unpack[StageArguments],
     ) -> Stage:
         """Add a stage that runs a factory written for Spark's ``predict_batch_udf``.
 
@@ -374,11 +317,9 @@ class MapRows:
             DefinitionError: If an argument is invalid.
             SchemaError: If the return type is unknown.
         """
-        location = self.pipeline._location(name)
-        options = parse_options(
-            location, include_columns, concurrency, gpus, on_error, reuse, asset
-        )
         from vane_dagster.types import spark
+
+        location = self.pipeline._location(name)
 
         given = list_of_names(location, "columns", columns) or ()
         if not given:
@@ -388,18 +329,24 @@ class MapRows:
         output = None if fields else output_column or name
         shapes = _tensor_shapes(location, input_tensor_shapes, len(given))
         udf = make_udf(location, make_predict_fn, is_factory=True)
+        parsed = parse_options(location, options)
         contract = ColumnsCall(given, "numpy", shapes, output, stacks=True)
         schema = parse_schema(pa.schema(fields or [(output, kind)]), location)
         return self._add_udf_stage(
-            "predict_batch", name, udf, options, contract, schema, given, "one_to_one", batch_size
+            "predict_batch", name, udf, parsed, contract, schema, given, "one_to_one", batch_size
         )
+
+    def _parse(self, location: str, fn: Any, given: CodeArguments) -> tuple[Udf, StageOptions]:
+        placed, named = given.get("fn_constructor_args", ()), given.get("fn_constructor_kwargs")
+        udf = make_udf(location, fn, placed, named, given.get("fn_kwargs"))
+        return udf, parse_options(location, given)
 
     def _add_row_stage(
         self,
         kind: str,
         name: str,
-        udf: Udf,
-        options: StageOptions,
+        fn: Any,
+        given: CodeArguments,
         columns: Any,
         cardinality: Literal["one_to_one", "filter"] | Children,
         schema: Any = None,
@@ -408,6 +355,7 @@ class MapRows:
     ) -> Stage:
         """Add a stage with a row-wise function; the arguments are those of `map`."""
         location = self.pipeline._location(name)
+        udf, options = self._parse(location, fn, given)
         call, has_self = called_function(udf.target, udf.method)
         result: RowResult = "values" if isinstance(cardinality, Children) else "value"
         result = "bool" if cardinality == "filter" else result
@@ -422,7 +370,7 @@ class MapRows:
             result,
             has_self,
         )
-        is_batch = udf.options.is_batch
+        is_batch = "is_batch" in udf.options
         contract: DeclaredCall = columns_call(location, call, by_row) if is_batch else by_row
         read = list_of_names(location, "columns", columns) if inputs is None else None
         if by_row.inputs is not None:
@@ -464,20 +412,18 @@ class MapRows:
                 "for functions that get batches or rows. Declare what it returns, as "
                 '@vd.method.batch(return_dtype="VARCHAR") or schema="VARCHAR"'
             )
-        gpus = declared.gpus or 0 if options.gpus is None else options.gpus
+        gpus = declared.get("gpus", 0) or 0 if options.gpus is None else options.gpus
         if gpus and not udf.stateful:
             raise DefinitionError(
                 f"{location}: gpus={gpus} for function {udf.name}, which would load its model for "
                 "each batch; make it a class that loads the model in __init__"
             )
-        batch_size = declared.batch_size if batch_size is None else batch_size
+        batch_size = declared.get("batch_size") if batch_size is None else batch_size
         auto = batch_size == AUTO
-        retries = 3 if declared.max_retries is None else declared.max_retries
+        on_error, retries = ON_ERROR[declared.get("on_error")], declared.get("max_retries")
         check_local_files(location, udf.local_files, made_later=bool(options.asset.deps))
         refuse_for_prompts(location, options.failures)
         children = cardinality if isinstance(cardinality, Children) else None
-        if children is not None and children.parent_id is None:
-            children = replace(children, parent_id=self.pipeline._keys_of(self._node)[0].column)
         spec = MapBatchesSpec(
             name=name,
             upstream=(self._node,),
@@ -494,7 +440,7 @@ class MapRows:
             children=children,
             workers=_workers(location, udf, gpus, options.workers),
             gpus=gpus,
-            failures=options.failures._resolved(declared.stage_on_error, retries),
+            failures=options.failures._resolved(on_error, 3 if retries is None else retries),
             reuse=options.reuse,
             include=options.include,
         )
@@ -503,19 +449,12 @@ class MapRows:
 
 def _workers(location: str, udf: Udf, gpus: float, workers: Workers) -> Workers:
     """Return the workers of a stage, completed by what the decorators of its code declare."""
-    in_flight = workers.max_concurrency
-    if in_flight is None and (udf.is_async or workers.count is None):
-        in_flight = udf.options.max_concurrency
-    if in_flight and not udf.is_async:
-        if workers.count:
-            raise DefinitionError(
-                f"{location}: {udf.name} is synchronous, so max_concurrency is the number of "
-                "workers, which concurrency says too; leave one of them out"
-            )
+    in_flight = workers.max_concurrency or udf.options.get("max_concurrency")
+    if not udf.is_async and workers.count is None:
         workers = replace(workers, count=in_flight)
     if workers.num_cpus is None:
-        workers = replace(workers, num_cpus=udf.options.num_cpus)
-    found = workers._of(location, gpus, udf.stateful, udf.name)
+        workers = replace(workers, num_cpus=udf.options.get("cpus"))
+    found = workers._of(location, gpus, udf.stateful)
     return replace(found, max_concurrency=in_flight or _IN_FLIGHT)
 
 
@@ -540,7 +479,7 @@ def _result_schema(
         return pa.schema([]), None
     if _is_inferred(schema):
         return None, output_column
-    declared = udf.options.return_dtype if schema is None else schema
+    declared = udf.options.get("return_dtype") if schema is None else schema
     where = f"{'return_dtype' if schema is None else 'schema'} is {declared!r}:"
     fields: Mapping[str, pa.DataType] | None = None
     kind: pa.DataType = None
@@ -565,7 +504,7 @@ def _result_schema(
             kind = None if fields else arrow_type(returned)
     except (SchemaError, duckdb.Error) as error:
         raise SchemaError(f"{location}: {where} {error}") from None
-    if schema is None and udf.options.unnest and fields is None:
+    if schema is None and udf.options.get("unnest") and fields is None:
         if not pa.types.is_struct(kind):
             raise DefinitionError(
                 f"{location}: unnest=True makes columns of the fields of a struct, but "
@@ -585,25 +524,18 @@ def _is_inferred(schema: Any) -> bool:
 
 def _tensor_shapes(location: str, shapes: Any, inputs: int) -> tuple[tuple[int, ...] | None, ...]:
     """Return the shape of each input, None for a scalar; empty if no input has one."""
+    listed: Sequence[Any] = shapes or ()
     if isinstance(shapes, Mapping):
-        if wrong := [index for index in shapes if index not in range(inputs)]:
-            raise DefinitionError(
-                f"{location}: input_tensor_shapes has {names(wrong)}; expected the position of an "
-                f"input, from 0 to {inputs - 1}"
-            )
-        shapes = [shapes.get(index) for index in range(inputs)]
-    listed = list(shapes or ())
-    for shape in listed:
-        if shape and not all(type(size) is int and size > 0 for size in shape):
-            raise DefinitionError(
-                f"{location}: input_tensor_shapes has {shape!r}; expected a list of sizes from 1 "
-                "up, without the batch dimension"
-            )
+        unknown = set(shapes) - set(range(inputs))
+        listed = [*map(shapes.get, range(inputs)), *([()] * len(unknown))]
+    sizes = [size for shape in listed for size in shape or ()]
     is_stacked = len(listed) == 1 and math.prod(listed[0] or ()) == inputs
-    if listed and len(listed) != inputs and not is_stacked:
+    is_whole = all(type(size) is int and size > 0 for size in sizes)
+    if not is_whole or (listed and len(listed) != inputs and not is_stacked):
         raise DefinitionError(
             f"{location}: input_tensor_shapes is {shapes!r} for {inputs} inputs; give each input "
-            f"its shape, None for a scalar column, or [[{inputs}]] for a predict function with one "
-            "parameter, which gets all inputs as one array"
+            "the sizes of its shape from 1 up, without the batch dimension, and None for a scalar "
+            f"column, by position or from 0 to {inputs - 1}; or [[{inputs}]] for a predict "
+            "function with one parameter, which gets all inputs as one array"
         )
     return tuple(tuple(shape) if shape else None for shape in listed)

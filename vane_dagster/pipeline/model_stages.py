@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from vane_dagster._arguments import positive, text
-from vane_dagster._keywords import require_columns, similar
+from vane_dagster._keywords import require_columns
 from vane_dagster._secrets import keep_arguments
-from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
+from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.contracts import BatchCall
@@ -21,19 +21,18 @@ from vane_dagster.pipeline.decorators import CallOptions
 from vane_dagster.pipeline.identity import (
     component,
     environment,
-    in_any_order,
     local_files,
     value_identity,
 )
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.records import Model, StageOptions, refuse_for_prompts
 from vane_dagster.pipeline.servers import ModelServer
-from vane_dagster.pipeline.stage_kind import KIND
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class
 from vane_dagster.providers.usage import over_budget, usage_metadata
 from vane_dagster.storage.manifest import Component
+from vane_dagster.types.callables import check_call
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 _RETRIES = 5
 _DEFAULTS = {"prompt": (32, 16)}
 """Rows of a batch and batches in flight in a worker, for kinds that differ from the others."""
-_INCLUDED = "include_columns"
 _ANSWERS = 1
 """Increment if the built-in providers' answers, or the rows made from them, change."""
 
@@ -63,10 +61,9 @@ class ModelStageSpec(MapBatchesSpec):
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The provider, the model, the values of the model task, and an inferred schema."""
         schema = self.schema.to_string(show_schema_metadata=False)
-        options = in_any_order(self.provider, self.model.options)
         values = {
             "model": self.model.name,
-            "provider_options": options,
+            "provider_options": self.model.options,
             **self.model_task.keyed(self.include),
         }
         return [
@@ -76,14 +73,6 @@ class ModelStageSpec(MapBatchesSpec):
             component("option", "on_error", self.failures.on_error == "null"),
             *([component("option", "schema", schema)] if self.pinned else ()),
         ]
-
-    def computation(self, pipeline: Pipeline, components: Iterable[Component]) -> Sequence[object]:
-        """The same, without the columns that pass through."""
-        none = self._option(pipeline, _INCLUDED, ())
-        others = ("id", "on_error", "schema")
-        asked = [each for each in components if each.kind != "option" or each.name not in others]
-        found = (none if each.name == _INCLUDED else each for each in asked if each.kind != KIND)
-        return [each.digest for each in found]
 
     def _option(self, pipeline: Pipeline, name: str, value: Any) -> Component:
         return component("option", name, value_identity(pipeline, self, name, value))
@@ -120,21 +109,26 @@ class ModelStageSpec(MapBatchesSpec):
         name = find(self.udf.constructor_kwargs["options"])
         return name if isinstance(name, str) else None
 
-    def _with_provider(self, *own: Callable[..., Any]) -> Sequence[Callable[..., Any]]:
-        return own if built_in_name(self.provider) else (self.provider, *own)
-
     def code(self, pipeline: Pipeline) -> CodeIdentity:
         """Return the identity of the provider, and of the user's code that the model task needs.
 
         Built-in providers count by frozen names and a number. A new version of this package
         therefore recomputes nothing unless its answers change.
         """
-        task = self.model_task
-        return self._code(pipeline, self._with_provider(*task.classes, *task.functions))
+        return self._code(pipeline, self.model_task.functions)
 
-    def _code(self, pipeline: Pipeline, own: Sequence[Callable[..., Any]]) -> CodeIdentity:
-        """Return the identity of the provider, of which `own` is the user's code."""
+    def worker_code(self, pipeline: Pipeline) -> str:
+        """Digest of the provider, and of code that a worker never sees a later edit of.
+
+        A worker that has imported a module keeps it, so the user's classes count, and those
+        functions that do not travel with each call.
+        """
+        return self._code(pipeline, self.model_task.preloaded).digest
+
+    def _code(self, pipeline: Pipeline, functions: Iterable[Callable[..., Any]]) -> CodeIdentity:
+        """Return the identity of the provider, and of the user's classes and some functions."""
         name = built_in_name(self.provider)
+        own = [*(() if name else (self.provider,)), *self.model_task.classes, *functions]
         try:
             found = [code_identity(each, files=local_files(pipeline, self)) for each in own]
         except CodeIdentityError as error:
@@ -150,15 +144,6 @@ class ModelStageSpec(MapBatchesSpec):
             ),
             units=tuple(unit for one in found for unit in one.units),
         )
-
-    def worker_code(self, pipeline: Pipeline) -> str:
-        """Digest of the provider, and of code that a worker never sees a later edit of.
-
-        A worker that has imported a module keeps it, so the user's classes count, and those
-        functions that do not travel with each call.
-        """
-        own = self._with_provider(*self.model_task.classes, *self.model_task.preloaded)
-        return self._code(pipeline, own).digest
 
     @property
     def _needed(self) -> Iterable[str]:
@@ -226,10 +211,11 @@ class ModelStageRows:
         self._check_columns(location, model_task, options)
         found, record, given = _parse_model(location, model_task.method, provider, model)
         keep_arguments((), given)
-        _check_options(location, found, given["options"])
+        owner = f"{location}: the options of the model"
+        check_call(owner, found, ("model",), given["options"], "(model, **options)")
         _check_values(location, found, given["options"], model_task.declared_sampling)
         label = f"{found.__name__}({record.name!r})"
-        workers = options.workers._of(location, options.gpus or 0, True, label)
+        workers = options.workers._of(location, options.gpus or 0, True)
         workers = replace(workers, max_concurrency=workers.max_concurrency or in_flight)
         most = workers.count[1] if isinstance(workers.count, tuple) else 1
         udf = Udf(
@@ -238,7 +224,7 @@ class ModelStageRows:
             style="async",
             kwargs={"model_task": model_task, "workers": most},
             constructor_kwargs=given,
-            options=CallOptions(label=label),
+            options=CallOptions(name_override=label),
         )
         spec = ModelStageSpec(
             name=name,
@@ -286,7 +272,7 @@ def _parse_model(
 ) -> tuple[type, Model, dict[str, Any]]:
     """Return a provider, its model with the options that count, and the arguments of its client."""
     record = model if isinstance(model, Model) else Model(model)
-    options, name = dict(record.options), record.name
+    options, name = dict(sorted(record.options.items())), record.name
     server = name if isinstance(name, ModelServer) else options.get("server")
     if isinstance(server, ModelServer):
         options["server"] = server.handle
@@ -300,7 +286,7 @@ def _parse_model(
     if provider is None:
         raise DefinitionError(f'{location}: provider is missing; expected one, as "openai"')
     found = provider_class(location, provider, method)
-    if "server" in options and "server" not in (p.name for p in constructor_options(found)):
+    if "server" in options and "server" not in inspect.signature(found).parameters:
         raise DefinitionError(
             f"{location}: provider {found.__name__} calls no server; leave provider out, or name "
             "the model"
@@ -315,20 +301,6 @@ def column_named(location: str, stage: str, output_column: str | None) -> str:
     return text(location, "output_column", given, "a name")
 
 
-def _check_options(location: str, provider: type, options: Mapping[str, Any]) -> None:
-    """Raise DefinitionError for options that the provider's constructor does not accept."""
-    takes = [each.name for each in constructor_options(provider)]
-    try:
-        inspect.signature(provider).bind("model", **options)
-    except TypeError as error:
-        unknown = [name for name in options if name not in takes]
-        hint = similar(unknown[0], takes) if unknown else ""
-        problem = f"{error}; it takes {names(takes, 20)}. {hint}".rstrip(". ")
-        raise DefinitionError(
-            f"{location}: the options of the model do not fit {provider.__name__}: {problem}"
-        ) from None
-
-
 def _check_values(
     location: str, provider: type, options: Mapping[str, Any], sampling: Mapping[str, Any]
 ) -> None:
@@ -340,12 +312,6 @@ def _check_values(
         check(options, sampling)
     except ValueError as error:
         raise DefinitionError(f"{location}: {error}") from error
-
-
-def constructor_options(provider: type) -> list[inspect.Parameter]:
-    """Return the parameters of a provider's constructor after the model's name."""
-    parameters = list(inspect.signature(provider).parameters.values())[1:]
-    return [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
 
 
 def _keyed(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Union
 
-from vane_dagster._arguments import list_of_names, number, text
-from vane_dagster.errors import DefinitionError
+from vane_dagster._arguments import list_of_names, number
 from vane_dagster.retries import OnError as OnError
 
 if TYPE_CHECKING:
@@ -49,55 +48,15 @@ _LEAST = 0.0001
 """The least amount of a resource that Ray reserves."""
 
 
-@dataclass(frozen=True)
-class Resources:
-    """Resources that one worker of a stage reserves on the cluster.
-
-    Attributes:
-        num_cpus: CPUs; 0 reserves none.
-        gpus: GPUs; fractions are allowed.
-        memory: Bytes of heap memory.
-        accelerator_type: For example "A100".
-        custom: Amounts by the cluster's own resource names.
-    """
-
-    num_cpus: float = 0
-    gpus: float = 0
-    memory: int = 0
-    accelerator_type: str | None = None
-    custom: Mapping[str, float] = field(default_factory=dict)
-
-    def bundle(self) -> dict[str, float]:
-        """Return the non-zero amounts under Ray's resource names."""
-        amounts = {"CPU": self.num_cpus, "GPU": self.gpus, "memory": self.memory, **self.custom}
-        if self.accelerator_type:
-            amounts[f"accelerator_type:{self.accelerator_type}"] = 0.001
-        return {name: float(amount) for name, amount in amounts.items() if amount}
-
-    def validate(self, where: str) -> None:
-        """Raise DefinitionError for a negative amount, or one that Ray rejects."""
-        check_amount(where, "num_cpus", self.num_cpus)
-        check_amount(where, "gpus", self.gpus)
-        check_amount(where, "memory", self.memory)
-        for name, amount in self.custom.items():
-            check_amount(where, name, amount)
-        if self.accelerator_type is not None:
-            text(where, "accelerator_type", self.accelerator_type, "a name")
-        if taken := sorted(set(self.custom) & {"CPU", "GPU", "memory"}):
-            raise DefinitionError(
-                f"{where}: resources names {taken[0]!r}; use num_cpus, gpus or memory for it"
-            )
-
-
 def check_amount(where: str, name: str, amount: Any) -> None:
     """Raise DefinitionError for an amount of a resource that Ray rejects."""
-    number(where, name, amount, "a number from 0 up", lambda given: 0 <= given < _INFINITE)
-    if 0 < amount < _LEAST:
-        raise DefinitionError(f"{where}: {name} is {amount!r}; the least is {_LEAST}")
-    if name == "gpus" and amount > 1 and amount != int(amount):
-        raise DefinitionError(
-            f"{where}: gpus is {amount}; above one GPU only whole numbers can be reserved"
-        )
+
+    def fits(given: float) -> bool:
+        is_part = given <= 1 or given == int(given) or name != "gpus"
+        return given == 0 or (_LEAST <= given < _INFINITE and is_part)
+
+    expected = f"0 or a number from {_LEAST} up" + (", above 1 a whole one" * (name == "gpus"))
+    number(where, name, amount, expected, fits)
 
 
 class RowOrder(Protocol):

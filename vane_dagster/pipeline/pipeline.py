@@ -39,10 +39,6 @@ if TYPE_CHECKING:
     import dagster as dg
 
 
-def _type_name(kind: pa.DataType | None) -> str:
-    return "?" if kind is None else type_name(kind)
-
-
 class Stage(Rows):
     """A stage of a pipeline, created by methods of `Pipeline`. Its methods add further stages."""
 
@@ -189,7 +185,8 @@ class Pipeline(Rows):
                 branch, more = ("└── ", "    ") if spec is below[-1] else ("├── ", "│   ")
                 of = f" of {names(spec.upstream)}" if len(spec.upstream) > 1 else ""
                 table = tables[spec.name]
-                columns = [f"{name} {_type_name(kind)}" for name, kind in table.types.items()]
+                kinds = {n: "?" if k is None else type_name(k) for n, k in table.types.items()}
+                columns = [f"{name} {kind}" for name, kind in kinds.items()]
                 columns += [] if table.is_complete else ["..."]
                 tree = list(drawn(spec.name, indent + more))
                 yield f"{indent}{branch}{spec.name} ({spec.kind}{of})"
@@ -329,7 +326,7 @@ class Pipeline(Rows):
                 "different stages, or one and source_columns"
             )
         chosen = {
-            node: selection(f"{location}, columns[{node!r}]", listed)
+            node: selection(location, f"columns[{node!r}]", listed)
             for node, listed in mapping(location, "columns", columns).items()
         }
         if unknown := [node for node in chosen if node not in upstream]:
@@ -363,7 +360,7 @@ class Pipeline(Rows):
         cell, former = executing_cell(), self._cells.get(spec.name)
         replaced: set[str] = set()
         if cell and former and cell.id == former.id and cell.execution != former.execution:
-            replaced = self._derived(spec.name)
+            replaced = {one for one in self._stages if spec.name in with_upstream(self, one)}
         kept = {name: stage for name, stage in self._stages.items() if name not in replaced}
         if spec.name.lower() in map(str.lower, kept):
             raise DefinitionError(
@@ -404,14 +401,6 @@ class Pipeline(Rows):
         self._cells = {**self._cells, spec.name: cell}
         self._stages = {**kept, spec.name: stage}
         return stage
-
-    def _derived(self, name: str) -> set[str]:
-        """Return a stage, and the stages that read it directly or through others."""
-        found = {name}
-        for stage in self:
-            if found.intersection(stage.spec.upstream):
-                found.add(stage.name)
-        return found
 
 
 def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[Check, ...]:

@@ -10,18 +10,12 @@ from vane_dagster._arguments import list_of_names, mapping
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.model_stages import ModelStageRows, column_named
-from vane_dagster.pipeline.options import OnError, ReuseMode
-from vane_dagster.pipeline.records import (
-    Asset,
-    Failures,
-    Model,
-    Reuse,
-    Workers,
-    parse_options,
-)
+from vane_dagster.pipeline.records import Model, StageArguments, parse_options
 from vane_dagster.pipeline.servers import ModelServer
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from vane_dagster.pipeline.pipeline import Stage
 
 
@@ -41,13 +35,8 @@ class PromptRows(ModelStageRows):
         return_format: Any = None,
         columns: Sequence[str] | None = None,
         output_column: str | None = None,
-        include_columns: bool | Sequence[str] = (),
         batch_size: int | None = None,
-        concurrency: int | tuple[int, int] | Workers | None = None,
-        gpus: float | None = None,
-        on_error: OnError | Failures | None = None,
-        reuse: ReuseMode | Reuse | None = None,
-        asset: Asset | None = None,
+        **options: Unpack[StageArguments],
     ) -> Stage:
         """Add a stage that sends a prompt for each row to a language model.
 
@@ -104,9 +93,7 @@ class PromptRows(ModelStageRows):
                 f"{location}: columns are what a function gets that makes the prompt, and there is "
                 "none; to pass columns through, name them in include_columns"
             )
-        options = parse_options(
-            location, include_columns, concurrency, gpus, on_error, reuse, asset
-        )
+        parsed = parse_options(location, options)
         model_task = PromptTask(
             Template("", (), False, parse_system(location, system))
             if callable(messages)
@@ -114,14 +101,14 @@ class PromptRows(ModelStageRows):
             column_named(location, name, output_column),
             mapping(location, "sampling_params", sampling_params),
             parse_format(location, return_format),
-            options.failures.explain_errors,
+            parsed.failures.explain_errors,
             None if function is None else prompt_function(location, function),
             () if function is None else list_of_names(location, "columns", columns),
             self.pipeline._keys_of(self._node)[0].column,
         )
-        if options.reuse.per_row is None:
+        if parsed.reuse.per_row is None:
             per_row = not model_task.is_greedy
-            options = replace(options, reuse=replace(options.reuse, per_row=per_row))
+            parsed = replace(parsed, reuse=replace(parsed.reuse, per_row=per_row))
         return self._add_model_stage(
-            "prompt", name, model_task, provider, model, batch_size, options
+            "prompt", name, model_task, provider, model, batch_size, parsed
         )

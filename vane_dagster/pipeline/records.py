@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 from vane_dagster._arguments import (
     flag,
@@ -13,6 +14,7 @@ from vane_dagster._arguments import (
     number,
     one_of,
     parse_concurrency,
+    positional,
     positive,
     seconds,
     text,
@@ -25,15 +27,59 @@ from vane_dagster.pipeline.options import (
     ExecutionBackend,
     IncludeColumns,
     OnError,
-    Resources,
     ReuseMode,
     WorkerLifecycle,
+    check_amount,
     parse_include,
 )
 from vane_dagster.providers.usage import parse_budget, parse_prices
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.servers import ModelServer
+
+
+_Validator = Callable[[str, str, Any], Any]
+"""Returns the normalized value of a named argument at a place in the user's code, or raises."""
+
+
+def _validate(record: Any, **validators: _Validator) -> None:
+    """Replace the fields of a record by their validated values."""
+    for name, validate in validators.items():
+        value = validate(f"vd.{type(record).__name__}", name, getattr(record, name))
+        object.__setattr__(record, name, value)
+
+
+def _optional(validate: _Validator) -> _Validator:
+    return lambda where, name, value: None if value is None else validate(where, name, value)
+
+
+def _choice(literal: Any) -> _Validator:
+    return _optional(functools.partial(one_of, allowed=get_args(literal)))
+
+
+def _sorted_names(where: str, name: str, value: Any) -> tuple[str, ...]:
+    value = sorted(value) if isinstance(value, (set, frozenset)) else value
+    return list_of_names(where, name, value) or ()
+
+
+def _variables(where: str, name: str, value: Any) -> tuple[str, ...]:
+    listed = list_of_names(where, name, value) or ()
+    if wrong := [each for each in listed if not each or "=" in each]:
+        raise DefinitionError(  # the value may be a secret
+            f"{where}: {name} has {wrong[0].partition('=')[0]!r} with a value, or an empty name; "
+            "expected names alone, whose values are those of the driver"
+        )
+    return tuple(dict.fromkeys(listed))
+
+
+def _error_names(where: str, name: str, value: Any) -> tuple[str, ...]:
+    listed = positional(where, name, value, "a list of classes")
+    kinds = [str(getattr(kind, "__name__", kind)).rpartition(".")[2] for kind in listed]
+    if wrong := [kind for kind in kinds if not kind.isidentifier()]:
+        raise DefinitionError(
+            f"{where}: {name} holds {wrong[0]!r}; expected exception classes or their names"
+        )
+    return tuple(kinds)
 
 
 @checked_record("vd.Workers")
@@ -52,7 +98,7 @@ class Workers:
         resources: Custom cluster resources that a worker reserves.
         max_concurrency: Calls of an async function that run at the same time in one worker, default
             16; for `prompt` and `embed`, batches. A worker makes one call of a synchronous function
-            at a time, so there it is the number of workers.
+            at a time, so there it is the number of workers if `count` is not set.
         startup_timeout_s: Time limit in seconds for constructing the class in a worker. The error
             says what the worker was executing. Default: 1800.
         max_batches: Calls after which a worker is replaced by a new one, for models or libraries
@@ -65,10 +111,10 @@ class Workers:
             A new value makes new fragment keys and new workers. Only a digest of the value is used,
             and nothing of it is stored or logged. Do not name secrets: rotating a secret would
             recompute everything.
-        execution_backend: Where the workers run: "ray_actor" (a class) or "ray_task" (a function)
-            on the Ray cluster; "subprocess_actor" or "subprocess_task" on the machine of the run,
-            while other stages run on the cluster: for code that needs a license, device or service
-            of that machine. Default: where the compute resource says.
+        execution_backend: Where the workers run: "ray_actor" or "ray_task" on the Ray cluster;
+            "subprocess_actor" or "subprocess_task" on the machine of the run, while other stages
+            run on the cluster: for code that needs a license, device or service of that machine. A
+            class is constructed once under both names. Default: where the compute resource says.
 
     Raises:
         DefinitionError: If a value is invalid.
@@ -88,31 +134,34 @@ class Workers:
     execution_backend: ExecutionBackend | None = None
 
     def __post_init__(self) -> None:
-        where = "vd.Workers"
-        object.__setattr__(self, "count", parse_concurrency(where, self.count, "count"))
-        object.__setattr__(self, "resources", mapping(where, "resources", self.resources))
-        self._reserved(where, 0)
-        for name in ("max_concurrency", "max_batches", "max_rss"):
-            positive(where, name, getattr(self, name))
-        seconds(where, "startup_timeout_s", self.startup_timeout_s)
-        for name in ("env_vars", "keyed_env_vars"):
-            listed = list_of_names(where, name, getattr(self, name)) or ()
-            if wrong := [each for each in listed if not each or "=" in each]:
-                raise DefinitionError(  # the value may be a secret
-                    f"{where}: {name} has {wrong[0].partition('=')[0]!r} with a value, or an empty "
-                    "name; expected names alone, whose values are those of the driver"
-                )
-            object.__setattr__(self, name, tuple(dict.fromkeys(listed)))
-        if self.execution_backend is not None:
-            backends = get_args(ExecutionBackend)
-            one_of(where, "execution_backend", self.execution_backend, backends)
+        _validate(
+            self,
+            count=parse_concurrency,
+            accelerator_type=_optional(functools.partial(text, expected="a name")),
+            resources=mapping,
+            max_concurrency=positive,
+            startup_timeout_s=seconds,
+            max_batches=positive,
+            max_rss=positive,
+            env_vars=_variables,
+            keyed_env_vars=_variables,
+            execution_backend=_choice(ExecutionBackend),
+        )
+        self._bundle("vd.Workers", 0)
 
-    def _reserved(self, where: str, gpus: float) -> Resources:
-        """Return what a worker reserves."""
-        own = self.resources
-        found = Resources(self.num_cpus or 0, gpus, self.memory, self.accelerator_type, own)
-        found.validate(where)
-        return found
+    def _bundle(self, where: str, gpus: float) -> dict[str, float]:
+        """Return the amounts that a worker reserves, without those of 0, by Ray's names."""
+        own = {"num_cpus": self.num_cpus or 0, "gpus": gpus, "memory": self.memory}
+        if taken := self.resources.keys() & {*own, "CPU", "GPU"}:
+            raise DefinitionError(
+                f"{where}: resources names {min(taken)!r}; use num_cpus, gpus or memory for it"
+            )
+        for name, amount in (own | dict(self.resources)).items():
+            check_amount(where, name, amount)
+        amounts = {"CPU": own["num_cpus"], "GPU": gpus, "memory": self.memory, **self.resources}
+        if self.accelerator_type:
+            amounts[f"accelerator_type:{self.accelerator_type}"] = 0.001
+        return {name: float(amount) for name, amount in amounts.items() if amount}
 
     @property
     def _lifecycle(self) -> WorkerLifecycle:
@@ -125,18 +174,9 @@ class Workers:
         """The environment variables that are sent to the workers, including keyed ones."""
         return tuple(dict.fromkeys((*self.env_vars, *self.keyed_env_vars)))
 
-    def _of(self, location: str, gpus: float, stateful: bool, name: str) -> Workers:
+    def _of(self, location: str, gpus: float, stateful: bool) -> Workers:
         """Return the workers of a class or of a function."""
-        self._reserved(location, gpus)
-        place, _, kind = (self.execution_backend or "").partition("_")
-        fits = "actor" if stateful else "task"
-        if kind not in ("", fits):
-            raise DefinitionError(
-                f"{location}: execution_backend={self.execution_backend!r}, but {name} is "
-                + ("constructed once and stays loaded" if stateful else "a function")
-                + f'; write execution_backend="{place}_{fits}"'
-                + ("" if stateful else ", or make it a class that loads what it needs in __init__")
-            )
+        self._bundle(location, gpus)
         return replace(self, count=self.count or ((1, 1) if stateful else None))
 
 
@@ -176,19 +216,17 @@ class Failures:
     explain_errors: int = 0
 
     def __post_init__(self) -> None:
-        where, rate = "vd.Failures", self.max_error_rate
-        if self.on_error is not None:
-            one_of(where, "on_error", self.on_error, get_args(OnError))
-        number(where, "max_error_rate", rate, "a share from 0 to 1", lambda given: 0 <= given <= 1)
-        whole(where, "max_retries", self.max_retries)
-        whole(where, "explain_errors", self.explain_errors)
-        object.__setattr__(self, "explain_errors", self.explain_errors or 0)
-        seconds(where, "timeout_s", self.timeout_s)
-        if not isinstance(self.retry_on, (list, tuple)):
-            raise DefinitionError(
-                f"{where}: retry_on is {self.retry_on!r}; expected a list of classes"
-            )
-        object.__setattr__(self, "retry_on", tuple(_name(where, kind) for kind in self.retry_on))
+        expected = "a share from 0 to 1"
+        share = functools.partial(number, expected=expected, fits=lambda given: 0 <= given <= 1)
+        _validate(
+            self,
+            on_error=_choice(OnError),
+            max_error_rate=share,
+            max_retries=whole,
+            retry_on=_error_names,
+            timeout_s=seconds,
+            explain_errors=functools.partial(positive, default=0, least=0),
+        )
 
     def _resolved(self, on_error: OnError | None, max_retries: int) -> Failures:
         """Return the record with defaults for what it leaves open."""
@@ -229,17 +267,14 @@ class Reuse:
     version: str | None = None
 
     def __post_init__(self) -> None:
-        where = "vd.Reuse"
-        if self.mode is not None:
-            one_of(where, "mode", self.mode, get_args(ReuseMode))
-        if type(self.partitions) is not int or self.partitions < 0:
-            raise DefinitionError(
-                f"{where}: partitions is {self.partitions!r}; expected a whole number from 0 up"
-            )
-        if self.per_row is not None:
-            flag(where, "per_row", self.per_row)
-        if self.version is not None:
-            text(where, "version", self.version, "a non-empty text, such as '2'")
+        version = functools.partial(text, expected="a non-empty text, such as '2'")
+        _validate(
+            self,
+            mode=_choice(ReuseMode),
+            partitions=functools.partial(positive, default=1, least=0),
+            per_row=_optional(flag),
+            version=_optional(version),
+        )
 
     def _resolved(self, location: str, obstacle: str | None) -> Reuse:
         """Return the record with the mode that it leaves open."""
@@ -262,21 +297,17 @@ class Children:
 
     Attributes:
         id: The column of the new id, which keys the downstream stages. Unless the schema has it,
-            each row gets ``<parent id>-<number>``.
-        parent_id: The column returned by the function with the id of the parent row. Default: the
-            input's id.
+            each row gets ``<parent id>-<number>``. The function returns the input's id with each
+            row, as the row that it was made from.
 
     Raises:
         DefinitionError: If a value is invalid.
     """
 
     id: str
-    parent_id: str | None = None
 
     def __post_init__(self) -> None:
         text("vd.Children", "id", self.id, "the name of a column")
-        if self.parent_id is not None:
-            text("vd.Children", "parent_id", self.parent_id, "the name of a column")
 
 
 @checked_record("vd.Model")
@@ -312,11 +343,8 @@ class Model:
     cost_budget: float | None = None
 
     def __post_init__(self) -> None:
-        where = "vd.Model"
-        object.__setattr__(self, "options", mapping(where, "options", self.options))
-        prices = parse_prices(where, self.prices)
-        positive(where, "token_budget", self.token_budget)
-        parse_budget(where, self.cost_budget, prices)
+        _validate(self, options=mapping, token_budget=positive)
+        parse_budget("vd.Model", self.cost_budget, parse_prices("vd.Model", self.prices))
 
 
 @checked_record("vd.Asset")
@@ -335,8 +363,6 @@ class Asset:
         automation_condition: When Dagster requests runs of it.
         freshness_policy: How fresh it should be.
         checks: Checks of its rows, from `vd.checks`.
-        column_lineage: The input columns that output columns depend on, shown in Dagster. Default:
-            all columns that the stage reads.
     """
 
     description: str | None = None
@@ -349,38 +375,18 @@ class Asset:
     automation_condition: Any = None
     freshness_policy: Any = None
     checks: Sequence[Any] = ()
-    column_lineage: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        given = mapping("vd.Asset", "column_lineage", self.column_lineage)
-        lineage = {
-            name: list_of_names("vd.Asset", f"column_lineage[{name!r}]", listed) or ()
-            for name, listed in given.items()
-        }
-        object.__setattr__(self, "column_lineage", lineage)
-        for name in ("tags", "metadata"):
-            object.__setattr__(self, name, mapping("vd.Asset", name, getattr(self, name)))
-        for name in ("owners", "kinds"):
-            value = getattr(self, name)
-            value = sorted(value) if isinstance(value, (set, frozenset)) else value
-            object.__setattr__(self, name, list_of_names("vd.Asset", name, value) or ())
-        for name in ("deps", "checks"):
-            value = getattr(self, name)
-            if not isinstance(value, (list, tuple)):
-                raise DefinitionError(
-                    f"vd.Asset: {name} is a {type(value).__name__}; expected a list"
-                )
-            object.__setattr__(self, name, tuple(value))
-
-
-def _name(location: str, kind: Any) -> str:
-    if isinstance(kind, type) and issubclass(kind, BaseException):
-        return kind.__qualname__
-    if isinstance(kind, str) and (name := kind.rpartition(".")[2]):
-        return name
-    raise DefinitionError(
-        f"{location}: retry_on holds {kind!r}; expected exception classes or their names"
-    )
+        listed = functools.partial(positional, expected="a list")
+        _validate(
+            self,
+            owners=_sorted_names,
+            tags=mapping,
+            kinds=_sorted_names,
+            metadata=mapping,
+            deps=listed,
+            checks=listed,
+        )
 
 
 def refuse_for_prompts(location: str, failures: Failures, model: Any = None) -> None:
@@ -411,24 +417,38 @@ class StageOptions:
     asset: Asset
 
 
-def parse_options(
-    location: str,
-    include_columns: bool | Sequence[str],
-    concurrency: int | tuple[int, int] | Workers | None,
-    gpus: float | None,
-    on_error: OnError | Failures | None,
-    reuse: ReuseMode | Reuse | None,
-    asset: Asset | None,
-) -> StageOptions:
+class StageArguments(TypedDict, total=False):
+    """The arguments that all stages with workers take; see `MapRows.map_batches`."""
+
+    include_columns: bool | Sequence[str]
+    concurrency: int | tuple[int, int] | Workers | None
+    gpus: float | None
+    on_error: OnError | Failures | None
+    reuse: ReuseMode | Reuse | None
+    asset: Asset | None
+
+
+class CodeArguments(StageArguments, total=False):
+    """Those of a stage that calls the user's code."""
+
+    fn_kwargs: Mapping[str, Any] | None
+    fn_constructor_args: Sequence[Any]
+    fn_constructor_kwargs: Mapping[str, Any] | None
+
+
+def parse_options(location: str, given: StageArguments) -> StageOptions:
     """Validate the arguments that all stages with workers take."""
-    if not isinstance(concurrency, Workers):
-        concurrency = Workers(parse_concurrency(location, concurrency))
-    if not isinstance(on_error, Failures):
-        on_error = Failures(on_error and one_of(location, "on_error", on_error, get_args(OnError)))
+    workers, failures = given.get("concurrency"), given.get("on_error")
+    if not isinstance(workers, Workers):
+        workers = Workers(parse_concurrency(location, "concurrency", workers))
+    if not isinstance(failures, Failures):
+        failures = Failures(_choice(OnError)(location, "on_error", failures))
+    reuse = given.get("reuse")
     if not isinstance(reuse, Reuse):
-        reuse = Reuse(reuse and one_of(location, "reuse", reuse, get_args(ReuseMode)))
-    include = parse_include(location, include_columns)
-    return StageOptions(include, concurrency, gpus, on_error, reuse, as_asset(location, asset))
+        reuse = Reuse(_choice(ReuseMode)(location, "reuse", reuse))
+    include = parse_include(location, given.get("include_columns", ()))
+    asset = as_asset(location, given.get("asset"))
+    return StageOptions(include, workers, given.get("gpus"), failures, reuse, asset)
 
 
 RECORDS: Mapping[str, tuple[str, tuple[str, ...]]] = {

@@ -10,13 +10,14 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from vane_dagster._arguments import (
     mapping,
     number,
     parse_concurrency,
     path_text,
+    positional,
     positive,
     seconds,
     text,
@@ -37,6 +38,9 @@ from vane_dagster.servers.handle import HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
 from vane_dagster.servers.launch import flags as flags_of
 from vane_dagster.types.callables import check_call, is_function, unwrapped
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
@@ -61,7 +65,10 @@ _PRIVATE_SOCKETS = {"VLLM_RPC_BASE_PATH": "{folder}"}
 """What the sockets of its processes get is unpickled."""
 _OWN_ENVIRONMENT = {"PYTHONPATH": "", "PYTHONHOME": ""}
 """For an interpreter of another environment: it must not import the worker's packages."""
-_OF_HANDLES = ("url", "grpc_url", "api_key", "headers", "endpoint", "request")
+_WITH_PATH = "fn(ports, model_path)"
+_TRITON_RUNNER = (
+    "{triton_runner}", "{cloudpickle}", "{payload}", "{port}", "{grpc_port}", "{metrics_port}",
+)  # fmt: skip
 _TRITON_PORTS = ("port", "grpc_port", "metrics_port")
 _PYTRITON_ADDRESSES = {
     f"PYTRITON_TRITON_CONFIG_{protocol}_ADDRESS": "{host}" for protocol in ("HTTP", "GRPC")
@@ -74,8 +81,8 @@ _ADVICE = advice({"gpus": "gpus=..."})
 _FLAGS = "; write a flag of `vllm serve` as flags=dict(...)"
 
 
-class _Options(NamedTuple):
-    """The arguments that all kinds of servers take, as they were given."""
+class ServerArguments(TypedDict, total=False):
+    """The arguments that all kinds of servers take; see `Server`."""
 
     name: str | None
     replicas: int | tuple[int, int] | Workers | None
@@ -95,7 +102,7 @@ class ModelServer:
         replicas: Minimum and maximum number of replicas.
         per_node: Replicas on each node that can hold one, in place of `replicas`.
         idle_minutes: Minutes that it stays up when nothing uses it.
-        reserved: What one replica reserves.
+        bundle: The resources that one replica reserves, by Ray's names.
         env_vars: Names of environment variables that are sent to it.
         keyed: What counts in fragment keys, because it may change answers.
         model: Name of the model in requests; empty if the server has none.
@@ -107,63 +114,60 @@ class ModelServer:
     kind = "server"
 
     def __init__(
-        self, default_name: str, launch: Launch, keyed: Mapping[str, Any], options: _Options
+        self,
+        default_name: str,
+        launch: Launch,
+        keyed: Mapping[str, Any],
+        *,
+        name: str | None = None,
+        replicas: int | tuple[int, int] | Workers | None = None,
+        per_node: int | None = None,
+        gpus: float | None = None,
+        idle_minutes: float | None = None,
+        liveness_timeout_s: float = 60.0,
+        drain_timeout_s: float = 30.0,
     ) -> None:
         where = f"vd.{type(self).__name__}"
         words = [str(word) for word in launch.command]
         keep_arguments(keyed, dict(launch.env), *flags_of(words))
-        self.name = options.name or _NAME_CHARACTERS.sub("-", default_name).strip("-.")
+        self.name = name or _NAME_CHARACTERS.sub("-", default_name).strip("-.")
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise DefinitionError(
                 f"{where}: name is {self.name!r}; expected letters, digits, '.', '_' and '-'. Give "
                 "the server a name by name="
             )
-        given = options.replicas
-        if not isinstance(given, Workers):
-            given = Workers(parse_concurrency(where, given, "replicas", "replicas"))
-        if wrong := [name for name in _OF_STAGES if getattr(given, name)]:
+        if not isinstance(replicas, Workers):
+            replicas = Workers(parse_concurrency(where, "replicas", replicas, "replicas"))
+        if wrong := [field for field in _OF_STAGES if getattr(replicas, field)]:
             raise DefinitionError(f"{where}: {names(wrong)} is for workers of stages; leave it out")
-        if options.per_node is not None and given.count is not None:
+        if per_node is not None and replicas.count is not None:
             raise DefinitionError(f"{where}: expected either replicas or per_node")
-        idle = options.idle_minutes
-        number(where, "idle_minutes", idle, "a number from 0 up", lambda given: given >= 0)
-        self.workers, self.idle_minutes = given, idle
-        self.replicas = parse_concurrency(where, given.count) or (1, 1)
-        self.per_node = positive(where, "per_node", options.per_node)
-        self.reserved = given._reserved(where, options.gpus or 0)
-        self.env_vars = tuple(sorted(set(given.env_vars)))
+        number(where, "idle_minutes", idle_minutes, "a number from 0 up", lambda given: given >= 0)
+        seconds(where, "liveness_timeout_s", liveness_timeout_s)
+        seconds(where, "drain_timeout_s", drain_timeout_s)
+        self.workers, self.idle_minutes = replicas, idle_minutes
+        self.replicas = parse_concurrency(where, "replicas", replicas.count) or (1, 1)
+        self.per_node = positive(where, "per_node", per_node)
+        self.bundle = replicas._bundle(where, gpus or 0)
+        self.env_vars = tuple(sorted(set(replicas.env_vars)))
         self.keyed = {"kind": self.kind, **keyed}
-        for name in ("liveness_timeout_s", "drain_timeout_s"):
-            seconds(where, name, getattr(options, name))
         self.model, self.command = launch.model, launch.command
         self.label = f"{self.kind} {self.name}"
         self._launch = replace(
             launch,
             label=self.label,
-            startup_timeout_s=given.startup_timeout_s or STARTUP_SECONDS,
-            liveness_timeout_s=options.liveness_timeout_s,
-            drain_timeout_s=options.drain_timeout_s,
-            max_rss=given.max_rss,
+            startup_timeout_s=replicas.startup_timeout_s or STARTUP_SECONDS,
+            liveness_timeout_s=liveness_timeout_s,
+            drain_timeout_s=drain_timeout_s,
+            max_rss=replicas.max_rss,
         )
         # Plain text alone: no file is read, because workers import declarations too.
         started = (repr(self._launch), sorted(launch.env.items()), self.keyed.get("version"))
-        pool = (self.replicas, self.per_node, idle, given.max_concurrency, self.env_vars)
-        self.key = digest(*started, *pool, sorted(self.reserved.bundle().items()))
+        pool = (self.replicas, per_node, idle_minutes, replicas.max_concurrency, self.env_vars)
+        self.key = digest(*started, *pool, sorted(self.bundle.items()))
 
     def __repr__(self) -> str:
         return f"vd.{type(self).__name__}(name={self.name!r})"
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            problem = f"vd.{type(self).__name__} has no attribute {name!r}"
-            if name in _OF_HANDLES:
-                problem += (
-                    ": it is only declared. A function gets the server with its address by "
-                    "fn_kwargs or fn_constructor_kwargs; `vane-dagster servers endpoint` prints "
-                    "the address of one that runs"
-                )
-            raise AttributeError(problem)
 
     @property
     def handle(self) -> ServerHandle:
@@ -207,8 +211,7 @@ class ModelServer:
         }
         files = LocalFiles(read="version" not in self.keyed)
         started = [value_digest(each, self.label, files) for each in (self.keyed, own)]
-        reserved = sorted(self.reserved.bundle().items())
-        return digest("server", *started, reserved, self.env_vars)[:16]
+        return digest("server", *started, sorted(self.bundle.items()), self.env_vars)[:16]
 
 
 def servers_by_key(servers: Iterable[ModelServer]) -> dict[str, ModelServer]:
@@ -267,20 +270,10 @@ class Server(ModelServer):
         env_vars: Mapping[str, str] | None = None,
         api_key_env: str | None = None,
         version: str | None = None,
-        name: str | None = None,
-        replicas: int | tuple[int, int] | Workers | None = None,
-        per_node: int | None = None,
-        gpus: float | None = None,
-        idle_minutes: float | None = None,
-        liveness_timeout_s: float = 60.0,
-        drain_timeout_s: float = 30.0,
+        **options: Unpack[ServerArguments],
     ) -> None:
         where = "vd.Server"
-        if not isinstance(command, (list, tuple)) or not command:
-            found = "empty" if isinstance(command, (list, tuple)) else f"a {type(command).__name__}"
-            raise DefinitionError(
-                f"{where}: command is {found}; expected a list of the program and its arguments"
-            )
+        command = positional(where, "command", command, "a list of the program and its arguments")
         words: tuple[Any, ...] = tuple(_word(where, "command", part, "text") for part in command)
         variables = _variables(where, env_vars)
         used = " ".join([*map(str, words), *variables.values()])
@@ -300,13 +293,10 @@ class Server(ModelServer):
             text(where, "api_key_env", api_key_env, "its name") if api_key_env else None,
             text(where, "model", model, "its name in requests") if model else "",
         )
-        keyed: dict[str, Any] = {"command": tuple(command), "env_vars": variables, "model": model}
+        keyed: dict[str, Any] = {"command": command, "env_vars": variables, "model": model}
         if version is not None:
             keyed = {"version": str(version)}
-        options = _Options(
-            name, replicas, per_node, gpus, idle_minutes, liveness_timeout_s, drain_timeout_s
-        )
-        super().__init__(model or os.path.basename(str(words[0])), launch, keyed, options)
+        super().__init__(model or os.path.basename(str(words[0])), launch, keyed, **options)
 
 
 class VLLMServer(ModelServer):
@@ -345,13 +335,7 @@ class VLLMServer(ModelServer):
         flags: Mapping[str, Any] | None = None,
         *,
         python: str | os.PathLike[str] | None = None,
-        name: str | None = None,
-        replicas: int | tuple[int, int] | Workers | None = None,
-        per_node: int | None = None,
-        gpus: float | None = None,
-        idle_minutes: float | None = None,
-        liveness_timeout_s: float = 60.0,
-        drain_timeout_s: float = 30.0,
+        **options: Unpack[ServerArguments],
     ) -> None:
         where = "vd.VLLMServer"
         path = _word(where, "model", model, "a name or path")
@@ -375,14 +359,11 @@ class VLLMServer(ModelServer):
             model=served[0],
         )
         counted = {flag: given[flag] for flag in sorted(set(given) - _OPERATIONAL_FLAGS)}
-        options = _Options(
-            name, replicas, per_node, gpus, idle_minutes, liveness_timeout_s, drain_timeout_s
-        )
-        super().__init__(short, launch, {"model": model, "flags": counted}, options)
+        super().__init__(short, launch, {"model": model, "flags": counted}, **options)
 
 
 class TritonServer(ModelServer):
-    """NVIDIA's Triton: with a function that serves a model by PyTriton, or a model repository.
+    """NVIDIA's Triton with a function that serves a model by PyTriton.
 
     Args:
         fn: Starts Triton and serves until SIGTERM: ``fn(ports, model_path)``, where `ports` are
@@ -390,13 +371,11 @@ class TritonServer(ModelServer):
             of Spark's Triton guides. The function travels with all that it refers to, into a
             process of its own.
         model_path: Passed to `fn`; the content of a local file or folder counts in fragment keys.
-        model_repository: A folder of models, served by ``tritonserver``; in place of `fn`.
-        tritonserver: The program for `model_repository`. Default: the one on the PATH.
         python: The Python interpreter with PyTriton, which may be of an environment of its own,
             since nvidia-pytriton needs numpy below 2. Default: the worker's.
         model: Name of the model in requests. A replica is ready once it is loaded; without a name,
             once Triton answers, which PyTriton lets it do before.
-        name: Name for people and the command line. Default: from the model, function or folder.
+        name: Name for people and the command line. Default: from the model or function.
         replicas: Number of replicas, (min, max) depending on the cluster's free resources, or
             `vd.Workers` with what each reserves, its limits, and the names of environment variables
             that are sent to it. ``max_concurrency`` is then the number of requests in flight to a
@@ -418,68 +397,45 @@ class TritonServer(ModelServer):
     @known_keywords("vd.TritonServer", advice=_ADVICE, fields=_FIELDS)
     def __init__(
         self,
-        fn: Callable[..., Any] | None = None,
+        fn: Callable[..., Any],
         model_path: str | os.PathLike[str] | LocalFile | None = None,
         *,
-        model_repository: str | os.PathLike[str] | LocalFile | None = None,
-        tritonserver: str | os.PathLike[str] = "tritonserver",
         python: str | os.PathLike[str] | None = None,
         model: str = "",
-        name: str | None = None,
-        replicas: int | tuple[int, int] | Workers | None = None,
-        per_node: int | None = None,
-        gpus: float | None = None,
-        idle_minutes: float | None = None,
-        liveness_timeout_s: float = 60.0,
-        drain_timeout_s: float = 30.0,
+        **options: Unpack[ServerArguments],
     ) -> None:
-        where = "vd.TritonServer"
-        if (fn is None) == (model_repository is None):
-            raise DefinitionError(f"{where}: expected either fn or model_repository")
-        if fn is None and not (model_path is None and python is None):
+        where, form = "vd.TritonServer", "fn(ports)" if model_path is None else _WITH_PATH
+        called = unwrapped(fn)
+        is_later = inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called)
+        if is_later or not is_function(called):
             raise DefinitionError(
-                f"{where}: model_path and python are for a function; tritonserver serves "
-                "model_repository by itself. Leave them out"
+                f"{where}: fn is {fn!r}; expected a plain function {form}, which serves until "
+                "SIGTERM. A model repository is served by vd.Server(['tritonserver', ...])"
             )
-        given = model_path if model_repository is None else model_repository
-        argument = "model_path" if model_repository is None else "model_repository"
-        path = None if given is None else _word(where, argument, given, "a path")
-        if fn is not None:
-            _check_function(where, fn, 1 if path is None else 2)
-            command: tuple[Any, ...] = (
-                _python(where, python), "{triton_runner}", "{cloudpickle}", "{payload}",
-                "{port}", "{grpc_port}", "{metrics_port}", *(() if path is None else (path,)),
-            )  # fmt: skip
-        else:
-            command = (
-                _word(where, "tritonserver", tritonserver, "the program's path"),
-                "--model-repository", path, "--http-address", "{host}",
-                "--http-port", "{port}", "--grpc-address", "{host}", "--grpc-port", "{grpc_port}",
-                "--metrics-port", "{metrics_port}",
-            )  # fmt: skip
+        path = () if model_path is None else (_word(where, "model_path", model_path, "a path"),)
+        check_call(where, fn, ((), *path), {}, form)
         self._fn = fn
         model = text(where, "model", model, "its name in requests") if model else ""
         loaded = f"models/{urllib.parse.quote(model, safe='')}" if model else "health"
-        env = {**_PYTRITON_ADDRESSES, **_OWN_ENVIRONMENT} if python else _PYTRITON_ADDRESSES
-        launch = Launch("", command, f"/v2/{loaded}/ready", _TRITON_PORTS, env, model=model)
-        default = os.path.basename(str(path).rstrip("/"))
-        if fn is not None:
-            default = getattr(unwrapped(fn), "__name__", "triton")
-        # The content of a bare word would not count.
-        named: Any = Path(path) if isinstance(path, str) and "/" not in path else path
-        keyed = {"fn": fn, "path": named, "model": model}
-        options = _Options(
-            name, replicas, per_node, gpus, idle_minutes, liveness_timeout_s, drain_timeout_s
+        launch = Launch(
+            "",
+            (_python(where, python), *_TRITON_RUNNER, *path),
+            f"/v2/{loaded}/ready",
+            _TRITON_PORTS,
+            {**_PYTRITON_ADDRESSES, **(_OWN_ENVIRONMENT if python else {})},
+            model=model,
         )
-        super().__init__(model or default, launch, keyed, options)
+        # The content of a bare word would not count.
+        named = [Path(each) if isinstance(each, str) and "/" not in each else each for each in path]
+        keyed = {"fn": fn, "path": named, "model": model}
+        default = getattr(called, "__name__", "triton")
+        super().__init__(model or default, launch, keyed, **options)
 
     def launch(self) -> Launch:
         """See `ModelServer.launch`."""
         from vane_dagster.fingerprint.portable import portable_payload
         from vane_dagster.servers.triton_runner import stamped
 
-        if self._fn is None:
-            return self._launch
         payload = portable_payload(code_identity(unwrapped(self._fn)).modules, self._fn)
         if payload is None:
             raise DefinitionError(
@@ -488,18 +444,6 @@ class TritonServer(ModelServer):
                 "your modules at the top of its module, and pass data as model_path"
             )
         return replace(self._launch, payload=stamped(payload))
-
-
-def _check_function(where: str, fn: Any, count: int) -> None:
-    """Refuse what is no function of `count` positional arguments, as far as is known."""
-    form = "fn(ports)" if count == 1 else "fn(ports, model_path)"
-    called = unwrapped(fn)
-    is_later = inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called)
-    if is_later or not is_function(called):
-        raise DefinitionError(
-            f"{where}: fn is {fn!r}; expected a plain function {form}, which serves until SIGTERM"
-        )
-    check_call(where, fn, (None,) * count, {}, form)
 
 
 def _word(where: str, name: str, value: Any, expected: str) -> str | LocalFile:
@@ -515,11 +459,6 @@ def _python(where: str, python: Any) -> str:
 
 def _variables(where: str, given: Any) -> dict[str, str]:
     """Validate environment variables with their values."""
-    if isinstance(given, (list, tuple)):
-        raise DefinitionError(
-            f"{where}: env_vars is a list; expected a mapping of name to value. Names of variables "
-            "of the driver go into replicas=vd.Workers(env_vars=[...])"
-        )
     found = {name: path_text(value) for name, value in mapping(where, "env_vars", given).items()}
     for name, value in found.items():
         if not isinstance(value, str):  # it may be a secret
@@ -529,19 +468,15 @@ def _variables(where: str, given: Any) -> dict[str, str]:
 
 
 def _flags(where: str, flags: Any) -> dict[str, Any]:
-    """Validate flags of ``vllm serve``."""
-    given = mapping(where, "flags", flags)
-    for name in given:
-        if name in _OWN_FLAGS:
-            raise DefinitionError(
-                f"{where}: leave {name!r} out of flags: each replica has an address and a key of "
-                "its own, and clients connect by HTTP"
-            )
-        if "-" in name:
-            written = name.strip("-").replace("-", "_")
-            raise DefinitionError(f"{where}: flags has {name!r}; write {written!r}")
-    found = given.items()
-    return {name: _flag_value(where, name, value) for name, value in found if value is not None}
+    """Validate flags of ``vllm serve``, written with dashes or underscores."""
+    given = mapping(where, "flags", flags).items()
+    found = {name.strip("-").replace("-", "_"): value for name, value in given}
+    if own := [name for name in found if name in _OWN_FLAGS]:
+        raise DefinitionError(
+            f"{where}: leave {own[0]!r} out of flags: each replica has an address and a key of its "
+            "own, and clients connect by HTTP"
+        )
+    return {n: _flag_value(where, n, value) for n, value in found.items() if value is not None}
 
 
 def _flag_value(where: str, name: str, value: Any) -> Any:

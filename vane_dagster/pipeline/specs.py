@@ -9,7 +9,7 @@ later layer than declarations.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
@@ -226,8 +226,16 @@ class JoinSpec(StageKind):
         for node, table in inputs.items():
             side = sides.get(node)
             if side is not None:
-                _check_same_id(location, shape, base, table.fields, side)
-            chosen = self._chosen(node, table.fields, side.known if side else ids)
+                id = shape.id if side.label else side.id
+                ours, theirs = base.get(id), table.fields.get(id)
+                if ours is not None and theirs is not None and ours.type != theirs.type:
+                    raise SchemaError(
+                        f"{location}: the id {id!r} is {ours.type} in {shape.base!r} and "
+                        f"{theirs.type} in {node!r}; materialize both again from the same source"
+                    )
+            known = side.known if side else ids
+            pairs = self.columns.get(node, [(name, name) for name in table.fields])
+            chosen = [(n, c) for n, c in pairs if not (n == c and c in known)]
             if table.is_complete:
                 require_columns(f"{location}: {node!r}", [c for _, c in chosen], table.fields)
             taken: dict[str, pa.Field | None] = {}
@@ -289,13 +297,6 @@ class JoinSpec(StageKind):
             component("option", "columns", chosen),
         ]
 
-    def _chosen(
-        self, node: str, columns: Iterable[str], known: Collection[str]
-    ) -> list[tuple[str, str]]:
-        """Return new and old names of the columns taken from a node, without the ids in `known`."""
-        pairs = self.columns.get(node, [(name, name) for name in columns])
-        return [(n, c) for n, c in pairs if not (n == c and c in known)]
-
 
 @dataclass(frozen=True)
 class WriteSpec(StageKind):
@@ -337,32 +338,13 @@ def _side(
     node: str, keys: Mapping[str, Keys], base: str, as_lists: bool, location: str
 ) -> JoinSide:
     own, ours = keys[node], keys[base]
-    deep, flat = (own, ours) if len(own) > len(ours) else (ours, own)
-    shared = deep[len(deep) - len(flat) :]
-    if [key.origin for key in shared] != [key.origin for key in flat]:
+    flat, deep = sorted((own, ours), key=len)
+    if deep[len(deep) - len(flat) :] != flat:
         raise DefinitionError(
             f"{location}: {node!r} is keyed by {own[0].column!r} of {own[0].origin!r} and {base!r} "
             f"by {ours[0].column!r} of {ours[0].origin!r}: neither was made from the other. Join "
             "each with the stage above both"
             + ("" if as_lists else ", or return to it with children='list'")
         )
-    if deep is own and len(own) > len(ours):
-        known = own[len(own) - len(ours) :]
-        return JoinSide(node, own[0].column, known[0].column, tuple(k.column for k in known), node)
-    return JoinSide(node, own[0].column, shared[0].column, tuple(key.column for key in own))
-
-
-def _check_same_id(
-    location: str,
-    shape: JoinShape,
-    base: Mapping[str, pa.Field | None],
-    own: Mapping[str, pa.Field | None],
-    side: JoinSide,
-) -> None:
-    ours, theirs = (shape.id, side.match) if side.label else (side.match, side.id)
-    expected, found = base.get(ours), own.get(theirs)
-    if expected is not None and found is not None and expected.type != found.type:
-        raise SchemaError(
-            f"{location}: the id {ours!r} is {expected.type} in {shape.base!r} and {found.type} in "
-            f"{side.node!r}; materialize both again from the same source"
-        )
+    known = tuple(key.column for key in flat)
+    return JoinSide(node, own[0].column, known, node if len(own) > len(ours) else None)

@@ -29,14 +29,11 @@ from vane_dagster.storage.publish.target import PARTITION_COLUMN, Target
 from vane_dagster.types.sql import as_columns, is_column, quote, referenced_columns
 
 if TYPE_CHECKING:
-    from vane_dagster.pipeline.pipeline import Pipeline, Stage
+    from vane_dagster.pipeline.pipeline import Stage
 
 
 class Rows(MapRows, LabelRows, EmbedRows):
     """A pipeline's source or a stage: anything that a new stage can read."""
-
-    pipeline: Pipeline
-    _node: str
 
     @adds_stage
     def project(
@@ -148,10 +145,9 @@ class Rows(MapRows, LabelRows, EmbedRows):
             check_placeholders(location, url, self.pipeline.partitions_def)
         given = mapping(location, "options", options)
         if unknown := [each for each in given if each not in publisher.options]:
-            known = f"it takes {names(publisher.options)}" if publisher.options else "it takes none"
             raise DefinitionError(
-                f"{location}: options has {names(unknown)}, which format={format!r} does not take; "
-                f"{known}"
+                f"{location}: options has {names(unknown)}; format={format!r} takes "
+                f"{names(publisher.options)}"
             )
         codecs = ("zstd", "snappy", "lz4", "gzip", "none")
         declared = Target(

@@ -13,11 +13,11 @@ from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.local_file import LocalFile, found_in
 from vane_dagster.pipeline.contracts import CALL, CallStyle, DeclaredCall
-from vane_dagster.pipeline.decorators import NO_OPTIONS, CallOptions, options_of
+from vane_dagster.pipeline.decorators import CallOptions, options_of
 from vane_dagster.pipeline.lazy_instances import LazyInstance
 from vane_dagster.pipeline.servers import ModelServer, servers_by_key
 from vane_dagster.servers.handle import ServerHandle
-from vane_dagster.types.callables import check_call, is_function, qualname, unwrapped
+from vane_dagster.types.callables import check_call, is_function, qualname, signature_of, unwrapped
 
 _ASYNC = ("async", "async_generator")
 
@@ -49,14 +49,13 @@ class Udf:
     version: str | None = None
     method: str = CALL
     is_factory: bool = False
-    options: CallOptions = NO_OPTIONS
+    options: CallOptions = field(default_factory=CallOptions)
 
     @property
     def name(self) -> str:
         """The label, or the target's qualified name."""
-        if self.options.label:
-            return self.options.label
-        return str(getattr(self.target, "__qualname__", repr(self.target)))
+        own = str(getattr(self.target, "__qualname__", repr(self.target)))
+        return self.options.get("name_override") or own
 
     @property
     def call(self) -> Any:
@@ -74,11 +73,6 @@ class Udf:
     def servers(self) -> Mapping[str, ModelServer]:
         """The servers among the arguments, by their key."""
         return servers_by_key(handle.server for handle in found_in(self._references, ServerHandle))
-
-    @property
-    def lost_servers(self) -> Sequence[ModelServer]:
-        """Servers that a worker would get without an address, as in a closure or a record."""
-        return list(found_in(self._references, ModelServer))
 
     @property
     def _references(self) -> tuple[Any, ...]:
@@ -99,28 +93,28 @@ def make_udf(
     is_factory: bool = False,
 ) -> Udf:
     """Find the class or function, and the method, that `fn` stands for."""
-    method = CALL
+    method, called_with = CALL, mapping(where, "fn_kwargs", kwargs)
+    placed = positional(
+        where, "fn_constructor_args", constructor_args, "a list of arguments, as [...]"
+    )
+    named = mapping(where, "fn_constructor_kwargs", constructor_kwargs)
+    while isinstance(fn, functools.partial) and not (inspect.isclass(fn.func) or is_factory):
+        if fn.args:
+            raise DefinitionError(
+                f"{where}: functools.partial of {fn.func!r} has arguments by position; give them "
+                "by name"
+            )
+        fn, called_with = fn.func, {**fn.keywords, **called_with}
     if isinstance(fn, LazyInstance):
         method = fn._lazy_method
         fn = functools.partial(fn._lazy_target, *fn._lazy_args, **fn._lazy_kwargs)
-    placed = positional(where, "fn_constructor_args", constructor_args)
-    named = mapping(where, "fn_constructor_kwargs", constructor_kwargs)
-    if isinstance(fn, functools.partial) and (inspect.isclass(fn.func) or is_factory):
+    if isinstance(fn, functools.partial):
         if placed or named:
             raise DefinitionError(
                 f"{where}: {qualname(fn.func)}(...) has its constructor's arguments already; leave "
                 "out fn_constructor_args and fn_constructor_kwargs"
             )
         fn, placed, named = fn.func, fn.args, fn.keywords
-    called_with = dict(mapping(where, "fn_kwargs", kwargs))
-    while isinstance(fn, functools.partial) and not isinstance(fn.func, LazyInstance):
-        if fn.args:
-            raise DefinitionError(
-                f"{where}: functools.partial of {qualname(fn.func)} has arguments by position; "
-                "give them by name"
-            )
-        called_with = {**fn.keywords, **called_with}
-        fn = fn.func
     _check_callable(where, fn, method, is_factory)
     stateful = is_factory or inspect.isclass(fn)
     if not stateful and (placed or named):
@@ -132,9 +126,10 @@ def make_udf(
         target=fn,
         stateful=stateful,
         style="plain" if is_factory else style_of(getattr(fn, method) if stateful else fn),
-        kwargs=_handles(called_with),
+        # In the order of their names, which is no part of the identity.
+        kwargs=_handles(dict(sorted(called_with.items()))),
         constructor_args=_handles(placed),
-        constructor_kwargs=_handles(named),
+        constructor_kwargs=_handles(dict(sorted(named.items()))),
         method=method,
         is_factory=is_factory,
         options=options_of(fn, method),
@@ -146,8 +141,8 @@ def make_udf(
 def check_calls(where: str, udf: Udf, contract: DeclaredCall) -> None:
     """Check that the code takes its arguments, and that workers can have them."""
     if udf.stateful:
-        arguments = (udf.constructor_args, udf.constructor_kwargs)
-        check_call(where, udf.target, *arguments, "(*fn_constructor_args, **fn_constructor_kwargs)")
+        of_class = (udf.constructor_args, udf.constructor_kwargs)
+        check_call(where, udf.target, *of_class, "(*fn_constructor_args, **fn_constructor_kwargs)")
     if not udf.is_factory:
         call, has_self = called_function(udf.target, udf.method)
         given, named = contract.arguments()
@@ -155,8 +150,25 @@ def check_calls(where: str, udf: Udf, contract: DeclaredCall) -> None:
         check_call(where, call, placed, {**named, **udf.kwargs}, contract.form)
     if inspect.isclass(udf.target) and callable(probe := _members(udf.target).get("check_health")):
         check_call(where, probe, (None,), {}, "check_health(self), by which a worker asks it")
-    _check_servers(where, udf)
-    _refuse_lazy_arguments(where, udf)
+    if lost := next(found_in(udf._references, ModelServer), None):
+        raise DefinitionError(
+            f"{where}: {udf.name} refers to {lost!r} by a closure, a partial or an object; "
+            "expected it in fn_kwargs or fn_constructor_kwargs, which pass it with its address"
+        )
+    try:
+        udf.servers  # noqa: B018  # looking them up raises
+    except DefinitionError as error:
+        raise DefinitionError(f"{where}: {error}") from None
+    arguments = (udf.constructor_args, udf.constructor_kwargs, udf.kwargs)
+    lazy = next(found_in(arguments, LazyInstance), None)
+    if lazy is not None and udf.version is None:  # its class may change what the stage computes
+        inner = qualname(lazy._lazy_target)
+        raise DefinitionError(
+            f"{where}: an argument of {udf.name} is {lazy!r}, because of @vd.cls; expected plain "
+            f"values. Call {inner}(...) in the __init__ of the class that the stage calls: it "
+            "constructs an instance there, once in each worker. Pass that class what "
+            f"{inner} needs, such as a path"
+        )
 
 
 def _check_callable(where: str, target: Any, method: str, is_factory: bool) -> None:
@@ -173,37 +185,24 @@ def _check_callable(where: str, target: Any, method: str, is_factory: bool) -> N
                 "batch), which a worker calls"
             )
         return
-    function = target.func if isinstance(target, functools.partial) else target
-    if isinstance(function, LazyInstance):
-        raise DefinitionError(
-            f"{where}: functools.partial of {function!r}; pass the method itself, and the other "
-            "arguments as fn_kwargs"
-        )
-    if inspect.isfunction(function):
-        parameters = [*inspect.signature(function).parameters, ""]
-        if parameters[0] == "self" and "." in function.__qualname__:
-            raise DefinitionError(
-                f"{where}: {function.__qualname__} is a method; decorate its class with @vd.cls, "
-                f"and pass the method of an instance, as Model(...).{function.__name__}"
-            )
-        return
-    if not is_function(function):
-        raise DefinitionError(f"{where}: {_refusal(function)}")
-
-
-def _refusal(target: Any) -> str:
-    """Say what to pass in place of an object that is neither a function nor a class."""
-    is_method = inspect.ismethod(target)
-    kind = type(target.__self__ if is_method else target)
-    name = qualname(kind)
-    given = f"method {target.__name__!r} of an instance" if is_method else "an instance"
-    method = f".{target.__name__}" if is_method else ""
-    return (
-        f"{given} of {name} was given; expected a function or a class. A worker constructs the "
-        "object itself, once, so that a model is loaded where it runs and stays warm there, and is "
-        f"never pickled: decorate the class with @vd.cls, so that {name}(...){method} constructs "
-        f"nothing here, or pass functools.partial({name}, ...). For a class of a library, write a "
-        "class that constructs it in __init__ and calls it in __call__"
+    if is_function(target):
+        owner, _, method = qualname(target).rpartition(".")
+        signature = signature_of(target)
+        if not (owner and signature and next(iter(signature.parameters), "") == "self"):
+            return
+        given, name = f"method {method!r} of", owner.rpartition(".")[2]
+    else:
+        is_method = inspect.ismethod(target)
+        name = qualname(type(target.__self__ if is_method else target))
+        method = target.__name__ if is_method else ""
+        given = f"method {method!r} of an instance of" if is_method else "an instance of"
+    raise DefinitionError(
+        f"{where}: {given} {name} was given; expected a function or a class. A worker constructs "
+        "the object itself, once, so that a model is loaded where it runs and stays warm there, "
+        "and is never pickled: decorate the class with @vd.cls, so that "
+        f"{name}(...){'.' * bool(method)}{method} constructs nothing here, or pass "
+        f"functools.partial({name}, ...). For a class of a library, write a class that constructs "
+        "it in __init__ and calls it in __call__"
     )
 
 
@@ -232,19 +231,6 @@ def style_of(function: Any) -> CallStyle:
     return "plain"
 
 
-def _check_servers(where: str, udf: Udf) -> None:
-    """Raise DefinitionError for servers that workers could not tell apart, or would not find."""
-    if lost := udf.lost_servers:
-        raise DefinitionError(
-            f"{where}: {udf.name} refers to {lost[0]!r} by a closure, a partial or an object; "
-            "expected it in fn_kwargs or fn_constructor_kwargs, which pass it with its address"
-        )
-    try:
-        udf.servers  # noqa: B018  # looking them up raises
-    except DefinitionError as error:
-        raise DefinitionError(f"{where}: {error}") from None
-
-
 def _handles(arguments: Any) -> Any:
     """Return arguments with handles in place of declared servers, also in lists and dicts."""
     if isinstance(arguments, ModelServer):
@@ -254,20 +240,3 @@ def _handles(arguments: Any) -> Any:
     if type(arguments) is dict:
         return {name: _handles(each) for name, each in arguments.items()}
     return arguments
-
-
-def _refuse_lazy_arguments(where: str, udf: Udf) -> None:
-    """Raise DefinitionError for an instance of a class under `vd.cls`, unless `version=` is given.
-
-    It has no identity of its own: its class may change what the stage computes.
-    """
-    given = (udf.constructor_args, udf.constructor_kwargs, udf.kwargs)
-    found = next(found_in(given, LazyInstance), None)
-    if found is not None and udf.version is None:
-        inner = qualname(found._lazy_target)
-        raise DefinitionError(
-            f"{where}: an argument of {udf.name} is {found!r}, because of @vd.cls; expected plain "
-            f"values. Call {inner}(...) in the __init__ of the class that the stage calls: it "
-            "constructs an instance there, once in each worker. Pass that class what "
-            f"{inner} needs, such as a path"
-        )

@@ -118,7 +118,7 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
         spec.worker_code(pipeline),
         *(each.digest for each in constructor_arguments(pipeline, spec)),
         *([] if udf.stateful else (each.digest for each in call_arguments(pipeline, spec))),
-        sorted(spec.resources.bundle().items()),
+        sorted(spec.bundle.items()),
         sorted(spec.workers._env_vars),
         *(each.digest for each in environment(pipeline, spec)),
         *(["driver"] if spec.on_driver else []),

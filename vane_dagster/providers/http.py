@@ -24,14 +24,11 @@ _NOT_FOUND = 404
 _REFUSED = frozenset({401, 402, 403, _NOT_FOUND})
 """Statuses by which an endpoint refuses all requests: the key, the account or the model."""
 _TOO_LONG = ("context length", "too long", "context limit")
-_OPTIONS = ("base_url", "timeout")
-"""Arguments of the client that are options of the model."""
-_HEADERS = ("api_key", "default_headers", "default_query", "extra_headers", "extra_query")
-"""Arguments of the client that are not."""
-_NO_HEADERS = (
-    "remove it. The key is read from the variable that the model's option 'api_key_env' names; for "
-    "other headers or queries, give a provider class whose client has them"
-)
+_OF_CLIENT = {
+    "api_key", "base_url", "timeout", "default_headers", "default_query", "extra_headers",
+    "extra_query",
+}  # fmt: skip
+"""Arguments of the client, which are no fields of a request's body."""
 
 
 class MalformedResponse(ConnectionError):
@@ -249,14 +246,14 @@ class HttpProvider:
 
 def _misplaced(sampling: Mapping[str, Any]) -> str | None:
     """Describe a sampling parameter that is an argument of the client; None if there is none."""
-    for name in sampling:
-        if name in (*_OPTIONS, *_HEADERS):
-            advice = "write it into the options of vd.Model" if name in _OPTIONS else _NO_HEADERS
-            return (
-                f"sampling_params has {name!r}, but sampling parameters are fields of the "
-                f"request's body, which the model's server reads: {advice}"
-            )
-    return None
+    if not (wrong := sorted(_OF_CLIENT & set(sampling))):
+        return None
+    return (
+        f"sampling_params has {wrong[0]!r}, but sampling parameters are fields of the request's "
+        "body, which the model's server reads: write base_url and timeout into the options of "
+        "vd.Model, the variable with the key as its option 'api_key_env'; for other headers or "
+        "queries, give a provider class whose client has them"
+    )
 
 
 def _wrong_body(where: str, body: Any) -> str | None:

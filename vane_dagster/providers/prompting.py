@@ -148,7 +148,8 @@ class PromptTask:
     def describe(self, model: str) -> str:
         """See `ModelTask`."""
         if self.function is not None:
-            return f"{model} is asked what `{_name(self.function.call)}` makes of a row"
+            call = unwrapped(self.function.call)
+            return f"{model} is asked what `{getattr(call, '__name__', call)}` makes of a row"
         asked = f"column `{self.template.text}`" if self.template.column else self.template.text
         return f"{model} is asked: {asked}"
 
@@ -257,9 +258,3 @@ def _columns(prompt: PromptTask, answers: Sequence[tuple[pa.Array, Answer]]) -> 
         prompt.output: pa.concat_arrays([none, *(made for made, _ in answers)]),
         prompt.usage: usage_column([answer for _, answer in answers]),
     }
-
-
-def _name(function: Any) -> str:
-    """Return the name of a function for users."""
-    function = unwrapped(function)
-    return str(getattr(function, "__name__", function))

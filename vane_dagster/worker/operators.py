@@ -127,7 +127,7 @@ def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, in
     if op.how == "inner":
         present = [pc.is_valid(p) for p in places.values() if p is not None and p.null_count]
         for side in filter(lambda side: side.label, op.shape.sides):
-            parents = by_node[side.node].column(side.match)
+            parents = by_node[side.node].column(op.shape.id)
             present.append(pc.is_in(base.column(op.shape.id), value_set=parents).combine_chunks())
         if present:
             mask = functools.reduce(pc.and_, present)
@@ -151,11 +151,11 @@ def _without_unread(
     if not unread or side.label is not None:
         return base, []
     faults = {fault.batch.column(side.id)[0].as_py(): fault for fault in unread}
-    matches = pc.is_in(base.column(side.match), value_set=pa.array(faults, base[side.match].type))
+    matches = pc.is_in(base.column(side.id), value_set=pa.array(faults, base[side.id].type))
     places = np.flatnonzero(matches.combine_chunks().to_numpy(zero_copy_only=False))
     found = []
     for place in places.tolist():
-        fault = faults[base[side.match][place].as_py()]
+        fault = faults[base[side.id][place].as_py()]
         found.append(replace(fault, batch=base.slice(place, 1)))
     return unsliced(base).filter(pc.invert(matches)), found
 
@@ -173,7 +173,7 @@ def _taken(op: Join, node: str, table: pa.Table, known: Collection[str] = ()) ->
 
 def _positions(base: pa.Table, other: pa.Table, side: JoinSide) -> pa.Array | None:
     """Return the position of each base's row in an input, null if absent; None if they align."""
-    ids, others = base.column(side.match), other.column(side.id)
+    ids, others = base.column(side.id), other.column(side.id)
     if others.equals(ids):
         return None
     return pc.index_in(ids, value_set=others.combine_chunks()).combine_chunks()
@@ -187,7 +187,7 @@ def _lists(
     The list is null, not empty, if the row or one made from it was quarantined on the way.
     """
     positions = pc.index_in(
-        other.column(side.match), value_set=base.column(op.shape.id).combine_chunks()
+        other.column(op.shape.id), value_set=base.column(op.shape.id).combine_chunks()
     ).combine_chunks()
     other = other.filter(pc.is_valid(positions))
     owners = positions.drop_null().to_numpy(zero_copy_only=False)

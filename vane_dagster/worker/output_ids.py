@@ -31,11 +31,11 @@ def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.T
 def _unmatched(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> str:
     is_given = op.columns is None or op.ids[0] in op.columns
     hint = "" if is_given else f"; to get the id, name {op.ids[0]!r} in columns="
-    other = "name its column as parent_id" if op.parent else "one row for each input row, in order"
+    other = "" if op.parent else ", or one row for each input row, in order"
     return (
         f"{work.location}: {output.num_rows} rows came back for {batch.num_rows} and without "
-        f"{(op.parent or op.ids[0])!r}, the id of the row that each was made from. Return the id, "
-        f"or {other}{hint}"
+        f"{(op.parent or op.ids[0])!r}, the id of the row that each was made from. Return the "
+        f"id{other}{hint}"
     )
 
 

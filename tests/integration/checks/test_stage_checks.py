@@ -335,7 +335,6 @@ def test_column_lineage_and_sample_rows_are_in_the_metadata(tmp_path, runs):
         embed,
         schema=SCHEMA,
         columns=["text"],
-        asset=vd.Asset(column_lineage={"label": ["text"]}),
     )
     docs.join("all", docs["vectors"], longer, columns={"longer": {"longest": "long"}})
     made = {m.asset_key.path[-1]: m.metadata for m in materializations(

@@ -35,7 +35,13 @@ def command(*arguments: str) -> Result:
 
 def listed() -> dict[str, Any]:
     found = json.loads(command("--json").stdout)
-    return {server["name"]: server for server in found}
+    return {pool["server"]: pool for pool in found}
+
+
+def replicas(name: str) -> list[dict[str, Any]]:
+    """What is known of the replicas of a server."""
+    pool = listed().get(name, {"workers": []})
+    return [{**each, **each.get("server", {})} for each in pool["workers"]]
 
 
 @contextlib.contextmanager
@@ -54,7 +60,7 @@ def leased(run: str, *servers: vd.Server) -> Iterator[Lease]:
 
 
 def is_ready(name: str) -> bool:
-    found = listed().get(name, {"replicas": []})["replicas"]
+    found = replicas(name)
     return bool(found) and all(replica["state"] == "ready" for replica in found)
 
 
@@ -66,8 +72,8 @@ def test_a_server_is_listed_used_and_stopped(ray_compute):
         header, line = shown.stdout.splitlines()
         assert header.split()[:5] == ["NAME", "KIND", "IDENTITY", "REPLICA", "STATE"]
         found = listed()["llm"]
-        (replica,) = found["replicas"]
-        for cell in ("llm   server ", found["identity"], replica["replica"], "ready", "0.5 CPU",
+        (replica,) = replicas("llm")
+        for cell in ("llm   server ", found["identity"], "ready", "0.5 CPU",
                      replica["url"], replica["node"], "run-of-m"):  # fmt: skip
             assert cell in line
         assert (found["leases"], replica["restarts"]) == (["run-of-mine"], 0)
@@ -109,7 +115,7 @@ def test_the_log_is_read_while_a_server_starts(ray_compute):
     with leased("run", server):
         shown = until(lambda: command("logs", "slow").stdout, "the log begins", 60)
         assert shown.startswith("the server starts on port ")
-        assert listed()["slow"]["replicas"][0]["state"] == "starting"
+        assert replicas("slow")[0]["state"] == "starting"
         until(lambda: "GET /health" in command("logs", "slow").stdout, "it is asked", 30)
         assert len(command("logs", "slow", "--lines", "1").stdout.splitlines()) == 1
         none = command("endpoint", "slow")
@@ -122,7 +128,9 @@ def test_the_logs_of_replicas_are_followed_until_they_stop(ray_compute):
     server = echo("two", "--access-log", replicas=2)
     with leased("run", server):
         until(lambda: is_ready("two"), "both replicas are ready", 60)
-        replicas = {each["replica"]: each for each in listed()["two"]["replicas"]}
+        prefixes = {
+            each["name"].split("-", 1)[1].partition(".")[0]: each for each in replicas("two")
+        }
         arguments = ["servers", "logs", "two", "-f", "--lines", "0", "--name", "tests"]
         follower = subprocess.Popen(
             [sys.executable, "-m", "vane_dagster", *arguments],
@@ -133,14 +141,14 @@ def test_the_logs_of_replicas_are_followed_until_they_stop(ray_compute):
         lines: list[str] = []
         reader = threading.Thread(target=lambda: lines.extend(follower.stdout or ()))
         reader.start()
-        urls = {name: replica["url"] for name, replica in replicas.items()}
+        urls = {name: replica["url"] for name, replica in prefixes.items()}
 
         def followed() -> bool:
             for name, url in urls.items():
                 with contextlib.suppress(OSError):
                     urllib.request.urlopen(f"{url}/health?of={name}", timeout=5).close()
             time.sleep(0.5)
-            return all(any(f"{n} | " in li and f"of={n}" in li for li in lines) for n in urls)
+            return all(any(f"of={n}" in line for line in lines) for n in urls)
 
         until(followed, "lines of both replicas are printed", 60)
     assert command("stop", "two").exit_code == 0
@@ -148,7 +156,7 @@ def test_the_logs_of_replicas_are_followed_until_they_stop(ray_compute):
     reader.join()
     with follower:
         assert "server two" in follower.stderr.read()
-    assert all(line.partition(" | ")[0] in replicas for line in lines)
+    assert {line.split()[1] for line in lines if line.startswith("==> ")} == {*prefixes}
 
 
 def test_a_log_is_followed_while_a_run_replaces_the_server(ray_compute):
@@ -162,6 +170,7 @@ def test_a_log_is_followed_while_a_run_replaces_the_server(ray_compute):
         first = follower.stdout.readline()
         assert command("stop", "again", "--force").exit_code == 0
         lease.load(lease.replace(worker), {})
+        assert follower.stdout.readline().startswith("==> ")
         second = follower.stdout.readline()
         assert first.startswith("the server starts on port ")
         assert second.startswith("the server starts on port ")

@@ -41,7 +41,7 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path, local, materi
         "scored",
         score,
         schema={"score": "DOUBLE", "vector": "FLOAT[4]", "label": "VARCHAR"},
-        asset=vd.Asset(column_lineage={"score": ["chunk"]}),
+        columns=["chunk"],
     )
     both = docs.join(
         "both",
@@ -68,13 +68,12 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path, local, materi
         "id": {"docs/clean:id"},
         "chunk": {"docs/clean:id", "docs/clean:text", "docs/clean:long"},
     }
-    everything = {"docs/chunks:chunk_id", "docs/chunks:id", "docs/chunks:chunk"}
     assert lineage(events["scored"]) == {
         "chunk_id": {"docs/chunks:chunk_id"},
         "id": {"docs/chunks:id"},
         "score": {"docs/chunks:chunk"},
-        "vector": everything,
-        "label": everything,
+        "vector": {"docs/chunks:chunk"},
+        "label": {"docs/chunks:chunk"},
     }
     scored_columns = {f"docs/scored:{c}" for c in ("chunk_id", "score", "vector", "label")}
     assert lineage(events["both"]) == {

@@ -427,7 +427,7 @@ def test_texts_are_given_labels(tmp_path, local, server, endpoint, materialize):
     materialize(pipeline, local)
 
     assert read(tmp_path)["asked"].to_pylist() == ["good", "bad {x}"]
-    with pytest.raises(vd.DefinitionError, match="labels is 'good'; expected a list of labels"):
+    with pytest.raises(vd.DefinitionError, match="labels is 'good'; expected a list of names"):
         pipeline.classify("other", "text", "good", provider="openai", model="m")
 
 

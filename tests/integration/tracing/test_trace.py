@@ -59,7 +59,7 @@ def split(batch: pa.Table) -> pa.Table:
     ][::-1]
     return pa.table(
         {
-            "doc": pa.array([id for id, _ in pairs], batch["id"].type),
+            "id": pa.array([id for id, _ in pairs], batch["id"].type),
             "word": pa.array([word for _, word in pairs], pa.string()),
         }
     )
@@ -92,7 +92,7 @@ def docs(
         "words",
         split,
         schema={"word": "VARCHAR"},
-        cardinality=vd.Children("word_id", parent_id="doc"),
+        cardinality=vd.Children("word_id"),
     )
     pipeline.join("by_word", words, embedded, children="rows")
     pipeline.join("by_doc", embedded, words, how="left", children="list")
@@ -199,7 +199,7 @@ def test_every_row_leads_to_its_own(traced):
             steps = by_stage(trace(traced, f"docs/{stage}", row[key]))
             assert row_at(steps[stage]) == row
             assert row_at(steps["source"])["text"] == row_at(steps["clean"])["text"]
-            assert row_at(steps["source"])["id"] == row.get("doc", row.get("id"))
+            assert row_at(steps["source"])["id"] == row["id"]
 
 
 def test_a_child_leads_to_its_parent(traced):
@@ -208,8 +208,8 @@ def test_a_child_leads_to_its_parent(traced):
     assert list(steps) == ["source", "clean", "words", "upper", "embedded", "by_word"] or list(
         steps
     ) == ["source", "clean", "upper", "embedded", "words", "by_word"]
-    assert steps["by_word"].keys == {"word_id": "42-1", "doc": 42}
-    assert steps["words"].keys == {"word_id": "42-1", "doc": 42}
+    assert steps["by_word"].keys == {"word_id": "42-1", "id": 42}
+    assert steps["words"].keys == {"word_id": "42-1", "id": 42}
     assert steps["embedded"].keys == {"id": 42}
     for name in ("by_word", "words"):
         assert row_at(steps[name])["word_id"] == "42-1"
@@ -457,7 +457,7 @@ def test_a_trace_goes_on_in_the_pipeline_whose_rows_are_the_source(tmp_path, loc
     for step in found.steps[2:]:
         assert row_at(step)["word_id"] == "42-1"
     assert found.steps[2].url == found.steps[3].url.removeprefix("file://")
-    assert found.steps[2].keys == {"word_id": "42-1", "doc": 42}
+    assert found.steps[2].keys == {"word_id": "42-1", "id": 42}
 
 
 def test_a_partition_given_for_none(unpartitioned):

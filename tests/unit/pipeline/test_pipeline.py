@@ -221,7 +221,7 @@ REFUSED = {
         ["an instance of Net was given", "in __init__"],
     ),
     "object of a library": (lambda: mapped(operator.itemgetter("x")), ["instance of itemgetter"]),
-    "method of a class": (lambda: mapped(Model.__call__), ["decorate its class with @vd.cls"]),
+    "method of a class": (lambda: mapped(Model.__call__), ["'__call__' of Model", "with @vd.cls"]),
     "no __call__": (lambda: mapped(NotCallable), ["class NotCallable has no __call__", "define"]),
     "not callable": (lambda: mapped("plain"), ["an instance of str was given"]),
     "constructor arguments of a function": (
@@ -267,9 +267,9 @@ REFUSED = {
     "concurrency of three": (lambda: mapped(Model, concurrency=(1, 2, 3)), ["(1, 2, 3)"]),
     "concurrency of text": (lambda: mapped(Model, concurrency="4"), ["concurrency is '4'"]),
     "concurrency of fractions": (lambda: mapped(Model, concurrency=(0.5, 1)), ["(0.5, 1)"]),
-    "num_cpus": (lambda: vd.Workers(num_cpus=-1), ["num_cpus is -1", "a number from 0 up"]),
+    "num_cpus": (lambda: vd.Workers(num_cpus=-1), ["num_cpus is -1", "a number from 0.0001 up"]),
     "memory": (lambda: vd.Workers(memory="2GB"), ["memory is '2GB'", "a number"]),
-    "gpus and a half": (lambda: mapped(Model, gpus=1.5), ["gpus is 1.5", "whole numbers"]),
+    "gpus and a half": (lambda: mapped(Model, gpus=1.5), ["gpus is 1.5", "above 1 a whole one"]),
     "resources": (lambda: vd.Workers(resources=["a"]), ["resources is a list", "a mapping"]),
     "resources name the GPU": (lambda: vd.Workers(resources={"GPU": 1}), ["'GPU'", "use num_cpus"]),
     # join and write
@@ -464,7 +464,7 @@ def test_accepted_shapes():
     assert mapped(Model, concurrency=[1, 4]).spec.concurrency == (1, 4)
     assert mapped(Model).spec.concurrency == (1, 1)
     assert mapped(plain).spec.concurrency is None
-    assert mapped(Model, gpus=0.25).spec.resources.bundle() == {"GPU": 0.25}
+    assert mapped(Model, gpus=0.25).spec.bundle == {"GPU": 0.25}
     partial = mapped(functools.partial(functools.partial(plain, scale=2), scale=3)).spec.udf
     assert (partial.target, partial.kwargs) == (plain, {"scale": 3})
     loaded = mapped(functools.partial(Model, "a", revision=1)).spec.udf
@@ -473,7 +473,7 @@ def test_accepted_shapes():
     assert mapped(fn_kwargs={"scale": 2}).spec.udf.kwargs == {"scale": 2}
     workers = vd.Workers(num_cpus=2, memory=10, accelerator_type="A100", resources={"disk": 1})
     every = mapped(Model, gpus=1, concurrency=workers)
-    assert every.spec.resources.bundle() == {
+    assert every.spec.bundle == {
         "CPU": 2, "GPU": 1, "memory": 10, "disk": 1, "accelerator_type:A100": 0.001,
     }  # fmt: skip
 

@@ -15,9 +15,9 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (vd.Workers, {"env_vars": ["KEY=sk-1"]}, "env_vars has 'KEY' with a value, or an empty name"),
     (vd.Workers, {"keyed_env_vars": [""]}, "keyed_env_vars has '' with a value, or an empty name"),
     (vd.Workers, {"accelerator_type": ["A100"]}, "accelerator_type is ['A100']; expected a name"),
-    (vd.Workers, {"num_cpus": 1e-7}, "num_cpus is 1e-07; the least is 0.0001"),
-    (vd.Failures, {"retry_on": ["x."]}, "retry_on holds 'x.'; expected exception classes"),
-    (vd.Reuse, {"partitions": None}, "partitions is None; expected a whole number from 0 up"),
+    (vd.Workers, {"num_cpus": 1e-7}, "num_cpus is 1e-07; expected 0 or a number from 0.0001 up"),
+    (vd.Failures, {"retry_on": ["x."]}, "retry_on holds ''; expected exception classes"),
+    (vd.Reuse, {"partitions": -1}, "partitions is -1; expected a whole number from 0 up"),
     (vd.Reuse, {"version": ""}, "version is ''; expected a non-empty text"),
     (vd.Reuse, {"version": True}, "version is True; expected a non-empty text"),
     (vd.Asset, {"kinds": "gpu"}, "kinds is 'gpu'; expected a list of names"),
@@ -88,5 +88,7 @@ def test_a_stage_that_reserves_no_cpu_overrides_the_decorator():
 
 def test_a_name_that_is_given_twice_is_described():
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    with pytest.raises(vd.DefinitionError, match=r"stage 'docs/out': map_batches lacks .* 'fn'"):
+    with pytest.raises(
+        vd.DefinitionError, match=r"stage 'docs/out': map_batches: multiple values .* 'name'"
+    ):
         docs.map_batches(len, name="out", schema={"x": "BIGINT"})  # type: ignore[call-arg]

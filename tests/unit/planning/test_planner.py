@@ -315,7 +315,7 @@ def test_the_value_of_a_keyed_variable_stands_in_no_message(tmp_path, monkeypatc
     assert "secret-model" not in "".join(traceback.format_exception(found.value))
 
 
-def test_arguments_by_name_count_in_any_order_where_none_can_see_it(tmp_path):
+def test_arguments_by_name_are_passed_and_count_in_the_order_of_their_names(tmp_path):
     def seen(fn: Any, **named: Any) -> str:
         made = docs(tmp_path, fn=fn, fn_kwargs=named)
         return stage_definition(made, made["doubled"].spec)
@@ -328,7 +328,9 @@ def test_arguments_by_name_count_in_any_order_where_none_can_see_it(tmp_path):
 
     assert seen(two, a=1, b=2) == seen(two, b=2, a=1)
     assert seen(two, a=1, b={1: 1, 2: 2}) != seen(two, a=1, b={2: 2, 1: 1})
-    assert seen(every, a=1, b=2) != seen(every, b=2, a=1)
+    assert seen(every, a=1, b=2) == seen(every, b=2, a=1)
+    made = docs(tmp_path, fn=every, fn_kwargs={"b": 2, "a": 1})
+    assert [*made["doubled"].spec.udf.kwargs] == ["a", "b"]
 
 
 def test_keys_are_different_everywhere(tmp_path, store):

@@ -351,6 +351,6 @@ def test_row_definitions_are_frozen(project):
 
 FROZEN = {
     "batches": "d841f638d50890a9e2d35c247d59d210004827f4",
-    "prompt": "1eab7f5e6cd74d02ff1627feedf7a2ee4d8716d2",
-    "vectors": "40b115e683e3a12f774178086e577413a60f625b",
+    "prompt": "e3af9ddd85f550cd2cfe164fcfab202af7241ae7",
+    "vectors": "f6d0ae7742a2b43b9127a7868829dcbcb3aa139b",
 }

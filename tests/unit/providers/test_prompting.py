@@ -120,10 +120,10 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
         ({"output_column": "error", "on_error": "null"}, "adds a column 'error' to a row's own"),
         (
             {"model": vd.Model("m", options={"adress": "x"})},
-            "do not fit Reversed: got an unexpected keyword argument 'adress'; it takes "
-            "'address', 'suffix'. Did you mean 'address'?",
+            "'', suffix: 'str' = '') -> 'None' cannot be called as (model, **options): got an "
+            "unexpected keyword argument 'adress'",
         ),
-        ({"provider": Needy}, "do not fit Needy: missing a required argument: 'region'"),
+        ({"provider": Needy}, "(model, **options): missing a required argument: 'region'"),
         ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
         ({"postprocess": print}, "add a stage: .map("),
     ],
@@ -174,11 +174,11 @@ def test_a_number_of_explanations_that_does_not_fit():
         (
             {"sampling_params": {"extra_headers": {"X-Key": "planted"}}},
             "has 'extra_headers', but sampling parameters are fields of the request's body, which "
-            "the model's server reads: remove it. The key is read from the variable",
+            "the model's server reads: write base_url and timeout into the options of vd.Model",
         ),
         ({"sampling_params": {"extra_query": "{text}"}}, "sampling_params has 'extra_query'"),
-        ({"sampling_params": {"api_key": "planted"}}, "the model's option 'api_key_env'"),
-        ({"sampling_params": {"timeout": 3}}, "write it into the options of vd.Model"),
+        ({"sampling_params": {"api_key": "planted"}}, "as its option 'api_key_env'"),
+        ({"sampling_params": {"timeout": 3}}, "timeout into the options of vd.Model"),
     ],
 )
 def test_what_an_endpoint_cannot_be_sent_is_refused_at_declaration(

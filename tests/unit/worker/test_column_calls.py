@@ -153,12 +153,12 @@ def test_arguments_of_the_factory():
         (vd.Pipeline, {}, "expected a function that loads the model"),
         (returning(None), {"columns": []}, "expected the input columns"),
         (returning(None), {"return_type": "flaot"}, "flaot"),
-        (returning(None), {"input_tensor_shapes": {3: [2]}}, "input_tensor_shapes has 3"),
-        (returning(None), {"input_tensor_shapes": [[0]]}, "sizes from 1 up"),
+        (returning(None), {"input_tensor_shapes": {3: [2]}}, "input_tensor_shapes is {3"),
+        (returning(None), {"input_tensor_shapes": [[0]]}, "sizes of its shape from 1 up"),
         (
             returning(None),
             {"columns": ["a", "b"], "input_tensor_shapes": [[4]]},
-            r"\[\[4\]\] for 2 inputs; give each input its shape.* or \[\[2\]\]",
+            r"\[\[4\]\] for 2 inputs; give each input the sizes.* or \[\[2\]\]",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_join_is_what_arrow_joins(left, right, third, how, chunks):
     ]
     if chunks:
         tables = [pa.concat_tables([t.slice(0, len(t) // 2), t.slice(len(t) // 2)]) for t in tables]
-    sides = tuple(JoinSide(name, "id", "id", ("id",)) for name in "bc")
+    sides = tuple(JoinSide(name, "id", ("id",)) for name in "bc")
     op = Join(how, JoinShape("a", "id", sides), ("a", "b", "c"), {})
     schema = pa.schema([("id", pa.int64()), *((n, pa.string()) for n in "abc")])
     found, given_rows, _ = join(op, tables, work(schema, "id"))
@@ -131,7 +131,7 @@ def test_lists_of_children_are_what_a_loop_gathers(parents, children, how):
     )
     struct = pa.list_(pa.struct([("child", pa.int64()), ("w", pa.string())]))
     schema = pa.schema([("id", pa.int64()), ("below", struct)])
-    side = JoinSide("below", "child", "id", ("id",), "below")
+    side = JoinSide("below", "child", ("id",), "below")
     op = Join(how, JoinShape("above", "id", (side,)), ("above", "below"), {"below": (("w", "v"),)})
     found, *_ = join(op, [above, below], work(schema, "id"))
     wanted = [

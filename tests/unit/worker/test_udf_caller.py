@@ -809,7 +809,7 @@ def test_joins_are_those_of_pandas(inputs, how):
     fields = {field.name: field for table in inputs for field in table.schema}
     schema = pa.schema(list(fields.values()))
     nodes = tuple(f"t{i}" for i in range(len(inputs)))
-    sides = tuple(JoinSide(node, "id", "id", ("id",)) for node in nodes[1:])
+    sides = tuple(JoinSide(node, "id", ("id",)) for node in nodes[1:])
     op = Join(how, JoinShape(nodes[0], "id", sides), nodes, {})
     joined, *_ = join(op, inputs, Work("here", op, (), schema, "id", None, True))
 

@@ -163,7 +163,7 @@ def test_a_write_of_the_source_quarantines_them(host, target):
 def test_a_join_quarantines_rows_that_match_them(host):
     sizes = pa.table({"id": ["a", "b"], "size": [5, 6]})
     schema = pa.schema([("id", pa.string()), ("size", pa.int64()), ("n", pa.int64())])
-    shape = JoinShape("sized", "id", (JoinSide("source", "id", "id", ("id",)),))
+    shape = JoinShape("sized", "id", (JoinSide("source", "id", ("id",)),))
     op = Join("left", shape, ("sized", "source"), {"source": (("n", "n"),)})
     table, report = host.run(work(op, (TableRows(0), ROWS), schema), sizes)
     assert table.to_pylist() == [{"id": "a", "size": 5, "n": 1}]
