@@ -9,6 +9,7 @@ detail has the pieces of its rows, so that a worker reads these alone.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -54,24 +55,25 @@ from vane_dagster.sources.grouping import SizedFile, divide
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.planned_read import check_unchanged
 from vane_dagster.sources.table_reader import TableReader
-from vane_dagster.sources.text_stream import TextStream, parse_encoding
-from vane_dagster.sources.text_types import MOST_MISFITS, TextTypes, cast_each, is_readable
+from vane_dagster.sources.text_stream import UTF_8, TextStream, parse_encoding
+from vane_dagster.sources.text_types import TextTypes, cast_each, is_readable
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.stored_tables import (
+    INGESTED,
     KEPT_TYPES,
-    RECORDS,
+    ParquetRows,
     Piece,
     StoredTable,
     clipped,
     create_record,
     dumped_places,
+    has_all_rows,
     read_record,
-    tables,
     write_record,
 )
+from vane_dagster.storage.stored_tables import joined as joined_places
 from vane_dagster.types.casts import checked_cast
-from vane_dagster.types.kinds import holds
 from vane_dagster.types.schema import (
     SchemaLike,
     check_distinct,
@@ -107,11 +109,6 @@ class IngestedFile:
     pieces: tuple[Piece, ...]
     types: pa.Schema
 
-    @property
-    def rows(self) -> int:
-        """The number of its rows."""
-        return sum(piece.rows for piece in self.pieces)
-
     def detail(self, start: int, stop: int) -> str:
         """Return the detail of a span of its rows: where they are."""
         places = (place for piece in self.pieces for place in piece.places)
@@ -119,6 +116,8 @@ class IngestedFile:
 
 
 _Declared = TypeVar("_Declared", bound="IngestedSource")
+_Lot = Sequence[tuple[str, FileRecord]]
+"""Files that are converted together, each with the identity of its version."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class IngestedSource(FileSource):
     is_text: ClassVar[bool] = True
     columns: pa.Schema | None = None
     types: pa.Schema | None = None
-    encoding: str = "utf-8"
+    encoding: str = UTF_8
     include_paths: bool = False
     root: Location | None = field(default=None, repr=False, compare=False)
     pipeline: str = field(default="", repr=False, compare=False)
@@ -171,9 +170,9 @@ class IngestedSource(FileSource):
         """The forms of values in text."""
         return TextTypes()
 
-    def cast(self, values: pa.Array, kind: pa.DataType, is_found: bool) -> pa.Array:
-        """Convert values to a type without changing any of them."""
-        own = values.type
+    def cast(self, column: pa.Field, is_found: bool, values: pa.Array) -> pa.Array:
+        """Convert values to the type of a column without changing any of them."""
+        own, kind = values.type, column.type
         is_number = pa.types.is_integer(own) or pa.types.is_floating(own)
         if pa.types.is_string(own) or (is_number and pa.types.is_decimal(kind)):
             if is_found and not self.is_text and not pa.types.is_string(kind):
@@ -190,11 +189,11 @@ class IngestedSource(FileSource):
         url: str | os.PathLike[str],
         schema: SchemaLike | None,
         types: SchemaLike | None,
-        encoding: str,
         include_paths: bool,
         asset: Any,
         allow_empty: bool,
         storage_options: Mapping[str, Any] | None,
+        encoding: str = UTF_8,
         **own: Any,
     ) -> _Declared:
         """Validate the arguments that all formats have."""
@@ -289,86 +288,75 @@ class IngestedSource(FileSource):
         self, files: Sequence[FileRecord], location: str, partition: str | None
     ) -> list[IngestedFile]:
         """Return what the store has of files, after those that it lacks are converted."""
-        record = self._digest("shown"), hashlib.sha256(self.url_for(partition).encode()).hexdigest()
+        place = hashlib.sha256(self.url_for(partition).encode()).hexdigest()
+        record, folder = (self._digest("shown"), place), f"{INGESTED}/{place}"
         kept = read_record(self._root, *record)
-        by_file = itertools.groupby(kept.pieces if kept else (), lambda piece: piece.identity)
-        pieces = {key: tuple(same) for key, same in by_file}
-        known = {
-            key: IngestedFile(pieces.get(key, ()), types)
-            for text, keys in (kept.facts if kept else {}).items()
-            for types in [read_schema(text)]
-            for key in keys
-        }
-
+        known = _known(kept) if kept and has_all_rows(self._root, kept) else {}
         listed = {file.url: file for file in self._listed.get(partition, files)}
         keys = [file_identity(file) for file in files]
         found: dict[str, IngestedFile | SourceError] = {k: known[k] for k in keys if k in known}
-        lacked = [file for key, file in zip(keys, files) if key not in found]
-        small = [file for file in lacked if file.size < _SMALL_BYTES]
+        lacked = [(key, listed[f.url]) for key, f in zip(keys, files) if key not in found]
+        small = [each for each in lacked if each[1].size < _SMALL_BYTES]
         lots = [small[n : n + _SMALL_FILES] for n in range(0, len(small), _SMALL_FILES)]
-        lots += [[file] for file in lacked if file.size >= _SMALL_BYTES]
+        lots += [[each] for each in lacked if each[1].size >= _SMALL_BYTES]
         on_cluster = bool(lots) and self.connect is not None and self.connect(False)
         reader = self.for_workers()
 
-        def convert(lot: Sequence[FileRecord]) -> list[IngestedFile | SourceError]:
-            own = {file.url: listed[file.url] for file in lot}
+        def convert(lot: _Lot) -> dict[str, IngestedFile | SourceError]:
             per_cpu = _LOTS_A_CPU if len(lot) > 1 else _FILES_A_CPU
-            ingest = IngestedSource._ingest
-            return call(ingest, reader, lot, location, own, on_cluster=on_cluster, per_cpu=per_cpu)
+            given = IngestedSource._ingest, reader, lot, location, folder
+            return call(*given, on_cluster=on_cluster, per_cpu=per_cpu)
 
-        for lot, ingested in zip(lots, in_threads(convert, lots)):
-            found.update(zip(map(file_identity, lot), ingested))
-        converted = {k: rows for k, rows in found.items() if isinstance(rows, IngestedFile)}
-        failed = [each for each in found.values() if isinstance(each, SourceError)]
+        for converted in in_threads(convert, lots):
+            found |= converted
+        rows = {key: each for key, each in found.items() if isinstance(each, IngestedFile)}
         by_types: dict[pa.Schema, list[str]] = {}
-        for key, rows in converted.items():
-            by_types.setdefault(rows.types, []).append(key)
-        table = StoredTable(
-            pa.schema([]),
-            tuple(piece for rows in converted.values() for piece in rows.pieces),
-            {schema_record(types): keys for types, keys in by_types.items()},
-        )
-        write_record(self._root, *record, table)  # again, so that a collection keeps the rows
-        if failed:
+        for key, each in rows.items():
+            by_types.setdefault(each.types, []).append(key)
+        pieces = tuple(piece for each in rows.values() for piece in each.pieces)
+        facts = {schema_record(types): same for types, same in by_types.items()}
+        # Again, so that a collection keeps the rows.
+        write_record(self._root, *record, StoredTable(pa.schema([]), pieces, facts))
+        if failed := [each for each in found.values() if isinstance(each, SourceError)]:
             raise _together(failed, location)
-        return [converted[key] for key in keys]
+        return [rows[key] for key in keys]
 
     def _ingest(
-        self, files: Sequence[FileRecord], location: str, listed: Mapping[str, FileRecord]
-    ) -> list[IngestedFile | SourceError]:
+        self, lot: _Lot, location: str, folder: str
+    ) -> dict[str, IngestedFile | SourceError]:
         """Convert files: a large file into several pieces, small files into shared pieces."""
-        keys = [file_identity(file) for file in files]
-        found: list[pa.Schema | SourceError] = []
-        with PieceWriter(self._root) as writer:
-            for file, key in zip(files, keys):
-
-                def convert(url: str = file.url, key: str = key) -> pa.Schema:
-                    types = pa.schema([])
-                    writer.begin(key)
-                    stream = self._stream(url, location)
-                    for rows in self.convert(stream):
-                        if any(map(is_deep, rows.schema.types)):
-                            raise stream.refused(
-                                f"a value is nested in more than {MOST_LEVELS} levels. Take the "
-                                "file out of the source"
-                            )
-                        types = joined(types, self.shown(rows))
-                        writer.write(rows)
-                    return types
-
+        found: dict[str, IngestedFile | SourceError] = {}
+        with PieceWriter(self._root, folder) as writer:
+            for key, file in lot:
+                convert = functools.partial(self._converted, key, file.url, location, writer)
                 try:
                     try:
-                        types = with_retries(_failpoints.failing("read", file.url, convert))
+                        found[key] = with_retries(_failpoints.failing("read", file.url, convert))
                     finally:
-                        check_unchanged(self, [listed[file.url]], location)
-                    found.append(types)
+                        check_unchanged(self, [file], location)
                 except SourceError as error:
-                    writer.begin(key)  # again, without its rows
-                    found.append(error)
-        return [
-            types if isinstance(types, SourceError) else IngestedFile(writer.pieces(key), types)
-            for key, types in zip(keys, found)
-        ]
+                    found[key] = error
+        return found
+
+    def _converted(self, key: str, url: str, location: str, writer: PieceWriter) -> IngestedFile:
+        types = pa.schema([])
+        written: list[tuple[ParquetRows, int]] = []
+        stream = self._stream(url, location)
+        for rows in self.convert(stream):
+            if any(map(is_deep, rows.schema.types)):
+                raise stream.refused(
+                    f"a value is nested in more than {MOST_LEVELS} levels. Take the file out of "
+                    "the source"
+                )
+            types = joined(types, self.shown(rows))
+            if rows.num_rows:
+                written.append((writer.write(rows), rows.nbytes))
+        pieces = []
+        for _, same in itertools.groupby(written, lambda each: each[0].name):
+            places, sizes = zip(*same)
+            count = sum(place.stop - place.start for place in places)
+            pieces.append(Piece(key, count, sum(sizes), tuple(joined_places(places))))
+        return IngestedFile(tuple(pieces), types)
 
     # Types.
 
@@ -392,14 +380,11 @@ class IngestedSource(FileSource):
                             found += zip(others, self._ingested(others, location, key))
                 types = StoredTable(self._found_types(found, location))
                 kept = create_record(self._root, identity, types, KEPT_TYPES)
-            elif any(
-                holds(each, pa.types.is_null) for each in kept.schema.types
-            ):  # a column had no value so far
-                now = _common_types(rows for _, rows in files)
-                known = {f.name: filled(f.type, now.get(f.name, f.type)) for f in kept.schema}
-                if pa.schema(known) != kept.schema:
-                    kept = StoredTable(pa.schema(known))
-                    write_record(self._root, identity, KEPT_TYPES, kept)
+            now = _common_types(rows for _, rows in files)
+            known = {f.name: filled(f.type, now.get(f.name, f.type)) for f in kept.schema}
+            if pa.schema(known) != kept.schema:  # a column had no value so far
+                kept = StoredTable(pa.schema(known))
+                write_record(self._root, identity, KEPT_TYPES, kept)
         return kept.schema
 
     def _found_types(
@@ -419,11 +404,11 @@ class IngestedSource(FileSource):
         declared = self.types.names if self.types is not None else ()
         mixed = [name for name, kind in found.items() if kind == MIXED]
         for name in (each for each in mixed if each not in declared):
-            having = sorted(file.url for file, rows in files if name in rows.types.names)
+            having = [file.url for file, rows in files if name in rows.types.names]
             raise SourceError(
                 f"{location}: column {name!r} has values without a common type, in "
-                f"{names(having, 3)}. Declare its type for all files, by types= or schema=, or "
-                "take files out of the source"
+                f"{names(having, 3)}. Declare its type, by types= or schema=, or take files out of "
+                "the source"
             )
         return pa.schema(found | dict.fromkeys(mixed, pa.null()))
 
@@ -444,7 +429,7 @@ class IngestedSource(FileSource):
         self, files: Sequence[tuple[FileRecord, IngestedFile]], schema: pa.Schema, location: str
     ) -> None:
         """Refuse a declared column that no file has, and a file without any of the columns."""
-        filled = {rows.types: file.url for file, rows in files if rows.rows}
+        filled = {rows.types: file.url for file, rows in files if rows.pieces}
         known = {name for _, rows in files for name in rows.types.names}
         declared = self.types or (self.columns if self.is_text else None) or pa.schema([])
         unknown = [name for name in declared.names if name not in known]
@@ -467,16 +452,20 @@ class IngestedSource(FileSource):
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Read rows from the store, and cast them. A value that does not fit is its row's error."""
-        wanted = [name for name in schema.names if not (self.include_paths and name == _PATH)]
-        columns: dict[str, list[pa.Array]] = {name: [] for name in wanted}
-        errors: dict[int, str] = {}
+        wanted = [f for f in schema if not (self.include_paths and f.name == _PATH)]
+        declared = self.columns or self.types or pa.schema([])
+        columns: dict[str, list[pa.Array]] = {column.name: [] for column in wanted}
+        errors: dict[int, pa.Field] = {}
         first = 0
-        for rows in self._stored(fragment, wanted, context):
-            for name in wanted:
-                found, misfits = self._cast(rows, schema.field(name), fragment, context)
-                columns[name] += found
-                for place in misfits:
-                    errors.setdefault(first + place, name)
+        for rows in TableReader(self._root).tables(fragment, [*columns], context):
+            for column in wanted:
+                if column.name not in rows.column_names:
+                    columns[column.name].append(pa.nulls(rows.num_rows, column.type))
+                    continue
+                cast = functools.partial(self.cast, column, column.name not in declared.names)
+                found, misfits = cast_each(rows.column(column.name), column.type, cast)
+                columns[column.name] += found
+                errors = {first + place: column for place in misfits} | errors
             first += rows.num_rows
         if self.include_paths:
             columns[_PATH] = [pa.repeat(path_of(s.url), s.stop - s.start) for s in fragment.spans]
@@ -484,50 +473,12 @@ class IngestedSource(FileSource):
         table = pa.table(made, schema=schema)
         if not errors:
             return table
-        places = [(s.url, n + 1) for s in fragment.spans for n in range(s.start, s.stop)]
-        faults: list[Any] = [None] * len(places)
-        for index, name in errors.items():
-            message = _misfit(*places[index], schema.field(name))
-            faults[index] = {"error": "SourceError", "message": message}
+        places = ((s.url, n + 1) for s in fragment.spans for n in range(s.start, s.stop))
+        faults = [
+            {"error": "SourceError", "message": _misfit(*place, errors[n])} if n in errors else None
+            for n, place in enumerate(places)
+        ]
         return table.append_column(ROW_ERROR, pa.array(faults, ROW_ERROR_TYPE))
-
-    def _stored(
-        self, fragment: FragmentRecord, wanted: Sequence[str], context: ReadContext
-    ) -> list[pa.Table]:
-        """Read the rows of a fragment from the store; see `TableReader.tables`."""
-        try:
-            return TableReader(self._root).tables(fragment, wanted, context)
-        except SourceError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-            records = tables(self._root).child(RECORDS, self._digest("shown")).url
-            raise SourceError(
-                f"{context.location}: the rows of {fragment} are no longer in the store, at "
-                f"{str(error.__cause__)!r}. If that file was deleted, delete {records!r} too, and "
-                "run the partition again"
-            ) from error
-
-    def _cast(
-        self, rows: pa.Table, column: pa.Field, fragment: FragmentRecord, context: ReadContext
-    ) -> tuple[list[pa.Array], Sequence[int]]:
-        """Cast a column of rows in the store; see `cast_each`."""
-        if column.name not in rows.column_names:
-            return [pa.nulls(rows.num_rows, column.type)], ()
-        values = rows.column(column.name)
-        if values.type == column.type:
-            return values.chunks, ()
-        try:
-            declared = self.columns if self.types is None else self.types
-            is_found = declared is None or column.name not in declared.names
-            return cast_each(
-                values, column.type, lambda part: self.cast(part, column.type, is_found)
-            )
-        except pa.ArrowInvalid as error:
-            raise SourceError(
-                f"{context.location}: {fragment}: column {column.name!r} has more than "
-                f"{MOST_MISFITS:,} values that are no {type_name(column.type)}. Declare a type "
-                f"that all have, for example types={{{column.name!r}: 'VARCHAR'}}"
-            ) from error
 
     # Details.
 
@@ -546,6 +497,17 @@ class IngestedSource(FileSource):
 
 
 _one_at_a_time = threading.Lock()
+
+
+def _known(kept: StoredTable) -> dict[str, IngestedFile]:
+    """Return the files of a record, by their identity."""
+    by_file = itertools.groupby(kept.pieces, lambda piece: piece.identity)
+    pieces = {key: tuple(same) for key, same in by_file}
+    return {
+        key: IngestedFile(pieces.get(key, ()), types)
+        for types, keys in ((read_schema(text), keys) for text, keys in kept.facts.items())
+        for key in keys
+    }
 
 
 def _common_types(files: Iterable[IngestedFile]) -> dict[str, pa.DataType]:
@@ -568,8 +530,6 @@ def _types_text(schema: pa.Schema | None) -> list[str]:
 
 def _together(errors: Sequence[SourceError], location: str) -> SourceError:
     """Return one error for all files that cannot be read."""
-    if len(errors) == 1:
-        return errors[0]
     texts = [str(error).removeprefix(f"{location}: ") for error in errors]
     more = f"; and {len(texts) - 5} more files" if len(texts) > 5 else ""
-    return SourceError(f"{location}: {len(texts)} files: {'; '.join(texts[:5])}{more}")
+    return SourceError(f"{location}: {'; '.join(texts[:5])}{more}")

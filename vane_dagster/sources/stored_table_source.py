@@ -72,16 +72,15 @@ class StoredTableSource(Source):
     root: Location | None = field(default=None, repr=False, compare=False)
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
-        if self.is_partitioned and partitions_def is None:
+        if self.is_partitioned != (partitions_def is not None):
+            has = "has partitions" if self.is_partitioned else "has no partitions"
             raise DefinitionError(
-                f"{location}: {self.place} has partitions, and the pipeline has no partitions_def. "
-                "Give one, or leave the source's out"
+                f"{location}: {self.place} {has}, unlike the pipeline. Give both or neither: the "
+                f"pipeline a partitions_def, and the source {self.partitioned_by}"
             )
-        if partitions_def is not None and not self.is_partitioned:
-            raise DefinitionError(
-                f"{location}: the pipeline has partitions, and {self.place} does not say which of "
-                f"its rows belong to one. Give it, for example {self.partitioned_by}"
-            )
+
+    def describe(self) -> str:
+        return self.place[:1].upper() + self.place[1:]
 
     @abstractmethod
     def identity(self, partition: str | None) -> str | None:
@@ -180,13 +179,8 @@ class StoredTableSource(Source):
 
 def write_blocks(root: Location, identity: str, chunks: Iterable[pa.Table]) -> tuple[Piece, ...]:
     """Write rows into a store."""
-    pieces = []
     with PieceWriter(root, f"{MADE}/{identity}") as writer:
-        for piece, rows in blocks(chunks):
-            pieces.append(piece)
-            writer.begin(piece.identity)
-            writer.write(rows)
-    return tuple(replace(p, places=writer.pieces(p.identity)[0].places) for p in pieces)
+        return tuple(replace(b, places=(writer.write(rows),)) for b, rows in blocks(chunks))
 
 
 def _fragments(
