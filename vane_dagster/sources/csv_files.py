@@ -236,10 +236,8 @@ def csv(
             f"{where}: header and schema both name the columns; leave the names out, as "
             "header=False"
         )
-    given = {"quote": quote, "escape": escape, "delimiter": delimiter}
-    for name, value in given.items():
-        is_one = isinstance(value, str) and len(value.encode()) == 1
-        if value is not None and not is_one:
+    for name, value in (("quote", quote), ("escape", escape), ("delimiter", delimiter)):
+        if value is not None and (not isinstance(value, str) or len(value.encode()) != 1):
             raise DefinitionError(f"{where}: {name} is {value!r}; expected one ASCII character")
     if type(skip_rows) is not int or skip_rows < 0:
         raise DefinitionError(f"{where}: skip_rows is {skip_rows!r}; expected a number from 0 up")

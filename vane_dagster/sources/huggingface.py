@@ -27,6 +27,8 @@ _LABEL = "vd.huggingface"
 _SAVED = ("state.json", "dataset_dict.json")
 _NO_ROWS = ("token", "storage_options", "cache_dir", "num_proc", "keep_in_memory")
 """Arguments of `load_dataset` that have no influence on the rows."""
+_IN_PLACE = ("slice", "select", "drop", "remove_column", "cast", "replace_schema_metadata")
+"""What may have been done to a part of a dataset whose rows still lie in its file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,7 @@ def huggingface(
             in this column, as text, equals the key.
         copy: Whether to copy all rows into the store: for workers that cannot read the files.
         version: Part of the identity of a stream: another one reads it again. Change it with the
-            data.
+            data. Other datasets are identified by their content alone.
         allow_empty: Whether a partition without rows is accepted; an error by default.
         **load_options: Further arguments of `datasets.load_dataset`, such as `name`, the
             configuration, `revision`, that on the hub, and `data_files`.
@@ -120,11 +122,6 @@ def huggingface(
                 f"{_LABEL}: path is a {kind}, which is loaded already. Leave streaming and the "
                 "options of load_dataset out"
             )
-    if not streaming and version is not None:
-        raise DefinitionError(
-            f"{_LABEL}: version is for streaming=True; other datasets are identified by their "
-            "content. Leave it out"
-        )
     own = f"the {kind} in memory" if is_loaded else f"the Hugging Face dataset {given!r}"
     label = f"{own}, split {split!r}" if split else own
     load = functools.partial(_loaded, given, label, split, streaming, load_options)
@@ -183,7 +180,7 @@ def _loaded(
 def _rows(dataset: Any, copy: bool, partition_column: str | None) -> Rows:
     """Return the rows of a `datasets.Dataset`, through its mapping of indices."""
     schema = _checked(dataset.features.arrow_schema)
-    arrow, embeds = dataset.with_format("arrow"), _has_external_files(dataset)
+    arrow, embeds = dataset.with_format("arrow"), _has_external_files(dataset, schema)
 
     def take(positions: Positions) -> pa.Table:
         key = positions if isinstance(positions, range) else positions.tolist()
@@ -234,33 +231,28 @@ def _media(features: Mapping[str, Any]) -> list[str]:
     return [name for name, each in features.items() if inner.require_storage_embed(each)]
 
 
-def _has_external_files(dataset: Any) -> bool:
+def _has_external_files(dataset: Any, schema: pa.Schema) -> bool:
     """Return whether rows name files in place of their content.
 
     The content is part of the rows: the files may change, and workers may not have them.
     """
     for name in _media(dataset.features):
-        for chunk in dataset.data.column(name).chunks:
-            chunk = getattr(chunk, "storage", chunk)
-            if not pa.types.is_struct(chunk.type):
-                return True
-            content, path = pc.struct_field(chunk, "bytes"), pc.struct_field(chunk, "path")
-            if pc.any(pc.and_(pc.is_null(content), pc.is_valid(path))).as_py():
-                return True
+        kind = schema.field(name).type
+        if not pa.types.is_struct(kind):
+            return True
+        column = dataset.data.column(name).cast(kind)
+        content, path = pc.struct_field(column, "bytes"), pc.struct_field(column, "path")
+        if pc.any(pc.and_(pc.is_null(content), pc.is_valid(path))).as_py():
+            return True
     return False
 
 
 def _in_file(block: Any, schema: pa.Schema) -> ArrowRows | None:
     """Return where the rows of a block lie in its Arrow file; None if they lie in none."""
-    path, replays = getattr(block, "path", None), getattr(block, "replays", None)
-    if path is None or replays is None:
+    path, replays = getattr(block, "path", None), getattr(block, "replays", ())
+    if path is None or any(action not in _IN_PLACE for action, *_ in replays):
         return None
-    start = 0
-    for action, args, kwargs in replays:
-        if action == "slice" and not kwargs:
-            start += int(args[0])
-        elif action not in ("select", "drop", "remove_column", "cast", "replace_schema_metadata"):
-            return None
+    start = sum(int(args[0]) for action, args, _ in replays if action == "slice")
     own = plain_schema(pa.ipc.open_stream(pa.memory_map(path)).schema)
     if not all(column in own for column in schema):  # a cast may have changed the values
         return None

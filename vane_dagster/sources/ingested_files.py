@@ -16,11 +16,11 @@ import json
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
@@ -42,7 +42,6 @@ from vane_dagster.sources.column_types import (
     MIXED,
     MOST_LEVELS,
     check_castable,
-    filled,
     is_deep,
     joined,
     shown,
@@ -52,12 +51,13 @@ from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.files import file_identity
 from vane_dagster.sources.grouping import SizedFile, divide
+from vane_dagster.sources.in_store import InStore
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.planned_read import check_unchanged
 from vane_dagster.sources.table_reader import TableReader
 from vane_dagster.sources.text_stream import UTF_8, TextStream, parse_encoding
 from vane_dagster.sources.text_types import TextTypes, cast_each, is_readable
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.stored_tables import (
     INGESTED,
@@ -74,6 +74,7 @@ from vane_dagster.storage.stored_tables import (
 )
 from vane_dagster.storage.stored_tables import joined as joined_places
 from vane_dagster.types.casts import checked_cast
+from vane_dagster.types.kinds import mapped
 from vane_dagster.types.schema import (
     SchemaLike,
     check_distinct,
@@ -82,9 +83,6 @@ from vane_dagster.types.schema import (
     schema_record,
     type_name,
 )
-
-if TYPE_CHECKING:
-    from vane_dagster.storage.store import Store
 
 _SMALL_BYTES = 1 << 20
 """Files below this size are converted together, if there are many."""
@@ -97,31 +95,13 @@ _VERSION = 1
 _PATH = "path"
 
 
-@dataclass(frozen=True)
-class IngestedFile:
-    """What the store has of a version of a file.
-
-    Attributes:
-        pieces: Its rows.
-        types: What it shows of the types of its columns.
-    """
-
-    pieces: tuple[Piece, ...]
-    types: pa.Schema
-
-    def detail(self, start: int, stop: int) -> str:
-        """Return the detail of a span of its rows: where they are."""
-        places = (place for piece in self.pieces for place in piece.places)
-        return dumped_places(start, clipped(places, start, stop))
-
-
 _Declared = TypeVar("_Declared", bound="IngestedSource")
 _Lot = Sequence[tuple[str, FileRecord]]
 """Files that are converted together, each with the identity of its version."""
 
 
 @dataclass(frozen=True)
-class IngestedSource(FileSource):
+class IngestedSource(FileSource, InStore):
     """Files that are converted into Parquet once.
 
     A subclass defines `convert`. Its own attributes are options of a format that change the rows.
@@ -137,8 +117,6 @@ class IngestedSource(FileSource):
         columns: The declared columns; None for those in the files.
         types: The declared types of some columns.
         include_paths: Whether there is a column `path`.
-        root: The store's root, once the source is bound to it.
-        pipeline: The pipeline, whose kept types are its own.
         connect: Connects to the run's cluster; see `with_cluster`.
     """
 
@@ -148,8 +126,6 @@ class IngestedSource(FileSource):
     types: pa.Schema | None = None
     encoding: str = UTF_8
     include_paths: bool = False
-    root: Location | None = field(default=None, repr=False, compare=False)
-    pipeline: str = field(default="", repr=False, compare=False)
     connect: Connect | None = field(default=None, repr=False, compare=False)
     _listed: dict[str | None, tuple[FileRecord, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -206,7 +182,7 @@ class IngestedSource(FileSource):
         given = schema if types is None else types
         pinned = None if given is None else parse_schema(given, where)
         for column in pinned or ():
-            if not is_readable(column.type, cls.is_text):
+            if cls.is_text and not is_readable(column.type):
                 raise SchemaError(
                     f"{where}: column {column.name!r} is {type_name(column.type)}, which is not "
                     "read from such files; declare VARCHAR, and convert it in the pipeline"
@@ -241,17 +217,10 @@ class IngestedSource(FileSource):
         files = source.required(source.list_files([None], location)[None], None, location)
         tables = self.convert(self._stream(files[-1].url, location))
         first = map(self.shown, itertools.islice(tables, 2))  # one may have no rows
-        found = IngestedFile((), reduce(joined, first))
+        found = StoredTable(reduce(joined, first))
         return self._schema(self._found_types([(files[-1], found)], location), location)
 
     # Planning.
-
-    def of_pipeline(self, name: str) -> Source:
-        """Return the source with types of its own: another pipeline may have been there before."""
-        return replace(self, pipeline=name)
-
-    def bind(self, store: Store) -> Source:
-        return replace(self, root=store.root)
 
     def with_cluster(self, connect: Connect) -> Source:
         return replace(self, connect=connect)
@@ -279,22 +248,24 @@ class IngestedSource(FileSource):
         self._check_columns(found, schema, location)
         own = "\n".join(["", self.reading, *_types_text(schema)])
         sized = [
-            SizedFile(file, [(piece.rows, piece.bytes) for piece in rows.pieces], own, rows.detail)
+            SizedFile(
+                file, [(piece.rows, piece.bytes) for piece in rows.pieces], own, _places(rows)
+            )
             for file, rows in found
         ]
         return SourceTable(schema, divide(sized, rule))
 
     def _ingested(
         self, files: Sequence[FileRecord], location: str, partition: str | None
-    ) -> list[IngestedFile]:
+    ) -> list[StoredTable]:
         """Return what the store has of files, after those that it lacks are converted."""
         place = hashlib.sha256(self.url_for(partition).encode()).hexdigest()
         record, folder = (self._digest("shown"), place), f"{INGESTED}/{place}"
-        kept = read_record(self._root, *record)
-        known = _known(kept) if kept and has_all_rows(self._root, kept) else {}
+        kept = read_record(self.store_root, *record)
+        known = _known(kept) if kept and has_all_rows(self.store_root, kept) else {}
         listed = {file.url: file for file in self._listed.get(partition, files)}
         keys = [file_identity(file) for file in files]
-        found: dict[str, IngestedFile | SourceError] = {k: known[k] for k in keys if k in known}
+        found: dict[str, StoredTable | SourceError] = {k: known[k] for k in keys if k in known}
         lacked = [(key, listed[f.url]) for key, f in zip(keys, files) if key not in found]
         small = [each for each in lacked if each[1].size < _SMALL_BYTES]
         lots = [small[n : n + _SMALL_FILES] for n in range(0, len(small), _SMALL_FILES)]
@@ -302,31 +273,31 @@ class IngestedSource(FileSource):
         on_cluster = bool(lots) and self.connect is not None and self.connect(False)
         reader = self.for_workers()
 
-        def convert(lot: _Lot) -> dict[str, IngestedFile | SourceError]:
+        def convert(lot: _Lot) -> dict[str, StoredTable | SourceError]:
             per_cpu = _LOTS_A_CPU if len(lot) > 1 else _FILES_A_CPU
             given = IngestedSource._ingest, reader, lot, location, folder
             return call(*given, on_cluster=on_cluster, per_cpu=per_cpu)
 
         for converted in in_threads(convert, lots):
             found |= converted
-        rows = {key: each for key, each in found.items() if isinstance(each, IngestedFile)}
+        rows = {key: each for key, each in found.items() if isinstance(each, StoredTable)}
         by_types: dict[pa.Schema, list[str]] = {}
         for key, each in rows.items():
-            by_types.setdefault(each.types, []).append(key)
+            by_types.setdefault(each.schema, []).append(key)
         pieces = tuple(piece for each in rows.values() for piece in each.pieces)
         facts = {schema_record(types): same for types, same in by_types.items()}
         # Again, so that a collection keeps the rows.
-        write_record(self._root, *record, StoredTable(pa.schema([]), pieces, facts))
+        write_record(self.store_root, *record, StoredTable(pa.schema([]), pieces, facts))
         if failed := [each for each in found.values() if isinstance(each, SourceError)]:
             raise _together(failed, location)
         return [rows[key] for key in keys]
 
     def _ingest(
         self, lot: _Lot, location: str, folder: str
-    ) -> dict[str, IngestedFile | SourceError]:
+    ) -> dict[str, StoredTable | SourceError]:
         """Convert files: a large file into several pieces, small files into shared pieces."""
-        found: dict[str, IngestedFile | SourceError] = {}
-        with PieceWriter(self._root, folder) as writer:
+        found: dict[str, StoredTable | SourceError] = {}
+        with PieceWriter(self.store_root, folder) as writer:
             for key, file in lot:
                 convert = functools.partial(self._converted, key, file.url, location, writer)
                 try:
@@ -338,7 +309,7 @@ class IngestedSource(FileSource):
                     found[key] = error
         return found
 
-    def _converted(self, key: str, url: str, location: str, writer: PieceWriter) -> IngestedFile:
+    def _converted(self, key: str, url: str, location: str, writer: PieceWriter) -> StoredTable:
         types = pa.schema([])
         written: list[tuple[ParquetRows, int]] = []
         stream = self._stream(url, location)
@@ -356,13 +327,13 @@ class IngestedSource(FileSource):
             places, sizes = zip(*same)
             count = sum(place.stop - place.start for place in places)
             pieces.append(Piece(key, count, sum(sizes), tuple(joined_places(places))))
-        return IngestedFile(tuple(pieces), types)
+        return StoredTable(types, tuple(pieces))
 
     # Types.
 
     def _kept_types(
         self,
-        files: Sequence[tuple[FileRecord, IngestedFile]],
+        files: Sequence[tuple[FileRecord, StoredTable]],
         location: str,
         partition: str | None,
     ) -> pa.Schema:
@@ -371,7 +342,7 @@ class IngestedSource(FileSource):
             return self.columns
         identity = self._digest("types")
         with _one_at_a_time:
-            kept = read_record(self._root, identity, KEPT_TYPES)
+            kept = read_record(self.store_root, identity, KEPT_TYPES)
             if kept is None:
                 found = [*files]
                 for key, others in self._listed.items():
@@ -379,20 +350,15 @@ class IngestedSource(FileSource):
                         with suppress(SourceError):  # it is the other partition's error
                             found += zip(others, self._ingested(others, location, key))
                 types = StoredTable(self._found_types(found, location))
-                kept = create_record(self._root, identity, types, KEPT_TYPES)
-            now = _common_types(rows for _, rows in files)
-            known = {f.name: filled(f.type, now.get(f.name, f.type)) for f in kept.schema}
-            if pa.schema(known) != kept.schema:  # a column had no value so far
-                kept = StoredTable(pa.schema(known))
-                write_record(self._root, identity, KEPT_TYPES, kept)
+                kept = create_record(self.store_root, identity, types, KEPT_TYPES)
         return kept.schema
 
     def _found_types(
-        self, files: Sequence[tuple[FileRecord, IngestedFile]], location: str
+        self, files: Sequence[tuple[FileRecord, StoredTable]], location: str
     ) -> pa.Schema:
         """Return the types that all values of some files have; null for those without one."""
         known: dict[str, None] = {}
-        for types, url in {rows.types: file.url for file, rows in files}.items():
+        for types, url in {rows.schema: file.url for file, rows in files}.items():
             known |= dict.fromkeys(types.names)
             check_distinct(list(known), f"{location}, {url!r}")
         found = _common_types(rows for _, rows in files)
@@ -404,7 +370,7 @@ class IngestedSource(FileSource):
         declared = self.types.names if self.types is not None else ()
         mixed = [name for name, kind in found.items() if kind == MIXED]
         for name in (each for each in mixed if each not in declared):
-            having = [file.url for file, rows in files if name in rows.types.names]
+            having = [file.url for file, rows in files if name in rows.schema.names]
             raise SourceError(
                 f"{location}: column {name!r} has values without a common type, in "
                 f"{names(having, 3)}. Declare its type, by types= or schema=, or take files out of "
@@ -414,7 +380,7 @@ class IngestedSource(FileSource):
 
     def _schema(self, found: pa.Schema, location: str) -> pa.Schema:
         """Return the columns of the rows: with declared types, and as text without a value."""
-        kinds = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in found}
+        kinds = {f.name: mapped(f.type, _text_if_null) for f in found}
         kinds |= {column.name: column.type for column in self.types or ()}
         if self.include_paths:
             if _PATH in map(str.lower, kinds):
@@ -426,17 +392,17 @@ class IngestedSource(FileSource):
         return pa.schema(kinds)
 
     def _check_columns(
-        self, files: Sequence[tuple[FileRecord, IngestedFile]], schema: pa.Schema, location: str
+        self, files: Sequence[tuple[FileRecord, StoredTable]], schema: pa.Schema, location: str
     ) -> None:
         """Refuse a declared column that no file has, and a file without any of the columns."""
-        filled = {rows.types: file.url for file, rows in files if rows.pieces}
-        known = {name for _, rows in files for name in rows.types.names}
+        filled = {rows.schema: file.url for file, rows in files if rows.pieces}
+        known = {name for _, rows in files for name in rows.schema.names}
         declared = self.types or (self.columns if self.is_text else None) or pa.schema([])
         unknown = [name for name in declared.names if name not in known]
         if unknown and filled:
             raise SourceError(
                 f"{location}: no file has the column {unknown[0]!r} of schema= or types=; "
-                f"{files[0][0].url!r} has {names(files[0][1].types.names, 10)}"
+                f"{files[0][0].url!r} has {names(files[0][1].schema.names, 10)}"
             )
         lower = {name.lower() for name in schema.names}
         for types, url in filled.items():
@@ -457,7 +423,7 @@ class IngestedSource(FileSource):
         columns: dict[str, list[pa.Array]] = {column.name: [] for column in wanted}
         errors: dict[int, pa.Field] = {}
         first = 0
-        for rows in TableReader(self._root).tables(fragment, [*columns], context):
+        for rows in TableReader(self.store_root).tables(fragment, [*columns], context):
             for column in wanted:
                 if column.name not in rows.column_names:
                     columns[column.name].append(pa.nulls(rows.num_rows, column.type))
@@ -482,13 +448,8 @@ class IngestedSource(FileSource):
 
     # Details.
 
-    @property
-    def _root(self) -> Location:
-        assert self.root is not None, f"{self.place} is bound to a store before it is read"
-        return self.root
-
     def _digest(self, what: str) -> str:
-        pipeline = self.pipeline if what == "types" else ""
+        pipeline = self.pipeline if what == "types" else ""  # another may have been there before
         text = "\n".join([what, self.url, self.reading, pipeline])
         return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
@@ -499,20 +460,26 @@ class IngestedSource(FileSource):
 _one_at_a_time = threading.Lock()
 
 
-def _known(kept: StoredTable) -> dict[str, IngestedFile]:
+def _known(kept: StoredTable) -> dict[str, StoredTable]:
     """Return the files of a record, by their identity."""
     by_file = itertools.groupby(kept.pieces, lambda piece: piece.identity)
     pieces = {key: tuple(same) for key, same in by_file}
     return {
-        key: IngestedFile(pieces.get(key, ()), types)
+        key: StoredTable(types, pieces.get(key, ()))
         for types, keys in ((read_schema(text), keys) for text, keys in kept.facts.items())
         for key in keys
     }
 
 
-def _common_types(files: Iterable[IngestedFile]) -> dict[str, pa.DataType]:
+def _places(file: StoredTable) -> Callable[[int, int], str]:
+    """Return a function of a span of a file's rows, which returns where they are."""
+    places = [place for piece in file.pieces for place in piece.places]
+    return lambda start, stop: dumped_places(start, clipped(places, start, stop))
+
+
+def _common_types(files: Iterable[StoredTable]) -> dict[str, pa.DataType]:
     """Return the types that files show together, by column."""
-    found = reduce(joined, dict.fromkeys(file.types for file in files), pa.schema([]))
+    found = reduce(joined, dict.fromkeys(file.schema for file in files), pa.schema([]))
     return dict(zip(found.names, found.types))
 
 
@@ -522,6 +489,10 @@ def _misfit(url: str, row: int, column: pa.Field) -> str:
         f"{type_name(column.type)}. Fix the file, or declare a type that every value of the "
         f"column has, for example types={{{column.name!r}: 'VARCHAR'}}"
     )
+
+
+def _text_if_null(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_null(kind) else kind
 
 
 def _types_text(schema: pa.Schema | None) -> list[str]:

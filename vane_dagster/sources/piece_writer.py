@@ -45,7 +45,7 @@ class PieceWriter:
     def __init__(self, root: Location, folder: str) -> None:
         self._location, self._folder = tables(root).child(folder), folder
         self._thread = ThreadPoolExecutor(max_workers=1)
-        self._write: Future[None] | None = None
+        self._write: Future[None] = self._thread.submit(lambda: None)
         self._held: dict[pa.Schema, _Held] = {}
         self._bytes = 0
 
@@ -56,7 +56,7 @@ class PieceWriter:
         with self._thread:
             if kind is None:
                 self._flush()
-                self._wait()
+                self._write.result()
 
     def write(self, rows: pa.Table) -> ParquetRows:
         """Write rows, and return where they are once all is written."""
@@ -70,14 +70,10 @@ class PieceWriter:
 
     def _flush(self) -> None:
         for held in self._held.values():
-            self._wait()
+            self._write.result()
             merged = pa.concat_tables(held.parts)
             self._write = self._thread.submit(_write, self._location, held.name, merged)
         self._held, self._bytes = {}, 0
-
-    def _wait(self) -> None:
-        if self._write is not None:
-            self._write.result()
 
 
 def _write(folder: Location, name: str, rows: pa.Table) -> None:

@@ -47,24 +47,18 @@ class RayDatasetSource(StoredTableSource):
     Attributes:
         function: The function.
         code_version: Replaces the function's code in its identity.
-        pipeline: The pipeline that reads it, once it is known: part of the identity by a version.
     """
 
     kind: ClassVar[str] = "ray"
     partitioned_by: ClassVar[str] = f"a parameter {_PARAMETER} of the function"
     function: Callable[..., Any] = field(repr=False, compare=False)
     code_version: str | None = None
-    pipeline: str = ""
     connect: Connect = field(default=lambda room: False, repr=False, compare=False)
 
     def url_for(self, partition_key: str | None) -> str:
         """Return the name of the function, for messages."""
         argument = "" if partition_key is None else repr(partition_key)
         return f"the Ray Dataset of {_name(self.function)}({argument})"
-
-    def of_pipeline(self, name: str) -> Source:
-        """Return the source with a name: versions of other pipelines are not its own."""
-        return replace(self, pipeline=name)
 
     def with_cluster(self, connect: Connect) -> Source:
         return replace(self, connect=connect)
@@ -168,10 +162,6 @@ def ray_dataset(
             f"{_LABEL}: fn is a {type(fn).__module__}.{type(fn).__qualname__}; expected a function "
             f"that returns a {NEEDS_RAY}.{hint}"
         )
-    if version is not None and not (isinstance(version, str) and version):
-        raise DefinitionError(
-            f"{_LABEL}: version is {version!r}; expected a non-empty string, as '2025-01-31'"
-        )
     signature = inspect.signature(fn)
     takes = _PARAMETER in signature.parameters
     try:
@@ -181,8 +171,9 @@ def ray_dataset(
             f"{_LABEL}: {_name(fn)} cannot be called: {error}; expected no parameters, or "
             f"{_PARAMETER}. Give the others by functools.partial"
         ) from None
+    own = None if version is None else str(version)
     return RayDatasetSource(
-        function=fn, code_version=version, is_partitioned=takes, allow_empty=allow_empty
+        function=fn, code_version=own, is_partitioned=takes, allow_empty=allow_empty
     )
 
 

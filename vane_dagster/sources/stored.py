@@ -6,7 +6,7 @@ The driver alone imports this module, and so the store. Workers get a `StoredPar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from vane_dagster._keywords import known_keywords
@@ -14,39 +14,34 @@ from vane_dagster.errors import DefinitionError, SourceError, described
 from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceReader, SourceTable
 from vane_dagster.sources.file_source import asset_path
 from vane_dagster.sources.files import file_record
+from vane_dagster.sources.in_store import InStore
 from vane_dagster.sources.parquet import ParquetFiles, StoredParquet
 from vane_dagster.sources.schemas import plain_schema
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, Manifest
 from vane_dagster.storage.reader import find, places
 from vane_dagster.storage.store import Store
 
 
 @dataclass(frozen=True)
-class StoredSource(ParquetFiles):
+class StoredSource(ParquetFiles, InStore):
     """Rows in the pipeline's own store: those of another pipeline's stage, or of an ordinary asset.
 
     Attributes:
         asset: Key of the Dagster asset, as "a/b".
         allow_empty: Whether a partition without rows is accepted.
-        root: The store's root, once the source is bound to it.
     """
 
     asset: str
     allow_empty: bool = False
-    root: Location | None = field(default=None, repr=False, compare=False)
 
     def url_for(self, partition_key: str | None) -> str:
         """Return the name of the asset, for messages."""
         return f"asset {self.asset}"
 
-    def bind(self, store: Store) -> Source:
-        return replace(self, root=store.root)
-
     @property
     def _store(self) -> Store:
-        assert self.root is not None, "a stored source is bound to a store before it is used"
-        return Store(self.root)
+        return Store(self.store_root)
 
     def options_for(self, url: str) -> Mapping[str, Any]:
         return self._store.root.options_for(url)

@@ -136,11 +136,9 @@ def _column_names(data: Any) -> list[Any]:
 
 def _check_columns(data: Any, partition_column: str | None) -> None:
     found = _column_names(data)
-    if not found:
-        raise DefinitionError(f"{_LABEL}: the table has no columns; expected one or more")
-    if wrong := [name for name in found if not isinstance(name, str) or not name]:
+    if not found or not all(isinstance(name, str) and name for name in found):
         raise DefinitionError(
-            f"{_LABEL}: column names {wrong[:3]!r} are not non-empty strings; rename them"
+            f"{_LABEL}: the columns are {found[:3]!r}; expected one or more, with texts as names"
         )
     check_distinct(found, _LABEL)
     if partition_column is not None:

@@ -54,23 +54,23 @@ class TableReader(SourceReader):
             A table for consecutive rows of a file. Each Parquet file is read once.
         """
         places = joined(place for span in fragment.spans for place in places_of(span))
-        stored: dict[str, ParquetRows] = {}
+        edges: dict[str, list[int]] = {}
         for place in places:
             if isinstance(place, ParquetRows):
-                known = stored.get(place.name, place)
-                start, stop = min(known.start, place.start), max(known.stop, place.stop)
-                stored[place.name] = ParquetRows(place.name, start, stop)
+                edges.setdefault(place.name, []).extend((place.start, place.stop))
+        first = {name: min(each) for name, each in edges.items()}
 
-        def read(rows: ParquetRows) -> pa.Table:
+        def read(name: str) -> pa.Table:
+            rows = ParquetRows(name, first[name], max(edges[name]))
             return _stored_rows(self.root, rows, columns, context)
 
-        found = dict(zip(stored, in_threads(read, stored.values())))
+        found = dict(zip(edges, in_threads(read, edges)))
 
         def rows_at(place: Place) -> pa.Table:
             if isinstance(place, ArrowRows):
                 return _arrow_rows(place, columns, context.location)
-            first = stored[place.name].start
-            return found[place.name].slice(place.start - first, place.stop - place.start)
+            rows = found[place.name]
+            return rows.slice(place.start - first[place.name], place.stop - place.start)
 
         return list(map(rows_at, places))
 
@@ -101,18 +101,13 @@ def _stored_rows(
 
 
 def _arrow_rows(rows: ArrowRows, columns: Sequence[str], location: str) -> pa.Table:
-    try:
-        found = os.stat(rows.path)
-    except OSError as error:
+    found = os.stat(rows.path) if os.path.exists(rows.path) else None
+    if found is None or (found.st_size, found.st_mtime_ns) != (rows.size, rows.modified):
         raise SourceError(
-            f"{location}: the dataset's Arrow file {rows.path!r} cannot be read on this machine: "
-            f"{error.strerror}. Put the dataset on storage that all workers share, or give "
-            "vd.huggingface(..., copy=True), which copies the rows into the store"
-        ) from error
-    if (found.st_size, found.st_mtime_ns) != (rows.size, rows.modified):
-        raise SourceError(
-            f"{location}: {rows.path!r} was replaced since the run was planned ({rows.size} bytes "
-            f"then, {found.st_size} now). Run the partition again"
+            f"{location}: the dataset's Arrow file {rows.path!r} is not on this machine, or was "
+            "replaced since the run was planned. Put the dataset on storage that all workers share "
+            "and run the partition again; or give vd.huggingface(..., copy=True), which copies the "
+            "rows into the store"
         )
     table = _opened(rows.path, rows.size, rows.modified).select(list(columns))
     return table.slice(rows.start, rows.stop - rows.start)

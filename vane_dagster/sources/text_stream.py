@@ -93,12 +93,9 @@ class TextStream:
                 at,
             ) from error
         except Exception as error:  # drivers and decompressors raise their own exception classes
-            if self.compression and is_damage(error):
-                raise self.refused(
-                    f"it cannot be decompressed as {self.compression}: it is truncated or "
-                    "damaged. Write it again, or take it out of the source"
-                ) from error
-            raise unreadable(self.url, error, self.location) from error
+            is_damaged = self.compression and is_damage(error)
+            fix = "It is truncated or damaged. Write it again" if is_damaged else None
+            raise unreadable(self.url, error, self.location, fix) from error
 
     def refused(self, reason: str, line: int | None = None) -> SourceError:
         """Return an error about the file."""

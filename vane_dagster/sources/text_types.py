@@ -139,11 +139,8 @@ def cast_each(
     return found, misfits
 
 
-def is_readable(kind: pa.DataType, is_text: bool) -> bool:
-    """Return whether values of files can be cast to a type."""
-    if not is_text and kind.num_fields and not pa.types.is_map(kind):
-        inner = [kind.field(index).type for index in range(kind.num_fields)]
-        return all(is_readable(each, is_text) for each in inner)
+def is_readable(kind: pa.DataType) -> bool:
+    """Return whether texts can be cast to a type."""
     try:
         pa.array([], pa.string()).cast(kind)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):

@@ -190,8 +190,6 @@ def test_code_without_an_identity_is_an_error_of_the_listing():
             {},
             "missing a required argument: 'a'; expected no parameters, or",
         ),
-        (make, {"version": 3}, "version is 3; expected a non-empty string"),
-        (make, {"version": ""}, "version is ''; expected a non-empty string"),
     ],
 )
 def test_wrong_declarations(fn, given, message):
