@@ -114,8 +114,8 @@ def huggingface(
         if type(given).__name__ not in ("Dataset", "DatasetDict"):
             raise DefinitionError(
                 f"{_LABEL}: path is a {kind}; expected a datasets.Dataset, a dict of them, or the "
-                "path or name of a dataset. For an IterableDataset, write vd.ray_dataset(fn) with "
-                "a function that returns ray.data.from_huggingface(...)"
+                "path or name of a dataset. Make one of an IterableDataset, by "
+                "datasets.Dataset.from_generator(lambda: iter(stream))"
             )
         if streaming or load_options:
             raise DefinitionError(

@@ -356,7 +356,7 @@ class IngestedSource(FileSource, InStore):
     def _found_types(
         self, files: Sequence[tuple[FileRecord, StoredTable]], location: str
     ) -> pa.Schema:
-        """Return the types that all values of some files have; null for those without one."""
+        """Return the types that all values of some files have; null if they have none."""
         known: dict[str, None] = {}
         for types, url in {rows.schema: file.url for file, rows in files}.items():
             known |= dict.fromkeys(types.names)
@@ -367,16 +367,17 @@ class IngestedSource(FileSource, InStore):
                 f"{location}: {files[0][0].url!r} has no row to find columns in. Declare them by "
                 "schema=, or write the file again"
             )
-        declared = self.types.names if self.types is not None else ()
-        mixed = [name for name, kind in found.items() if kind == MIXED]
-        for name in (each for each in mixed if each not in declared):
+        declared = self.types or pa.schema([])
+        for name in [name for name, kind in found.items() if kind == MIXED]:
             having = [file.url for file, rows in files if name in rows.schema.names]
-            raise SourceError(
-                f"{location}: column {name!r} has values without a common type, in "
-                f"{names(having, 3)}. Declare its type, by types= or schema=, or take files out of "
-                "the source"
-            )
-        return pa.schema(found | dict.fromkeys(mixed, pa.null()))
+            if name not in declared.names:
+                raise SourceError(
+                    f"{location}: column {name!r} has values without a common type, in "
+                    f"{names(having, 3)}. Declare its type, by types= or schema=, or take files "
+                    "out of the source"
+                )
+            found[name] = pa.null()
+        return pa.schema(found)
 
     def _schema(self, found: pa.Schema, location: str) -> pa.Schema:
         """Return the columns of the rows: with declared types, and as text without a value."""

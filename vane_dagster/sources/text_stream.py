@@ -59,11 +59,6 @@ class TextStream:
     location: str
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    @property
-    def compression(self) -> str | None:
-        """The file's compression, by its suffix."""
-        return next((_COMPRESSIONS[s] for s in _COMPRESSIONS if self.url.endswith(s)), None)
-
     def blocks(self) -> Iterator[bytes]:
         """Read the text as valid UTF-8, in blocks that hold about `BLOCK` bytes of the file."""
         line = 1
@@ -93,8 +88,7 @@ class TextStream:
                 at,
             ) from error
         except Exception as error:  # drivers and decompressors raise their own exception classes
-            is_damaged = self.compression and is_damage(error)
-            fix = "It is truncated or damaged. Write it again" if is_damaged else None
+            fix = "It is truncated or damaged. Write it again" if is_damage(error) else None
             raise unreadable(self.url, error, self.location, fix) from error
 
     def refused(self, reason: str, line: int | None = None) -> SourceError:
@@ -110,7 +104,7 @@ class TextStream:
             location.fs.open(location.path, cache_type="none") as raw,
             io.BufferedReader(raw, BLOCK) as buffered,
         ):
-            packed = self.compression
+            packed = next((_COMPRESSIONS[s] for s in _COMPRESSIONS if self.url.endswith(s)), None)
             yield pa.CompressedInputStream(buffered, packed) if packed else buffered
 
 

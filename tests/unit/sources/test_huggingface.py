@@ -300,13 +300,23 @@ def test_a_stream_is_read_once(tmp_path, store, monkeypatch):
     assert len(read(other, store)) == COUNT + 1
 
 
+def test_a_stream_in_memory_becomes_a_dataset(tmp_path, store):
+    stream = datasets.IterableDataset.from_generator(lambda: iter([{"id": 1}, {"id": 2}]))
+    made = datasets.Dataset.from_generator(
+        lambda: iter(stream.map(lambda row: {"id": 2 * row["id"]})), cache_dir=str(tmp_path)
+    )
+    source = vd.huggingface(made)
+    assert read(source, store)["id"].to_pylist() == [2, 4]
+    assert all(are_in_place(split(source, store)))
+
+
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
         (5, {}, "path is a builtins.int; expected a datasets.Dataset"),
         ("x", {"streaming": True, "partition_column": "day"}, "without a partition_column"),
         ("x", {"streaming": True}, "Give version="),
-        (STREAM, {}, r"For an IterableDataset, write vd.ray_dataset\(fn\)"),
+        (STREAM, {}, "Make one of an IterableDataset"),
         (datasets.Dataset.from_dict({"id": [1]}), {"name": "x"}, "is loaded already. Leave"),
         (datasets.Dataset.from_dict({"id": [1]}), {"streaming": True}, "is loaded already. Leave"),
     ],
