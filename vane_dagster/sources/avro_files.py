@@ -44,16 +44,13 @@ class AvroSource(IngestedSource):
                 schema = pa.schema(list(_type(reader.writer_schema)))
                 yield schema.empty_table()
                 for block in reader:
-                    rows = list(block)
-                    for row in rows:
-                        row.update({k: str(v) for k, v in row.items() if isinstance(v, UUID)})
+                    rows = [{k: _plain(v) for k, v in row.items()} for row in block]
                     yield pa.Table.from_pylist(rows, schema)
         except OSError:
             raise
         except Exception as error:  # of fastavro, and of what decompresses its blocks
             raise stream.refused(
-                f"it cannot be read as Avro: {described(error)}. Write it again, or take it out "
-                "of the source"
+                f"it cannot be read as Avro: {described(error)}. Write it again, or take it out"
             ) from error
 
 
@@ -91,20 +88,22 @@ def avro(
     if find_spec("fastavro") is None:
         raise DefinitionError("vd.avro needs fastavro. Install 'vane-dagster[avro]'")
     return AvroSource.declared(
-        *(url, schema, types, "utf-8", include_paths),
-        *(asset, allow_empty, storage_options),
+        url, schema, types, include_paths, asset, allow_empty, storage_options
     )
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, UUID) else value
 
 
 def _type(schema: Any) -> pa.DataType:
     """Return the type of a parsed Avro schema."""
     if isinstance(schema, list):
         (schema,) = [each for each in schema if each != "null"]  # else it is not read
-        return _type(schema)
     if not isinstance(schema, dict):
         return _TYPES[schema]
-    kind = schema["type"]
-    if schema.get("logicalType") == "decimal":
+    kind, logical = schema["type"], schema.get("logicalType", "")
+    if logical == "decimal":
         return pa.decimal128(schema["precision"], schema.get("scale", 0))
     if kind == "record":
         return pa.struct([(each["name"], _type(each["type"])) for each in schema["fields"]])
@@ -112,4 +111,4 @@ def _type(schema: Any) -> pa.DataType:
         return pa.list_(_type(schema["items"]))
     if kind == "map":
         return pa.map_(pa.string(), _type(schema["values"]))
-    return _TYPES.get(schema.get("logicalType", "")) or _type(kind)
+    return _TYPES.get(logical) or _type(kind)

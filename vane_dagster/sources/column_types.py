@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.sources.schemas import wider_type
-from vane_dagster.types.kinds import holds, mapped
+from vane_dagster.types.kinds import mapped
 
 MIXED = pa.dense_union([])
 """The type of a column with values that have no common one."""
@@ -54,13 +54,6 @@ def _wider(one: pa.Field, other: pa.Field) -> pa.Field:
 def _with_doubles(kind: pa.DataType) -> pa.DataType:
     """Return a nested type with doubles in place of whole numbers."""
     return mapped(kind, lambda each: pa.float64() if each == pa.int64() else each)
-
-
-def filled(known: pa.DataType, now: pa.DataType) -> pa.DataType:
-    """Return a type in which nulls are replaced by the types that further values show."""
-    if not holds(known, pa.types.is_null) or now == MIXED:
-        return known
-    return now if pa.types.is_null(known) else wider_type(known, now) or known
 
 
 def check_castable(own: pa.DataType, kind: pa.DataType) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
@@ -23,6 +23,7 @@ from vane_dagster.sources.text_stream import (
     BLOCK,
     BlockReader,
     TextStream,
+    whole_lines,
     with_compressed,
 )
 from vane_dagster.sources.text_types import TextTypes
@@ -32,26 +33,10 @@ _UNQUOTED = python_csv.QUOTE_NONE
 _DELIMITERS = (",", "\t", ";", "|")
 _HEADER_BYTES = 4 << 20
 """Bytes in which the header has to end."""
-_HOURS = re.compile("%[HIcXTRs]")
 _LAST = "\N{SYMBOL FOR END OF TRANSMISSION}"
 """The first field of a row that is added to each file: a quote that is not closed swallows it."""
 _ANY_SIZE = 2**31 - 1
 _WIDTH = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
-_SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\r?\n')
-
-
-class _Header(NamedTuple):
-    """What precedes the rows of a file.
-
-    Attributes:
-        names: The names of the columns.
-        delimiter: The character between fields.
-        bytes: The number of bytes before the first row.
-    """
-
-    names: Sequence[str]
-    delimiter: str
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -62,19 +47,17 @@ class CsvSource(IngestedSource):
     label: ClassVar[str | None] = "CSV"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".csv", ".tsv")
     delimiter: str | None = None
-    header: bool = True
-    column_names: tuple[str, ...] | None = None
+    header: bool | tuple[str, ...] = True
     quote: str | None = '"'
     escape: str | None = None
     null_values: tuple[str, ...] = ()
     skip_rows: int = 0
     decimal_separator: str = "."
-    date_format: str | None = None
-    timestamp_format: str | None = None
+    date_formats: tuple[str, ...] = ()
 
     @property
     def forms(self) -> TextTypes:
-        return TextTypes(self.date_format, self.timestamp_format, self.decimal_separator)
+        return TextTypes(self.date_formats, self.decimal_separator)
 
     def shown(self, rows: pa.Table) -> pa.Schema:
         typed = (self.forms.typed(values.combine_chunks()) for values in rows.columns)
@@ -82,21 +65,18 @@ class CsvSource(IngestedSource):
 
     def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         blocks = stream.blocks()
-        head = b""
-        while len(head) < _HEADER_BYTES and (block := next(blocks, b"")):
-            head += block
-        header = self._header(head, stream)
-        names, delimiter = header.names, header.delimiter
+        head = next(blocks, b"")
+        names, delimiter, start = self._header(head[:_HEADER_BYTES], stream)
         rows = pa.schema(dict.fromkeys(names, pa.string())).empty_table()
         yield rows
         if not names:
             return
-        blocks = itertools.chain([head[header.bytes :]], blocks)
+        lines = whole_lines(itertools.chain([head[start:]], blocks), stream)
         last = (_LAST + delimiter * (len(names) - 1)).encode()
         count, ending = 0, []
         try:
             reader = arrow_csv.open_csv(
-                pa.PythonFile(BlockReader(blocks, last), mode="r"),
+                pa.PythonFile(BlockReader(lines, last), mode="r"),
                 read_options=arrow_csv.ReadOptions(
                     column_names=names, use_threads=False, block_size=_ANY_SIZE
                 ),
@@ -132,46 +112,41 @@ class CsvSource(IngestedSource):
                 "quote=None"
             )
 
-    def _header(self, head: bytes, stream: TextStream) -> _Header:
+    def _header(self, head: bytes, stream: TextStream) -> tuple[Sequence[str], str, int]:
+        """Return the names of the columns, the delimiter, and the bytes before the first row."""
         lines = io.StringIO(head.decode("latin-1"), newline="")  # a character a byte
         for _ in range(self.skip_rows):
             lines.readline()
         start = begin = lines.tell()
         while (line := lines.readline()) and not line.strip("\r\n"):
             start = lines.tell()
-        if not line:
-            if self.header:
-                raise stream.refused(
-                    "it is empty, and has no header. Write it again, take it out of the source, "
-                    "or declare header=False"
-                )
-            return _Header(self._own_names(0), ",", start)
-        separator = _SEPARATOR.match(line)  # as Excel writes and reads it
-        if separator:
-            start = begin = lines.tell()
 
         def first(delimiter: str) -> list[str]:
             lines.seek(start)
             quoting: Any = {"quotechar": self.quote} if self.quote else {"quoting": _UNQUOTED}
             read = python_csv.reader(
-                lines, delimiter=delimiter, escapechar=self.escape, strict=self.header, **quoting
+                lines,
+                delimiter=delimiter,
+                escapechar=self.escape,
+                strict=self.header is True,
+                **quoting,
             )
             try:
                 return next(read, [])
             except python_csv.Error:  # no such record, or a field of more than 128 KiB
                 return []
 
-        sniffed = separator[1] if separator else max(_DELIMITERS, key=lambda d: len(first(d)))
-        delimiter = self.delimiter or sniffed
+        delimiter = self.delimiter or max(_DELIMITERS, key=lambda each: len(first(each)))
         fields = first(delimiter)
-        if not self.header:
-            names = self._own_names(len(fields))
-            start = begin if len(names) == 1 else start  # of one column, empty lines are rows
-            return _Header(names, delimiter, start)
-        if not fields or lines.tell() == len(head) >= _HEADER_BYTES:
+        if self.header is not True:
+            declared = self.columns.names if self.columns is not None else self.header
+            names = declared or [f"column{number}" for number in range(len(fields))]
+            # Of one column, empty lines are rows.
+            return names, delimiter, begin if len(names) == 1 else start
+        if not fields or lines.tell() >= _HEADER_BYTES:
             raise stream.refused(
-                f"its header cannot be parsed, or does not end in {_HEADER_BYTES >> 20} MiB. Check "
-                "the quotes and the newlines"
+                f"it has no header, or none that can be parsed and ends in {_HEADER_BYTES >> 20} "
+                "MiB. Check the quotes and the newlines, or declare header=False"
             )
         names = [field.encode("latin-1").decode().strip() for field in fields]
         lower = [name.lower() for name in names]
@@ -180,28 +155,21 @@ class CsvSource(IngestedSource):
                 f"the header has the column {repeated[0]!r} twice (SQL ignores case). Rename one, "
                 "or declare skip_rows=1 and header=[...]"
             )
-        return _Header(names, delimiter, lines.tell())
-
-    def _own_names(self, count: int) -> Sequence[str]:
-        """Return the names of the columns of a file without a header."""
-        declared = self.columns.names if self.columns is not None else self.column_names
-        return declared or [f"column{number}" for number in range(count)]
+        return names, delimiter, lines.tell()
 
 
 def _explained(error: Exception, stream: TextStream) -> Exception:
     """Return what is wrong by the message of Arrow's reader, without the data in it."""
-    text = str(error)
-    if "straddling" in text or "block size" in text:
-        return stream.refused(
-            f"a row has more than {BLOCK >> 20} MiB. Check the quotes and the newlines"
-        )
-    if width := _WIDTH.search(text):
+    if width := _WIDTH.search(str(error)):
         row, expected, found = map(int, width.groups())
         return stream.refused(
             f"row {row} has {found} fields, expected {expected}. Fix the row, or check "
             "delimiter=, quote= and skip_rows="
         )
-    return stream.refused("it cannot be parsed as CSV. Check delimiter=, quote= and escape=")
+    return stream.refused(
+        "it cannot be parsed as CSV. Check whether a quote is not closed or a row has more than "
+        f"{BLOCK >> 20} MiB, and delimiter=, quote= and escape="
+    )
 
 
 @known_keywords("vd.csv")
@@ -234,7 +202,7 @@ def csv(
 
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.csv`` and ``*.tsv`` below it, also
-            with ``.gz``, ``.bz2``, ``.xz`` or ``.zst``) or a glob, with ``{partition_key}`` or
+            with ``.gz``, ``.bz2`` or ``.zst``) or a glob, with ``{partition_key}`` or
             ``{partition_key.<dimension>}`` for a partitioned pipeline.
         schema: The columns of the source with their types; others are not read. A column that some
             files lack is null there.
@@ -268,37 +236,20 @@ def csv(
             f"{where}: header and schema both name the columns; leave the names out, as "
             "header=False"
         )
-    given = {"quote": quote, "escape": escape, "delimiter": delimiter}
-    for name, value in given.items():
-        is_one = isinstance(value, str) and len(value.encode()) == 1
-        if value is not None and not is_one:
+    for name, value in (("quote", quote), ("escape", escape), ("delimiter", delimiter)):
+        if value is not None and (not isinstance(value, str) or len(value.encode()) != 1):
             raise DefinitionError(f"{where}: {name} is {value!r}; expected one ASCII character")
     if type(skip_rows) is not int or skip_rows < 0:
         raise DefinitionError(f"{where}: skip_rows is {skip_rows!r}; expected a number from 0 up")
+    formats = [date_format] if isinstance(date_format, str) else date_format
     return CsvSource.declared(
-        *(url, schema, types, encoding, include_paths),
-        *(asset, allow_empty, storage_options),
+        *(url, schema, types, include_paths, asset, allow_empty, storage_options, encoding),
         delimiter=delimiter,
-        header=header is True,
-        column_names=names,
+        header=header if names is None else names,
         quote=quote,
         escape=None if escape == quote else escape,
         null_values=list_of_names(where, "null_values", null_values) or (),
         skip_rows=skip_rows,
         decimal_separator=one_of(where, "decimal_separator", decimal_separator, (".", ",")),
-        **_formats(where, date_format),
+        date_formats=list_of_names(where, "date_format", formats) or (),
     )
-
-
-def _formats(where: str, given: str | Sequence[str] | None) -> dict[str, Any]:
-    """Tell the format of dates from that of timestamps, by the directives for hours."""
-    listed = [given] if isinstance(given, str) else list_of_names(where, "date_format", given)
-    found: dict[str, str] = {}
-    for each in listed or ():
-        name = "timestamp_format" if _HOURS.search(each) else "date_format"
-        if found.setdefault(name, each) != each:
-            raise DefinitionError(
-                f"{where}: date_format has two formats, {found[name]!r} and {each!r}; expected one "
-                "of dates and one of timestamps"
-            )
-    return found

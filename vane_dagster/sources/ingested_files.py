@@ -9,17 +9,18 @@ detail has the pieces of its rows, so that a worker reads these alone.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
@@ -41,7 +42,6 @@ from vane_dagster.sources.column_types import (
     MIXED,
     MOST_LEVELS,
     check_castable,
-    filled,
     is_deep,
     joined,
     shown,
@@ -51,27 +51,30 @@ from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.files import file_identity
 from vane_dagster.sources.grouping import SizedFile, divide
+from vane_dagster.sources.in_store import InStore
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.planned_read import check_unchanged
 from vane_dagster.sources.table_reader import TableReader
-from vane_dagster.sources.text_stream import TextStream, parse_encoding
-from vane_dagster.sources.text_types import MOST_MISFITS, TextTypes, cast_each, is_readable
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.sources.text_stream import UTF_8, TextStream, parse_encoding
+from vane_dagster.sources.text_types import TextTypes, cast_each, is_readable
+from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.stored_tables import (
+    INGESTED,
     KEPT_TYPES,
-    RECORDS,
+    ParquetRows,
     Piece,
     StoredTable,
     clipped,
     create_record,
     dumped_places,
+    has_all_rows,
     read_record,
-    tables,
     write_record,
 )
+from vane_dagster.storage.stored_tables import joined as joined_places
 from vane_dagster.types.casts import checked_cast
-from vane_dagster.types.kinds import holds
+from vane_dagster.types.kinds import mapped
 from vane_dagster.types.schema import (
     SchemaLike,
     check_distinct,
@@ -80,9 +83,6 @@ from vane_dagster.types.schema import (
     schema_record,
     type_name,
 )
-
-if TYPE_CHECKING:
-    from vane_dagster.storage.store import Store
 
 _SMALL_BYTES = 1 << 20
 """Files below this size are converted together, if there are many."""
@@ -95,34 +95,13 @@ _VERSION = 1
 _PATH = "path"
 
 
-@dataclass(frozen=True)
-class IngestedFile:
-    """What the store has of a version of a file.
-
-    Attributes:
-        pieces: Its rows.
-        types: What it shows of the types of its columns.
-    """
-
-    pieces: tuple[Piece, ...]
-    types: pa.Schema
-
-    @property
-    def rows(self) -> int:
-        """The number of its rows."""
-        return sum(piece.rows for piece in self.pieces)
-
-    def detail(self, start: int, stop: int) -> str:
-        """Return the detail of a span of its rows: where they are."""
-        places = (place for piece in self.pieces for place in piece.places)
-        return dumped_places(start, clipped(places, start, stop))
-
-
 _Declared = TypeVar("_Declared", bound="IngestedSource")
+_Lot = Sequence[tuple[str, FileRecord]]
+"""Files that are converted together, each with the identity of its version."""
 
 
 @dataclass(frozen=True)
-class IngestedSource(FileSource):
+class IngestedSource(FileSource, InStore):
     """Files that are converted into Parquet once.
 
     A subclass defines `convert`. Its own attributes are options of a format that change the rows.
@@ -138,8 +117,6 @@ class IngestedSource(FileSource):
         columns: The declared columns; None for those in the files.
         types: The declared types of some columns.
         include_paths: Whether there is a column `path`.
-        root: The store's root, once the source is bound to it.
-        pipeline: The pipeline, whose kept types are its own.
         connect: Connects to the run's cluster; see `with_cluster`.
     """
 
@@ -147,10 +124,8 @@ class IngestedSource(FileSource):
     is_text: ClassVar[bool] = True
     columns: pa.Schema | None = None
     types: pa.Schema | None = None
-    encoding: str = "utf-8"
+    encoding: str = UTF_8
     include_paths: bool = False
-    root: Location | None = field(default=None, repr=False, compare=False)
-    pipeline: str = field(default="", repr=False, compare=False)
     connect: Connect | None = field(default=None, repr=False, compare=False)
     _listed: dict[str | None, tuple[FileRecord, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -171,9 +146,9 @@ class IngestedSource(FileSource):
         """The forms of values in text."""
         return TextTypes()
 
-    def cast(self, values: pa.Array, kind: pa.DataType, is_found: bool) -> pa.Array:
-        """Convert values to a type without changing any of them."""
-        own = values.type
+    def cast(self, column: pa.Field, is_found: bool, values: pa.Array) -> pa.Array:
+        """Convert values to the type of a column without changing any of them."""
+        own, kind = values.type, column.type
         is_number = pa.types.is_integer(own) or pa.types.is_floating(own)
         if pa.types.is_string(own) or (is_number and pa.types.is_decimal(kind)):
             if is_found and not self.is_text and not pa.types.is_string(kind):
@@ -190,11 +165,11 @@ class IngestedSource(FileSource):
         url: str | os.PathLike[str],
         schema: SchemaLike | None,
         types: SchemaLike | None,
-        encoding: str,
         include_paths: bool,
         asset: Any,
         allow_empty: bool,
         storage_options: Mapping[str, Any] | None,
+        encoding: str = UTF_8,
         **own: Any,
     ) -> _Declared:
         """Validate the arguments that all formats have."""
@@ -207,7 +182,7 @@ class IngestedSource(FileSource):
         given = schema if types is None else types
         pinned = None if given is None else parse_schema(given, where)
         for column in pinned or ():
-            if not is_readable(column.type, cls.is_text):
+            if cls.is_text and not is_readable(column.type):
                 raise SchemaError(
                     f"{where}: column {column.name!r} is {type_name(column.type)}, which is not "
                     "read from such files; declare VARCHAR, and convert it in the pipeline"
@@ -242,17 +217,10 @@ class IngestedSource(FileSource):
         files = source.required(source.list_files([None], location)[None], None, location)
         tables = self.convert(self._stream(files[-1].url, location))
         first = map(self.shown, itertools.islice(tables, 2))  # one may have no rows
-        found = IngestedFile((), reduce(joined, first))
+        found = StoredTable(reduce(joined, first))
         return self._schema(self._found_types([(files[-1], found)], location), location)
 
     # Planning.
-
-    def of_pipeline(self, name: str) -> Source:
-        """Return the source with types of its own: another pipeline may have been there before."""
-        return replace(self, pipeline=name)
-
-    def bind(self, store: Store) -> Source:
-        return replace(self, root=store.root)
 
     def with_cluster(self, connect: Connect) -> Source:
         return replace(self, connect=connect)
@@ -280,101 +248,92 @@ class IngestedSource(FileSource):
         self._check_columns(found, schema, location)
         own = "\n".join(["", self.reading, *_types_text(schema)])
         sized = [
-            SizedFile(file, [(piece.rows, piece.bytes) for piece in rows.pieces], own, rows.detail)
+            SizedFile(
+                file, [(piece.rows, piece.bytes) for piece in rows.pieces], own, _places(rows)
+            )
             for file, rows in found
         ]
         return SourceTable(schema, divide(sized, rule))
 
     def _ingested(
         self, files: Sequence[FileRecord], location: str, partition: str | None
-    ) -> list[IngestedFile]:
+    ) -> list[StoredTable]:
         """Return what the store has of files, after those that it lacks are converted."""
-        record = self._digest("shown"), hashlib.sha256(self.url_for(partition).encode()).hexdigest()
-        kept = read_record(self._root, *record)
-        by_file = itertools.groupby(kept.pieces if kept else (), lambda piece: piece.identity)
-        pieces = {key: tuple(same) for key, same in by_file}
-        known = {
-            key: IngestedFile(pieces.get(key, ()), types)
-            for text, keys in (kept.facts if kept else {}).items()
-            for types in [read_schema(text)]
-            for key in keys
-        }
-
+        place = hashlib.sha256(self.url_for(partition).encode()).hexdigest()
+        record, folder = (self._digest("shown"), place), f"{INGESTED}/{place}"
+        kept = read_record(self.store_root, *record)
+        known = _known(kept) if kept and has_all_rows(self.store_root, kept) else {}
         listed = {file.url: file for file in self._listed.get(partition, files)}
         keys = [file_identity(file) for file in files]
-        found: dict[str, IngestedFile | SourceError] = {k: known[k] for k in keys if k in known}
-        lacked = [file for key, file in zip(keys, files) if key not in found]
-        small = [file for file in lacked if file.size < _SMALL_BYTES]
+        found: dict[str, StoredTable | SourceError] = {k: known[k] for k in keys if k in known}
+        lacked = [(key, listed[f.url]) for key, f in zip(keys, files) if key not in found]
+        small = [each for each in lacked if each[1].size < _SMALL_BYTES]
         lots = [small[n : n + _SMALL_FILES] for n in range(0, len(small), _SMALL_FILES)]
-        lots += [[file] for file in lacked if file.size >= _SMALL_BYTES]
+        lots += [[each] for each in lacked if each[1].size >= _SMALL_BYTES]
         on_cluster = bool(lots) and self.connect is not None and self.connect(False)
         reader = self.for_workers()
 
-        def convert(lot: Sequence[FileRecord]) -> list[IngestedFile | SourceError]:
-            own = {file.url: listed[file.url] for file in lot}
+        def convert(lot: _Lot) -> dict[str, StoredTable | SourceError]:
             per_cpu = _LOTS_A_CPU if len(lot) > 1 else _FILES_A_CPU
-            ingest = IngestedSource._ingest
-            return call(ingest, reader, lot, location, own, on_cluster=on_cluster, per_cpu=per_cpu)
+            given = IngestedSource._ingest, reader, lot, location, folder
+            return call(*given, on_cluster=on_cluster, per_cpu=per_cpu)
 
-        for lot, ingested in zip(lots, in_threads(convert, lots)):
-            found.update(zip(map(file_identity, lot), ingested))
-        converted = {k: rows for k, rows in found.items() if isinstance(rows, IngestedFile)}
-        failed = [each for each in found.values() if isinstance(each, SourceError)]
+        for converted in in_threads(convert, lots):
+            found |= converted
+        rows = {key: each for key, each in found.items() if isinstance(each, StoredTable)}
         by_types: dict[pa.Schema, list[str]] = {}
-        for key, rows in converted.items():
-            by_types.setdefault(rows.types, []).append(key)
-        table = StoredTable(
-            pa.schema([]),
-            tuple(piece for rows in converted.values() for piece in rows.pieces),
-            {schema_record(types): keys for types, keys in by_types.items()},
-        )
-        write_record(self._root, *record, table)  # again, so that a collection keeps the rows
-        if failed:
+        for key, each in rows.items():
+            by_types.setdefault(each.schema, []).append(key)
+        pieces = tuple(piece for each in rows.values() for piece in each.pieces)
+        facts = {schema_record(types): same for types, same in by_types.items()}
+        # Again, so that a collection keeps the rows.
+        write_record(self.store_root, *record, StoredTable(pa.schema([]), pieces, facts))
+        if failed := [each for each in found.values() if isinstance(each, SourceError)]:
             raise _together(failed, location)
-        return [converted[key] for key in keys]
+        return [rows[key] for key in keys]
 
     def _ingest(
-        self, files: Sequence[FileRecord], location: str, listed: Mapping[str, FileRecord]
-    ) -> list[IngestedFile | SourceError]:
+        self, lot: _Lot, location: str, folder: str
+    ) -> dict[str, StoredTable | SourceError]:
         """Convert files: a large file into several pieces, small files into shared pieces."""
-        keys = [file_identity(file) for file in files]
-        found: list[pa.Schema | SourceError] = []
-        with PieceWriter(self._root) as writer:
-            for file, key in zip(files, keys):
-
-                def convert(url: str = file.url, key: str = key) -> pa.Schema:
-                    types = pa.schema([])
-                    writer.begin(key)
-                    stream = self._stream(url, location)
-                    for rows in self.convert(stream):
-                        if any(map(is_deep, rows.schema.types)):
-                            raise stream.refused(
-                                f"a value is nested in more than {MOST_LEVELS} levels. Take the "
-                                "file out of the source"
-                            )
-                        types = joined(types, self.shown(rows))
-                        writer.write(rows)
-                    return types
-
+        found: dict[str, StoredTable | SourceError] = {}
+        with PieceWriter(self.store_root, folder) as writer:
+            for key, file in lot:
+                convert = functools.partial(self._converted, key, file.url, location, writer)
                 try:
                     try:
-                        types = with_retries(_failpoints.failing("read", file.url, convert))
+                        found[key] = with_retries(_failpoints.failing("read", file.url, convert))
                     finally:
-                        check_unchanged(self, [listed[file.url]], location)
-                    found.append(types)
+                        check_unchanged(self, [file], location)
                 except SourceError as error:
-                    writer.begin(key)  # again, without its rows
-                    found.append(error)
-        return [
-            types if isinstance(types, SourceError) else IngestedFile(writer.pieces(key), types)
-            for key, types in zip(keys, found)
-        ]
+                    found[key] = error
+        return found
+
+    def _converted(self, key: str, url: str, location: str, writer: PieceWriter) -> StoredTable:
+        types = pa.schema([])
+        written: list[tuple[ParquetRows, int]] = []
+        stream = self._stream(url, location)
+        for rows in self.convert(stream):
+            if any(map(is_deep, rows.schema.types)):
+                raise stream.refused(
+                    f"a value is nested in more than {MOST_LEVELS} levels. Take the file out of "
+                    "the source"
+                )
+            types = joined(types, self.shown(rows))
+            if rows.num_rows:
+                written.append((writer.write(rows), rows.nbytes))
+        pieces = []
+        for _, same in itertools.groupby(written, lambda each: each[0].name):
+            places, sizes = zip(*same)
+            count = sum(place.stop - place.start for place in places)
+            pieces.append(Piece(key, count, sum(sizes), tuple(joined_places(places))))
+        return StoredTable(types, tuple(pieces))
 
     # Types.
 
     def _kept_types(
         self,
-        files: Sequence[tuple[FileRecord, IngestedFile]],
+        files: Sequence[tuple[FileRecord, StoredTable]],
         location: str,
         partition: str | None,
     ) -> pa.Schema:
@@ -383,7 +342,7 @@ class IngestedSource(FileSource):
             return self.columns
         identity = self._digest("types")
         with _one_at_a_time:
-            kept = read_record(self._root, identity, KEPT_TYPES)
+            kept = read_record(self.store_root, identity, KEPT_TYPES)
             if kept is None:
                 found = [*files]
                 for key, others in self._listed.items():
@@ -391,23 +350,15 @@ class IngestedSource(FileSource):
                         with suppress(SourceError):  # it is the other partition's error
                             found += zip(others, self._ingested(others, location, key))
                 types = StoredTable(self._found_types(found, location))
-                kept = create_record(self._root, identity, types, KEPT_TYPES)
-            elif any(
-                holds(each, pa.types.is_null) for each in kept.schema.types
-            ):  # a column had no value so far
-                now = _common_types(rows for _, rows in files)
-                known = {f.name: filled(f.type, now.get(f.name, f.type)) for f in kept.schema}
-                if pa.schema(known) != kept.schema:
-                    kept = StoredTable(pa.schema(known))
-                    write_record(self._root, identity, KEPT_TYPES, kept)
+                kept = create_record(self.store_root, identity, types, KEPT_TYPES)
         return kept.schema
 
     def _found_types(
-        self, files: Sequence[tuple[FileRecord, IngestedFile]], location: str
+        self, files: Sequence[tuple[FileRecord, StoredTable]], location: str
     ) -> pa.Schema:
-        """Return the types that all values of some files have; null for those without one."""
+        """Return the types that all values of some files have; null if they have none."""
         known: dict[str, None] = {}
-        for types, url in {rows.types: file.url for file, rows in files}.items():
+        for types, url in {rows.schema: file.url for file, rows in files}.items():
             known |= dict.fromkeys(types.names)
             check_distinct(list(known), f"{location}, {url!r}")
         found = _common_types(rows for _, rows in files)
@@ -416,20 +367,21 @@ class IngestedSource(FileSource):
                 f"{location}: {files[0][0].url!r} has no row to find columns in. Declare them by "
                 "schema=, or write the file again"
             )
-        declared = self.types.names if self.types is not None else ()
-        mixed = [name for name, kind in found.items() if kind == MIXED]
-        for name in (each for each in mixed if each not in declared):
-            having = sorted(file.url for file, rows in files if name in rows.types.names)
-            raise SourceError(
-                f"{location}: column {name!r} has values without a common type, in "
-                f"{names(having, 3)}. Declare its type for all files, by types= or schema=, or "
-                "take files out of the source"
-            )
-        return pa.schema(found | dict.fromkeys(mixed, pa.null()))
+        declared = self.types or pa.schema([])
+        for name in [name for name, kind in found.items() if kind == MIXED]:
+            having = [file.url for file, rows in files if name in rows.schema.names]
+            if name not in declared.names:
+                raise SourceError(
+                    f"{location}: column {name!r} has values without a common type, in "
+                    f"{names(having, 3)}. Declare its type, by types= or schema=, or take files "
+                    "out of the source"
+                )
+            found[name] = pa.null()
+        return pa.schema(found)
 
     def _schema(self, found: pa.Schema, location: str) -> pa.Schema:
         """Return the columns of the rows: with declared types, and as text without a value."""
-        kinds = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in found}
+        kinds = {f.name: mapped(f.type, _text_if_null) for f in found}
         kinds |= {column.name: column.type for column in self.types or ()}
         if self.include_paths:
             if _PATH in map(str.lower, kinds):
@@ -441,17 +393,17 @@ class IngestedSource(FileSource):
         return pa.schema(kinds)
 
     def _check_columns(
-        self, files: Sequence[tuple[FileRecord, IngestedFile]], schema: pa.Schema, location: str
+        self, files: Sequence[tuple[FileRecord, StoredTable]], schema: pa.Schema, location: str
     ) -> None:
         """Refuse a declared column that no file has, and a file without any of the columns."""
-        filled = {rows.types: file.url for file, rows in files if rows.rows}
-        known = {name for _, rows in files for name in rows.types.names}
+        filled = {rows.schema: file.url for file, rows in files if rows.pieces}
+        known = {name for _, rows in files for name in rows.schema.names}
         declared = self.types or (self.columns if self.is_text else None) or pa.schema([])
         unknown = [name for name in declared.names if name not in known]
         if unknown and filled:
             raise SourceError(
                 f"{location}: no file has the column {unknown[0]!r} of schema= or types=; "
-                f"{files[0][0].url!r} has {names(files[0][1].types.names, 10)}"
+                f"{files[0][0].url!r} has {names(files[0][1].schema.names, 10)}"
             )
         lower = {name.lower() for name in schema.names}
         for types, url in filled.items():
@@ -467,16 +419,20 @@ class IngestedSource(FileSource):
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Read rows from the store, and cast them. A value that does not fit is its row's error."""
-        wanted = [name for name in schema.names if not (self.include_paths and name == _PATH)]
-        columns: dict[str, list[pa.Array]] = {name: [] for name in wanted}
-        errors: dict[int, str] = {}
+        wanted = [f for f in schema if not (self.include_paths and f.name == _PATH)]
+        declared = self.columns or self.types or pa.schema([])
+        columns: dict[str, list[pa.Array]] = {column.name: [] for column in wanted}
+        errors: dict[int, pa.Field] = {}
         first = 0
-        for rows in self._stored(fragment, wanted, context):
-            for name in wanted:
-                found, misfits = self._cast(rows, schema.field(name), fragment, context)
-                columns[name] += found
-                for place in misfits:
-                    errors.setdefault(first + place, name)
+        for rows in TableReader(self.store_root).tables(fragment, [*columns], context):
+            for column in wanted:
+                if column.name not in rows.column_names:
+                    columns[column.name].append(pa.nulls(rows.num_rows, column.type))
+                    continue
+                cast = functools.partial(self.cast, column, column.name not in declared.names)
+                found, misfits = cast_each(rows.column(column.name), column.type, cast)
+                columns[column.name] += found
+                errors = {first + place: column for place in misfits} | errors
             first += rows.num_rows
         if self.include_paths:
             columns[_PATH] = [pa.repeat(path_of(s.url), s.stop - s.start) for s in fragment.spans]
@@ -484,60 +440,17 @@ class IngestedSource(FileSource):
         table = pa.table(made, schema=schema)
         if not errors:
             return table
-        places = [(s.url, n + 1) for s in fragment.spans for n in range(s.start, s.stop)]
-        faults: list[Any] = [None] * len(places)
-        for index, name in errors.items():
-            message = _misfit(*places[index], schema.field(name))
-            faults[index] = {"error": "SourceError", "message": message}
+        places = ((s.url, n + 1) for s in fragment.spans for n in range(s.start, s.stop))
+        faults = [
+            {"error": "SourceError", "message": _misfit(*place, errors[n])} if n in errors else None
+            for n, place in enumerate(places)
+        ]
         return table.append_column(ROW_ERROR, pa.array(faults, ROW_ERROR_TYPE))
-
-    def _stored(
-        self, fragment: FragmentRecord, wanted: Sequence[str], context: ReadContext
-    ) -> list[pa.Table]:
-        """Read the rows of a fragment from the store; see `TableReader.tables`."""
-        try:
-            return TableReader(self._root).tables(fragment, wanted, context)
-        except SourceError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-            records = tables(self._root).child(RECORDS, self._digest("shown")).url
-            raise SourceError(
-                f"{context.location}: the rows of {fragment} are no longer in the store, at "
-                f"{str(error.__cause__)!r}. If that file was deleted, delete {records!r} too, and "
-                "run the partition again"
-            ) from error
-
-    def _cast(
-        self, rows: pa.Table, column: pa.Field, fragment: FragmentRecord, context: ReadContext
-    ) -> tuple[list[pa.Array], Sequence[int]]:
-        """Cast a column of rows in the store; see `cast_each`."""
-        if column.name not in rows.column_names:
-            return [pa.nulls(rows.num_rows, column.type)], ()
-        values = rows.column(column.name)
-        if values.type == column.type:
-            return values.chunks, ()
-        try:
-            declared = self.columns if self.types is None else self.types
-            is_found = declared is None or column.name not in declared.names
-            return cast_each(
-                values, column.type, lambda part: self.cast(part, column.type, is_found)
-            )
-        except pa.ArrowInvalid as error:
-            raise SourceError(
-                f"{context.location}: {fragment}: column {column.name!r} has more than "
-                f"{MOST_MISFITS:,} values that are no {type_name(column.type)}. Declare a type "
-                f"that all have, for example types={{{column.name!r}: 'VARCHAR'}}"
-            ) from error
 
     # Details.
 
-    @property
-    def _root(self) -> Location:
-        assert self.root is not None, f"{self.place} is bound to a store before it is read"
-        return self.root
-
     def _digest(self, what: str) -> str:
-        pipeline = self.pipeline if what == "types" else ""
+        pipeline = self.pipeline if what == "types" else ""  # another may have been there before
         text = "\n".join([what, self.url, self.reading, pipeline])
         return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
@@ -548,9 +461,26 @@ class IngestedSource(FileSource):
 _one_at_a_time = threading.Lock()
 
 
-def _common_types(files: Iterable[IngestedFile]) -> dict[str, pa.DataType]:
+def _known(kept: StoredTable) -> dict[str, StoredTable]:
+    """Return the files of a record, by their identity."""
+    by_file = itertools.groupby(kept.pieces, lambda piece: piece.identity)
+    pieces = {key: tuple(same) for key, same in by_file}
+    return {
+        key: StoredTable(types, pieces.get(key, ()))
+        for types, keys in ((read_schema(text), keys) for text, keys in kept.facts.items())
+        for key in keys
+    }
+
+
+def _places(file: StoredTable) -> Callable[[int, int], str]:
+    """Return a function of a span of a file's rows, which returns where they are."""
+    places = [place for piece in file.pieces for place in piece.places]
+    return lambda start, stop: dumped_places(start, clipped(places, start, stop))
+
+
+def _common_types(files: Iterable[StoredTable]) -> dict[str, pa.DataType]:
     """Return the types that files show together, by column."""
-    found = reduce(joined, dict.fromkeys(file.types for file in files), pa.schema([]))
+    found = reduce(joined, dict.fromkeys(file.schema for file in files), pa.schema([]))
     return dict(zip(found.names, found.types))
 
 
@@ -562,14 +492,16 @@ def _misfit(url: str, row: int, column: pa.Field) -> str:
     )
 
 
+def _text_if_null(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_null(kind) else kind
+
+
 def _types_text(schema: pa.Schema | None) -> list[str]:
     return [f"{column.name}: {column.type}" for column in schema or ()]
 
 
 def _together(errors: Sequence[SourceError], location: str) -> SourceError:
     """Return one error for all files that cannot be read."""
-    if len(errors) == 1:
-        return errors[0]
     texts = [str(error).removeprefix(f"{location}: ") for error in errors]
     more = f"; and {len(texts) - 5} more files" if len(texts) > 5 else ""
-    return SourceError(f"{location}: {len(texts)} files: {'; '.join(texts[:5])}{more}")
+    return SourceError(f"{location}: {'; '.join(texts[:5])}{more}")

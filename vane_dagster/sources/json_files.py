@@ -22,10 +22,6 @@ from vane_dagster.sources.text_stream import TextStream, whole_lines, with_compr
 from vane_dagster.types.kinds import mapped
 from vane_dagster.types.schema import SchemaLike
 
-_MALFORMED = (
-    "it is not valid JSON; expected an object a line. Fix the file, or convert JSON that spans "
-    "lines, for example with jq -c ."
-)
 _BARE_NULL = re.compile(rb"(?:\A|\n|\})[ \t\r]*null")
 
 
@@ -52,12 +48,6 @@ class JsonSource(IngestedSource):
         yield pa.table({})
         line = 1
         for block in whole_lines(stream.blocks(), stream):
-            if line == 1 and block.lstrip().startswith(b"["):
-                raise stream.refused(
-                    "it is a JSON array, expected JSON lines: one object a line. Convert it, for "
-                    "example with jq -c '.[]', or with DuckDB: COPY (FROM 'data.json') TO "
-                    "'data.jsonl' (FORMAT json)"
-                )
             if block.strip():
                 yield self._parsed(block, line, stream)
             line += block.count(b"\n")
@@ -108,7 +98,7 @@ def json(
 
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.json``, ``*.jsonl`` and ``*.ndjson``
-            below it, also with ``.gz``, ``.bz2``, ``.xz`` or ``.zst``) or a glob, with
+            below it, also with ``.gz``, ``.bz2`` or ``.zst``) or a glob, with
             ``{partition_key}`` or ``{partition_key.<dimension>}`` for a partitioned pipeline.
         schema: The columns of the source with their types; other keys are not read.
         types: The types of some columns, in place of those that their values have, such as DATE
@@ -124,8 +114,7 @@ def json(
         SchemaError: If a type is unknown.
     """
     return JsonSource.declared(
-        *(url, schema, types, encoding, include_paths),
-        *(asset, allow_empty, storage_options),
+        url, schema, types, include_paths, asset, allow_empty, storage_options, encoding
     )
 
 
@@ -154,14 +143,15 @@ def _by_line(block: bytes, first: int, stream: TextStream, texts: Collection[str
             continue
         try:
             value = python_json.loads(line, object_pairs_hook=_object, parse_float=_float)
-            if not isinstance(value, dict):
-                raise ValueError(
-                    "it is no object; expected an object a line. Fix the file, or take it out"
-                )
-        except (ValueError, RecursionError) as error:
-            is_known = type(error) is ValueError
-            reason = str(error) if is_known else _MALFORMED
-            raise stream.refused(reason, line=number) from None
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise stream.refused(
+                "it is no JSON object, or has a key twice or a number that is too large for a "
+                "double; expected an object a line. Fix the file, or convert JSON that spans lines "
+                "or is an array, for example with jq -c . or jq -c '.[]'",
+                line=number,
+            )
         rows.append(value)
     keys = dict.fromkeys(key for row in rows for key in row)
     try:
@@ -208,11 +198,11 @@ def _is_changed(values: Sequence[Any], kind: pa.DataType) -> bool:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("an object has a key twice. Remove one")
+        raise ValueError("a key is repeated")
     return found
 
 
 def _float(text: str) -> float:
     if math.isinf(number := float(text)):
-        raise ValueError("a number is too large for a double. Write it as a string")
+        raise ValueError("a number is too large")
     return number

@@ -4,52 +4,50 @@ from __future__ import annotations
 
 import secrets
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import repetitive
-from vane_dagster.storage.stored_tables import INGESTED, ParquetRows, Piece, tables
+from vane_dagster.storage.stored_tables import ParquetRows, tables
 
 PIECE_BYTES = 32 << 20
-"""Bytes in memory at which a piece is written."""
+"""Bytes in memory at which a file is written."""
 GROUP_ROWS = 1 << 14
 """Rows of a row group, which is decoded as a whole."""
 
 
-class _Held(NamedTuple):
-    """Consecutive rows of a file that are not written yet.
+@dataclass
+class _Held:
+    """Rows of a file of the store that is not written yet.
 
     Attributes:
-        pieces: The pieces of the file, also of one that is read again.
-        position: The position of the piece among them.
-        rows: The rows.
+        name: The file's name, which no other attempt or run uses.
+        rows: The number of rows.
+        parts: The rows.
     """
 
-    pieces: list[Piece]
-    position: int
-    rows: list[pa.Table]
+    name: str = field(default_factory=lambda: f"{secrets.token_hex(16)}.parquet")
+    rows: int = 0
+    parts: list[pa.Table] = field(default_factory=list)
 
 
 class PieceWriter:
-    """Writes the rows of files into files of the store, of at most about `PIECE_BYTES`.
+    """Writes rows into files of a folder of tables, of at most about `PIECE_BYTES`.
 
     Rows of one schema share a file, also those of several small files. One file is written while
     more rows are read. Used in a ``with`` statement, after which all is written.
     """
 
-    def __init__(self, root: Location, folder: str = INGESTED) -> None:
+    def __init__(self, root: Location, folder: str) -> None:
         self._location, self._folder = tables(root).child(folder), folder
-        # Not that of the version: another attempt, or another run, may divide the rows otherwise.
-        self._name = secrets.token_hex(16)
         self._thread = ThreadPoolExecutor(max_workers=1)
-        self._write: Future[None] | None = None
-        self._count = self._bytes = 0
-        self._key = ""
-        self._pieces: dict[str, list[Piece]] = {}
-        self._held: dict[pa.Schema, list[_Held]] = {}
+        self._write: Future[None] = self._thread.submit(lambda: None)
+        self._held: dict[pa.Schema, _Held] = {}
+        self._bytes = 0
 
     def __enter__(self) -> PieceWriter:
         return self
@@ -58,45 +56,23 @@ class PieceWriter:
         with self._thread:
             if kind is None:
                 self._flush()
-                if self._write is not None:
-                    self._write.result()
+                self._write.result()
 
-    def begin(self, key: str) -> None:
-        """Note that the rows of a file follow, from the first one on."""
-        self._key, self._pieces[key] = key, []
-
-    def write(self, rows: pa.Table) -> None:
-        """Write the next rows of the file."""
-        if not rows.num_rows:
-            return
-        pieces = self._pieces[self._key]
-        held = self._held.setdefault(rows.schema, [])
-        if held and held[-1].pieces is pieces and held[-1].position == len(pieces) - 1:
-            held[-1].rows.append(rows)
-        else:
-            held.append(_Held(pieces, len(pieces), [rows]))
-            pieces.append(Piece(self._key, 0, 0, ()))
+    def write(self, rows: pa.Table) -> ParquetRows:
+        """Write rows, and return where they are once all is written."""
+        held = self._held.setdefault(rows.schema, _Held())
+        start, held.rows = held.rows, held.rows + rows.num_rows
+        held.parts.append(rows)
         self._bytes += rows.nbytes
         if self._bytes >= PIECE_BYTES:
             self._flush()
-
-    def pieces(self, key: str) -> tuple[Piece, ...]:
-        """Return the rows of a file, once all is written."""
-        return tuple(self._pieces[key])
+        return ParquetRows(f"{self._folder}/{held.name}", start, held.rows)
 
     def _flush(self) -> None:
         for held in self._held.values():
-            name, start = f"{self._name}-{self._count}.parquet", 0
-            self._count += 1
-            for pieces, position, parts in held:
-                rows, size = sum(map(len, parts)), sum(part.nbytes for part in parts)
-                place = ParquetRows(f"{self._folder}/{name}", start, start + rows)
-                pieces[position] = Piece(pieces[position].identity, rows, size, (place,))
-                start = place.stop
-            if self._write is not None:
-                self._write.result()
-            merged = pa.concat_tables([part for each in held for part in each.rows])
-            self._write = self._thread.submit(_write, self._location, name, merged)
+            self._write.result()
+            merged = pa.concat_tables(held.parts)
+            self._write = self._thread.submit(_write, self._location, held.name, merged)
         self._held, self._bytes = {}, 0
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import DefinitionError, SourceError, UdfError, first_line
+from vane_dagster.errors import DefinitionError, SourceError, first_line
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
@@ -24,11 +24,10 @@ from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder
 from vane_dagster.fingerprint.objects import ObjectEncoder
 from vane_dagster.sources.base import Connect, Source
-from vane_dagster.sources.grouping import SizedFile
 from vane_dagster.sources.parquet import StoredParquet, read_footer, row_groups
 from vane_dagster.sources.piece_writer import GROUP_ROWS
+from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.sources.stored_table_source import StoredTableSource
-from vane_dagster.sources.table_reader import table_schema
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of_value
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord
@@ -61,15 +60,15 @@ class RayDatasetSource(StoredTableSource):
         argument = "" if partition_key is None else repr(partition_key)
         return f"the Ray Dataset of {_name(self.function)}({argument})"
 
-    def describe(self) -> str:
-        return f"The Ray Dataset of {_name(self.function)}()"
-
     def with_cluster(self, connect: Connect) -> Source:
         return replace(self, connect=connect)
 
     def identity(self, partition: str | None) -> str:
         key = partition if self.is_partitioned else None
-        return digest(_LABEL, self._code.digest, key, self._given)[:40]
+        if self.code_version is None:
+            return digest(_LABEL, self._code.digest, key)[:40]
+        # The pipeline tells functions of one name apart.
+        return digest(_LABEL, self.pipeline, self.code_version, key, self._given)[:40]
 
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Execute the dataset on the cluster, which writes its rows into the store."""
@@ -107,27 +106,26 @@ class RayDatasetSource(StoredTableSource):
         files = [FileRecord(folder.file_url(n), size, n) for n, size in folder.names().items()]
         files.sort(key=lambda file: file.version)
         footers = in_threads(lambda file: read_footer(file, reader, location), files)
-        schema = _agreed(
-            [table_schema(own) for own, _ in footers]
-            or ([table_schema(schema)] if isinstance(schema, pa.Schema) else []),
-            f"{location}: {place}",
-        )
-        sized = [SizedFile(file, row_groups(each)) for file, (_, each) in zip(files, footers)]
-        places = [(file, f"{name}/{file.record.version}") for file in sized if file.rows]
-        pieces = tuple(
-            Piece(path, file.rows, file.bytes, (ParquetRows(path, 0, file.rows),))
-            for file, path in places
-        )
-        return StoredTable(schema, pieces)
+        where = f"{location}: {place}"
+        own = [each for each, _ in footers]
+        if not own and not isinstance(schema, pa.Schema):
+            raise SourceError(f"{where} made no rows, and Ray knows none of its columns")
+        schema = merged_types(map(plain_schema, own or [schema]), where)
+        check_distinct(schema.names, where)
+        pieces = []
+        for file, (_, footer) in zip(files, footers):
+            path, rows = f"{name}/{file.version}", footer.num_rows
+            size = sum(size for _, size in row_groups(footer))
+            pieces.append(Piece(path, rows, size, (ParquetRows(path, 0, rows),)))
+        return StoredTable(schema, tuple(piece for piece in pieces if piece.rows))
 
     @functools.cached_property
     def _given(self) -> str:
         """A digest of the arguments of a partial, which a version does not replace."""
-        if self.code_version is None or not isinstance(self.function, functools.partial):
-            return ""  # they are part of the code's identity
         unread = LocalFiles(read=False)
         encoder = ObjectEncoder(DependencyWalk(Finder(), None, unread), unread)
-        return encoder.digest([self.function.args, self.function.keywords], "an argument")
+        given = [getattr(self.function, name, None) for name in ("args", "keywords")]
+        return encoder.digest(given, "an argument")
 
     @functools.cached_property
     def _code(self) -> CodeIdentity:
@@ -150,9 +148,9 @@ def ray_dataset(
     Args:
         fn: A function that returns any `ray.data.Dataset`. For a partitioned pipeline, it has a
             parameter ``partition_key``, and is called for each partition.
-        version: Replaces the function's code in its identity: the rows are made again when the
-            version changes, and not when the code does. Arguments of a partial still count. `fn` is
-            then a function of a module, or a partial of one.
+        version: Replaces the function's code in its identity: the rows of the pipeline are made
+            again when the version changes, and not when the code does. Arguments of a partial still
+            count.
         allow_empty: Whether a dataset without rows is accepted; an error by default.
 
     Raises:
@@ -164,46 +162,23 @@ def ray_dataset(
             f"{_LABEL}: fn is a {type(fn).__module__}.{type(fn).__qualname__}; expected a function "
             f"that returns a {NEEDS_RAY}.{hint}"
         )
-    if version is not None and not (isinstance(version, str) and version):
+    signature = inspect.signature(fn)
+    takes = _PARAMETER in signature.parameters
+    try:
+        signature.bind(**({_PARAMETER: ""} if takes else {}))
+    except TypeError as error:
         raise DefinitionError(
-            f"{_LABEL}: version is {version!r}; expected a non-empty string, as '2025-01-31'"
-        )
-    if version is not None and not (inspect.isfunction(unwrapped(fn)) and "<" not in _name(fn)):
-        raise DefinitionError(
-            f"{_LABEL}: {_name(fn)} has a version, which needs a function of a module: lambdas, "
-            "inner functions and methods of one name may differ. Define it in a module, and give "
-            "values by functools.partial; or leave version= out"
-        )
-    parameters = inspect.signature(fn).parameters.values()
-    needed = [each.name for each in parameters if _is_needed(each)]
-    if wrong := [name for name in needed if name != _PARAMETER]:
-        raise DefinitionError(
-            f"{_LABEL}: {_name(fn)} has the parameters {wrong!r}; expected none, or "
+            f"{_LABEL}: {_name(fn)} cannot be called: {error}; expected no parameters, or "
             f"{_PARAMETER}. Give the others by functools.partial"
-        )
-    takes = any(each.name == _PARAMETER for each in parameters)
+        ) from None
+    own = None if version is None else str(version)
     return RayDatasetSource(
-        function=fn, code_version=version, is_partitioned=takes, allow_empty=allow_empty
+        function=fn, code_version=own, is_partitioned=takes, allow_empty=allow_empty
     )
-
-
-def _is_needed(parameter: inspect.Parameter) -> bool:
-    is_one = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return is_one and parameter.default is parameter.empty
 
 
 def _name(function: Any) -> str:
     return qualname(unwrapped(function))
-
-
-def _agreed(found: list[pa.Schema], where: str) -> pa.Schema:
-    if not found:
-        raise SourceError(f"{where} made no rows, and Ray knows none of its columns")
-    check_distinct(list(dict.fromkeys(name for each in found for name in each.names)), where)
-    try:
-        return merged_types(found, where)
-    except UdfError as error:
-        raise SourceError(str(error)) from error
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,10 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster._keywords import require_columns
 from vane_dagster.errors import SourceError, names
 from vane_dagster.sources.row_blocks import BLOCK_ROWS, blocks
 from vane_dagster.sources.stored_table_source import StoredTableSource, write_blocks
-from vane_dagster.storage.stored_tables import Piece, Place, StoredTable
+from vane_dagster.storage.stored_tables import ArrowRows, Piece, StoredTable, clipped
 
 _one_at_a_time = threading.RLock()
 
@@ -30,24 +30,26 @@ Positions = range | npt.NDArray[np.int64]
 """Numbers of rows, in the order of the rows."""
 
 
-class Rows(ABC):
-    """Rows in an order that does not change, with plain types."""
+@dataclass(eq=False)
+class Rows:
+    """Rows in an order that does not change, with plain types.
 
-    def __init__(self, schema: pa.Schema, count: int, partition_column: str | None) -> None:
-        self.schema, self.count, self._partition_column = schema, count, partition_column
-        self._blocks: dict[str | None, tuple[Piece, ...]] = {}
+    Attributes:
+        schema: Their columns.
+        count: Their number.
+        take: Returns some rows.
+        column: Returns the values of a column, of all rows.
+        partition_column: The column whose value, as text, is the partition's key.
+        files: Where workers can read the rows, in order; none if the rows are copied.
+    """
 
-    @abstractmethod
-    def take(self, positions: Positions) -> pa.Table:
-        """Return some rows."""
-
-    @abstractmethod
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Return the values of a column, of all rows."""
-
-    def places(self, positions: Positions) -> Sequence[Place] | None:
-        """Return where workers can read the rows of a block; None to copy those of all blocks."""
-        return None
+    schema: pa.Schema
+    count: int
+    take: Callable[[Positions], pa.Table]
+    column: Callable[[str], pa.ChunkedArray]
+    partition_column: str | None
+    files: Sequence[ArrowRows] = ()
+    _blocks: dict[str | None, tuple[Piece, ...]] = field(default_factory=dict, init=False)
 
     def blocks(self, partition: str | None) -> tuple[Piece, ...]:
         """Return the blocks of a partition's rows, which are read once in a process."""
@@ -64,20 +66,20 @@ class Rows(ABC):
     @cached_property
     def positions(self) -> Mapping[str | None, Positions]:
         """The rows of each partition that has some."""
-        if self._partition_column is None:
+        name = self.partition_column
+        if name is None:
             return {None: range(self.count)}
-        column = self.column(self._partition_column)
+        require_columns("partition_column: the source", [name], self.schema.names, SourceError)
+        kind = self.schema.field(name).type
         try:
-            texts = column.cast(pa.string())
-        except pa.ArrowException as error:
+            texts = self.column(name).cast(pa.string())
+        except pa.ArrowException:
+            texts = None
+        if texts is None or texts.null_count:
             raise SourceError(
-                f"partition_column {self._partition_column!r} is {column.type}, which has no text; "
-                "expected a column of strings, numbers, dates or booleans"
-            ) from error
-        if texts.null_count:
-            raise SourceError(
-                f"partition_column {self._partition_column!r} is null in {texts.null_count:,} of "
-                f"{len(texts):,} rows, which so belong to no partition. Fill it, or filter them out"
+                f"partition_column {name!r} is {kind}, and not every row has a text in it; "
+                "expected strings, numbers, dates or booleans, and no null. Fill it, or filter "
+                "rows out"
             )
         encoded = pc.dictionary_encode(texts.combine_chunks())
         codes = encoded.indices.to_numpy()
@@ -126,34 +128,28 @@ class RowsSource(StoredTableSource):
     def missing(self, partition: str | None, location: str) -> SourceError | None:
         if self.allow_empty:
             return None
-        if partition is None:
-            return SourceError(
-                f"{location}: {self.place} has no rows; give some, or allow_empty=True"
-            )
-        present = names(sorted(map(str, self.rows.positions)))
+        given = f". It has rows of {names(sorted(map(str, self.rows.positions)))}"
         return SourceError(
-            f"{location}: {self.place} has no row with {self.partition_column!r} equal to "
-            f"{partition!r}; as text, the column has {present}. Expected a value for each "
-            "partition that is materialized; or give allow_empty=True"
+            f"{location}: {self.url_for(partition)} has no rows{given if partition else ''}. Give "
+            "some, or allow_empty=True"
         )
 
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Return where workers can read the rows, or copy them into the store."""
-        rows, found, start = self.rows, [], 0
-        for block in rows.blocks(partition):
-            positions = rows.positions[partition][start : start + block.rows]
-            if (places := rows.places(positions)) is None:
-                found = [*write_blocks(self.store_root, identity, rows.chunks(partition))]
-                break
-            found.append(replace(block, places=tuple(places)))
-            start += block.rows
-        if _identity(found) != identity:
+        rows, pieces = self.rows, self.rows.blocks(partition)
+        positions = rows.positions[partition]
+        if rows.files and isinstance(positions, range):
+            stops = itertools.accumulate((b.rows for b in pieces), initial=positions.start)
+            parts = (clipped(rows.files, *each) for each in itertools.pairwise(stops))
+            pieces = tuple(replace(b, places=tuple(part)) for b, part in zip(pieces, parts))
+        else:
+            pieces = write_blocks(self.store_root, identity, rows.chunks(partition))
+        if (now := _identity(pieces)) != identity:
             raise SourceError(
                 f"{location}: {self.url_for(partition)} has changed while the run was planned; its "
-                f"rows were {identity} and are {_identity(found)}. Run the partition again, in a "
-                "new process"
+                f"rows were {identity} and are {now}. Run the partition again, in a new process"
             )
-        return StoredTable(rows.schema, tuple(found))
+        return StoredTable(rows.schema, pieces)
 
 
 def _identity(found: Iterable[Piece]) -> str | None:

@@ -6,84 +6,68 @@ The driver alone imports this module, and so the store. Workers get a `StoredPar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
-
-import pyarrow as pa
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError, described
 from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceReader, SourceTable
 from vane_dagster.sources.file_source import asset_path
 from vane_dagster.sources.files import file_record
+from vane_dagster.sources.in_store import InStore
 from vane_dagster.sources.parquet import ParquetFiles, StoredParquet
 from vane_dagster.sources.schemas import plain_schema
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, Manifest
 from vane_dagster.storage.reader import find, places
 from vane_dagster.storage.store import Store
 
 
 @dataclass(frozen=True)
-class StoredSource(ParquetFiles):
+class StoredSource(ParquetFiles, InStore):
     """Rows in the pipeline's own store: those of another pipeline's stage, or of an ordinary asset.
 
     Attributes:
         asset: Key of the Dagster asset, as "a/b".
         allow_empty: Whether a partition without rows is accepted.
-        root: The store's root, once the source is bound to it.
     """
 
     asset: str
     allow_empty: bool = False
-    root: Location | None = field(default=None, repr=False, compare=False)
 
     def url_for(self, partition_key: str | None) -> str:
         """Return the name of the asset, for messages."""
         return f"asset {self.asset}"
 
-    def bind(self, store: Store) -> Source:
-        return replace(self, root=store.root)
-
     @property
     def _store(self) -> Store:
-        assert self.root is not None, "a stored source is bound to a store before it is used"
-        return Store(self.root)
-
-    def schema(self, location: str) -> pa.Schema:
-        raise DefinitionError(
-            f"{location}: the types are those of asset {self.asset!r}, whose rows are in a store "
-            f"that is named when assets run. Read them there: vd.load({self.asset!r}, "
-            "store=...).schema"
-        )
+        return Store(self.store_root)
 
     def options_for(self, url: str) -> Mapping[str, Any]:
         return self._store.root.options_for(url)
 
     def for_workers(self) -> SourceReader:
-        # A subclass may read in another way.
-        return StoredParquet(self._store.root) if type(self) is StoredSource else self
+        return StoredParquet(self._store.root)
 
     def list_files(
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
         """List the files of the manifests in force."""
-        path, store = self.asset.split("/"), self._store
+        store, is_whole = self._store, list(partitions) == [None]
+        found = find(store, self.asset.split("/"), None if is_whole else partitions)
+
         groups: dict[str | None, list[Manifest]]
-        if list(partitions) == [None]:
-            manifests = find(store, path, None)
-            groups = {None: list(manifests.values())} if manifests else {}
-        else:
-            groups = {key: [found] for key, found in find(store, path, partitions).items()}
+        groups = {None: [*found.values()]} if is_whole else {key: [m] for key, m in found.items()}
 
         def listed(partition: str | None) -> Listed:
-            if partition not in groups:
+            manifests = groups.get(partition)
+            if not manifests:
                 return SourceError(
                     f"{location}: asset {self.asset!r} was never materialized into "
                     f"{store.root.url!r}{_where(partition)}; materialize it first, with this store"
                 )
             try:
-                return tuple(file for m in groups[partition] for file in _files(store, m))
+                return tuple(file for m in manifests for file in _files(store, m))
             except Exception as error:  # drivers raise their own exception classes
                 return SourceError(
                     f"{location}: the files of asset {self.asset!r}{_where(partition)} cannot be "

@@ -11,7 +11,7 @@ import hashlib
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,17 +22,16 @@ from vane_dagster.sources.base import (
     FragmentRule,
     Listed,
     ReadContext,
-    Source,
     SourceReader,
     SourceTable,
 )
 from vane_dagster.sources.grouping import SizedFile, cut
+from vane_dagster.sources.in_store import InStore
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.row_blocks import blocks
 from vane_dagster.sources.table_reader import TableReader
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
-from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import (
     COMPLETE,
     MADE,
@@ -56,32 +55,29 @@ _one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredTableSource(Source):
+class StoredTableSource(InStore):
     """Rows that are a table in the store.
 
     Attributes:
         partitioned_by: The argument that gives the source partitions, for messages.
         is_partitioned: Whether it has partitions.
         allow_empty: Whether a partition without rows is accepted.
-        root: The store's root, once the source is bound to it.
     """
 
     partitioned_by: ClassVar[str]
     is_partitioned: bool = False
     allow_empty: bool = False
-    root: Location | None = field(default=None, repr=False, compare=False)
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
-        if self.is_partitioned and partitions_def is None:
+        if self.is_partitioned != (partitions_def is not None):
+            has = "has partitions" if self.is_partitioned else "has no partitions"
             raise DefinitionError(
-                f"{location}: {self.place} has partitions, and the pipeline has no partitions_def. "
-                "Give one, or leave the source's out"
+                f"{location}: {self.place} {has}, unlike the pipeline. Give both or neither: the "
+                f"pipeline a partitions_def, and the source {self.partitioned_by}"
             )
-        if partitions_def is not None and not self.is_partitioned:
-            raise DefinitionError(
-                f"{location}: the pipeline has partitions, and {self.place} does not say which of "
-                f"its rows belong to one. Give it, for example {self.partitioned_by}"
-            )
+
+    def describe(self) -> str:
+        return self.place[:1].upper() + self.place[1:]
 
     @abstractmethod
     def identity(self, partition: str | None) -> str | None:
@@ -97,9 +93,6 @@ class StoredTableSource(Source):
     def bytes_of(self, partition: str | None) -> int:
         """Return the size of a partition's rows in memory; 0 if it is not known."""
         return 0
-
-    def bind(self, store: Store) -> Source:
-        return replace(self, root=store.root)
 
     def list_files(
         self, partitions: Sequence[str | None], location: str
@@ -171,22 +164,11 @@ class StoredTableSource(Source):
     def for_workers(self) -> SourceReader:
         return TableReader(self.store_root)
 
-    @property
-    def store_root(self) -> Location:
-        """The root of the store to which the source is bound."""
-        assert self.root is not None, f"{self.place} is bound to a store before it is used"
-        return self.root
-
 
 def write_blocks(root: Location, identity: str, chunks: Iterable[pa.Table]) -> tuple[Piece, ...]:
     """Write rows into a store."""
-    pieces = []
     with PieceWriter(root, f"{MADE}/{identity}") as writer:
-        for piece, rows in blocks(chunks):
-            pieces.append(piece)
-            writer.begin(piece.identity)
-            writer.write(rows)
-    return tuple(replace(p, places=writer.pieces(p.identity)[0].places) for p in pieces)
+        return tuple(replace(b, places=(writer.write(rows),)) for b, rows in blocks(chunks))
 
 
 def _fragments(

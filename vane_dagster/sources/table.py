@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from vane_dagster._keywords import known_keywords, require_columns
-from vane_dagster.errors import DefinitionError, SourceError, StoreError, VaneError, names
+from vane_dagster.errors import DefinitionError, SourceError, VaneError
 from vane_dagster.sources.rows_source import Positions, Rows, RowsSource
-from vane_dagster.sources.table_reader import in_plain_types, table_schema
+from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.dataframes import (
     NEEDS_RAY,
     batches,
@@ -22,7 +22,8 @@ from vane_dagster.storage.dataframes import (
     form_of_value,
     known_forms,
 )
-from vane_dagster.types.schema import check_distinct, check_storable
+from vane_dagster.storage.row_keys import encoded_rows
+from vane_dagster.types.schema import check_distinct, check_storable, empty_table
 from vane_dagster.types.to_arrow import as_column
 
 _LABEL = "vd.table"
@@ -33,9 +34,6 @@ class TableSource(RowsSource):
     """Rows in memory."""
 
     kind: ClassVar[str] = "table"
-
-    def describe(self) -> str:
-        return self.label[:1].upper() + self.label[1:]
 
 
 @known_keywords("vd.table")
@@ -63,9 +61,9 @@ def table(
     if isinstance(data, pa.RecordBatchReader):
         data = data.read_all()  # it can be read once
     if not callable(data):
-        _check_columns(_column_names(data), partition_column)
+        _check_columns(data, partition_column)
     return TableSource(
-        load=functools.cache(lambda: _InMemory(data, partition_column)),
+        load=functools.cache(lambda: _rows(data, partition_column)),
         partition_column=partition_column,
         is_partitioned=partition_column is not None,
         label=label,
@@ -73,60 +71,52 @@ def table(
     )
 
 
-class _InMemory(Rows):
-    """The rows of an object in memory, as an Arrow table."""
-
-    def __init__(self, data: Any, partition_column: str | None) -> None:
-        if callable(data):
-            data = data()
-            _described(data)
-            _check_columns(_column_names(data), partition_column)
+def _rows(data: Any, partition_column: str | None) -> Rows:
+    """Return the rows of an object in memory, as an Arrow table."""
+    if callable(data):
+        data = data()
+        _described(data)
+        _check_columns(data, partition_column)
+    try:
         found = _as_arrow(data)
-        _check_columns(found.schema.names, partition_column)
-        schema = table_schema(found.schema)
-        try:
-            check_storable(schema, _LABEL)
-        except VaneError as error:
-            raise SourceError(str(error)) from error
-        super().__init__(schema, len(found), partition_column)
-        self._table = in_plain_types(found, schema)
-        if partition_column is not None:  # rows are taken from all over it
-            self._table = self._table.combine_chunks()
+        schema = plain_schema(found.schema)
+        check_storable(schema, _LABEL)
+        encoded_rows(empty_table(schema).columns)
+    except VaneError as error:
+        raise SourceError(str(error)) from error
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise SourceError(
+            f"{_LABEL}: the rows cannot be converted to Arrow: {error}. Give each column values of "
+            "one type, and all of them as many"
+        ) from error
+    rows = found.cast(schema)
+    if partition_column is not None:  # rows are taken from all over it
+        rows = rows.combine_chunks()
 
-    def take(self, positions: Positions) -> pa.Table:
+    def take(positions: Positions) -> pa.Table:
         if isinstance(positions, range):
-            return self._table.slice(positions.start, len(positions))
-        return self._table.take(pa.array(positions))
+            return rows.slice(positions.start, len(positions))
+        return rows.take(pa.array(positions))
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        return self._table.column(name)
+    return Rows(schema, len(rows), take, rows.column, partition_column)
 
 
 def _described(data: Any) -> str:
     """Return what an object is, for messages."""
-    if isinstance(data, Mapping):
-        return "a dict of columns in memory"
     form = form_of_value(data)
-    if form is not None and form != NEEDS_RAY:
-        return f"a {form} in memory"
-    if isinstance(data, pa.RecordBatch):
-        return "a pyarrow.RecordBatch in memory"
     is_list = isinstance(data, Sequence) and not isinstance(data, (str, bytes))
-    if is_list and all(isinstance(row, Mapping) for row in data):
-        return "a list of dicts in memory"
+    if (form not in (None, NEEDS_RAY) or isinstance(data, (Mapping, pa.RecordBatch))) or (
+        is_list and all(isinstance(row, Mapping) for row in data)
+    ):
+        return f"a {form or type(data).__name__} in memory"
     if inspect.isfunction(data) and not inspect.signature(data).parameters:
         return f"the table of {data.__qualname__}()"
-    if form == NEEDS_RAY:
-        hint = "; for a Ray Dataset, write vd.ray_dataset(fn) with a function that returns it"
-    elif isinstance(data, str):
-        hint = "; to read files, write vd.parquet, vd.csv or vd.json"
-    else:
-        hint = ""
     forms = known_forms().removesuffix(f", {NEEDS_RAY}")
     raise DefinitionError(
         f"{_LABEL}: data is a {type(data).__module__}.{type(data).__qualname__}; expected "
         f"{forms}, pyarrow.RecordBatch, a dict of columns, a list of dicts, or a function without "
-        f"parameters that returns one{hint}"
+        "parameters that returns one. Files are read by vd.parquet, vd.csv or vd.json, Ray "
+        "Datasets by vd.ray_dataset"
     )
 
 
@@ -144,72 +134,37 @@ def _column_names(data: Any) -> list[Any]:
     return [*index, *data.columns]
 
 
-def _check_columns(found: Sequence[Any], partition_column: str | None) -> None:
-    if not found:
-        raise DefinitionError(f"{_LABEL}: the table has no columns; expected one or more")
-    if wrong := [name for name in found if not isinstance(name, str) or not name]:
+def _check_columns(data: Any, partition_column: str | None) -> None:
+    found = _column_names(data)
+    if not found or not all(isinstance(name, str) and name for name in found):
         raise DefinitionError(
-            f"{_LABEL}: column names {wrong[:3]!r} are not non-empty strings; rename them"
+            f"{_LABEL}: the columns are {found[:3]!r}; expected one or more, with texts as names"
         )
-    check_distinct(list(found), _LABEL)
+    check_distinct(found, _LABEL)
     if partition_column is not None:
         owner = f"{_LABEL}: partition_column: the table"
         require_columns(owner, [partition_column], found, DefinitionError)
 
 
 def _as_arrow(data: Any) -> pa.Table:
-    if isinstance(data, Mapping):
-        return _of_columns(data)
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
-    if isinstance(data, pa.Table):
-        return data
-    if form_of_value(data) is None:
-        columns: dict[str, list[Any]] = {name: [] for name in _column_names(data)}
-        for row in data:
-            for name, values in columns.items():
-                values.append(row.get(name))
-        return _of_columns(columns)
-    try:
+    if form_of_value(data) is not None:
         return batches(data, _LABEL).read_all()
-    except StoreError as error:
-        raise SourceError(str(error)) from error
-    except (pa.ArrowException, TypeError) as error:
-        raise SourceError(
-            f"{_LABEL}: the frame cannot be converted to Arrow: {error}. Give each column values "
-            "of one type"
-        ) from error
-
-
-def _of_columns(columns: Mapping[str, Any]) -> pa.Table:
-    made = {}
-    for name, values in columns.items():
-        try:
-            made[name] = _as_array(values, name)
-        except StoreError as error:
-            raise SourceError(str(error)) from error
-        except (pa.ArrowException, TypeError, ValueError, VaneError) as error:
-            raise SourceError(
-                f"{_LABEL}: column {name!r} cannot be converted to Arrow: {error}. Give it values "
-                "of one type"
-            ) from error
-    counts = {name: len(values) for name, values in made.items()}
-    if len(set(counts.values())) > 1:
-        raise SourceError(
-            f"{_LABEL}: the columns have different numbers of rows: "
-            f"{names([f'{name} has {count}' for name, count in counts.items()])}"
-        )
-    return pa.table(made)
+    if isinstance(data, Mapping):
+        return pa.table({name: _as_array(values, name) for name, values in data.items()})
+    return pa.table({n: _as_array([r.get(n) for r in data], n) for n in _column_names(data)})
 
 
 def _as_array(values: Any, name: str) -> Any:
     check_dtype(getattr(values, "dtype", None), name, _LABEL)
     if isinstance(values, np.ndarray) and values.ndim > 1:
-        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-        kind = pa.fixed_shape_tensor(flat.type, values.shape[1:])
-        stored = pa.FixedSizeListArray.from_arrays(flat, int(np.prod(values.shape[1:])))
-        return pa.ExtensionArray.from_storage(kind, stored)
-    column = as_column(values)
-    if isinstance(column, list):
-        check_dtype(next((type(v).__name__ for v in column if v is not None), None), name, _LABEL)
-    return column if isinstance(column, (pa.Array, pa.ChunkedArray)) else pa.array(column)
+        return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(values))
+    try:
+        column = as_column(values)
+        return column if isinstance(column, pa.ChunkedArray) else pa.array(column)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise SourceError(
+            f"{_LABEL}: column {name!r} cannot be converted to Arrow: {error}. Give it values of "
+            "one type"
+        ) from error

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vane_dagster import _failpoints
 from vane_dagster.errors import SourceError
@@ -26,8 +25,6 @@ from vane_dagster.storage.stored_tables import (
     places_of,
     tables,
 )
-from vane_dagster.types.kinds import as_lists, is_list_view
-from vane_dagster.types.schema import plain_type
 
 _OPENED = 64
 
@@ -45,8 +42,7 @@ class TableReader(SourceReader):
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Read the rows from Parquet files in the store, and from Arrow files without a copy."""
         found = self.tables(fragment, schema.names, context)
-        plain = (in_plain_types(rows, table_schema(rows.schema)) for rows in found)
-        tables = [conform(rows, schema) for rows in plain]  # a file may have narrower types
+        tables = [conform(rows, schema) for rows in found]  # a file may have narrower types
         return pa.concat_tables(tables) if tables else schema.empty_table()
 
     def tables(
@@ -58,23 +54,23 @@ class TableReader(SourceReader):
             A table for consecutive rows of a file. Each Parquet file is read once.
         """
         places = joined(place for span in fragment.spans for place in places_of(span))
-        stored: dict[str, ParquetRows] = {}
+        edges: dict[str, list[int]] = {}
         for place in places:
             if isinstance(place, ParquetRows):
-                known = stored.get(place.name, place)
-                start, stop = min(known.start, place.start), max(known.stop, place.stop)
-                stored[place.name] = ParquetRows(place.name, start, stop)
+                edges.setdefault(place.name, []).extend((place.start, place.stop))
+        first = {name: min(each) for name, each in edges.items()}
 
-        def read(rows: ParquetRows) -> pa.Table:
+        def read(name: str) -> pa.Table:
+            rows = ParquetRows(name, first[name], max(edges[name]))
             return _stored_rows(self.root, rows, columns, context)
 
-        found = dict(zip(stored, in_threads(read, stored.values())))
+        found = dict(zip(edges, in_threads(read, edges)))
 
         def rows_at(place: Place) -> pa.Table:
             if isinstance(place, ArrowRows):
                 return _arrow_rows(place, columns, context.location)
-            first = stored[place.name].start
-            return found[place.name].slice(place.start - first, place.stop - place.start)
+            rows = found[place.name]
+            return rows.slice(place.start - first[place.name], place.stop - place.start)
 
         return list(map(rows_at, places))
 
@@ -99,22 +95,19 @@ def _stored_rows(
     try:
         return with_retries(_failpoints.failing("read", file.url, read))
     except Exception as error:  # drivers raise their own exception classes
-        raise unreadable(file.url, error, context.location) from error
+        is_gone = isinstance(error, FileNotFoundError)
+        fix = "It was deleted from the store: run the partition again" if is_gone else None
+        raise unreadable(file.url, error, context.location, fix) from error
 
 
 def _arrow_rows(rows: ArrowRows, columns: Sequence[str], location: str) -> pa.Table:
-    try:
-        found = os.stat(rows.path)
-    except OSError as error:
+    found = os.stat(rows.path) if os.path.exists(rows.path) else None
+    if found is None or (found.st_size, found.st_mtime_ns) != (rows.size, rows.modified):
         raise SourceError(
-            f"{location}: the dataset's Arrow file {rows.path!r} cannot be read on this machine: "
-            f"{error.strerror}. Put the dataset on storage that all workers share, or give "
-            "vd.huggingface(..., copy=True), which copies the rows into the store"
-        ) from error
-    if (found.st_size, found.st_mtime_ns) != (rows.size, rows.modified):
-        raise SourceError(
-            f"{location}: {rows.path!r} was replaced since the run was planned ({rows.size} bytes "
-            f"then, {found.st_size} now). Run the partition again"
+            f"{location}: the dataset's Arrow file {rows.path!r} is not on this machine, or was "
+            "replaced since the run was planned. Put the dataset on storage that all workers share "
+            "and run the partition again; or give vd.huggingface(..., copy=True), which copies the "
+            "rows into the store"
         )
     table = _opened(rows.path, rows.size, rows.modified).select(list(columns))
     return table.slice(rows.start, rows.stop - rows.start)
@@ -124,34 +117,3 @@ def _arrow_rows(rows: ArrowRows, columns: Sequence[str], location: str) -> pa.Ta
 def _opened(path: str, size: int, modified: int) -> pa.Table:
     """Map an Arrow file in the stream format into memory."""
     return pa.ipc.open_stream(pa.memory_map(path)).read_all()
-
-
-def in_plain_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows in the plain encoding of their types, without the types of extensions."""
-    columns = []
-    for field in schema:
-        column = table.column(field.name)
-        if isinstance(column.type, pa.BaseExtensionType) and column.type != field.type:
-            chunks = [chunk.storage for chunk in column.chunks]
-            column = pa.chunked_array(chunks, column.type.storage_type)
-        if is_list_view(column.type):
-            column = as_lists(column)
-        if pa.types.is_run_end_encoded(column.type):
-            column = pc.run_end_decode(column)
-        columns.append(column if column.type == field.type else column.cast(field.type))
-    if not columns:
-        return table.select([])
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def table_schema(schema: pa.Schema) -> pa.Schema:
-    """Return columns in the plain encodings of their types, which Parquet can hold."""
-    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    if is_list_view(kind):
-        return pa.list_(_plain(kind.value_type))
-    if pa.types.is_run_end_encoded(kind):
-        return _plain(kind.value_type)
-    return plain_type(kind)

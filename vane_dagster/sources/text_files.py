@@ -51,7 +51,7 @@ def text(
 
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.txt`` below it, also with ``.gz``,
-            ``.bz2``, ``.xz`` or ``.zst``) or a glob, with ``{partition_key}`` or
+            ``.bz2`` or ``.zst``) or a glob, with ``{partition_key}`` or
             ``{partition_key.<dimension>}`` for a partitioned pipeline.
         encoding: The encoding of the files: any that Python knows.
         include_paths: Whether there is a column `path` with the file's path.
@@ -63,6 +63,5 @@ def text(
         DefinitionError: If an argument is wrong.
     """
     return TextSource.declared(
-        *(url, None, None, encoding, include_paths),
-        *(asset, allow_empty, storage_options),
+        url, None, None, include_paths, asset, allow_empty, storage_options, encoding
     )

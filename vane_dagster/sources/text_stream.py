@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import bz2
 import codecs
 import functools
-import gzip
-import importlib
 import io
 import itertools
-import lzma
-import sys
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,28 +24,7 @@ UTF_8 = "utf-8"
 MAX_LINE = 256 << 20
 """Maximum bytes of a line."""
 
-_reader: Any = importlib.import_module(
-    "_compression" if sys.version_info < (3, 14) else "compression._common._streams"
-).DecompressReader
-_COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
-_UNPACKERS: Mapping[str | None, Callable[[Any], Any]] = {
-    None: nullcontext,
-    "gzip": lambda packed: gzip.GzipFile(fileobj=packed),
-    # Those of `bz2` and `lzma` end without an error at what follows a stream and is none.
-    "bzip2": lambda packed: io.BufferedReader(_reader(packed, bz2.BZ2Decompressor)),
-    "xz": lambda packed: io.BufferedReader(_reader(packed, lzma.LZMADecompressor)),
-    "zstd": lambda packed: pa.CompressedInputStream(packed, "zstd"),
-}
-_MAGIC = {
-    b"\x1f\x8b": "gzip-compressed data; rename it to end in .gz",
-    b"\x28\xb5\x2f\xfd": "zstd-compressed data; rename it to end in .zst",
-    b"BZh": "bzip2-compressed data; rename it to end in .bz2",
-    b"PAR1": "Parquet; read it by vd.parquet",
-    b"PK\x03\x04": "a zip archive; unpack it",
-    codecs.BOM_UTF16_LE: 'UTF-16; set encoding="utf-16"',
-    codecs.BOM_UTF16_BE: 'UTF-16; set encoding="utf-16"',
-}
-_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
 def with_compressed(*suffixes: str) -> tuple[str, ...]:
@@ -86,20 +59,14 @@ class TextStream:
     location: str
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    @property
-    def compression(self) -> str | None:
-        """The file's compression, by its suffix."""
-        return next((_COMPRESSIONS[s] for s in _COMPRESSIONS if self.url.endswith(s)), None)
-
     def blocks(self) -> Iterator[bytes]:
         """Read the text as valid UTF-8, in blocks that hold about `BLOCK` bytes of the file."""
         line = 1
         try:
             with self.opened() as stream:
-                read = iter(functools.partial(stream.read, BLOCK), b"")
-                self._check(first := next(read, b""))
                 decoder = codecs.getincrementaldecoder(self.encoding)()
-                for number, block in enumerate(itertools.chain([first], read)):
+                read = iter(functools.partial(stream.read, BLOCK), b"")
+                for number, block in enumerate(read):
                     if self.encoding != UTF_8:
                         block = decoder.decode(block).encode()
                     elif not block.isascii() or decoder.getstate()[0]:
@@ -116,16 +83,13 @@ class TextStream:
                 at = line + error.object.count(b"\n", 0, error.start)
             raise self.refused(
                 f"it is not valid {self.encoding.upper()}. Set encoding= to the file's encoding, "
-                "such as 'latin-1', or write it again as UTF-8",
+                f"such as 'latin-1' or 'utf-16'; a compressed file has a name that ends in "
+                f"{', '.join(_COMPRESSIONS)}, and Parquet is read by vd.parquet",
                 at,
             ) from error
         except Exception as error:  # drivers and decompressors raise their own exception classes
-            if self.compression and (isinstance(error, _DAMAGE) or is_damage(error)):
-                raise self.refused(
-                    f"it cannot be decompressed as {self.compression}: it is truncated or "
-                    "damaged. Write it again, or take it out of the source"
-                ) from error
-            raise unreadable(self.url, error, self.location) from error
+            fix = "It is truncated or damaged. Write it again" if is_damage(error) else None
+            raise unreadable(self.url, error, self.location, fix) from error
 
     def refused(self, reason: str, line: int | None = None) -> SourceError:
         """Return an error about the file."""
@@ -139,19 +103,9 @@ class TextStream:
         with (
             location.fs.open(location.path, cache_type="none") as raw,
             io.BufferedReader(raw, BLOCK) as buffered,
-            _UNPACKERS[self.compression](buffered) as stream,
         ):
-            yield stream
-
-    def _check(self, first: bytes) -> None:
-        """Refuse a file whose first bytes are those of another format."""
-        for magic, found in _MAGIC.items():
-            is_wide = magic in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-            if first.startswith(magic) and not (is_wide and self.encoding != UTF_8):
-                raise self.refused(
-                    f"it is {found}; expected text in {self.encoding}, or take the file out of "
-                    "the source"
-                )
+            packed = next((_COMPRESSIONS[s] for s in _COMPRESSIONS if self.url.endswith(s)), None)
+            yield pa.CompressedInputStream(buffered, packed) if packed else buffered
 
 
 def whole_lines(blocks: Iterable[bytes], stream: TextStream) -> Iterator[bytes]:
@@ -172,30 +126,19 @@ def whole_lines(blocks: Iterable[bytes], stream: TextStream) -> Iterator[bytes]:
 
 
 class BlockReader(io.RawIOBase):
-    """A file object over blocks of bytes, for Arrow's reader: each read returns a block.
+    """A file object over blocks of whole lines, for Arrow's reader: each read returns a block.
 
-    No block ends between CR and LF: the reader takes an LF at the beginning of a block for the rest
-    of a line end, also in quotes.
+    Arrow takes an LF at the beginning of a block for the rest of a line end, also in quotes.
     """
 
-    def __init__(self, blocks: Iterable[bytes], last: bytes) -> None:
-        self._blocks = _whole_ends(blocks, last)
+    def __init__(self, lines: Iterable[bytes], last: bytes) -> None:
+        ended = (each if each.endswith((b"\n", b"\r")) else each + b"\n" for each in lines)
+        blocks = enumerate(itertools.chain(ended, [last]))
+        # Arrow takes one mark for that of the file, so that one in the first value remains.
+        self._blocks = ((b"" if n else codecs.BOM_UTF8) + each for n, each in blocks)
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int | None = -1) -> bytes:
         return next(self._blocks, b"")
-
-
-def _whole_ends(blocks: Iterable[bytes], last: bytes) -> Iterator[bytes]:
-    # The reader takes one mark for that of the file, so that one in the first value remains.
-    held, is_ended, mark = b"", True, codecs.BOM_UTF8
-    for block in filter(None, blocks):
-        is_ended = block.endswith((b"\r", b"\n"))
-        whole = (held + block).removesuffix(b"\r")
-        held = b"\r" if block.endswith(b"\r") else b""
-        if whole:
-            yield mark + whole
-            mark = b""
-    yield mark + held + (b"" if is_ended else b"\n") + last

@@ -7,15 +7,13 @@ the ISO format, or in the one that is declared; they are never guessed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
-MOST_MISFITS = 1_000
-"""Values of a fragment that may not fit before the whole fragment fails."""
 
 _KINDS = {
     pa.bool_(): "^(true|True|TRUE|false|False|FALSE)$",
@@ -27,6 +25,7 @@ _KINDS = {
     pa.timestamp("us", "UTC"): "",
 }
 """The types that are found in texts, the first one first, and the pattern of the texts."""
+_TIME = re.compile("%[HIcXTRs]")
 _SURE_DIGITS = 15
 _SMALLEST = 1e-300
 """Doubles below it may hold fewer digits."""
@@ -37,13 +36,11 @@ class TextTypes:
     """The forms of values in text.
 
     Attributes:
-        date_format: The format of dates as of `strptime`; None for ISO.
-        timestamp_format: The format of timestamps; None for ISO.
+        date_formats: The formats of dates and timestamps as of `strptime`; ISO without one.
         decimal_separator: "." or ",".
     """
 
-    date_format: str | None = None
-    timestamp_format: str | None = None
+    date_formats: Sequence[str] = ()
     decimal_separator: str = "."
 
     def typed(self, values: pa.Array) -> pa.Array:
@@ -55,106 +52,100 @@ class TextTypes:
         kinds = [kind for kind in kinds if self._tried(first, kind) is not None]
         if not kinds:
             return values
-        values = _trimmed(values).drop_null()
-        if not len(values):
+        texts = _trimmed(values).drop_null()
+        if not len(texts):
             return pa.nulls(0)
-        tried = (self._tried(values, kind) for kind in kinds)
+        tried = (self._tried(texts, kind) for kind in kinds)
         return next((found for found in tried if found is not None), values)
 
     def cast(self, values: pa.Array, kind: pa.DataType, is_found: bool = False) -> pa.Array:
         """Convert texts to a type; empty ones are null, unless they are to be texts."""
         if pa.types.is_string(kind):
             return values
-        values = _trimmed(values)
-        if not is_found or kind not in _KINDS:
-            return self._cast(values, kind)
-        if (found := self._tried(values, kind)) is None:
-            raise pa.ArrowInvalid("a value has another type")
-        return found
+        cast = self._shown if is_found and kind in _KINDS else self._cast
+        return cast(_trimmed(values), kind)
 
     def _cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
         if form := self._format(kind):
             return _parsed(values, form, kind)
-        if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-            values = self._with_points(values)
-        found = values.cast(kind)
+        found = self._numbers(values, kind).cast(kind)
         if pa.types.is_floating(kind) and _match_any(values.filter(pc.is_inf(found)), "[0-9]"):
             raise pa.ArrowInvalid("a number is too large")
         if pa.types.is_integer(kind) and _match_any(values, "[xX]"):
             raise pa.ArrowInvalid("a value is hexadecimal")
         return found
 
+    def _shown(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
+        """Convert texts to a type that each of them has."""
+        texts, found = self._numbers(values, kind), self._cast(values, kind)
+        if pa.types.is_integer(kind):  # `007` and `+7` are no numbers
+            is_shown = found.cast(pa.string()).equals(values)
+        else:
+            matches = pc.match_substring_regex(texts, _KINDS[kind])
+            is_shown = pc.all(matches, min_count=0).as_py()
+        if not is_shown or (pa.types.is_floating(kind) and not _are_exact(texts, found)):
+            raise pa.ArrowInvalid("a value has another type")
+        return found
+
+    def _tried(self, values: pa.Array, kind: pa.DataType) -> pa.Array | None:
+        try:
+            return self._shown(values, kind)
+        except (pa.ArrowInvalid, ValueError):
+            return None
+
     def _format(self, kind: pa.DataType) -> str | None:
         """Return the declared format of a type; None for ISO."""
-        if pa.types.is_date(kind):
-            return self.date_format
-        form = self.timestamp_format if pa.types.is_timestamp(kind) else None
-        return form if form is not None and ("%z" in form) == bool(kind.tz) else None
+        for form in self.date_formats:
+            has_time, has_zone = _TIME.search(form), "%z" in form
+            if pa.types.is_timestamp(kind) and has_time and has_zone == bool(kind.tz):
+                return form
+            if pa.types.is_date(kind) and not has_time:
+                return form
+        return None
 
-    def _with_points(self, values: pa.Array) -> pa.Array:
+    def _numbers(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
         """Return texts of numbers with a point as the decimal separator."""
-        if self.decimal_separator == ".":
+        has_point = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+        if self.decimal_separator == "." or not has_point:
             return values
         if _match_any(values, r"\."):
             raise pa.ArrowInvalid("a value has a decimal point")
         return pc.replace_substring(values, ",", ".")
 
-    def _tried(self, values: pa.Array, kind: pa.DataType) -> pa.Array | None:
-        """Convert trimmed texts to a type; None if one does not have it."""
-        is_floating = pa.types.is_floating(kind)
-        try:
-            values = self._with_points(values) if is_floating else values
-            pattern = _KINDS[kind]
-            if (
-                pattern
-                and not pc.all(pc.match_substring_regex(values, pattern), min_count=0).as_py()
-            ):
-                return None
-            found = values.cast(kind) if is_floating else self._cast(values, kind)
-        except (pa.ArrowInvalid, ValueError):
-            return None
-        if pa.types.is_integer(kind):  # `007` and `+7` are no numbers
-            return found if found.cast(pa.string()).equals(values) else None
-        return None if is_floating and not _are_exact(values, found) else found
-
 
 def cast_each(
     values: pa.ChunkedArray, kind: pa.DataType, cast: Callable[[pa.Array], pa.Array]
-) -> tuple[list[pa.Array], Sequence[int]]:
+) -> tuple[list[pa.Array], list[int]]:
     """Cast the values of a column; those that do not fit become null."""
-    misfits: list[int] = []
     found: list[pa.Array] = []
-    first = 0
-    parts = values.chunks[::-1]
-    while parts:
-        part = parts.pop()
+    misfits: list[int] = []
+
+    def add(part: pa.Array, first: int) -> None:
+        is_null = part.null_count == len(part)
         try:
-            found.append(pa.nulls(len(part), kind) if part.null_count == len(part) else cast(part))
+            found.append(pa.nulls(len(part), kind) if is_null else cast(part))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
-            if len(part) > 1:
-                middle = len(part) // 2
-                parts += [part.slice(middle), part.slice(0, middle)]
-                continue
-            if len(misfits) == MOST_MISFITS:
-                raise pa.ArrowInvalid(f"more than {MOST_MISFITS:,} values") from None
-            misfits.append(first)
-            found.append(pa.nulls(1, kind))
-        first += len(part)
+            if middle := len(part) // 2:
+                add(part.slice(0, middle), first)
+                add(part.slice(middle), first + middle)
+            else:
+                found.append(pa.nulls(1, kind))
+                misfits.append(first)
+
+    first = 0
+    for chunk in values.chunks:
+        add(chunk, first)
+        first += len(chunk)
     return found, misfits
 
 
-def is_readable(kind: pa.DataType, is_text: bool) -> bool:
-    """Return whether values of files can be cast to a type."""
-    if not is_text and pa.types.is_nested(kind) and not pa.types.is_map(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return all(is_readable(each.type, is_text) for each in fields)
-    if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
-        return False
+def is_readable(kind: pa.DataType) -> bool:
+    """Return whether texts can be cast to a type."""
     try:
         pa.array([], pa.string()).cast(kind)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         return False
-    return True
+    return not isinstance(kind, pa.BaseExtensionType)
 
 
 def _trimmed(values: pa.Array) -> pa.Array:

@@ -65,24 +65,3 @@ def test_a_shuffled_dataset_is_copied(tmp_path, local, materialize):
     rows = read_stage(tmp_path / "store", "docs", "loud")
     assert rows["id"].to_pylist() == [n for n in dataset["id"] if n != 17]
     assert list((tmp_path / "store" / "~tables" / "made").iterdir())
-
-
-def test_a_stream_is_read_by_the_first_run(tmp_path, local, materialize):
-    reads = tmp_path / "reads"
-    reads.mkdir()
-
-    def rows() -> Any:
-        (reads / str(len(list(reads.iterdir())))).touch()
-        yield from ({"id": n, "text": f"text {n}"} for n in range(COUNT))
-
-    def run(version: str) -> int:
-        stream = datasets.IterableDataset.from_generator(rows)
-        result = materialize(docs(stream, version=version), local)
-        return int(metadata(result, "loud")["fragments_computed"])
-
-    assert run("1") > 5
-    count = len(list(reads.iterdir()))
-    assert run("1") == 0
-    assert len(list(reads.iterdir())) == count
-    assert run("2") == 0  # it has the same content
-    assert len(list(reads.iterdir())) > count

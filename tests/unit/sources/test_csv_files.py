@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import itertools
-import lzma
 import math
 import pickle
 from datetime import date, datetime, timezone
@@ -119,16 +118,16 @@ def test_types_are_those_of_the_first_run(tmp_path):
     assert [(row["n"], row["new"]) for row in rows(again)] == [(1, None), (2, "x"), (1.5, "y")]
 
 
-def test_a_column_without_values_so_far_has_no_type_yet(tmp_path):
+def test_a_column_without_values_in_the_first_run_is_text(tmp_path):
     store = Store(Location(str(tmp_path / "store")))
     folder = tmp_path / "src"
     folder.mkdir()
     write(folder, a__csv=b"id,n\n1,\n")
     assert types(vd.csv(str(folder)).bind(store)) == {"id": "int64", "n": "string"}
-    write(folder, b__csv=b"id,n\n2,5\n")
-    assert types(vd.csv(str(folder)).bind(store)) == {"id": "int64", "n": "int64"}
-    write(folder, c__csv=b"id,n\nx,y\n")
-    assert types(vd.csv(str(folder)).bind(store)) == {"id": "int64", "n": "int64"}
+    write(folder, b__csv=b"id,n\n2,05\n")
+    assert [row["n"] for row in rows(vd.csv(str(folder)).bind(store))] == [None, "05"]
+    typed = vd.csv(str(folder), types={"n": "BIGINT"}).bind(store)
+    assert [row["n"] for row in rows(typed)] == [None, 5]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,6 @@ def test_a_later_file_with_another_header_is_refused(later, expected, tmp_path):
 @pytest.mark.parametrize("size", range(14, 26))
 def test_line_ends_in_quotes_are_kept_wherever_a_block_ends(size, tmp_path, monkeypatch):
     data = b'a,b\r\n1,"x\r\ny\r\n"\r\n2,"\r\n"\r\n'
-    monkeypatch.setattr("vane_dagster.sources.csv_files._HEADER_BYTES", 4)
     monkeypatch.setattr("vane_dagster.sources.text_stream.BLOCK", size)
     source = vd.csv(write(tmp_path, a__csv=data))
     assert [row["b"] for row in rows(source)] == ["x\r\ny\r\n", "\r\n"]
@@ -166,11 +164,10 @@ def test_one_column_without_a_newline_at_the_end(tmp_path):
 
 
 def test_a_row_that_does_not_fit_into_a_block_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("vane_dagster.sources.csv_files._HEADER_BYTES", 4)
     monkeypatch.setattr("vane_dagster.sources.text_stream.BLOCK", 100)
-    text = b"a,b\n1,2\n3," + b"x" * 90 + b"\n"
-    assert [len(str(row["b"])) for row in rows(vd.csv(write(tmp_path, a__csv=text)))] == [1, 90]
     text = b"a,b\n1,2\n3," + b"x" * 300 + b"\n"
+    assert [len(str(row["b"])) for row in rows(vd.csv(write(tmp_path, a__csv=text)))] == [1, 300]
+    text = b'a,b\n1,2\n3,"' + b"x\n" * 300 + b'"\n'
     assert "a row has more than" in refusal(vd.csv(write(tmp_path, a__csv=text)))
 
 
@@ -234,13 +231,10 @@ def test_a_value_that_does_not_fit_is_the_error_of_its_row(kind, value, tmp_path
     assert [row["id"] for row in rows(source)] == [*range(50), 50, *range(50)]
 
 
-def test_a_column_of_another_type_fails_as_a_whole(tmp_path):
+def test_every_row_of_a_column_of_another_type_is_an_error(tmp_path):
     text = b"id,v\n" + b"1,x\n" * 2000
     source = vd.csv(write(tmp_path, a__csv=text), types={"v": "BIGINT"})
-    with pytest.raises(
-        vd.errors.SourceError, match="column 'v' has more than 1,000 values that are no"
-    ):
-        rows(source, FragmentRule(10_000))
+    assert len(misfits(source)) == 2000
 
 
 @pytest.mark.parametrize(
@@ -332,7 +326,6 @@ def test_fractions_after_a_comma(kind, value, expected, tmp_path):
     ("data", "given", "expected"),
     [
         (b"a;b\n1;2\n", {}, {"a": 1, "b": 2}),
-        (b"sep=;\r\na;b\r\n1;2\r\n", {}, {"a": 1, "b": 2}),
         (b"a\tb\n1\t2\n", {}, {"a": 1, "b": 2}),
         (b"1,2\n", {"header": ["a", "b"]}, {"a": 1, "b": 2}),
         (b"1,2\n", {"header": False, "schema": {"a": "INT", "b": "INT"}}, {"a": 1, "b": 2}),
@@ -385,7 +378,6 @@ def test_lines_may_end_in_cr_alone(tmp_path):
         ("a.csv.gz", gzip.compress),
         ("a.csv.gz", lambda data: gzip.compress(data[:4]) + gzip.compress(data[4:])),
         ("a.csv.bz2", bz2.compress),
-        ("a.csv.xz", lzma.compress),
         ("a.csv.zst", lambda data: pa.compress(data, "zstd", asbytes=True)),
     ],
 )
@@ -397,23 +389,22 @@ def test_compressed_files_are_cut_too(name, pack, tmp_path):
     assert [f.stop for f in split(source).fragments] == [1000, 2000, 3000, 4000, 5000]
     assert [row["id"] for row in rows(source)] == list(range(5000))
     (tmp_path / name).write_bytes(packed[: len(packed) // 2])
-    assert "it is truncated or damaged. Write it again" in refusal(source)
+    assert "It is truncated or damaged. Write it again" in refusal(source)
 
 
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b"", "is empty, and has no header"),
-        (b'"a,b\n1,2\n', "its header cannot be parsed"),
+        (b"", "it has no header"),
+        (b'"a,b\n1,2\n', "it has no header, or none that can be parsed"),
         (b"a,a\n1,2\n", "has the column 'a' twice"),
         (b"a,A\n1,2\n", "has the column 'a' twice"),
         (b"a,b\n1,2\n3\n", ": row 2 has 1 fields, expected 2"),
         (b"a,b\n1,2\n3,4,5\n", ": row 2 has 3 fields, expected 2"),
         (b'a,b\n1,"x\ny"\n3,4,5\n', ": row 2 has 3 fields, expected 2"),
         (b"a,b\n1,\xe9\n", ", line 2: it is not valid UTF-8. Set encoding="),
-        (b"\x1f\x8b\x08", "is gzip-compressed data; rename it to end in .gz"),
-        (b"PAR1", "is Parquet; read it by vd.parquet"),
-        ("a\n1\n".encode("utf-16"), 'is UTF-16; set encoding="utf-16"'),
+        (b"\x1f\x8b\x08", "a compressed file has a name that ends in .gz, .bz2, .zst"),
+        ("a\n1\n".encode("utf-16"), "it is not valid UTF-8. Set encoding="),
         (b"a,b\n", ""),
     ],
 )
@@ -445,8 +436,7 @@ def test_a_quote_that_is_not_closed_loses_no_rows(rows_before, row, given, expec
 def test_all_bad_files_are_named_at_once(tmp_path):
     source = vd.csv(write(tmp_path, a__csv=b"", b__csv=b"x,x\n1,2\n", c__csv=b"x\n1\n"))
     message = refusal(source)
-    assert "2 files: " in message
-    assert "a.csv': it is empty" in message
+    assert "a.csv': it has no header" in message
     assert "b.csv': the header has the column 'x' twice" in message
 
 
@@ -561,7 +551,6 @@ def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
     [
         ({"schema": {"a": "INT"}, "types": {"a": "INT"}}, "schema and types are both given"),
         ({"header": ["a"], "schema": {"a": "INT"}}, "header and schema both name the columns"),
-        ({"date_format": ["%d", "%m"]}, "date_format has two formats, '%d' and '%m'"),
         ({"quote": "ab"}, "quote is 'ab'; expected one ASCII character"),
         ({"delimiter": ""}, "delimiter is ''"),
         ({"encoding": "klingon"}, "encoding is 'klingon'"),

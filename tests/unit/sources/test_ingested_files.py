@@ -16,30 +16,15 @@ from vane_dagster.storage.stored_tables import tables
 
 
 @pytest.mark.parametrize("size", [1, 40, 1 << 20])
-def test_a_file_that_is_read_again_has_its_rows_once(size, tmp_path, monkeypatch):
+def test_rows_are_where_the_writer_says(size, tmp_path, monkeypatch):
     monkeypatch.setattr(piece_writer, "PIECE_BYTES", size)
     root = Location(str(tmp_path))
-    with PieceWriter(root) as writer:
-        writer.begin("a")
-        writer.write(pa.table({"n": [1, 2]}))
-        writer.begin("b")
-        writer.write(pa.table({"n": [3]}))
-        writer.write(pa.table({"n": ["x"]}))  # another schema
-        writer.begin("b")
-        writer.write(pa.table({"n": [3]}))
-        writer.write(pa.table({"n": ["x"]}))
-        writer.write(pa.table({"n": [4, 5]}))
-
-    def stored(key: str) -> list[object]:
-        found = []
-        for piece in writer.pieces(key):
-            for place in piece.places:
-                file = pq.read_table(tables(root).file(place.name))
-                found += file["n"].to_pylist()[place.start : place.stop]
-        return found
-
-    assert stored("a") == [1, 2]
-    assert stored("b") == [3, "x", 4, 5]
+    values = [[1, 2], [3], ["x"], [4, 5], ["y"]]
+    with PieceWriter(root, "files") as writer:
+        places = [writer.write(pa.table({"n": each})) for each in values]
+    for place, expected in zip(places, values):
+        file = pq.read_table(tables(root).file(place.name))
+        assert file["n"].to_pylist()[place.start : place.stop] == expected
 
 
 def test_files_beside_a_bad_one_are_converted_once(tmp_path, monkeypatch):
@@ -63,12 +48,11 @@ def test_files_beside_a_bad_one_are_converted_once(tmp_path, monkeypatch):
     assert sorted(read) == ["a", "b", "b", "c"]
 
 
-def test_a_deleted_file_of_the_store_is_named_with_what_to_do(tmp_path):
+def test_rows_that_were_deleted_from_the_store_are_converted_again(tmp_path):
     (tmp_path / "a.csv").write_text("id\n1\n")
     store = Store(Location(str(tmp_path / "store")))
     source = vd.csv(str(tmp_path / "a.csv")).bind(store)
     assert rows(source) == [{"id": 1}]
     folder = store.root.child("~tables", "files")
-    folder.delete(list(folder.names()))
-    with pytest.raises(vd.errors.SourceError, match=r"no longer in the store.*delete '.*records/"):
-        rows(source)
+    folder.delete(list(folder.entries()))
+    assert rows(source) == [{"id": 1}]

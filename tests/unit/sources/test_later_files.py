@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bz2
-import lzma
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,9 @@ def test_texts_by_which_another_type_would_have_been_found(first, later, expecte
         ("[true]", ["[2]"], [ROW_ERROR]),
         ('{"x":1}', ['{"x":true}', '{"X":1}', '{"y":1}', '{"x":2,"y":1}'],
          [ROW_ERROR, ROW_ERROR, ROW_ERROR, {"x": 2}]),
-        ("null", ['{"x":5}'], [{"x": 5}]),
+        ("null", ['{"x":5}', "5"], [ROW_ERROR, "5"]),
         ("[]", ['["x"]'], [["x"]]),
-        ('{"x":null}', ['{"x":5}'], [{"x": 5}]),
+        ('{"x":null}', ['{"x":5}'], [{"x": "5"}]),
     ],
 )  # fmt: skip
 def test_values_of_other_types_in_json(first, later, expected, tmp_path):
@@ -58,15 +58,6 @@ def test_values_of_other_types_in_json(first, later, expected, tmp_path):
     for number, text in enumerate(later):
         (tmp_path / f"b{number}.json").write_text(f'{{"i":2,"t":{text}}}\n')
     assert read(source)[1:] == expected
-
-
-def test_values_without_a_common_type_are_not_the_type_of_a_column_without_values(tmp_path):
-    (tmp_path / "a.json").write_text('{"i":1,"t":null}\n')
-    source = bound(vd.json(str(tmp_path)))
-    rows(source)
-    (tmp_path / "b.json").write_text('{"i":2,"t":{"x":5}}\n')
-    (tmp_path / "c.json").write_text('{"i":3,"t":5}\n')
-    assert read(source) == [None, ROW_ERROR, "5"]
 
 
 def test_declared_types_change_no_value(tmp_path):
@@ -103,7 +94,7 @@ def test_empty_lines_of_one_column_without_a_header_are_rows(tmp_path):
     assert [row["column0"] for row in found] == [None, None, "x", None, "y"]
 
 
-@pytest.mark.parametrize(("ending", "pack"), [("bz2", bz2.compress), ("xz", lzma.compress)])
+@pytest.mark.parametrize(("ending", "pack"), [("bz2", bz2.compress), ("gz", gzip.compress)])
 def test_what_follows_a_compressed_stream_is_read_or_refused(ending, pack, tmp_path):
     file = Path(tmp_path, f"a.csv.{ending}")
     file.write_bytes(pack(b"t\n1\n") + pack(b"2\n"))

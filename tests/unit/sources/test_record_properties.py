@@ -26,9 +26,9 @@ TEXTS = st.text(st.sampled_from('ab,"\n\r é;\t😀0'), max_size=6)
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_blocks() -> Iterator[None]:
-    """Let files be read in blocks of seven bytes, and pieces have 120."""
+    """Let files be read in blocks of 64 bytes, and pieces have 120."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vane_dagster.sources.text_stream.BLOCK", 7)
+        patch.setattr("vane_dagster.sources.text_stream.BLOCK", 64)
         patch.setattr("vane_dagster.sources.piece_writer.PIECE_BYTES", 120)
         yield
 

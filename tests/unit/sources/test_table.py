@@ -151,7 +151,7 @@ def test_partitions(store):
     assert listed(changed, "a") == listed(days, "a")
     assert listed(changed, "b") != listed(days, "b")
     with pytest.raises(
-        vd.errors.SourceError, match=r"no row with 'day' equal to 'x'.*'a', 'b', 'c'"
+        vd.errors.SourceError, match=r"day = x has no rows. It has rows of 'a', 'b', 'c'"
     ):
         listed(days, "x")
 
@@ -172,19 +172,21 @@ def test_a_partition_is_the_text_of_a_value(values, key, store):
 
 def test_rows_without_a_partition_are_refused():
     source = vd.table({"id": [1, 2], "day": ["a", None]}, partition_column="day")
-    with pytest.raises(vd.errors.SourceError, match=r"'day' is null in 1 of 2 rows"):
+    with pytest.raises(
+        vd.errors.SourceError, match=r"'day' is string, and not every row has a text"
+    ):
         listed(source, "a")
 
 
 def test_a_column_without_texts_cannot_name_partitions():
     source = vd.table({"id": [1], "day": [[1]]}, partition_column="day")
-    with pytest.raises(vd.errors.SourceError, match=r"'day' is list.*has no text"):
+    with pytest.raises(vd.errors.SourceError, match=r"'day' is list.*not every row has a text"):
         listed(source, "a")
 
 
 def test_an_empty_table_is_refused(store):
     empty = ROWS.slice(0, 0)
-    with pytest.raises(vd.errors.SourceError, match="has no rows; give some, or allow_empty=True"):
+    with pytest.raises(vd.errors.SourceError, match="or allow_empty=True"):
         listed(vd.table(empty))
     allowed = vd.table(empty, allow_empty=True)
     files = allowed.required(allowed.list_files([None], "here")[None], None, "here")
@@ -195,18 +197,18 @@ def test_an_empty_table_is_refused(store):
     ("data", "message"),
     [
         (5, "data is a builtins.int; expected pyarrow.Table"),
-        ("a.parquet", r"write vd.parquet"),
+        ("a.parquet", r"Files are read by vd.parquet"),
         ([1, 2], "data is a builtins.list"),
         (lambda day: ROWS, "a function without parameters"),
-        ({}, "the table has no columns"),
-        ([], "the table has no columns"),
+        ({}, r"the columns are \[\]; expected one or more"),
+        ([], r"the columns are \[\]; expected one or more"),
         (pa.table([[1], [2]], ["a", "a"]), "'a' and 'a' are the same name"),
         (pa.table([[1], [2]], ["a", "A"]), "'a' and 'A' are the same name"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "'a' and 'a' are the same name"),
-        (pd.DataFrame([[1, 2]]), r"column names \[0, 1\] are not non-empty strings"),
+        (pd.DataFrame([[1, 2]]), r"the columns are \[0, 1\]; expected"),
         (
             pd.DataFrame([[1]], columns=pd.MultiIndex.from_tuples([("a", "b")])),
-            r"\[\('a', 'b'\)\] are not",
+            r"the columns are \[\('a', 'b'\)\]; expected",
         ),
     ],
 )
@@ -223,8 +225,9 @@ def test_what_is_no_table_is_refused_where_it_is_declared(data, message):
         ({"a": [1, "x"]}, "column 'a' cannot be converted to Arrow"),
         ({"a": [object()]}, "column 'a' cannot be converted to Arrow"),
         ({"a": "text"}, "column 'a' cannot be converted to Arrow"),
-        ({"a": [1], "b": [1, 2]}, "different numbers of rows"),
+        ({"a": [1], "b": [1, 2]}, "cannot be converted to Arrow.*all of them as many"),
         ([{"a": 1}, {"a": "x"}], "column 'a' cannot be converted to Arrow"),
+        (pa.table({"a": pa.array([[1]], pa.list_view(pa.int64()))}), "cannot be converted"),
     ],
 )
 def test_rows_that_arrow_cannot_hold_are_refused_when_they_are_read(data, message):
@@ -249,9 +252,7 @@ def test_columns_of_pandas_that_arrow_has_no_type_for_are_refused(values, messag
 
 def test_complex_numbers_of_python_are_refused():
     for data in ({"a": [None, 1j]}, [{"a": 1j}]):
-        with pytest.raises(
-            vd.errors.SourceError, match=r"column 'a' is complex.*of .real and .imag"
-        ):
+        with pytest.raises(vd.errors.SourceError, match="column 'a' cannot be converted to Arrow"):
             listed(vd.table(data))
 
 
@@ -265,7 +266,7 @@ def test_an_unknown_partition_column():
 def test_partitions_of_source_and_pipeline_have_to_fit():
     parts = dg.StaticPartitionsDefinition(["a"])
     days = vd.table({"id": [1], "day": ["a"]}, partition_column="day")
-    with pytest.raises(vd.DefinitionError, match="has no partitions_def"):
+    with pytest.raises(vd.DefinitionError, match="has partitions, unlike the pipeline"):
         vd.Pipeline("docs", source=days, id="id")
     with pytest.raises(vd.DefinitionError, match="partition_column='day'"):
         vd.Pipeline("docs", source=vd.table(ROWS), id="id", partitions_def=parts)
@@ -293,11 +294,6 @@ def test_arrays_of_several_dimensions_are_tensors(store):
     found = read(vd.table({"id": [1, 2], "image": images}), store)
     assert found["image"].type == vd.tensor("float32", (2, 3))
     np.testing.assert_array_equal(to_ndarray(found["image"].chunk(0)), images)
-
-
-def test_runs_of_equal_values_are_values(store):
-    runs = pa.RunEndEncodedArray.from_arrays([2, 3], ["a", "b"])
-    assert read(vd.table(pa.table({"x": runs})), store)["x"].to_pylist() == ["a", "a", "b"]
 
 
 def test_a_list_of_dicts_may_lack_fields(store):

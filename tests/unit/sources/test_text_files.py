@@ -56,6 +56,6 @@ def test_rows_of_files_that_no_plan_uses_are_collected(tmp_path):
 
     assert collected(7.5) == []
     assert len(collected(8.5)) == 2  # the types of the source are kept
-    with pytest.raises(vd.errors.SourceError, match="no longer in the store"):
+    with pytest.raises(vd.errors.SourceError, match="It was deleted from the store"):
         source.find(spans, pa.field("text", pa.string()), "one")
     assert rows(vd.text(str(folder)).bind(store)) == [{"text": "one"}]
