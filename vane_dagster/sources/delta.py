@@ -42,12 +42,13 @@ class DeltaSource(FolderSource):
     cleanup: ClassVar[str] = "VACUUM"
     table_type: ClassVar[type[LakeTable]] = DeltaTable
 
-    def load(self, place: Location, version: Version) -> Any:
+    def load(self, url: str) -> Any:
         import deltalake
         from deltalake.exceptions import TableNotFoundError
 
+        place, version, number = Location(url, self.storage_options), self.table_version, None
         options = None if place.is_local else table_options(place)
-        url, number = place.path if place.is_local else place.url, None
+        url = place.path if place.is_local else place.url
         if isinstance(version, int):
             number, version = version, None
         try:

@@ -248,31 +248,27 @@ class _Pattern:
         path: The path or glob.
         suffix: The suffix of the names of files in a folder.
         literal: The path up to its first wildcard.
+        glob: The expression of the paths that a glob matches.
     """
 
     def __init__(self, path: str, suffix: Suffix) -> None:
         self.path, self.suffix = path, suffix
         self.literal = _MAGIC.split(path, maxsplit=1)[0]
-        self._glob = re.compile(fsspec.utils.glob_translate(path)) if self.literal != path else None
-        self._fixed = len(self.literal.rpartition("/")[0]) + 1 if self._glob else len(path) + 1
-
-    @property
-    def is_glob(self) -> bool:
-        """Whether the path has wildcards."""
-        return self._glob is not None
+        self.glob = re.compile(fsspec.utils.glob_translate(path)) if self.literal != path else None
+        self._fixed = len(self.literal.rpartition("/")[0]) + 1 if self.glob else len(path) + 1
 
     def matches(self, path: str) -> bool:
         """Return whether a file belongs to the partition."""
         relative = path[self._fixed :]
-        if self._glob is None:
+        if self.glob is None:
             return path == self.literal or (
                 path[: self._fixed] == f"{self.literal}/" and _is_data(relative, self.suffix)
             )
         if _is_hidden(relative):
             return False
-        return bool(self._glob.fullmatch(path)) or (
+        return bool(self.glob.fullmatch(path)) or (
             path.endswith(self.suffix)
-            and any(self._glob.fullmatch(str(folder)) for folder in PurePosixPath(path).parents)
+            and any(self.glob.fullmatch(str(folder)) for folder in PurePosixPath(path).parents)
         )
 
 
@@ -304,7 +300,7 @@ class _Listing:
         end = pattern.literal + chr(sys.maxunicode)
         places: Sequence[int]
         places = range(bisect_left(self._paths, pattern.literal), bisect_left(self._paths, end))
-        if pattern.is_glob:
+        if pattern.glob:
             plain = (name for name in pattern.path.split("/") if not glob.has_magic(name))
             places = min(places, *(self._by_name.get(name, []) for name in plain), key=len)
         paths = (self._paths[place] for place in places)

@@ -28,7 +28,6 @@ from vane_dagster.sources.lake_source import (
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.iceberg_catalog import (
     IcebergCatalog,
-    iceberg_errors,
     parse_catalog,
     parse_identifier,
 )
@@ -54,72 +53,6 @@ class DataFile(NamedTuple):
     detail: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class IcebergSource(LakeSource):
-    """The rows of an Iceberg table.
-
-    A unit is a data file with its deletes, so a commit that adds files computes only those.
-
-    Attributes:
-        catalog: The catalog.
-        table: Identifier of the table.
-        snapshot: A snapshot id, or the name of a branch or tag; None for the current snapshot.
-    """
-
-    kind: ClassVar[str] = "iceberg"
-    cleanup: ClassVar[str] = "a cleanup after expire_snapshots"
-    catalog: IcebergCatalog
-    table: str
-    snapshot: int | str | None = None
-
-    @property
-    def place(self) -> str:
-        return f"{self.catalog.name}.{self.table}"
-
-    def open_table(self, url: str, location: str) -> LakeTable:
-        return IcebergTable(self, location, self._load(location), self.place)
-
-    def current(self, file: FileRecord) -> FileRecord:
-        if not self._opened(None).io.new_input(file.url).exists():
-            raise FileNotFoundError(file.url)
-        return file
-
-    def read_rows(
-        self, span: FileSpan, detail: Detail, schema: pa.Schema, context: ReadContext
-    ) -> pa.Table:
-        from vane_dagster.sources.iceberg_scan import rows
-
-        def read() -> pa.Table:
-            table = self._opened(detail)
-            wanted = table.schemas()[detail["schema"]].select(*schema.names)
-            found = rows(table, span.url, detail["constants"], wanted, span.start, span.stop)
-            return pa.concat_tables(each.select(schema.names).cast(schema) for each in found)
-
-        return with_retries(_failpoints.failing("read", span.url, read))
-
-    def _opened(self, detail: Detail | None) -> Any:
-        """Return the table, loaded again if it was changed or written anew since the last time."""
-        properties = sorted(revealed(self.catalog.properties).items())
-        key, now = repr((self.catalog.name, properties, self.table)), time.monotonic()
-        loaded, found = _loaded.get(key, (-_REFRESH_SECONDS, None))
-        if now - loaded < _REFRESH_SECONDS and (
-            detail is None
-            or (detail["schema"] in found.schemas() and found.snapshot_by_id(detail["snapshot"]))
-        ):
-            return found
-        _loaded[key] = (now, self._load("a worker"))
-        return _loaded[key][1]
-
-    def _load(self, location: str) -> Any:
-        """Load the current metadata of the table."""
-        what = f"{location}: Iceberg table {self.table!r} of catalog {self.catalog.name!r}"
-        with iceberg_errors(f"{what} cannot be read", SourceError):
-            found = with_retries(lambda: self.catalog.table(self.table))
-        if found is None:
-            raise SourceError(f"{what} does not exist. Check its name, or create it first")
-        return found
-
-
 class IcebergTable(LakeTable):
     """A table at one snapshot."""
 
@@ -130,21 +63,13 @@ class IcebergTable(LakeTable):
         self._snapshot, self._schema = table.current_snapshot(), table.schema()
         if source.snapshot is not None:
             self._snapshot = self._wanted(source.snapshot)
-            self._schema = table.schemas().get(self._snapshot.schema_id, self._schema)
-        self._read = self._schema
-        if source.columns is not None:
-            known = [each.name for each in self._read.fields]
-            require_columns(self._owner, source.columns, known, SourceError)
-            self._read = self._read.select(*source.columns)
+            if (schema_id := self._snapshot.schema_id) is not None:
+                self._schema = table.schemas()[schema_id]
+        known = [each.name for each in self._schema.fields]
+        require_columns(self._owner, source.columns or (), known, SourceError)
+        wanted = source.columns
+        self._read = self._schema if wanted is None else self._schema.select(*wanted)
         self.schema = plain_schema(schema_to_pyarrow(self._read, include_field_ids=False))
-
-    def list_units(self, where: str | None) -> Sequence[tuple[FileRecord, DataFile]]:
-        """List the scan tasks of the snapshot, sorted by URL."""
-        shown = self._source.place if where is None else f"{self._source.place} where {where}"
-        hint = "compact a table with equality deletes first, or read a snapshot without them"
-        with iceberg_errors(f"{self.location}: {shown} cannot be listed ({hint})", SourceError):
-            units = with_retries(lambda: list(self._planned(where)))
-        return sorted(units, key=lambda unit: unit[0].url)
 
     def cut(
         self, record: FileRecord, unit: DataFile, rule: FragmentRule
@@ -171,10 +96,10 @@ class IcebergTable(LakeTable):
             )
         return found
 
-    def _planned(self, where: str | None) -> Iterator[tuple[FileRecord, DataFile]]:
+    def list_units(self, where: str | None) -> Iterator[tuple[FileRecord, DataFile]]:
+        """List the scan tasks of the snapshot, sorted by URL."""
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import _read_all_delete_files
-        from pyiceberg.manifest import FileFormat
         from pyiceberg.table import DataScan
 
         from vane_dagster.sources.iceberg_scan import tested_ids
@@ -189,15 +114,10 @@ class IcebergTable(LakeTable):
             snapshot_id=self._snapshot.snapshot_id,
             row_filter=where or AlwaysTrue(),
         )
-        tasks = list(scan.plan_files())
+        tasks = sorted(scan.plan_files(), key=lambda task: str(task.file.file_path))
         positions = _read_all_delete_files(table.io, tasks)
         for task in tasks:
             file = task.file
-            if file.file_format != FileFormat.PARQUET:
-                raise SourceError(
-                    f"{self.location}: data file {file.file_path!r} is {file.file_format.value}, "
-                    "and vd.iceberg reads Parquet alone. Rewrite the table's data files as Parquet"
-                )
             named = [np.asarray(each) for each in positions.get(file.file_path, ())]
             deleted = np.unique(np.concatenate([np.array([], np.int64), *named]))
             constants = self._constants(file)
@@ -230,6 +150,66 @@ class IcebergTable(LakeTable):
             and value is not None
             and each.source_id in self._schema.field_ids
         }
+
+
+@dataclass(frozen=True)
+class IcebergSource(LakeSource):
+    """The rows of an Iceberg table.
+
+    A unit is a data file with its deletes, so a commit that adds files computes only those.
+
+    Attributes:
+        catalog: The catalog.
+        table: Identifier of the table.
+        snapshot: A snapshot id, or the name of a branch or tag; None for the current snapshot.
+    """
+
+    kind: ClassVar[str] = "iceberg"
+    table_type: ClassVar[type[LakeTable]] = IcebergTable
+    cleanup: ClassVar[str] = "a cleanup after expire_snapshots"
+    catalog: IcebergCatalog
+    table: str
+    snapshot: int | str | None = None
+
+    @property
+    def place(self) -> str:
+        return f"{self.catalog.name}.{self.table}"
+
+    def load(self, url: str) -> Any:
+        return self.catalog.table(self.table)
+
+    def current(self, file: FileRecord) -> FileRecord:
+        if not self._opened(None).io.new_input(file.url).exists():
+            raise FileNotFoundError(file.url)
+        return file
+
+    def read_rows(
+        self, span: FileSpan, detail: Detail, schema: pa.Schema, context: ReadContext
+    ) -> pa.Table:
+        from vane_dagster.sources.iceberg_scan import rows
+
+        def read() -> pa.Table:
+            table = self._opened(detail)
+            wanted = table.schemas()[detail["schema"]].select(*schema.names)
+            found = rows(table, span.url, detail["constants"], wanted, span.start, span.stop)
+            return pa.concat_tables(each.select(schema.names).cast(schema) for each in found)
+
+        return with_retries(_failpoints.failing("read", span.url, read))
+
+    def _opened(self, detail: Detail | None) -> Any:
+        """Return the table, loaded again if it was changed or written anew since the last time."""
+        properties = sorted(revealed(self.catalog.properties).items())
+        key, now = repr((self.catalog.name, properties, self.table)), time.monotonic()
+        loaded, found = _loaded.get(key, (-_REFRESH_SECONDS, None))
+        if now - loaded < _REFRESH_SECONDS and (
+            detail is None
+            or (detail["schema"] in found.schemas() and found.snapshot_by_id(detail["snapshot"]))
+        ):
+            return found
+        if (found := self.load(self.place)) is None:
+            raise FileNotFoundError(self.place)
+        _loaded[key] = (now, found)
+        return found
 
 
 @known_keywords("vd.iceberg")

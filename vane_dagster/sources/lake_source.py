@@ -54,7 +54,7 @@ from vane_dagster.sources.file_source import asset_path, key_in_path
 from vane_dagster.sources.files import listed_file
 from vane_dagster.sources.grouping import SizedFile, cut
 from vane_dagster.sources.parquet import row_groups
-from vane_dagster.storage.filesystem import Location, absolute_url, in_threads, shown_url
+from vane_dagster.storage.filesystem import absolute_url, in_threads
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.table_options import check_table_url
 from vane_dagster.types.tensors import unsliced
@@ -110,6 +110,7 @@ class LakeSource(Source):
     The data files of a table never change once they are written.
 
     Attributes:
+        table_type: A version of a table of this format.
         cleanup: The operation that deletes the data files of former versions.
         filter: A row filter, with placeholders for the partition's key.
         columns: The columns to read; None for all.
@@ -119,6 +120,7 @@ class LakeSource(Source):
     """
 
     reads_contents: ClassVar[bool] = False
+    table_type: ClassVar[type[LakeTable]]
     cleanup: ClassVar[str]
     filter: str | None = None
     columns: tuple[str, ...] | None = None
@@ -127,8 +129,26 @@ class LakeSource(Source):
     planned: dict[str, LakeTable] | None = field(default=None, repr=False, compare=False)
 
     @abstractmethod
+    def load(self, url: str) -> Any:
+        """Load the version to read of a table by its library; None if it does not exist."""
+
     def open_table(self, url: str, location: str) -> LakeTable:
         """Open the version to read of a table."""
+        what = f"{location}: {self.kind.capitalize()} table {url!r}"
+        try:
+            if (found := with_retries(lambda: self.load(url))) is not None:
+                return self.table_type(self, location, found, url)
+        except VaneError:
+            raise
+        except Exception as error:  # drivers raise plain exceptions too
+            raise SourceError(
+                f"{what} cannot be read: {type(error).__name__}: {first_line(error)}. Check the "
+                "version, and that the credentials reach the table"
+            ) from error
+        raise SourceError(
+            f"{what} does not exist, or not in the version that is named. Check both, or write the "
+            "table first. Versions that were cleaned up are gone"
+        )
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
         texts = [each for each in (self.place, self.filter or "") if PLACEHOLDER.search(each)]
@@ -140,9 +160,6 @@ class LakeSource(Source):
             )
         for text in texts:
             check_placeholders(location, text, partitions_def)
-
-    def describe(self) -> str:
-        return f"{self.kind.capitalize()} table {self.place}"
 
     def url_for(self, partition_key: str | None) -> str:
         """Return the name of the table, and the partition's filter."""
@@ -175,11 +192,17 @@ class LakeSource(Source):
         bound = self if self.planned is not None else replace(self, planned={})
 
         def listed(key: str | None) -> Listed:
+            where = filled_filter(self.filter, key)
             try:
-                units = bound._table(key, location).units(filled_filter(self.filter, key))
+                units = with_retries(lambda: bound._table(key, location).units(where))
                 return tuple(record for record, _ in units.values())
+            except SourceError as error:
+                return error
             except VaneError as error:
-                return error if isinstance(error, SourceError) else SourceError(str(error))
+                return SourceError(str(error))
+            except Exception as error:  # drivers raise plain exceptions too
+                fix = "Check the filter, the columns and the credentials, or compact the table"
+                return unreadable(self.url_for(key), error, location, fix)
 
         # One partition of each table first, so that each table is opened once.
         firsts = {fill_placeholders(self.place, key): key for key in reversed(partitions)}
@@ -278,17 +301,11 @@ class FolderSource(LakeSource):
         url: A local path or ``s3://`` URL, with placeholders for the partition's key.
         table_version: The version; None for the latest version.
         storage_options: Options of the fsspec file system; never part of a key.
-        table_type: A version of a table of this format.
     """
 
-    table_type: ClassVar[type[LakeTable]]
     url: str
     table_version: Version = None
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-    @abstractmethod
-    def load(self, place: Location, version: Version) -> Any:
-        """Load a version of a table by its library; None if the table does not exist."""
 
     def options_for(self, url: str) -> Mapping[str, Any]:
         return self.storage_options
@@ -300,26 +317,6 @@ class FolderSource(LakeSource):
     @property
     def urls(self) -> tuple[str, ...]:
         return (self.url,)
-
-    def open_table(self, url: str, location: str) -> LakeTable:
-        place = Location(url, self.storage_options)
-        what = f"{location}: {self.kind.capitalize()} table {shown_url(url)}"
-        try:
-            found = with_retries(lambda: self.load(place, self.table_version))
-        except VaneError:
-            raise
-        except Exception as error:  # drivers raise plain exceptions too
-            raise SourceError(
-                f"{what} cannot be read: {type(error).__name__}: {first_line(error)}. Check the "
-                "version, and that the credentials reach the table"
-            ) from error
-        if found is None:
-            version = "" if self.table_version is None else f" in version {self.table_version!r}"
-            raise SourceError(
-                f"{what} does not exist{version}. Check the path, or write the table first. "
-                "Versions that were cleaned up are gone"
-            )
-        return self.table_type(self, location, found, place.url)
 
 
 def folder_arguments(

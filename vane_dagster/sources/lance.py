@@ -18,13 +18,12 @@ from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster.errors import SourceError
 from vane_dagster.retries import with_retries
-from vane_dagster.sources.base import FragmentRule, ReadContext, unreadable
+from vane_dagster.sources.base import FragmentRule, ReadContext
 from vane_dagster.sources.grouping import SizedFile, cut
 from vane_dagster.sources.lake_source import (
     Detail,
     FolderSource,
     LakeTable,
-    Version,
     digest,
     folder_arguments,
     lake_arguments,
@@ -92,15 +91,9 @@ class LanceTable(LakeTable):
         """Return the number of rows that pass a filter, by the fragment's id, in one scan."""
         scanner = self._table.scanner(columns=[], filter=where, with_row_address=True)
         found: Counter[int] = Counter()
-        try:
-            for batch in scanner.to_batches():
-                ids, counts = np.unique(
-                    batch.column("_rowaddr").to_numpy() >> 32, return_counts=True
-                )
-                found.update(dict(zip(ids.tolist(), counts.tolist())))
-        except Exception as error:  # the driver raises plain exceptions
-            fix = f"Check the filter, which is {where!r}"
-            raise unreadable(self._url, error, self.location, fix) from error
+        for batch in scanner.to_batches():
+            ids, counts = np.unique(batch.column("_rowaddr").to_numpy() >> 32, return_counts=True)
+            found.update(dict(zip(ids.tolist(), counts.tolist())))
         return found
 
     def _blob_bytes(self, fragment: Any, where: str | None) -> int:
@@ -130,9 +123,9 @@ class LanceSource(FolderSource):
     cleanup: ClassVar[str] = "cleanup_old_versions"
     table_type: ClassVar[type[LakeTable]] = LanceTable
 
-    def load(self, place: Location, version: Version) -> Any:
-        assert not isinstance(version, datetime.datetime)
-        return open_table(place, version)
+    def load(self, url: str) -> Any:
+        assert not isinstance(self.table_version, datetime.datetime)
+        return open_table(Location(url, self.storage_options), self.table_version)
 
     def read_rows(
         self, span: FileSpan, detail: Detail, schema: pa.Schema, context: ReadContext

@@ -98,7 +98,7 @@ def test_a_version_is_read_as_it_was(tmp_path, local, materialize):
     assert "cannot be read: DeltaError" in text
     assert "Check the version" in text
     text = failure(materialize(docs(tmp_path / "none"), local, raises=False))
-    assert "does not exist. Check the path, or write the table first" in text
+    assert "does not exist, or not in the version that is named. Check both, or write" in text
 
 
 @pytest.mark.parametrize("inline", [False, True])
