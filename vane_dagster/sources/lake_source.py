@@ -183,7 +183,7 @@ class LakeSource(Source):
 
     @property
     def splitting(self) -> str:
-        return "rows of a unit, 3"
+        return "rows of a unit, 4"
 
     def list_files(
         self, partitions: Sequence[str | None], location: str
@@ -194,7 +194,8 @@ class LakeSource(Source):
         def listed(key: str | None) -> Listed:
             where = filled_filter(self.filter, key)
             try:
-                units = with_retries(lambda: bound._table(key, location).units(where))
+                table = bound._table(key, location)
+                units = with_retries(lambda: table.units(where))
                 return tuple(record for record, _ in units.values())
             except SourceError as error:
                 return error

@@ -38,10 +38,10 @@ def scan(
 
     def read() -> pa.Table:
         with opened(place) as file:
-            own = set(file.schema_arrow.names)
+            own = file.schema_arrow.names
             present = [each for each in schema if each.name in own and each.name not in constants]
             rows = groups_between(counts(file), span.start, span.stop)[1:]
-            is_whole = rows == (span.start, span.stop) or _ROW_NUMBER in own
+            is_whole = rows == (span.start, span.stop) or _ROW_NUMBER in map(str.lower, own)
             by_sql = [] if is_whole else [each for each in present if _is_kept_by_sql(each.type)]
             others = [each.name for each in present if each not in by_sql]
             table = read_rows(file, span.start, span.stop, others)

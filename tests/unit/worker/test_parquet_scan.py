@@ -344,6 +344,14 @@ def test_files_whose_types_sql_sees_alike_are_read_together(tmp_path):
     assert found == [1000, 1]
 
 
+@pytest.mark.parametrize("name", ["file_row_number", "FILE_ROW_NUMBER"])
+def test_a_column_that_has_the_name_of_duckdbs_row_number(name, tmp_path):
+    table = pa.table({"id": [1, 2, 3], name: [7, 8, 9]})
+    file = str(write_source(tmp_path, table))
+    rows = source_rows(file, 1, 3, table.schema, listed_file(file, vd.parquet(file)), "id")
+    assert scan(rows, work(Gather(), rows, table.schema)).equals(table.slice(1))
+
+
 def test_names_of_folders_are_no_columns(tmp_path):
     file = str(write_source(tmp_path / "day=7" / "n=x", {"id": [1, 2], "day": [5, 6]}))
     schema = pa.schema([("id", pa.int64()), ("day", pa.int64())])
