@@ -116,6 +116,11 @@ class IcebergTable(LakeTable):
         )
         tasks = sorted(scan.plan_files(), key=lambda task: str(task.file.file_path))
         positions = _read_all_delete_files(table.io, tasks)
+        tested = where and tested_ids(self._schema, where)
+        columns = [
+            (each.field_id, each.name, str(each.field_type), str(each.initial_default))
+            for each in self._read.fields
+        ]
         for task in tasks:
             file = task.file
             named = [np.asarray(each) for each in positions.get(file.file_path, ())]
@@ -124,11 +129,7 @@ class IcebergTable(LakeTable):
             # pyiceberg takes null for a value that differs, but not where it filters rows.
             passes_all = isinstance(task.residual, AlwaysTrue) and None not in list(file.partition)
             of_rows = None if passes_all else where
-            columns = [
-                (each.field_id, each.name, str(each.field_type), str(each.initial_default))
-                for each in self._read.fields
-            ]
-            tests = of_rows and [of_rows, tested_ids(self._schema, of_rows)]
+            tests = of_rows and [of_rows, tested]
             version = digest([columns, digest(deleted.tobytes()), tests, constants])
             detail = {
                 "snapshot": self._snapshot.snapshot_id,
