@@ -25,7 +25,7 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.schema import Schema, prune_columns, visit_with_partner
 
 from vane_dagster.sources.lake_source import Mask
-from vane_dagster.sources.parquet_scan import counts, groups_between
+from vane_dagster.sources.parquet_scan import groups_between
 
 _POSITION = "__position"
 
@@ -48,7 +48,7 @@ def rows(
         mapping = metadata.name_mapping()
         own = pyarrow_to_schema(file.schema_arrow, mapping, is_old, metadata.format_version)
         ids = {each.field_id for each in wanted.fields}
-        groups, at, _ = groups_between(counts(file), start, stop)
+        groups, at, _ = groups_between(file, start, stop)
         projection = _Projection(
             own, is_old, projected_missing_fields=values, allow_timestamp_tz_mismatch=True
         )

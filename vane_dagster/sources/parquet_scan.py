@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,7 +40,7 @@ def scan(
         with opened(place) as file:
             own = file.schema_arrow.names
             present = [each for each in schema if each.name in own and each.name not in constants]
-            rows = groups_between(counts(file), span.start, span.stop)[1:]
+            rows = groups_between(file, span.start, span.stop)[1:]
             is_whole = rows == (span.start, span.stop) or _ROW_NUMBER in map(str.lower, own)
             by_sql = [] if is_whole else [each for each in present if _is_kept_by_sql(each.type)]
             others = [each.name for each in present if each not in by_sql]
@@ -90,21 +90,17 @@ def opened(location: Location) -> Iterator[pq.ParquetFile]:
             yield file
 
 
-def counts(file: pq.ParquetFile) -> list[int]:
-    """Return the rows of each row group."""
-    footer = file.metadata
-    return [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
-
-
 def read_rows(file: pq.ParquetFile, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
     """Read columns of some rows with Arrow's Parquet reader, which decodes whole row groups."""
-    groups, first, _ = groups_between(counts(file), start, stop)
+    groups, first, _ = groups_between(file, start, stop)
     table = file.read_row_groups(groups, columns=columns, use_threads=False)
     return table.select(columns).slice(start - first, stop - start)
 
 
-def groups_between(counts: Iterable[int], start: int, stop: int) -> tuple[list[int], int, int]:
+def groups_between(file: pq.ParquetFile, start: int, stop: int) -> tuple[list[int], int, int]:
     """Return the row groups that overlap a range, their first row, and the row after their last."""
+    footer = file.metadata
+    counts = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
     edges = np.cumsum([0, *counts])
     groups = np.flatnonzero((edges[:-1] < stop) & (edges[1:] > start)).tolist()
     if not groups:
