@@ -32,7 +32,7 @@ from vane_dagster.pipeline.specs import JoinSpec, StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE, Table, check_id, with_upstream
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.sources import Source
-from vane_dagster.sources.row_ids import IdLike, IdRule, RowId, as_id
+from vane_dagster.sources.row_ids import IdLike, IdRule, as_id
 from vane_dagster.types.schema import type_name
 
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ class Pipeline(Rows):
         source.validate(location, partitions_def)
         given = as_id(location, source.default_id if id is None else id)
         self.id_rule: IdRule | None = given if isinstance(given, IdRule) else None
-        if isinstance(given, RowId):
-            given.check(source, location)
+        if self.id_rule is not None:
+            self.id_rule.check(source, location)
         self.name = name
         self.source: Source = source
         self.id = given.name if isinstance(given, IdRule) else given

@@ -9,7 +9,7 @@ code needs no registration: its code is part of the keys, and is sent to the wor
 |---|---|---|
 | declare | driver | `of_pipeline`, `validate`, `kind`, `describe`, `url_for`, `urls` |
 | plan | driver | `bind`, `with_cluster`, `list_files`, `missing`, `split`, `for_workers` |
-| execute | worker | `read`, `project`, `current` |
+| execute | worker | `read`, `current` |
 | trace | driver | `find`, `current` |
 """
 
@@ -43,8 +43,6 @@ _BATCHES_A_FRAGMENT = 64
 _DEFAULT_ROWS = 131_072
 _MIN_ROWS = 1_024
 _MAX_BYTES = 64 << 20
-WHOLE_FILE = 1 << 62
-"""The end of a span of all rows of a file, whose number is not known."""
 
 Connect = Callable[[bool], bool]
 """Connects this process to the run's cluster, once. With True, idle warm workers that hold all of
@@ -141,33 +139,6 @@ class SourceReader(ABC):
         Raises:
             SourceError: If the files cannot be read.
         """
-
-    def project(
-        self,
-        fragment: FragmentRecord,
-        schema: pa.Schema,
-        columns: Sequence[tuple[str, str]],
-        where: str | None,
-        context: ReadContext,
-    ) -> pa.Table | None:
-        """Compute SQL over a fragment while reading it, in a worker.
-
-        Args:
-            fragment: The fragment.
-            schema: The columns that the expressions use, with their types.
-            columns: Output columns and their expressions.
-            where: The filter, if there is one.
-            context: Location and DuckDB connection.
-
-        Returns:
-            The rows that pass the filter, in order; None if the source cannot compute SQL. The
-            worker then reads the fragment and computes in memory.
-
-        Raises:
-            SourceError: If the files cannot be read.
-            SchemaError: If an expression fails for a row.
-        """
-        return None
 
     def current(self, file: FileRecord) -> FileRecord:
         """Return the current record of a listed file.

@@ -17,23 +17,22 @@ from vane_dagster.errors import DefinitionError
 from vane_dagster.sources.base import ReadContext
 from vane_dagster.sources.delta_table import DeltaTable
 from vane_dagster.sources.lake_source import (
+    Detail,
     FolderSource,
     LakeTable,
-    LiveRows,
     Version,
     folder_arguments,
     lake_arguments,
 )
-from vane_dagster.sources.parquet import ParquetReader
 from vane_dagster.sources.parquet_scan import scan
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FileSpan, FragmentRecord
+from vane_dagster.storage.manifest import FileSpan
 from vane_dagster.storage.table_options import table_options
 from vane_dagster.types.sql import conjuncts
 
 
 @dataclass(frozen=True)
-class DeltaSource(FolderSource, ParquetReader):
+class DeltaSource(FolderSource):
     """The rows of a Delta table.
 
     A unit is a data file with its deletion vector, so a commit that adds files computes only those.
@@ -43,12 +42,13 @@ class DeltaSource(FolderSource, ParquetReader):
     cleanup: ClassVar[str] = "VACUUM"
     table_type: ClassVar[type[LakeTable]] = DeltaTable
 
-    def load(self, place: Location, version: Version) -> Any:
+    def load(self, url: str) -> Any:
         import deltalake
         from deltalake.exceptions import TableNotFoundError
 
+        place, version, number = Location(url, self.storage_options), self.table_version, None
         options = None if place.is_local else table_options(place)
-        url, number = place.path if place.is_local else place.url, None
+        url = place.path if place.is_local else place.url
         if isinstance(version, int):
             number, version = version, None
         try:
@@ -59,23 +59,10 @@ class DeltaSource(FolderSource, ParquetReader):
             return None
         return table
 
-    def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        return scan(span, schema, self.storage_options, context)
-
-    def project(
-        self,
-        fragment: FragmentRecord,
-        schema: pa.Schema,
-        columns: Sequence[tuple[str, str]],
-        where: str | None,
-        context: ReadContext,
-    ) -> pa.Table | None:
-        """Push SQL into the scan of files whose rows are all left."""
-        (span,) = fragment.spans
-        if LiveRows.of(span):
-            return None
-        with self.read_errors(span.url, context.location):
-            return super().project(fragment, schema, columns, where, context)
+    def read_rows(
+        self, span: FileSpan, detail: Detail, schema: pa.Schema, context: ReadContext
+    ) -> pa.Table:
+        return scan(span, schema, self.storage_options, context, detail["constants"])
 
 
 @known_keywords("vd.delta")

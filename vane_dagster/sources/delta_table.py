@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import SourceError, names
-from vane_dagster.sources.base import FragmentRule, ReadContext
-from vane_dagster.sources.lake_source import (
-    LakeTable,
-    Mask,
-    cut_live,
-    digest,
-)
-from vane_dagster.sources.parquet import read_footer, row_groups
-from vane_dagster.sources.parquet_scan import ROW_NUMBER, check_row_number, scan_projected
-from vane_dagster.sources.schemas import FileColumns, plain_schema
+from vane_dagster.sources.base import FragmentRule
+from vane_dagster.sources.lake_source import LakeTable, Mask, cut_live, digest
+from vane_dagster.sources.parquet_scan import opened
+from vane_dagster.sources.schemas import conform, plain_schema
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.schema import check_distinct
 from vane_dagster.types.sql import bind, conjuncts, referenced_columns
@@ -40,12 +34,11 @@ _FEATURES = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DataFile:
+class DataFile(NamedTuple):
     """A data file of a table, for one filter.
 
     Attributes:
-        constants: The table's partition columns, each with the file's value as text.
+        constants: The partition columns that are read, each with the file's value as text.
         live: Which of its rows the deletion vector keeps; None for all.
         where: The conditions that its rows have to pass; empty if all do.
     """
@@ -64,7 +57,6 @@ class DeltaTable(LakeTable):
         self._place = Location(name, source.storage_options)
         _check_features(table, owner)
         self._all = plain_schema(pa.schema(table.schema().to_arrow()))
-        check_row_number(self._all.names, owner)
         require_columns(owner, columns or (), self._all.names, SourceError)
         wanted = self._all.names if columns is None else columns
         self.schema = pa.schema([self._all.field(name) for name in wanted])
@@ -95,7 +87,7 @@ class DeltaTable(LakeTable):
         for condition in conjuncts(where, location) if where is not None else ():
             columns = {name.lower() for name in referenced_columns(condition, location)}
             if columns and columns <= {name.lower() for name in self._partition.column_names}:
-                selected &= self._by_partition(condition)
+                selected &= _where(self._partition, condition)
             else:
                 selected &= self._by_statistics(condition, columns)
                 of_rows.append(condition)
@@ -106,26 +98,17 @@ class DeltaTable(LakeTable):
 
     def cut(
         self, record: FileRecord, unit: DataFile, rule: FragmentRule
-    ) -> Sequence[FragmentRecord]:
+    ) -> Iterator[FragmentRecord]:
         """Cut a data file along its row groups; filtered rows are counted by reading them."""
-        found, footer = read_footer(record, self._source, self.location)
-        needed = {each.name: each for each in [*self.schema, *self._tested(unit.where)]}
-        columns = FileColumns.of(plain_schema(found), pa.schema(needed.values()))
-        names = [*columns.own.names, *(each.name for each in columns.absent)]
-        check_distinct(names, f"{self.location}, {record.url!r}")
-        detail = columns.detail(unit.constants)
-        live = np.ones(footer.num_rows, bool) if unit.live is None else unit.live
-        if unit.where:
-            every = FileSpan(record.url, 0, footer.num_rows, detail)
-            live = live & self._passing(every, unit.where)
-        return list(cut_live(record, row_groups(footer), live, rule, detail))
-
-    def _by_partition(self, condition: str) -> Mask:
-        """Return which files pass a condition on partition columns."""
-        with shared().cursor() as cursor:
-            cursor.register("source", self._partition)
-            passed = cursor.sql(f"SELECT ({condition})::BOOLEAN AS x FROM source").to_arrow_table()
-        return np.asarray(passed.column("x").fill_null(False), bool)
+        needed = {each.name for each in (*self.schema, *self._tested(unit.where))}
+        with opened(Location(record.url, self._source.storage_options)) as file:
+            own = file.schema_arrow.names
+            absent = needed.difference(own, unit.constants)
+            check_distinct([*own, *absent], f"{self.location}, {record.url!r}")
+            live = np.ones(file.metadata.num_rows, bool) if unit.live is None else unit.live
+            if unit.where:
+                live = live & self._passing(file, unit)
+            yield from cut_live(record, file.metadata, live, rule, {"constants": unit.constants})
 
     def _by_statistics(self, condition: str, columns: set[str]) -> Mask:
         """Return which files may have rows that pass: all if deltalake cannot tell."""
@@ -146,20 +129,19 @@ class DeltaTable(LakeTable):
         columns = {name.lower() for name in referenced_columns(where, "filter")} if where else ()
         return [field for field in self._all if field.name.lower() in columns]
 
-    def _passing(self, every: FileSpan, where: str) -> Mask:
+    def _passing(self, file: pq.ParquetFile, unit: DataFile) -> Mask:
         """Return which rows of a file pass a filter."""
-        row, schema = [("row", ROW_NUMBER)], pa.schema(self._tested(where))
-        context = ReadContext(self.location, shared().cursor)
-        options = self._source.options_for(every.url)
-        passed = scan_projected(every, schema, row, where, options, context)
-        mask = np.zeros(every.stop, bool)
-        mask[passed.column("row").to_numpy()] = True
-        return mask
+        schema, own = pa.schema(self._tested(unit.where)), {*file.schema_arrow.names}
+        names = [name for name in schema.names if name in own and name not in unit.constants]
+        batches = file.iter_batches(columns=names, use_threads=False)
+        tables = (pa.Table.from_batches([batch]) for batch in batches)
+        masks = [_where(conform(rows, schema, unit.constants), unit.where) for rows in tables]
+        return np.concatenate([np.zeros(0, bool), *masks])
 
     def _unit(self, index: int, where: str, read: list[list[str]]) -> tuple[FileRecord, DataFile]:
-        path = self._paths[index]
+        path, names = self._paths[index], {name for name, _ in read}
         live = self._live.get(path)
-        constants = {name: values[index] for name, values in self._constants.items()}
+        constants = {name: v[index] for name, v in self._constants.items() if name in names}
         version = digest([read, where, constants, live is not None and digest(live.tobytes())])
         record = FileRecord(self._urls[index], self._sizes[index], version)
         return record, DataFile(constants, live, where)
@@ -170,6 +152,15 @@ class DeltaTable(LakeTable):
         if "://" in decoded:  # a clone names the files of another table
             return decoded
         return str(self._place.fs.unstrip_protocol(self._place.file(decoded)))
+
+
+def _where(table: pa.Table, condition: str) -> Mask:
+    """Return which rows of a table pass a condition in SQL."""
+    numbered = table.append_column("__row", pa.array(np.arange(table.num_rows)))
+    with shared().cursor() as cursor:
+        cursor.register("source", numbered)
+        passed = cursor.sql(f"SELECT ({condition})::BOOLEAN AS x FROM source").to_arrow_table()
+    return np.asarray(passed.column("x").fill_null(False), bool)
 
 
 def _is_comparable(condition: str, kinds: Sequence[pa.DataType]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import glob
 import os
@@ -25,7 +24,7 @@ from vane_dagster._arguments import (
 )
 from vane_dagster._lazy import fsspec
 from vane_dagster._secrets import url_parts, with_options
-from vane_dagster.errors import DefinitionError, SourceError, VaneError, described, names
+from vane_dagster.errors import DefinitionError, SourceError, VaneError, described
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
@@ -169,12 +168,6 @@ def asset_path(asset: Any, location: str) -> str | None:
     """Return the key of an asset, as "a/b"."""
     if asset is None or isinstance(asset, str):
         return asset
-    several = getattr(asset, "keys", ())
-    if not callable(several) and len(several) > 1:
-        listed = names(sorted("/".join(key.path) for key in several))
-        raise DefinitionError(
-            f"{location}: asset is {len(several)} assets, {listed}; give the key of one of them"
-        )
     key = getattr(asset, "key", asset)
     path = getattr(key, "path", None)
     if path is None:
@@ -186,12 +179,10 @@ def asset_path(asset: Any, location: str) -> str | None:
 
 
 def _unlisted(url: str, error: Exception, location: str) -> SourceError:
-    fix = "Check the URL and the credentials"
-    if isinstance(error, OSError) and error.errno == errno.ELOOP:
-        fix = "Remove the link"
-    elif isinstance(error, FileNotFoundError) and os.path.islink(error.filename or ""):
-        fix = "It is a link to nothing: remove the link, or restore its file"
-    text = f"{location}: source {shown_url(url)} cannot be listed: {described(error)}. {fix}"
+    text = (
+        f"{location}: source {shown_url(url)} cannot be listed: {described(error)}. Check the URL "
+        "and the credentials, and remove links in a circle or to nothing"
+    )
     made = SourceError(text)
     made.__cause__ = error
     return made
@@ -257,31 +248,27 @@ class _Pattern:
         path: The path or glob.
         suffix: The suffix of the names of files in a folder.
         literal: The path up to its first wildcard.
+        glob: The expression of the paths that a glob matches.
     """
 
     def __init__(self, path: str, suffix: Suffix) -> None:
         self.path, self.suffix = path, suffix
         self.literal = _MAGIC.split(path, maxsplit=1)[0]
-        self._glob = re.compile(fsspec.utils.glob_translate(path)) if self.literal != path else None
-        self._fixed = len(self.literal.rpartition("/")[0]) + 1 if self._glob else len(path) + 1
-
-    @property
-    def is_glob(self) -> bool:
-        """Whether the path has wildcards."""
-        return self._glob is not None
+        self.glob = re.compile(fsspec.utils.glob_translate(path)) if self.literal != path else None
+        self._fixed = len(self.literal.rpartition("/")[0]) + 1 if self.glob else len(path) + 1
 
     def matches(self, path: str) -> bool:
         """Return whether a file belongs to the partition."""
         relative = path[self._fixed :]
-        if self._glob is None:
+        if self.glob is None:
             return path == self.literal or (
                 path[: self._fixed] == f"{self.literal}/" and _is_data(relative, self.suffix)
             )
         if _is_hidden(relative):
             return False
-        return bool(self._glob.fullmatch(path)) or (
+        return bool(self.glob.fullmatch(path)) or (
             path.endswith(self.suffix)
-            and any(self._glob.fullmatch(str(folder)) for folder in PurePosixPath(path).parents)
+            and any(self.glob.fullmatch(str(folder)) for folder in PurePosixPath(path).parents)
         )
 
 
@@ -313,7 +300,7 @@ class _Listing:
         end = pattern.literal + chr(sys.maxunicode)
         places: Sequence[int]
         places = range(bisect_left(self._paths, pattern.literal), bisect_left(self._paths, end))
-        if pattern.is_glob:
+        if pattern.glob:
             plain = (name for name in pattern.path.split("/") if not glob.has_magic(name))
             places = min(places, *(self._by_name.get(name, []) for name in plain), key=len)
         paths = (self._paths[place] for place in places)

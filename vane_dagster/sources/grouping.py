@@ -88,14 +88,11 @@ def group(files: Sequence[SizedFile], rule: FragmentRule) -> Iterator[list[Sized
             or held_bytes + file.bytes > rule.bytes
             or len(current) == MOST_FILES
         )
-        if current and is_full:
+        if current and (is_full or is_cut(current[-1], rule)):
             yield current
             current, held_rows, held_bytes = [], 0, 0
         current.append(file)
         held_rows, held_bytes = held_rows + file.rows, held_bytes + file.bytes
-        if is_cut(file, rule):
-            yield current
-            current, held_rows, held_bytes = [], 0, 0
     if current:
         yield current
 

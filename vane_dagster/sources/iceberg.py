@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
+from vane_dagster._lazy import pq
 from vane_dagster._secrets import revealed
 from vane_dagster.errors import DefinitionError, SourceError, names
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import FragmentRule, ReadContext
-from vane_dagster.sources.iceberg_scan import (
-    ScanTask,
-    TaskDetail,
-    open_table,
-    tested_ids,
-    with_schema,
+from vane_dagster.sources.lake_source import (
+    Detail,
+    LakeSource,
+    LakeTable,
+    cut_live,
+    digest,
+    lake_arguments,
 )
-from vane_dagster.sources.lake_source import LakeSource, LakeTable, cut_live, digest, lake_arguments
-from vane_dagster.sources.parquet import row_groups
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.iceberg_catalog import (
     IcebergCatalog,
-    iceberg_errors,
     parse_catalog,
     parse_identifier,
 )
@@ -36,10 +35,122 @@ from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 
 _REFRESH_SECONDS = 300.0
 """A catalog may lend credentials that expire: workers load the table again after this time."""
-_loaded: dict[tuple[str, str, str], tuple[float, Any]] = {}
-Positions = np.ndarray[Any, np.dtype[np.int64]]
-Unit = tuple[Positions, str | None, TaskDetail]
-"""The deleted positions of a data file, the filter of its rows, and its scan task."""
+_loaded: dict[str, tuple[float, Any]] = {}
+
+
+class DataFile(NamedTuple):
+    """A data file of a snapshot, for one filter.
+
+    Attributes:
+        deleted: The positions of its deleted rows.
+        where: The filter that its rows have to pass; None if all do.
+        detail: The snapshot, the id of the schema by which the file is read, and values of columns
+            that it may lack, by their field ids, in Iceberg's binary form as hex digits.
+    """
+
+    deleted: np.ndarray[Any, np.dtype[np.int64]]
+    where: str | None
+    detail: Mapping[str, Any]
+
+
+class IcebergTable(LakeTable):
+    """A table at one snapshot."""
+
+    def __init__(self, source: Any, location: str, table: Any, name: str) -> None:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        super().__init__(source, location, table, name)
+        self._snapshot, self._schema = table.current_snapshot(), table.schema()
+        if source.snapshot is not None:
+            self._snapshot = self._wanted(source.snapshot)
+            if (schema_id := self._snapshot.schema_id) is not None:
+                self._schema = table.schemas()[schema_id]
+        known = [each.name for each in self._schema.fields]
+        require_columns(self._owner, source.columns or (), known, SourceError)
+        wanted = source.columns
+        self._read = self._schema if wanted is None else self._schema.select(*wanted)
+        self.schema = plain_schema(schema_to_pyarrow(self._read, include_field_ids=False))
+
+    def cut(
+        self, record: FileRecord, unit: DataFile, rule: FragmentRule
+    ) -> Iterator[FragmentRecord]:
+        """Cut a data file along its row groups; rows that pass a filter are found by reading it."""
+        from vane_dagster.sources.iceberg_scan import passing
+
+        with self._table.io.new_input(record.url).open() as stream:
+            footer = pq.read_metadata(stream)
+        live, constants = np.ones(footer.num_rows, bool), unit.detail["constants"]
+        if (where := unit.where) is not None:
+            live = passing(self._table, record.url, constants, self._schema, where, len(live))
+        live[unit.deleted] = False
+        yield from cut_live(record, footer, live, rule, unit.detail)
+
+    def _wanted(self, snapshot: int | str) -> Any:
+        is_id = isinstance(snapshot, int)
+        found = (self._table.snapshot_by_id if is_id else self._table.snapshot_by_name)(snapshot)
+        if found is None:
+            known = [*self._table.refs(), *(str(s.snapshot_id) for s in self._table.snapshots())]
+            raise SourceError(
+                f"{self._owner} has no snapshot {snapshot!r}; it has {names(known)}. Snapshots "
+                "that were expired are gone"
+            )
+        return found
+
+    def list_units(self, where: str | None) -> Iterator[tuple[FileRecord, DataFile]]:
+        """List the scan tasks of the snapshot, sorted by URL."""
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import _read_all_delete_files
+        from pyiceberg.table import DataScan
+
+        from vane_dagster.sources.iceberg_scan import tested_ids
+
+        if self._snapshot is None:
+            return
+        table = self._table
+        metadata = table.metadata.model_copy(update={"current_schema_id": self._schema.schema_id})
+        scan: Any = DataScan(
+            table_metadata=metadata,
+            io=table.io,
+            snapshot_id=self._snapshot.snapshot_id,
+            row_filter=where or AlwaysTrue(),
+        )
+        tasks = sorted(scan.plan_files(), key=lambda task: str(task.file.file_path))
+        positions = _read_all_delete_files(table.io, tasks)
+        tested = where and tested_ids(self._schema, where)
+        columns = [
+            (each.field_id, each.name, str(each.field_type), str(each.initial_default))
+            for each in self._read.fields
+        ]
+        for task in tasks:
+            file = task.file
+            named = [np.asarray(each) for each in positions.get(file.file_path, ())]
+            deleted = np.unique(np.concatenate([np.array([], np.int64), *named]))
+            constants = self._constants(file)
+            # pyiceberg takes null for a value that differs, but not where it filters rows.
+            passes_all = isinstance(task.residual, AlwaysTrue) and None not in list(file.partition)
+            of_rows = None if passes_all else where
+            tests = of_rows and [of_rows, tested]
+            version = digest([columns, digest(deleted.tobytes()), tests, constants])
+            detail = {
+                "snapshot": self._snapshot.snapshot_id,
+                "schema": self._schema.schema_id,
+                "constants": constants,
+            }
+            record = FileRecord(file.file_path, file.file_size_in_bytes, version)
+            yield record, DataFile(deleted, of_rows, detail)
+
+    def _constants(self, file: Any) -> dict[str, str]:
+        """Return the partition values from which columns follow that the file lacks."""
+        from pyiceberg.conversions import to_bytes
+        from pyiceberg.transforms import IdentityTransform
+
+        return {
+            str(each.source_id): to_bytes(self._schema.find_type(each.source_id), value).hex()
+            for each, value in zip(self._table.specs()[file.spec_id].fields, file.partition)
+            if isinstance(each.transform, IdentityTransform)
+            and value is not None
+            and each.source_id in self._schema.field_ids
+        }
 
 
 @dataclass(frozen=True)
@@ -55,6 +166,7 @@ class IcebergSource(LakeSource):
     """
 
     kind: ClassVar[str] = "iceberg"
+    table_type: ClassVar[type[LakeTable]] = IcebergTable
     cleanup: ClassVar[str] = "a cleanup after expire_snapshots"
     catalog: IcebergCatalog
     table: str
@@ -64,158 +176,41 @@ class IcebergSource(LakeSource):
     def place(self) -> str:
         return f"{self.catalog.name}.{self.table}"
 
-    def open_table(self, url: str, location: str) -> LakeTable:
-        table = open_table(self.catalog, self.table, location)
-        return IcebergTable(self, location, table, self.place)
+    def load(self, url: str) -> Any:
+        return self.catalog.table(self.table)
 
-    def exists(self, url: str) -> bool:
-        return bool(self._opened(None).io.new_input(url).exists())
+    def current(self, file: FileRecord) -> FileRecord:
+        if not self._opened(None).io.new_input(file.url).exists():
+            raise FileNotFoundError(file.url)
+        return file
 
-    def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        detail = TaskDetail.of(span)
+    def read_rows(
+        self, span: FileSpan, detail: Detail, schema: pa.Schema, context: ReadContext
+    ) -> pa.Table:
+        from vane_dagster.sources.iceberg_scan import rows
 
         def read() -> pa.Table:
-            task = ScanTask(self._opened(detail), span.url, detail)
-            return task.rows(span.start, span.stop, schema)
+            table = self._opened(detail)
+            wanted = table.schemas()[detail["schema"]].select(*schema.names)
+            found = rows(table, span.url, detail["constants"], wanted, span.start, span.stop)
+            return pa.concat_tables(each.select(schema.names).cast(schema) for each in found)
 
         return with_retries(_failpoints.failing("read", span.url, read))
 
-    def _opened(self, detail: TaskDetail | None) -> Any:
+    def _opened(self, detail: Detail | None) -> Any:
         """Return the table, loaded again if it was changed or written anew since the last time."""
-        properties = repr(sorted(revealed(self.catalog.properties).items()))
-        key, now = (self.catalog.name, properties, self.table), time.monotonic()
-        loaded, found = _loaded.get(key, (now, None))
-        is_known = found is not None and (
+        properties = sorted(revealed(self.catalog.properties).items())
+        key, now = repr((self.catalog.name, properties, self.table)), time.monotonic()
+        loaded, found = _loaded.get(key, (-_REFRESH_SECONDS, None))
+        if now - loaded < _REFRESH_SECONDS and (
             detail is None
-            or (detail.schema in found.schemas() and found.snapshot_by_id(detail.snapshot))
-        )
-        if now - loaded > _REFRESH_SECONDS or not is_known:
-            _loaded[key] = (now, open_table(self.catalog, self.table, "a worker"))
-        return _loaded[key][1]
-
-
-class IcebergTable(LakeTable):
-    """A table at one snapshot."""
-
-    def __init__(self, source: Any, location: str, table: Any, name: str) -> None:
-        from pyiceberg.io.pyarrow import schema_to_pyarrow
-
-        super().__init__(source, location, table, name)
-        self._snapshot = self._table.current_snapshot()
-        schema_id = None
-        if source.snapshot is not None:
-            self._snapshot = self._wanted(source.snapshot)
-            schema_id = self._snapshot.schema_id
-        self._metadata = with_schema(self._table, schema_id)
-        self._read = self._metadata.schema()
-        if source.columns is not None:
-            known = [each.name for each in self._read.fields]
-            require_columns(self._owner, source.columns, known, SourceError)
-            self._read = self._read.select(*source.columns)
-        self.schema = plain_schema(schema_to_pyarrow(self._read, include_field_ids=False))
-
-    def list_units(self, where: str | None) -> Sequence[tuple[FileRecord, Unit]]:
-        """List the scan tasks of the snapshot, sorted by URL."""
-        shown = self._source.place if where is None else f"{self._source.place} where {where}"
-        with iceberg_errors(f"{self.location}: {shown} cannot be listed", SourceError):
-            units = with_retries(lambda: list(self._planned(where)))
-        return sorted(units, key=lambda unit: unit[0].url)
-
-    def cut(self, record: FileRecord, unit: Unit, rule: FragmentRule) -> Sequence[FragmentRecord]:
-        """Cut a data file along its row groups; rows that pass a filter are found by reading it."""
-        deleted, where, detail = unit
-        task = ScanTask(self._table, record.url, detail)
-
-        def planned() -> list[FragmentRecord]:
-            footer = task.footer()
-            rows = footer.num_rows
-            live = np.ones(rows, bool) if where is None else task.passing(where, rows)
-            live[deleted] = False
-            return list(cut_live(record, row_groups(footer), live, rule, detail.dumps()))
-
-        return with_retries(_failpoints.failing("read", record.url, planned))
-
-    def _wanted(self, snapshot: int | str) -> Any:
-        is_id = isinstance(snapshot, int)
-        found = (self._table.snapshot_by_id if is_id else self._table.snapshot_by_name)(snapshot)
-        if found is None:
-            known = [*self._table.refs(), *(str(s.snapshot_id) for s in self._table.snapshots())]
-            raise SourceError(
-                f"{self._owner} has no snapshot {snapshot!r}; it has {names(known)}. Snapshots "
-                "that were expired are gone"
-            )
+            or (detail["schema"] in found.schemas() and found.snapshot_by_id(detail["snapshot"]))
+        ):
+            return found
+        if (found := self.load(self.place)) is None:
+            raise FileNotFoundError(self.place)
+        _loaded[key] = (now, found)
         return found
-
-    def _planned(self, where: str | None) -> Iterator[tuple[FileRecord, Unit]]:
-        from pyiceberg.expressions import AlwaysTrue
-        from pyiceberg.io.pyarrow import _read_all_delete_files
-        from pyiceberg.manifest import FileFormat
-        from pyiceberg.table import DataScan
-
-        if self._snapshot is None:
-            return
-        scan = DataScan(
-            table_metadata=self._metadata,
-            io=self._table.io,
-            snapshot_id=self._snapshot.snapshot_id,
-            row_filter=where or AlwaysTrue(),
-        )
-        tasks = self._tasks(scan)
-        positions = _read_all_delete_files(self._table.io, tasks)
-        tested = tested_ids(self._metadata.schema(), where)
-        for task in tasks:
-            file = task.file
-            if file.file_format != FileFormat.PARQUET:
-                raise SourceError(
-                    f"{self.location}: data file {file.file_path!r} is {file.file_format.value}, "
-                    "and vd.iceberg reads Parquet alone. Rewrite the table's data files as Parquet"
-                )
-            named = [np.asarray(each) for each in positions.get(file.file_path, ())]
-            deleted = np.unique(np.concatenate([np.array([], np.int64), *named]))
-            detail = TaskDetail(
-                snapshot=self._snapshot.snapshot_id,
-                schema=self._metadata.current_schema_id,
-                spec=file.spec_id,
-                partition=self._partition(file),
-            )
-            # pyiceberg takes null for a value that differs, but not where it filters rows.
-            passes_all = isinstance(task.residual, AlwaysTrue) and None not in list(file.partition)
-            of_rows = None if passes_all else where
-            columns = [
-                (each.field_id, each.name, str(each.field_type), str(each.initial_default))
-                for each in self._read.fields
-            ]
-            tests = of_rows and [of_rows, tested]
-            version = digest([columns, digest(deleted.tobytes()), tests, detail.partition])
-            record = FileRecord(file.file_path, file.file_size_in_bytes, version)
-            yield record, (deleted, of_rows, detail)
-
-    def _tasks(self, scan: Any) -> Sequence[Any]:
-        try:
-            return list(scan.plan_files())
-        except ValueError as error:
-            if "equality deletes" not in str(error):
-                raise
-            raise SourceError(
-                f"{self._owner} has equality deletes, which pyiceberg cannot apply. Compact the "
-                "table first, for example with Spark's rewrite_data_files, or read a snapshot "
-                "without them"
-            ) from error
-
-    def _partition(self, file: Any) -> list[str | None]:
-        """Return the partition values from which columns follow that the file lacks."""
-        from pyiceberg.conversions import to_bytes
-        from pyiceberg.transforms import IdentityTransform
-
-        schema = self._metadata.schema()
-        return [
-            to_bytes(schema.find_type(each.source_id), value).hex()
-            if isinstance(each.transform, IdentityTransform)
-            and value is not None
-            and each.source_id in schema.field_ids
-            else None
-            for each, value in zip(self._metadata.specs()[file.spec_id].fields, file.partition)
-        ]
 
 
 @known_keywords("vd.iceberg")

@@ -52,9 +52,6 @@ class ImagesSource(FilesSource):
     mode: str = "RGB"
     max_pixels: int = _MAX_PIXELS
 
-    def describe(self) -> str:
-        return f"Images at {self.url}"
-
     @property
     def reading(self) -> str:
         return f", images 1 {self.size} {self.mode} {self.max_pixels}"
@@ -125,13 +122,13 @@ class ImagesSource(FilesSource):
     def _columns(self, images: Sequence[_Image]) -> dict[str, Any]:
         """Return the columns, with nulls and errors for rows that failed."""
         failed = [image.error is not None for image in images]
+        values, *sides = zip(*(image.values for image in images))
         found: dict[str, Any]
         if self.size is None:
-            values = zip(*[image.values for image in images])
-            fields = [self.columns.field(name) for name in ("image", "height", "width")]
-            found = {field.name: pa.array(each, field.type) for field, each in zip(fields, values)}
+            columns = zip(self.columns.names[1:], (values, *sides))
+            found = {name: pa.array(c, self.columns.field(name).type) for name, c in columns}
         else:
-            decoded = [image.values[0] for image in images if image.error is None]
+            decoded = [value for value in values if value is not None]
             stacked = np.array(decoded, np.uint8).reshape(len(decoded), *self._shape)
             tensors = from_ndarray(stacked, self.columns.field("image").type)
             found = {"image": with_null_rows(tensors, failed)}

@@ -3,9 +3,10 @@
 The library lists the version's data files, selects those that may have rows of a partition, and
 applies deletes and changes of the schema. A unit of it is one file, or one fragment, of the table.
 
-Rows of a unit are numbered without those that are deleted or do not pass the filter. For Parquet
-files, a span's detail has a bit for each row of its range, which says whether it is left. Lance
-counts the rows that are left itself.
+Rows of a unit are numbered without those that are deleted or do not pass the filter. The detail of
+a span is a JSON object with what the library needs to read its rows. For Parquet files, "live" in
+it has a bit for each row of its range, which says whether it is left. Lance counts the rows that
+are left itself.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
+from vane_dagster import _failpoints
 from vane_dagster._arguments import (
     PLACEHOLDER,
     check_placeholders,
@@ -34,6 +36,7 @@ from vane_dagster._arguments import (
     filled_filter,
     list_of_names,
 )
+from vane_dagster._lazy import pq
 from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line
 from vane_dagster.retries import with_retries
@@ -48,8 +51,10 @@ from vane_dagster.sources.base import (
     unreadable,
 )
 from vane_dagster.sources.file_source import asset_path, key_in_path
+from vane_dagster.sources.files import listed_file
 from vane_dagster.sources.grouping import SizedFile, cut
-from vane_dagster.storage.filesystem import Location, absolute_url, in_threads, shown_url
+from vane_dagster.sources.parquet import row_groups
+from vane_dagster.storage.filesystem import absolute_url, in_threads
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.table_options import check_table_url
 from vane_dagster.types.tensors import unsliced
@@ -63,55 +68,8 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Units = Mapping[tuple[str, str], tuple[FileRecord, Any]]
 """Units by the URL and version of their record, each with what its table needs to cut it."""
 Version = int | str | datetime.datetime | None
-_Detail = TypeVar("_Detail", bound="SpanDetail")
-
-
-@dataclass(frozen=True)
-class SpanDetail:
-    """What a library needs to read rows, as the `detail` of their span."""
-
-    def dumps(self) -> str:
-        """Convert to JSON."""
-        return json.dumps(vars(self))
-
-    @classmethod
-    def of(cls: type[_Detail], span: FileSpan) -> _Detail:
-        """Read what `dumps` wrote."""
-        if not span.detail:
-            raise FileNotFoundError(span.url)
-        entries = json.loads(span.detail).items()
-        return cls(**{name: value for name, value in entries if name != "live"})
-
-
-@dataclass(frozen=True)
-class LiveRows:
-    """Which positions in a range of a data file hold rows of the partition.
-
-    Attributes:
-        first: The first position.
-        start: Number of the first row.
-        mask: Which positions hold rows: neither deleted nor filtered out.
-    """
-
-    first: int
-    start: int
-    mask: Mask
-
-    def added_to(self, detail: str) -> str:
-        """Return the detail of their span."""
-        packed = base64.b85encode(zlib.compress(np.packbits(self.mask).tobytes())).decode()
-        entry = [self.first, self.start, len(self.mask), packed]
-        return json.dumps({**json.loads(detail or "{}"), "live": entry})
-
-    @classmethod
-    def of(cls, span: FileSpan) -> LiveRows | None:
-        """Read the detail of a span; None if rows and positions are the same."""
-        entry = json.loads(span.detail).get("live") if span.detail else None
-        if entry is None:
-            return None
-        first, start, count, text = entry
-        packed = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
-        return cls(first, start, np.unpackbits(packed, count=count).astype(bool))
+Detail = Mapping[str, Any]
+"""What a library needs to read the rows of a span."""
 
 
 class LakeTable(ABC):
@@ -141,7 +99,7 @@ class LakeTable(ABC):
         """List the units that may have rows that pass a filter, in the order of their rows."""
 
     @abstractmethod
-    def cut(self, record: FileRecord, unit: Any, rule: FragmentRule) -> Sequence[FragmentRecord]:
+    def cut(self, record: FileRecord, unit: Any, rule: FragmentRule) -> Iterable[FragmentRecord]:
         """Cut a unit into fragments."""
 
 
@@ -152,6 +110,7 @@ class LakeSource(Source):
     The data files of a table never change once they are written.
 
     Attributes:
+        table_type: A version of a table of this format.
         cleanup: The operation that deletes the data files of former versions.
         filter: A row filter, with placeholders for the partition's key.
         columns: The columns to read; None for all.
@@ -161,6 +120,7 @@ class LakeSource(Source):
     """
 
     reads_contents: ClassVar[bool] = False
+    table_type: ClassVar[type[LakeTable]]
     cleanup: ClassVar[str]
     filter: str | None = None
     columns: tuple[str, ...] | None = None
@@ -169,8 +129,26 @@ class LakeSource(Source):
     planned: dict[str, LakeTable] | None = field(default=None, repr=False, compare=False)
 
     @abstractmethod
+    def load(self, url: str) -> Any:
+        """Load the version to read of a table by its library; None if it does not exist."""
+
     def open_table(self, url: str, location: str) -> LakeTable:
         """Open the version to read of a table."""
+        what = f"{location}: {self.kind.capitalize()} table {url!r}"
+        try:
+            if (found := with_retries(lambda: self.load(url))) is not None:
+                return self.table_type(self, location, found, url)
+        except VaneError:
+            raise
+        except Exception as error:  # drivers raise plain exceptions too
+            raise SourceError(
+                f"{what} cannot be read: {type(error).__name__}: {first_line(error)}. Check the "
+                "version, and that the credentials reach the table"
+            ) from error
+        raise SourceError(
+            f"{what} does not exist, or not in the version that is named. Check both, or write the "
+            "table first. Versions that were cleaned up are gone"
+        )
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
         texts = [each for each in (self.place, self.filter or "") if PLACEHOLDER.search(each)]
@@ -183,9 +161,6 @@ class LakeSource(Source):
         for text in texts:
             check_placeholders(location, text, partitions_def)
 
-    def describe(self) -> str:
-        return f"{self.kind.capitalize()} table {self.place}"
-
     def url_for(self, partition_key: str | None) -> str:
         """Return the name of the table, and the partition's filter."""
         url, where = self.place, self.filter
@@ -195,6 +170,9 @@ class LakeSource(Source):
         return url if where is None else f"{url} where {where}"
 
     def schema(self, location: str) -> pa.Schema:
+        """Return the columns of the table; those of a table for each partition are not known."""
+        if PLACEHOLDER.search(self.place):
+            return super().schema(location)
         return self.open_table(self.place, location).schema
 
     def bind(self, store: Store) -> Source:
@@ -205,7 +183,7 @@ class LakeSource(Source):
 
     @property
     def splitting(self) -> str:
-        return "rows of a unit, 3"
+        return "rows of a unit, 4"
 
     def list_files(
         self, partitions: Sequence[str | None], location: str
@@ -214,11 +192,18 @@ class LakeSource(Source):
         bound = self if self.planned is not None else replace(self, planned={})
 
         def listed(key: str | None) -> Listed:
+            where = filled_filter(self.filter, key)
             try:
-                units = bound._table(key, location).units(filled_filter(self.filter, key))
+                table = bound._table(key, location)
+                units = with_retries(lambda: table.units(where))
                 return tuple(record for record, _ in units.values())
+            except SourceError as error:
+                return error
             except VaneError as error:
-                return error if isinstance(error, SourceError) else SourceError(str(error))
+                return SourceError(str(error))
+            except Exception as error:  # drivers raise plain exceptions too
+                fix = "Check the filter, the columns and the credentials, or compact the table"
+                return unreadable(self.url_for(key), error, location, fix)
 
         # One partition of each table first, so that each table is opened once.
         firsts = {fill_placeholders(self.place, key): key for key in reversed(partitions)}
@@ -244,8 +229,11 @@ class LakeSource(Source):
         units = table.units(filled_filter(self.filter, partition))
 
         def pieces_of(file: FileRecord) -> Sequence[FragmentRecord]:
+            def planned() -> Sequence[FragmentRecord]:
+                return list(table.cut(file, units[file.url, file.version][1], rule))
+
             with self.read_errors(file.url, location):
-                return table.cut(file, units[file.url, file.version][1], rule)
+                return with_retries(_failpoints.failing("read", file.url, planned))
 
         fragments = itertools.chain.from_iterable(in_threads(pieces_of, files))
         return SourceTable(table.schema, tuple(fragments))
@@ -253,14 +241,10 @@ class LakeSource(Source):
     # Reading.
 
     @abstractmethod
-    def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        """Read rows by the library, numbered by their positions in a data file."""
-
-    def exists(self, url: str) -> bool:
-        """Return whether a data file exists."""
-        place = Location(url, self.options_for(url))
-        place.fs.invalidate_cache()
-        return bool(place.fs.exists(place.path))
+    def read_rows(
+        self, span: FileSpan, detail: Detail, schema: pa.Schema, context: ReadContext
+    ) -> pa.Table:
+        """Read rows by the library; those of a Parquet file by their positions in it."""
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Read the rows that are not deleted and pass the filter."""
@@ -268,38 +252,35 @@ class LakeSource(Source):
 
     def current(self, file: FileRecord) -> FileRecord:
         """Return the record of a data file unchanged."""
-        if not self.exists(file.url):
-            raise FileNotFoundError(file.url)
+        listed_file(file.url, self)
         return file
 
     @contextmanager
     def read_errors(self, url: str, location: str) -> Iterator[None]:
-        """Convert errors of libraries and file systems; name the cause if a file is gone."""
+        """Convert errors of libraries and file systems; a data file may be gone."""
         try:
             yield
         except Exception as error:  # drivers raise their own exception classes
-            try:
-                is_gone = not self.exists(url)
-            except Exception:  # the first error says more
-                is_gone = False
-            if is_gone:
-                raise SourceError(
-                    f"{location}: data file {url!r} of {self.describe()} is gone; {self.cleanup} "
-                    "deletes the files of former versions. Run the partition again, which reads "
-                    "the latest version. If the source names a version, name one that the table "
-                    "still has. Keep versions longer than runs take"
-                ) from error
-            if isinstance(error, VaneError):
+            if isinstance(error, VaneError) and error.__cause__ is None:
                 raise
-            raise unreadable(url, error, location) from error
+            known = error if isinstance(error, VaneError) else unreadable(url, error, location)
+            raise SourceError(
+                f"{known}. If the file is gone, {self.cleanup} has deleted files of former "
+                "versions: run the partition again, which reads the latest version, or name a "
+                "version that the table still has; keep versions longer than runs take"
+            ) from error
 
     def _read(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
         with self.read_errors(span.url, context.location):
-            if (live := LiveRows.of(span)) is None:
-                return self.read_rows(span, schema, context)
-            every = replace(span, start=live.first, stop=live.first + len(live.mask))
-            table = unsliced(self.read_rows(every, schema, context)).filter(pa.array(live.mask))
-            return table.slice(span.start - live.start, span.stop - span.start)
+            detail = json.loads(span.detail or "{}")
+            if "live" not in detail:
+                return self.read_rows(span, detail, schema, context)
+            first, number, count, text = detail["live"]
+            packed = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
+            live = np.unpackbits(packed, count=count).astype(bool)
+            every = replace(span, start=first, stop=first + count)
+            table = unsliced(self.read_rows(every, detail, schema, context)).filter(pa.array(live))
+            return table.slice(span.start - number, span.stop - span.start)
 
     def _table(self, partition: str | None, location: str) -> LakeTable:
         try:
@@ -321,17 +302,11 @@ class FolderSource(LakeSource):
         url: A local path or ``s3://`` URL, with placeholders for the partition's key.
         table_version: The version; None for the latest version.
         storage_options: Options of the fsspec file system; never part of a key.
-        table_type: A version of a table of this format.
     """
 
-    table_type: ClassVar[type[LakeTable]]
     url: str
     table_version: Version = None
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-    @abstractmethod
-    def load(self, place: Location, version: Version) -> Any:
-        """Load a version of a table by its library; None if the table does not exist."""
 
     def options_for(self, url: str) -> Mapping[str, Any]:
         return self.storage_options
@@ -343,37 +318,6 @@ class FolderSource(LakeSource):
     @property
     def urls(self) -> tuple[str, ...]:
         return (self.url,)
-
-    def schema(self, location: str) -> pa.Schema:
-        """Return the columns of the table; of the last one if the URL has placeholders."""
-        url = self.url
-        if PLACEHOLDER.search(url):
-            place = Location(PLACEHOLDER.sub("*", url), self.storage_options)
-            found = sorted(place.fs.glob(place.path))
-            if not found:
-                raise SourceError(f"{location}: no {self.kind.capitalize()} table at {place.url!r}")
-            url = place.fs.unstrip_protocol(found[-1])
-        return self.open_table(url, location).schema
-
-    def open_table(self, url: str, location: str) -> LakeTable:
-        place = Location(url, self.storage_options)
-        what = f"{location}: {self.kind.capitalize()} table {shown_url(url)}"
-        try:
-            found = with_retries(lambda: self.load(place, self.table_version))
-        except VaneError:
-            raise
-        except Exception as error:  # drivers raise plain exceptions too
-            raise SourceError(
-                f"{what} cannot be read: {type(error).__name__}: {first_line(error)}. Check the "
-                "version, and that the credentials reach the table"
-            ) from error
-        if found is None:
-            version = "" if self.table_version is None else f" in version {self.table_version!r}"
-            raise SourceError(
-                f"{what} does not exist{version}. Check the path, or write the table first. "
-                "Versions that were cleaned up are gone"
-            )
-        return self.table_type(self, location, found, place.url)
 
 
 def folder_arguments(
@@ -416,18 +360,18 @@ def digest(value: Any) -> str:
 
 
 def cut_live(
-    record: FileRecord,
-    groups: Sequence[tuple[int, int]],
-    live: Mask,
-    rule: FragmentRule,
-    detail: str,
+    record: FileRecord, footer: pq.FileMetaData, live: Mask, rule: FragmentRule, detail: Detail
 ) -> Iterator[FragmentRecord]:
     """Cut a data file along its row groups, and number the rows that are left."""
-    start, is_whole = 0, bool(np.all(live))
-    for piece in cut(SizedFile(record, groups), rule):
-        rows = LiveRows(piece.start, start, live[piece.start : piece.stop])
-        if count := int(np.sum(rows.mask)):
-            size = piece.bytes * count // len(rows.mask)
-            details = [detail if is_whole else rows.added_to(detail)]
-            yield fragment_record([(record, start, start + count)], size, details=details)
-        start += count
+    number = 0
+    for piece in cut(SizedFile(record, row_groups(footer)), rule):
+        mask, own = live[piece.start : piece.stop], dict(detail)
+        count = int(np.sum(mask))
+        if count < len(mask) or number < piece.start:
+            packed = base64.b85encode(zlib.compress(np.packbits(mask).tobytes())).decode()
+            own["live"] = [piece.start, number, len(mask), packed]
+        if count:
+            details = [json.dumps(own) if own else ""]
+            size = piece.bytes * count // len(mask)
+            yield fragment_record([(record, number, number + count)], size, details=details)
+        number += count

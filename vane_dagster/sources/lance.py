@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +18,12 @@ from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster.errors import SourceError
 from vane_dagster.retries import with_retries
-from vane_dagster.sources.base import FragmentRule, ReadContext, unreadable
+from vane_dagster.sources.base import FragmentRule, ReadContext
 from vane_dagster.sources.grouping import SizedFile, cut
 from vane_dagster.sources.lake_source import (
+    Detail,
     FolderSource,
     LakeTable,
-    SpanDetail,
-    Version,
     digest,
     folder_arguments,
     lake_arguments,
@@ -37,25 +37,6 @@ _BLOBS = "all_binary"
 """Lance's name for reading blobs as their bytes, and not as descriptions of them."""
 
 
-@dataclass(frozen=True)
-class RowsDetail(SpanDetail):
-    """What is needed to read rows of a table's fragment.
-
-    Attributes:
-        table: URL of the table.
-        version: The version in which the rows were planned.
-        fragment: Id of the fragment, which no other fragment of the table ever has.
-        state: Digest of the fragment's data files and deletion file.
-        filter: The SQL filter; None if all live rows of the fragment are rows of the partition.
-    """
-
-    table: str
-    version: int
-    fragment: int
-    state: str
-    filter: str | None = None
-
-
 class LanceTable(LakeTable):
     """A table at one version."""
 
@@ -67,9 +48,9 @@ class LanceTable(LakeTable):
         read = table.scanner(columns=wanted, blob_handling=_BLOBS)
         self.schema = plain_schema(read.projected_schema)
         # A column's id is never another one's, unlike its name.
-        self._columns = {each.name(): each for each in table.lance_schema.fields()}
+        self._columns = {each.name(): _ids(each) for each in table.lance_schema.fields()}
 
-    def list_units(self, where: str | None) -> Iterable[tuple[FileRecord, tuple[int, RowsDetail]]]:
+    def list_units(self, where: str | None) -> Iterable[tuple[FileRecord, tuple[int, Detail]]]:
         """Return the fragments with rows that pass a filter, in the table's order."""
         fragments = {each.fragment_id: each.metadata for each in self._table.get_fragments()}
         if where is None:
@@ -77,62 +58,42 @@ class LanceTable(LakeTable):
         else:
             counts = self._passing(where)
         # Names in other texts than names of columns do no harm: they add to what rows depend on.
-        tested = [name for name in self._columns if where and name.lower() in where.lower()]
-        fields = self._field_ids([*self.schema.names, *tested])
-        columns = [[each.name, str(each.type), self._id(each.name)] for each in self.schema]
-        tests = where and [where, [[name, self._id(name)] for name in tested]]
+        tested = (where or "").lower()
+        used = {
+            name: ids
+            for name, ids in self._columns.items()
+            if name in self.schema.names or name.lower() in tested
+        }
+        fields = {id for ids in used.values() for id in ids}
+        kinds = [[each.name, str(each.type)] for each in self.schema]
         for id, metadata in fragments.items():
             if rows := counts.get(id):
                 files = [each for each in metadata.files if fields.intersection(each.fields)]
-                version = digest([_state(metadata, files), columns, tests])
+                version = digest([_state(metadata, files), kinds, used, where])
                 url = _data_url(self._table, self._url, metadata)
                 size = sum(each.file_size_bytes or 0 for each in files)
-                record, state = FileRecord(url, size, version), _state(metadata, metadata.files)
-                yield (
-                    record,
-                    (rows, RowsDetail(self._url, self._table.version, id, state, where)),
-                )
+                detail = {"table": self._url, "version": self._table.version, "fragment": id}
+                yield FileRecord(url, size, version), (rows, {**detail, "filter": where})
 
     def cut(
-        self, record: FileRecord, unit: tuple[int, RowsDetail], rule: FragmentRule
-    ) -> Sequence[FragmentRecord]:
+        self, record: FileRecord, unit: tuple[int, Detail], rule: FragmentRule
+    ) -> Iterable[FragmentRecord]:
         """Cut the rows of a fragment evenly."""
         rows, detail = unit
-        fragment = self._table.get_fragment(detail.fragment)
+        fragment = self._table.get_fragment(detail["fragment"])
         share = rows / max(1, fragment.metadata.physical_rows)
         width = sum(_width(each.type) for each in self.schema)
-        blobs = self._blob_bytes(fragment, detail.filter)
+        blobs = self._blob_bytes(fragment, detail["filter"])
         size = max(int(record.size * share), width * rows + blobs)
-        file = SizedFile(record, [(rows, size)], detail=detail.dumps())
-        return list(cut(file, rule))
+        return cut(SizedFile(record, [(rows, size)], detail=json.dumps(detail)), rule)
 
     def _passing(self, where: str) -> dict[int, int]:
         """Return the number of rows that pass a filter, by the fragment's id, in one scan."""
         scanner = self._table.scanner(columns=[], filter=where, with_row_address=True)
         found: Counter[int] = Counter()
-        try:
-            for batch in scanner.to_batches():
-                ids, counts = np.unique(
-                    batch.column("_rowaddr").to_numpy() >> 32, return_counts=True
-                )
-                found.update(dict(zip(ids.tolist(), counts.tolist())))
-        except Exception as error:  # the driver raises plain exceptions
-            fix = f"Check the filter, which is {where!r}"
-            raise unreadable(self._url, error, self.location, fix) from error
-        return found
-
-    def _id(self, column: str) -> int | None:
-        """Return the id of a column; None for a virtual one, such as `_rowid`."""
-        return self._columns[column].id() if column in self._columns else None
-
-    def _field_ids(self, columns: Iterable[str]) -> set[int]:
-        """Return the ids of columns, and of the fields in them."""
-        pending = [self._columns[name] for name in columns if name in self._columns]
-        found = set()
-        while pending:
-            each = pending.pop()
-            found.add(each.id())
-            pending += each.children()
+        for batch in scanner.to_batches():
+            ids, counts = np.unique(batch.column("_rowaddr").to_numpy() >> 32, return_counts=True)
+            found.update(dict(zip(ids.tolist(), counts.tolist())))
         return found
 
     def _blob_bytes(self, fragment: Any, where: str | None) -> int:
@@ -162,18 +123,24 @@ class LanceSource(FolderSource):
     cleanup: ClassVar[str] = "cleanup_old_versions"
     table_type: ClassVar[type[LakeTable]] = LanceTable
 
-    def load(self, place: Location, version: Version) -> Any:
-        assert not isinstance(version, datetime.datetime)
-        return open_table(place, version)
+    def load(self, url: str) -> Any:
+        assert not isinstance(self.table_version, datetime.datetime)
+        return open_table(Location(url, self.storage_options), self.table_version)
 
-    def read_rows(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
+    def read_rows(
+        self, span: FileSpan, detail: Detail, schema: pa.Schema, context: ReadContext
+    ) -> pa.Table:
         """Read live rows that pass the filter; blobs are read as their bytes."""
-        detail = RowsDetail.of(span)
 
         def read() -> pa.Table:
-            found = self._fragment(detail, context.location).scanner(
+            table = open_table(Location(detail["table"], self.storage_options), detail["version"])
+            fragment = None if table is None else table.get_fragment(detail["fragment"])
+            # A table that was written anew has the same versions and fragments, in other files.
+            if fragment is None or _data_url(table, detail["table"], fragment.metadata) != span.url:
+                raise FileNotFoundError(f"version {detail['version']} of {detail['table']}")
+            found = fragment.scanner(
                 columns=schema.names,
-                filter=detail.filter,
+                filter=detail["filter"],
                 offset=span.start,
                 limit=span.stop - span.start,
                 blob_handling=_BLOBS,
@@ -181,23 +148,6 @@ class LanceSource(FolderSource):
             return found.to_table().select(schema.names).cast(schema)
 
         return with_retries(_failpoints.failing("read", span.url, read))
-
-    def _fragment(self, detail: RowsDetail, location: str) -> Any:
-        """Return the fragment of the planned version, or of the latest one if that is gone."""
-        for version in (detail.version, None):
-            table = open_table(Location(detail.table, self.storage_options), version)
-            fragment = None if table is None else table.get_fragment(detail.fragment)
-            if (
-                fragment is not None
-                and _state(fragment.metadata, fragment.metadata.files) == detail.state
-            ):
-                return fragment
-        raise SourceError(
-            f"{location}: version {detail.version} of Lance table {detail.table!r} is gone, and "
-            "its latest version does not have these rows unchanged; cleanup_old_versions deletes "
-            "former versions. Run the partition again, which reads the latest version. If the "
-            "source names a version, name one that the table still has"
-        )
 
 
 @known_keywords("vd.lance")
@@ -245,6 +195,11 @@ def _state(metadata: Any, files: Sequence[Any]) -> str:
     parts = [[str(each.path), list(each.fields), each.base_id] for each in files]
     deletions = metadata.deletion_file
     return digest([parts, metadata.physical_rows, deletions and deletions.asdict()])
+
+
+def _ids(column: Any) -> list[int]:
+    """Return the ids of a column and of the fields in it."""
+    return [column.id(), *(id for child in column.children() for id in _ids(child))]
 
 
 def _data_url(table: Any, url: str, metadata: Any) -> str:

@@ -24,7 +24,7 @@ from vane_dagster.sources.base import (
 )
 from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.grouping import SMALL_SHARE, SizedFile, divide
-from vane_dagster.sources.parquet_scan import check_row_number, scan, scan_projected
+from vane_dagster.sources.parquet_scan import scan
 from vane_dagster.sources.schemas import common_columns
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
@@ -40,23 +40,8 @@ class ParquetReader(SourceReader):
     """Reads fragments of Parquet files."""
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        """Read whole row groups if the range allows it, else read by DuckDB."""
         return pa.concat_tables(
             scan(span, schema, self.options_for(span.url), context) for span in fragment.spans
-        )
-
-    def project(
-        self,
-        fragment: FragmentRecord,
-        schema: pa.Schema,
-        columns: Sequence[tuple[str, str]],
-        where: str | None,
-        context: ReadContext,
-    ) -> pa.Table | None:
-        """Push SQL into DuckDB's scan."""
-        return pa.concat_tables(
-            scan_projected(span, schema, columns, where, self.options_for(span.url), context)
-            for span in fragment.spans
         )
 
 
@@ -89,15 +74,14 @@ class ParquetFiles(ParquetReader, Source):
     ) -> SourceTable:
         """Read the files' footers, cut the files into fragments, and group small ones."""
         footers = in_threads(lambda file: read_footer(file, self, location), files)
-        common = common_columns([(f.url, own) for f, (own, _) in zip(files, footers)], location)
-        for file, own in zip(files, common.files):
-            check_row_number(own.own.names, f"{location}: {file.url!r}")
+        columns = [(file.url, own) for file, (own, _) in zip(files, footers)]
+        schema, extras = common_columns(columns, location)
         sized = [
-            SizedFile(file, row_groups(metadata), columns.extra, columns.detail())
-            for file, (_, metadata), columns in zip(files, footers, common.files)
+            SizedFile(file, row_groups(metadata), extra)
+            for file, (_, metadata), extra in zip(files, footers, extras)
         ]
         fragments = divide(sized, rule, SMALL_SHARE if self.small_files == "group" else 0)
-        return SourceTable(common.schema, fragments)
+        return SourceTable(schema, fragments)
 
     def find(
         self, spans: Sequence[FileSpan], column: pa.Field, id: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -30,11 +30,19 @@ def read_planned(
     context: ReadContext,
     id_rule: IdRule | None = None,
 ) -> pa.Table:
-    """Read the rows of a fragment unchanged."""
+    """Read the rows of a fragment, and check that its files have not changed since its plan."""
     location, expected = context.location, fragment.stop - fragment.start
     read = functools.partial(id_rule.read, source) if id_rule else source.read
-    table = as_planned(lambda: read(fragment, schema, context), source, files, location)
-    assert table is not None
+    try:
+        try:
+            table = read(fragment, schema, context)
+        finally:  # a file that is replaced during the read may raise anything
+            if source.reads_contents:
+                check_unchanged(source, files, location)
+    except VaneError:
+        raise
+    except Exception as error:  # drivers raise their own exception classes
+        raise unreadable(files[0].url, error, location) from error
     if table.num_rows != expected:
         names = " and ".join(repr(file.url) for file in files[:3])
         raise IntegrityError(
@@ -51,30 +59,14 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return table.select(schema.names).cast(schema)
 
 
-def as_planned(
-    read: Callable[[], pa.Table | None],
-    source: SourceReader,
-    files: Sequence[FileRecord],
-    location: str,
-) -> pa.Table | None:
-    """Read rows, and check that the files have not changed since the fragment was planned."""
-    try:
-        try:
-            return read()
-        finally:  # a file that is replaced during the read may raise anything
-            if source.reads_contents:
-                check_unchanged(source, files, location)
-    except VaneError:
-        raise
-    except Exception as error:  # drivers raise their own exception classes
-        raise unreadable(files[0].url, error, location) from error
-
-
 def check_unchanged(source: SourceReader, files: Sequence[FileRecord], location: str) -> None:
     """Check that files have not changed since the fragment was planned."""
 
     def check(file: FileRecord) -> None:
-        now = current_record(source, file, location)
+        try:
+            now = with_retries(functools.partial(source.current, file))
+        except Exception as error:  # drivers raise their own exception classes
+            raise unreadable(file.url, error, location) from error
         if file_version(now) != file_version(file):
             raise SourceError(
                 f"{location}: {file.url!r} was replaced while the run read it ({file.size} "
@@ -82,11 +74,3 @@ def check_unchanged(source: SourceReader, files: Sequence[FileRecord], location:
             )
 
     in_threads(check, files)
-
-
-def current_record(source: SourceReader, file: FileRecord, location: str) -> FileRecord:
-    """Return the current record of a file; see `SourceReader.current`."""
-    try:
-        return with_retries(functools.partial(source.current, file))
-    except Exception as error:  # drivers raise their own exception classes
-        raise unreadable(file.url, error, location) from error

@@ -46,9 +46,6 @@ class FilesSource(FileSource):
     names_files: ClassVar[bool] = True
     reads_contents: ClassVar[bool] = False
 
-    def describe(self) -> str:
-        return f"Files at {self.url}"
-
     @property
     def columns(self) -> pa.Schema:
         """The columns of the rows."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from abc import ABC, abstractmethod
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Union
@@ -23,7 +23,6 @@ from vane_dagster._secrets import masked
 from vane_dagster.errors import DefinitionError, IntegrityError, SchemaError, names
 from vane_dagster.sources.base import (
     ROW_ERROR,
-    WHOLE_FILE,
     ReadContext,
     Source,
     SourceReader,
@@ -44,30 +43,49 @@ COMPOSITE_ID, ROW_ID = "id", "row_id"
 """The default names of the two kinds of computed id columns."""
 
 _MARK = "#"
-_DIGITS = 18
+_ROW = re.compile(rf"(.*){_MARK}(0|[1-9][0-9]{{0,17}})", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class IdRule(ABC):
-    """How the id of a row is computed.
+class IdRule:
+    """How the id of a row is computed: from some columns, or from file and row number.
 
     Attributes:
         name: The id column.
+        columns: The columns, in order; empty for file and row number.
+        types: Their types, once they are known; see `of`.
     """
 
     name: str
+    columns: tuple[str, ...] = ()
+    types: tuple[pa.DataType, ...] = ()
+
+    def __str__(self) -> str:
+        made_of = names(self.columns, 20) if self.columns else "file and row number"
+        return f"{self.name!r}, made of {made_of}"
 
     @property
-    @abstractmethod
     def record(self) -> str:
         """The rule without its name, as JSON: part of fragment keys and manifests."""
+        if not self.columns:
+            return json.dumps({"row": True})
+        return json.dumps({"columns": self.columns, "types": [*map(kind_name, self.types)]})
 
     def of(self, source: pa.Schema) -> IdRule:
         """Return the rule with the types of the columns that ids are computed from."""
-        return self
+        kinds = tuple(plain_kind(source.field(name).type) for name in self.columns)
+        return replace(self, types=kinds)
 
     def schema(self, source: pa.Schema, location: str) -> pa.Schema:
         """Return the schema of a source with the id column."""
+        require_columns(f"{location}: id: the source", self.columns, source.names)
+        for name in self.columns:
+            kind = source.field(name).type
+            if not is_identifying(plain_kind(kind)):
+                raise SchemaError(
+                    f"{location}: column {name!r} of the id is {kind}; expected numbers, text, "
+                    "bytes, bools, dates or times. Name another column, or cast it in the source"
+                )
         if taken := [name for name in source.names if name.lower() == self.name.lower()]:
             raise SchemaError(
                 f"{location}: the id column {self.name!r} would be computed, but the source has a "
@@ -76,14 +94,13 @@ class IdRule(ABC):
             )
         return pa.schema([pa.field(self.name, pa.string()), *source])
 
-    @property
-    def read_columns(self) -> pa.Schema:
-        """The columns of the source that ids are computed from."""
-        return pa.schema([])
-
-    @abstractmethod
-    def ids(self, fragment: FragmentRecord, columns: pa.Table) -> pa.ChunkedArray:
-        """Compute the ids of a fragment."""
+    def check(self, source: Source, location: str) -> None:
+        """Check that no secret becomes part of the ids."""
+        if not self.columns and (shown := masked(source.place)) != source.place:
+            raise DefinitionError(
+                f"{location}: vd.row_id() would put the secret in the URL {shown!r} into every "
+                "id. Give credentials as storage_options, or name columns as the id"
+            )
 
     def read(
         self,
@@ -93,161 +110,67 @@ class IdRule(ABC):
         context: ReadContext,
     ) -> pa.Table:
         """Read columns of a fragment and compute its ids; see `SourceReader.read`."""
-        needed = self.read_columns
+        needed = pa.schema(list(zip(self.columns, self.types)))
         own = [field for field in schema if field.name != self.name]
         inner = pa.schema([*own, *(field for field in needed if field.name not in schema.names)])
         if not inner.names:
-            ids = self.ids(fragment, pa.table({}))
-            return pa.table({self.name: ids}).select(schema.names)
+            return pa.table({self.name: _numbered(fragment)}).select(schema.names)
         rows = reader.read(fragment, inner, context)
-        planned = fragment.stop - fragment.start
-        if rows.num_rows != planned and not needed.names:
-            raise IntegrityError(
-                f"{context.location}: {rows.num_rows} rows were read of {fragment}, expected "
-                f"{planned} by what was planned, so their numbers are not known. Write the file "
-                "again"
-            )
-        columns = rows.select(needed.names).cast(needed)
-        rows = rows.append_column(self.name, self.ids(fragment, columns))
+        if needed.names:
+            columns = rows.select(needed.names).cast(needed).columns
+            ids = joined(columns)
+        else:
+            ids = _numbered(fragment)
+            if rows.num_rows != len(ids):
+                raise IntegrityError(
+                    f"{context.location}: {rows.num_rows} rows were read of {fragment}, expected "
+                    f"{len(ids)} by what was planned, so their numbers are not known. Write the "
+                    "file again"
+                )
         errors = [ROW_ERROR] if ROW_ERROR in rows.column_names else []
-        return rows.select([*schema.names, *errors])
+        return rows.append_column(self.name, ids).select([*schema.names, *errors])
 
     def find(
         self, source: SourceReader | None, spans: Sequence[FileSpan], column: pa.Field, id: Any
     ) -> tuple[FileSpan, int] | None:
-        """Find a row by its id; see `SourceReader.find`."""
-        assert source is not None, "ids of columns are found in the source"
-        return find_row(functools.partial(self.read, source), spans, column, id)
+        """Find a row by its id; see `SourceReader.find`. A row number is found without reading."""
+        if self.columns:
+            assert source is not None, "ids of columns are found in the source"
+            return find_row(functools.partial(self.read, source), spans, column, id)
+        url, row = row_of(id) or ("", -1)
+        held = (span for span in spans if span.url == url and span.start <= row < span.stop)
+        return next(((span, row) for span in held), None)
 
-    def places(self, fragment: FragmentRecord) -> Sequence[str]:
-        """Return what ids depend on besides the rows: a source may know rows by content alone."""
-        return ()
-
-    @abstractmethod
-    def text(self, id: Any, fragments: Sequence[FragmentRecord]) -> str:
-        """Return the id of a row that a user names."""
-
-
-@dataclass(frozen=True)
-class CompositeId(IdRule):
-    """An id of several columns; see `composite_id`.
-
-    Attributes:
-        name: The id column.
-        columns: The columns, in order.
-        types: Their types, once they are known; see `of`.
-    """
-
-    columns: tuple[str, ...]
-    types: tuple[pa.DataType, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.name!r}, made of {names(self.columns, 20)}"
-
-    @property
-    def record(self) -> str:
-        return json.dumps({"columns": self.columns, "types": [*map(kind_name, self.types)]})
-
-    def of(self, source: pa.Schema) -> CompositeId:
-        kinds = tuple(plain_kind(source.field(name).type) for name in self.columns)
-        return replace(self, types=kinds)
-
-    def schema(self, source: pa.Schema, location: str) -> pa.Schema:
-        require_columns(f"{location}: id: the source", self.columns, source.names)
-        for name in self.columns:
-            kind = source.field(name).type
-            if not is_identifying(plain_kind(kind)):
-                raise SchemaError(
-                    f"{location}: column {name!r} of the id is {kind}; expected numbers, text, "
-                    "bytes, bools, dates or times. Name another column, or cast it in the source"
-                )
-        return super().schema(source, location)
-
-    @property
-    def read_columns(self) -> pa.Schema:
-        return pa.schema(list(zip(self.columns, self.types)))
-
-    def ids(self, fragment: FragmentRecord, columns: pa.Table) -> pa.ChunkedArray:
-        return joined([columns.column(name) for name in self.columns])
-
-    def text(self, id: Any, fragments: Sequence[FragmentRecord]) -> str:
+    def text(self, id: Any) -> str:
+        """Return the id of a row that a user names: its text, or the values that it is made of."""
         if isinstance(id, str):
             return id
-        expected = f"({', '.join(self.columns)})"
-        if isinstance(id, Mapping):
-            if set(id) != set(self.columns):
-                raise ValueError(f"it has the columns {names(id)}; expected {names(self.columns)}")
-            values = [id[name] for name in self.columns]
-        elif isinstance(id, (tuple, list)) and len(id) == len(self.columns):
-            values = list(id)
-        else:
-            raise ValueError(f"expected the values of {expected} as a tuple or dict, or their text")
+        parts = self.columns or ("file", "row number")
+        if isinstance(id, Mapping) and set(id) == set(parts):
+            id = tuple(id[name] for name in parts)
+        if not isinstance(id, (tuple, list)) or len(id) != len(parts):
+            raise ValueError(
+                f"expected the values of ({', '.join(parts)}) as a tuple or dict, or their text"
+            )
+        if not self.columns:
+            return f"{id[0]}{_MARK}{id[1]}"
         try:
-            return joined_values(values, self.types)
+            return joined_values(id, self.types)
         except (ValueError, TypeError, pa.ArrowException) as error:
             types = ", ".join(f"{name} {kind}" for name, kind in zip(self.columns, self.types))
             raise ValueError(f"expected values of {types}: {error}") from error
 
 
-@dataclass(frozen=True)
-class RowId(IdRule):
-    """An id of file and row number; see `row_id`.
-
-    Attributes:
-        name: The id column.
-    """
-
-    def __str__(self) -> str:
-        return f"{self.name!r}, made of file and row number"
-
-    @property
-    def record(self) -> str:
-        return json.dumps({"row": True})
-
-    def check(self, source: Source, location: str) -> None:
-        """Check that no secret becomes part of the ids."""
-        if (shown := masked(source.place)) != source.place:
-            raise DefinitionError(
-                f"{location}: vd.row_id() would put the secret in the URL {shown!r} into every "
-                "id. Give credentials as storage_options, or name columns as the id"
-            )
-
-    def ids(self, fragment: FragmentRecord, columns: pa.Table) -> pa.ChunkedArray:
-        chunks = []
-        for span in fragment.spans:
-            numbers = pa.array(np.arange(span.start, span.stop)).cast(pa.string())
-            chunks.append(pc.binary_join_element_wise(f"{span.url}{_MARK}", numbers, ""))
-        return pa.chunked_array(chunks, pa.string())
-
-    def places(self, fragment: FragmentRecord) -> Sequence[str]:
-        return [f"{span.url}{_MARK}{span.start}" for span in fragment.spans]
-
-    def find(
-        self, source: SourceReader | None, spans: Sequence[FileSpan], column: pa.Field, id: Any
-    ) -> tuple[FileSpan, int] | None:
-        """Find a row by the number in its id; none in a file that was changed."""
-        url, row = row_of(id) or ("", -1)
-        for span in spans:
-            if span.url == url and span.start <= row < span.stop < WHOLE_FILE:
-                return span, row
-        return None
-
-    def may_hold(self, fragment: FragmentRecord, id: str) -> bool:
-        """Return whether a fragment has the row of an id."""
-        return self.find(None, fragment.spans, pa.field(self.name, pa.string()), id) is not None
-
-    def text(self, id: Any, fragments: Sequence[FragmentRecord]) -> str:
-        text = f"{id[0]}{_MARK}{id[1]}" if isinstance(id, tuple) and len(id) == 2 else id
-        if not isinstance(text, str):
-            raise ValueError(
-                f"expected file and row number, as ('s3://bucket/a.parquet', 17), or their text, "
-                f"as 's3://bucket/a.parquet{_MARK}17'"
-            )
-        is_path = text.startswith("/") and not any(self.may_hold(f, text) for f in fragments)
-        return f"file://{text}" if is_path else text
+def _numbered(fragment: FragmentRecord) -> pa.ChunkedArray:
+    """Return the files and row numbers of a fragment."""
+    chunks = []
+    for span in fragment.spans:
+        numbers = pa.array(np.arange(span.start, span.stop)).cast(pa.string())
+        chunks.append(pc.binary_join_element_wise(f"{span.url}{_MARK}", numbers, ""))
+    return pa.chunked_array(chunks, pa.string())
 
 
-def composite_id(location: str, columns: Any, name: Any = COMPOSITE_ID) -> CompositeId:
+def composite_id(location: str, columns: Any, name: Any = COMPOSITE_ID) -> IdRule:
     r"""Return the rule for an id of several columns.
 
     The rows get a text column that joins the values by ``|``, as ``a|3``. Different values have
@@ -259,22 +182,18 @@ def composite_id(location: str, columns: Any, name: Any = COMPOSITE_ID) -> Compo
         raise DefinitionError(
             f'{location}: the columns of the id are {columns!r}; expected names, as ["doc", "page"]'
         )
-    folded = [column.lower() for column in columns]
-    if twice := [column for column in columns if folded.count(column.lower()) > 1]:
-        raise DefinitionError(
-            f"{location}: {names(twice)} of the id are the same column; name each once"
-        )
     _check_name(location, name)
-    if name.lower() in folded:
+    folded = [column.lower() for column in (*columns, name)]
+    if twice := [column for column in (*columns, name) if folded.count(column.lower()) > 1]:
         raise DefinitionError(
-            f"{location}: the id is named {name!r}, which is one of its columns. Give it another "
-            f"name, as id={{'{name}_text': {list(columns)!r}}}"
+            f"{location}: {names(twice)} of the id {name!r} are the same column. Name each column "
+            f"once, and the id otherwise, as id={{'{name}_text': {list(columns)!r}}}"
         )
-    return CompositeId(name, tuple(columns))
+    return IdRule(name, tuple(columns))
 
 
 @known_keywords("vd.row_id")
-def row_id(name: str = ROW_ID) -> RowId:
+def row_id(name: str = ROW_ID) -> IdRule:
     """Declare that rows are identified by their file and their number in it.
 
     The rows get a text column, as ``s3://bucket/file.parquet#17`` for the 18th row of the file. A
@@ -287,7 +206,7 @@ def row_id(name: str = ROW_ID) -> RowId:
         DefinitionError: If the name is no text, or empty.
     """
     _check_name("vd.row_id", name)
-    return RowId(name)
+    return IdRule(name)
 
 
 IdLike = Union[str, Sequence[str], Mapping[str, Sequence[str]], IdRule]
@@ -315,11 +234,14 @@ def with_ids(table: SourceTable, rule: IdRule | None, location: str) -> SourceTa
     """Return the rows of a partition with the ids that a pipeline gives them."""
     if rule is None:
         return table
-    schema = rule.schema(table.schema, location)
-    rule = rule.of(table.schema)
+    schema, record = rule.schema(table.schema, location), rule.of(table.schema).record
     keyed = []
     for fragment in table.fragments:
-        text = "\n".join((fragment.identity, rule.record, *rule.places(fragment)))
+        # A source may know rows by content alone.
+        places = (
+            [] if rule.columns else [f"{span.url}{_MARK}{span.start}" for span in fragment.spans]
+        )
+        text = "\n".join((fragment.identity, record, *places))
         identity = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         keyed.append(replace(fragment, identity=identity))
     return replace(table, schema=schema, fragments=tuple(keyed))
@@ -328,16 +250,14 @@ def with_ids(table: SourceTable, rule: IdRule | None, location: str) -> SourceTa
 def rule_of(record: str, name: str) -> IdRule:
     """Return the rule of a manifest."""
     found = json.loads(record)
-    if "columns" not in found:
-        return RowId(name)
-    return CompositeId(name, tuple(found["columns"]), tuple(map(parse_kind, found["types"])))
+    types = tuple(map(parse_kind, found.get("types", ())))
+    return IdRule(name, tuple(found.get("columns", ())), types)
 
 
 def row_of(id: Any) -> tuple[str, int] | None:
-    """Return the file and row number of an id of `RowId`; None for another text."""
-    url, mark, number = str(id).rpartition(_MARK)
-    is_number = mark and len(number) <= _DIGITS and number.isascii() and number.isdigit()
-    return (url, int(number)) if is_number and number == str(int(number)) else None
+    """Return the file and row number of an id made of them; None for another text."""
+    match = _ROW.fullmatch(str(id))
+    return (match[1], int(match[2])) if match else None
 
 
 def _check_name(location: str, name: Any) -> None:

@@ -20,86 +20,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 
-from vane_dagster.errors import SourceError, names
+from vane_dagster.errors import SourceError
 from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
 
 _MAX_PROBLEMS = 10
-_SHOWN_FILES = 2
-_MAX_TYPE = 120
 _NUMBERS = (pa.types.is_signed_integer, pa.types.is_unsigned_integer, pa.types.is_floating)
 
 
-@dataclass(frozen=True)
-class FileColumns:
-    """The columns of a file, and how they become the common ones.
+def common_columns(
+    files: Sequence[tuple[str, pa.Schema]], location: str
+) -> tuple[pa.Schema, list[str]]:
+    """Return the common columns of files, and the `extra` of each file's fragments.
 
-    Attributes:
-        own: The file's columns, in the plain encodings of their types.
-        cast: The common columns that have another type in the file, with the common types.
-        absent: The common columns that the file lacks, with the common types.
+    The latter is empty for a file that has the common columns with their types: a file that is
+    added and changes neither leaves the identities of the other files' fragments unchanged.
     """
-
-    own: pa.Schema
-    cast: tuple[pa.Field, ...] = ()
-    absent: tuple[pa.Field, ...] = ()
-
-    @classmethod
-    def of(cls, own: pa.Schema, common: pa.Schema) -> FileColumns:
-        """Return how the columns of a file become others."""
-        kinds = {each.name: each.type for each in own}
-        cast = [each for each in common if kinds.get(each.name, each.type) != each.type]
-        absent = [each for each in common if each.name not in kinds]
-        return cls(own, tuple(cast), tuple(absent))
-
-    @property
-    def extra(self) -> str:
-        """The text for the `extra` argument of `fragment_record`.
-
-        It is empty if the file has the common columns with their types: a file that is added to the
-        partition and changes neither leaves the identities of the other files' fragments unchanged.
-        """
-        texts = [json.dumps([f.name, str(f.type)]) for f in self.cast]
-        texts += [json.dumps([f.name, str(f.type), "absent"]) for f in self.absent]
-        return "".join(f"\n{text}" for text in texts)
-
-    def detail(self, constants: Mapping[str, str | None] = {}) -> str:
-        """The detail of the file's spans, as JSON; empty for a file that is read as it is."""
-        lacking = {each.name: constants.get(each.name) for each in self.absent}
-        record = {"cast": [each.name for each in self.cast], "constants": lacking}
-        record = {name: value for name, value in record.items() if value}
-        return json.dumps(record) if record else ""
-
-
-@dataclass(frozen=True)
-class CommonColumns:
-    """The common columns of some files.
-
-    Attributes:
-        schema: The common columns.
-        files: How each file's columns become these, in the order of the files.
-    """
-
-    schema: pa.Schema
-    files: tuple[FileColumns, ...]
-
-
-def common_columns(files: Sequence[tuple[str, pa.Schema]], location: str) -> CommonColumns:
-    """Return the common columns of files, by the rules of this module."""
-    kinds: dict[bytes, tuple[pa.Schema, list[str]]] = {}
+    kinds: dict[bytes, tuple[pa.Schema, str]] = {}
     keys = []
     for url, found in files:
         key = found.remove_metadata().serialize().to_pybytes()  # hashed faster than a schema
         if key not in kinds:
-            kinds[key] = (plain_schema(found), [])
-        kinds[key][1].append(url)
+            kinds[key] = (plain_schema(found), url)
         keys.append(key)
     schema = _merged(list(kinds.values()), location)
-    columns = {key: FileColumns.of(own, schema) for key, (own, _) in kinds.items()}
-    return CommonColumns(schema, tuple(columns[key] for key in keys))
+    extras = {}
+    for key, (own, _) in kinds.items():
+        differ = [[each.name, str(each.type)] for each in schema if each not in own]
+        extras[key] = "".join(f"\n{json.dumps(each)}" for each in differ)
+    return schema, [extras[key] for key in keys]
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
@@ -159,45 +110,27 @@ def _holds(wide: pa.DataType, kind: pa.DataType) -> bool:
     )
 
 
-def _merged(files: Sequence[tuple[pa.Schema, Sequence[str]]], location: str) -> pa.Schema:
-    """Return the common columns, given distinct schemas with the URLs of the files of each."""
+def _merged(files: Sequence[tuple[pa.Schema, str]], location: str) -> pa.Schema:
+    """Return the common columns, given distinct schemas with a file of each."""
     columns: dict[str, pa.DataType] = {}
     first: dict[str, tuple[pa.Field, str]] = {}
-    problems: dict[tuple[str, str], list[str]] = {}
-    for schema, urls in files:
-        check_distinct(schema.names, f"{location}, {urls[0]!r}")
+    problems: dict[str, str] = {}
+    for schema, url in files:
+        check_distinct(schema.names, f"{location}, {url!r}")
         for column in schema:
-            known, where = first.setdefault(column.name.lower(), (column, urls[0]))
-            if known.name != column.name:
-                other = f"{known.name!r} in {where!r}, and SQL ignores case"
-                problems.setdefault((f"column {column.name!r} is", other), []).extend(urls)
-                continue
+            known, where = first.setdefault(column.name.lower(), (column, url))
             kind = wider_type(columns.get(column.name, column.type), column.type)
-            if kind is None:
-                found = f"column {column.name!r} is {_shown(column.type)}"
-                expected = f"{_shown(known.type)} in {where!r}"
-                problems.setdefault((found, expected), []).extend(urls)
+            if kind is None or known.name != column.name:
+                text = f"{column.name!r} is {column.type!s:.120} in {url!r}, but {known.name!r} is"
+                problems.setdefault(column.name, f"{text} {known.type!s:.120} in {where!r}")
             else:
                 columns[column.name] = kind
     if problems:
-        raise _refused(problems, location)
+        listed = "; column ".join([*problems.values()][:_MAX_PROBLEMS])
+        raise SourceError(
+            f"{location}: column {listed}; {len(problems)} such columns in all. The files of a "
+            "partition need columns of the same or wider types (int32 and int64, float32 and "
+            "float64), whose names differ in more than case; a column may be missing in some. "
+            "Write the files again with one type, or take them out of the source"
+        )
     return pa.schema(columns)
-
-
-def _refused(problems: Mapping[tuple[str, str], Sequence[str]], location: str) -> SourceError:
-    listed = [
-        f"{found} in {names(urls, _SHOWN_FILES)}, but {expected}"
-        for (found, expected), urls in problems.items()
-    ]
-    if len(listed) > _MAX_PROBLEMS:
-        listed = [*listed[:_MAX_PROBLEMS], f"{len(listed) - _MAX_PROBLEMS} more such columns"]
-    return SourceError(
-        f"{location}: {'; '.join(listed)}. The files of a partition need columns of the same or "
-        "wider types (int32 and int64, float32 and float64), and a column may be missing in some. "
-        "Write the files again with one type, or take them out of the source"
-    )
-
-
-def _shown(kind: pa.DataType) -> str:
-    text = str(kind)
-    return text if len(text) <= _MAX_TYPE else f"{text[:_MAX_TYPE]}..."

@@ -21,7 +21,7 @@ from vane_dagster.sources.images import ImagesSource
 from vane_dagster.sources.lance import LanceSource
 from vane_dagster.sources.parquet import PARQUET
 from vane_dagster.sources.raw_files import FilesSource
-from vane_dagster.sources.row_ids import RowId, rule_of
+from vane_dagster.sources.row_ids import rule_of
 from vane_dagster.sources.stored import StoredSource
 from vane_dagster.storage.manifest import (
     FileRecord,
@@ -207,9 +207,11 @@ class ManifestIndex:
         if not part.rows or not part.id_min <= id <= part.id_max:
             return False
         # Ids of file and row number are ordered as texts, so the ranges of parts overlap.
-        is_computed = manifest.id_rule and len(manifest.keys) == 1
-        rule = rule_of(manifest.id_rule, "") if is_computed else None
-        return not isinstance(rule, RowId) or rule.may_hold(manifest.fragments[index], id)
+        rule = rule_of(manifest.id_rule, "") if manifest.id_rule else None
+        if rule is None or rule.columns or len(manifest.keys) != 1:
+            return True
+        column = manifest.schema.field(manifest.keys[0])
+        return rule.find(None, manifest.fragments[index].spans, column, id) is not None
 
     def position_in_source(
         self, manifest: Manifest, index: int, id: Any
@@ -248,7 +250,7 @@ class ManifestIndex:
         in_store = bool(spans) and identity_of(spans[0].url) is not None
         # The store is read whatever the pipeline declares now.
         source = TableReader(self.store.root) if in_store else self._source_of(manifest)
-        if source is None and not isinstance(rule, RowId):
+        if source is None and (rule is None or rule.columns):
             raise StoreError(
                 f"the files are of a source of kind {manifest.source!r}, which the store alone "
                 "cannot read; trace with the stage's object, as vd.trace(stage, id)"
@@ -277,7 +279,7 @@ class ManifestIndex:
         if manifest.id_rule and is_source_id:
             rule = rule_of(manifest.id_rule, column)
             try:
-                return rule.text(id, manifest.fragments)
+                return rule.text(id)
             except ValueError as error:
                 raise TraceError(f"{label!r}: id is {id!r}; {error}") from None
         if isinstance(id, (tuple, list, Mapping)):

@@ -39,7 +39,7 @@ from vane_dagster.worker.protocol import (
     Work,
 )
 from vane_dagster.worker.retry import RowFault
-from vane_dagster.worker.source_rows import checked_ids, scan, scan_projected, scan_unchecked
+from vane_dagster.worker.source_rows import checked_ids, scan, scan_unchecked
 from vane_dagster.worker.unread_rows import split_unread
 
 
@@ -61,7 +61,7 @@ def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
 def project(
     op: Project, rows: Rows, tables: Sequence[pa.Table], work: Work
 ) -> tuple[pa.Table, int, list[RowFault]]:
-    """Compute SQL columns and a filter, pushed into the source if it can compute them."""
+    """Compute SQL columns and a filter."""
     if op.includes:
         made = {name for name, _ in op.columns}
         passed = [(name, quote(name)) for name in work.schema.names if name not in made]
@@ -69,8 +69,6 @@ def project(
     if not isinstance(rows, SourceRows):
         given, unread = split_unread(resolve(rows, tables, work))
         return _projected(op, given, work), given.num_rows, unread
-    if (pushed := scan_projected(op, rows, work)) is not None:
-        return pushed, rows.count, []
     given, unread = split_unread(scan_unchecked(rows, work))
     table = _projected(op, given, work)
     return checked_ids(table, rows, work), given.num_rows, unread

@@ -13,12 +13,12 @@ from vane_dagster.errors import SourceError
 from vane_dagster.sources import ReadContext, SourceReader
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.file import TaskFiles
-from vane_dagster.sources.planned_read import as_planned, check_unchanged, read_planned
+from vane_dagster.sources.planned_read import check_unchanged, read_planned
 from vane_dagster.sources.raw_files import PATH
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.id_checks import repeated_or_null
-from vane_dagster.worker.protocol import Project, SourceRows, Work
+from vane_dagster.worker.protocol import SourceRows, Work
 from vane_dagster.worker.user_code import load
 
 
@@ -49,20 +49,6 @@ def _identified(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:
             "the files out of the source"
         )
     return table
-
-
-def scan_projected(op: Project, rows: SourceRows, work: Work) -> pa.Table | None:
-    """Compute SQL columns and a filter in the source, if it can compute them."""
-    if rows.id_rule is not None:
-        return None
-    source, context = unpack_source(rows.source), ReadContext(work.location, connection)
-    table = as_planned(
-        lambda: source.project(rows.fragment, rows.schema, op.columns, op.where, context),
-        source,
-        rows.files,
-        work.location,
-    )
-    return None if table is None else checked_ids(table, rows, work)
 
 
 def checked_ids(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:

@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import vane_dagster as vd
-from support.delta_tables import commit, log_actions, use_features
-from vane_dagster.sources import FileSpan
+from support.delta_tables import commit, delete_positions, log_actions, use_features
 from vane_dagster.sources.base import FragmentRule, ReadContext
-from vane_dagster.sources.lake_source import LiveRows
 from vane_dagster.sources.planned_read import read_planned
-from vane_dagster.sources.schemas import FileColumns
 from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.sql import conjuncts
 
@@ -60,24 +56,13 @@ def test_a_source_fits_the_partitions():
             source.validate("here", partitions)
 
 
-@pytest.mark.parametrize("deleted", [[], [100], list(range(100, 200)), [101, 150, 199]])
-def test_details_are_read_as_they_were_written(deleted):
-    mask = np.array([i not in deleted for i in range(100, 200)])
-    common = pa.schema([("n", pa.int64()), ("day", pa.string())])
-    columns = FileColumns.of(pa.schema([("n", pa.int32())]), common)
-    detail = LiveRows(100, 40, mask).added_to(columns.detail({"day": "x"}))
-    found = LiveRows.of(FileSpan("f", 40, 90, detail))
-    assert found is not None
-    assert (found.first, found.start, found.mask.tolist()) == (100, 40, mask.tolist())
-    assert json.loads(detail)["constants"] == {"day": "x"}
-    assert json.loads(detail)["cast"] == ["n"]
-    assert LiveRows.of(FileSpan("f", 0, 1)) is None
-
-
-def test_many_deleted_rows_have_a_small_detail():
-    mask = np.ones(131_072, bool)
-    mask[::100] = False
-    assert len(LiveRows(0, 0, mask).added_to("")) < 2_000
+def test_many_deleted_rows_have_a_small_detail(tmp_path):
+    table = tmp_path / "t"
+    write_deltalake(table, pa.table({"id": range(131_072)}))
+    delete_positions(table, log_actions(table, "add")[0]["path"], range(0, 131_072, 100))
+    source = vd.delta(str(table))
+    (fragment,) = source.split(listing(table), FragmentRule(1 << 20), "here").fragments
+    assert len(fragment.detail) < 2_000
 
 
 def write(folder: Path, **more: Any) -> Path:
@@ -144,8 +129,6 @@ def test_bad_columns_and_filters(tmp_path):
     source = vd.delta(str(other_case))
     with pytest.raises(vd.VaneError, match=r"columns 'N' and 'n' are the same name to SQL"):
         source.split(source.list_files([None], "here")[None], FragmentRule(10), "here")
-    clash = write(tmp_path / "more", file_row_number=[1, 2])
-    assert "rename it" in str(listing(clash))
 
 
 @pytest.mark.parametrize("filter", [None, "n > 0"])
@@ -157,24 +140,17 @@ def test_a_data_file_that_is_vacuumed_before_it_is_read(filter, tmp_path):
     for file in (tmp_path / "t").glob("*.parquet"):
         file.unlink()
     reader, context = source.for_workers(), ReadContext("here", shared().cursor)
-    words = r"here: data file .*\.parquet' of Delta table .* is gone; VACUUM"
+    words = r"here: .*\.parquet' cannot be read: .*If the file is gone, VACUUM has deleted"
     with pytest.raises(vd.errors.SourceError, match=words):
         reader.read(found.fragments[0], found.schema, context)
     files = source.list_files([None], "here")[None]
     with pytest.raises(vd.errors.SourceError, match=words):  # as workers do
         read_planned(reader, found.fragments[0], found.schema, files, context)
-    if filter is None:
-        with pytest.raises(vd.errors.SourceError, match=words):
-            reader.project(found.fragments[0], found.schema, [("n", "n + 1")], None, context)
 
 
-def test_the_columns_of_tables_with_placeholders_are_those_of_the_last(tmp_path):
-    source = vd.delta(f"{tmp_path}/{{partition_key}}/t")
-    with pytest.raises(vd.errors.SourceError, match="no Delta table at"):
-        source.schema("here")
-    write(tmp_path / "a")
-    write(tmp_path / "b", n=[1, 2])
-    assert source.schema("here").names == ["id", "n"]
+def test_the_columns_of_a_table_for_each_partition_are_known_in_a_run_alone(tmp_path):
+    with pytest.raises(vd.DefinitionError, match="are known in a run alone"):
+        vd.delta(f"{tmp_path}/{{partition_key}}/t").schema("here")
 
 
 def test_binary_partition_columns_are_refused(tmp_path):

@@ -7,13 +7,9 @@ import pickle
 from types import SimpleNamespace
 
 import dagster as dg
-import numpy as np
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.sources.iceberg_scan import TaskDetail
-from vane_dagster.sources.lake_source import LiveRows
-from vane_dagster.storage.manifest import FileSpan
 
 SECRET = "a-secret-that-nobody-writes-down"
 
@@ -75,17 +71,3 @@ def test_an_extra_that_is_not_installed(monkeypatch):
     )
     with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[iceberg\]"):
         vd.iceberg("prod", "db.events")
-
-
-def test_details_are_read_as_they_were_written():
-    detail = TaskDetail(1, 2, 3, ["00", None])
-    assert TaskDetail.of(FileSpan("f", 0, 1, detail.dumps())) == detail
-    assert LiveRows.of(FileSpan("f", 0, 1, detail.dumps())) is None
-    live = LiveRows(4, 2, np.array([True, False, True]))
-    span = FileSpan("f", 2, 4, live.added_to(detail.dumps()))
-    assert TaskDetail.of(span) == detail
-    found = LiveRows.of(span)
-    assert found is not None
-    assert (found.first, found.start, found.mask.tolist()) == (4, 2, [True, False, True])
-    with pytest.raises(FileNotFoundError):
-        TaskDetail.of(FileSpan("f", 0, 1))

@@ -6,6 +6,7 @@ so that whoever reads it fails, and the bytes that are read of a file are counte
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,7 +37,7 @@ from vane_dagster.types.schema import plain_type
 from vane_dagster.types.sql import bind
 from vane_dagster.worker.operators import project
 from vane_dagster.worker.protocol import Gather, Project, SourceRows, TableRows, Work
-from vane_dagster.worker.source_rows import scan, scan_projected
+from vane_dagster.worker.source_rows import scan
 
 
 def list_files(source: Any, partition: str | None, location: str) -> Any:
@@ -110,7 +111,7 @@ def heavy() -> int:
 
 
 @pytest.mark.parametrize(
-    ("start", "stop", "project"),
+    ("start", "stop", "is_project"),
     [
         (0, ROWS, False),  # by row groups
         (ROWS // 2, ROWS, False),
@@ -119,14 +120,14 @@ def heavy() -> int:
         (100, 5_000, True),
     ],
 )
-def test_few_bytes_are_read_of_a_file_elsewhere(start, stop, project, heavy):
+def test_few_bytes_are_read_of_a_file_elsewhere(start, stop, is_project, heavy):
     schema = pa.schema([("id", pa.int64()), ("n", pa.int64())])
     url = "metered://src/a.parquet"
     rows = source_rows(url, start, stop, schema, listed_file(url, vd.parquet(url)), "id")
-    op = Project((("id", "id"), ("n", "n * 2")), "n >= 0") if project else Gather()
+    op = Project((("id", "id"), ("n", "n * 2")), "n >= 0") if is_project else Gather()
     work = Work("here", op, (rows,), schema, "id", None, True)
     Metered.read.clear()
-    table = scan_projected(op, rows, work) if isinstance(op, Project) else scan(rows, work)
+    table = project(op, rows, [], work)[0] if is_project else scan(rows, work)
     assert table["id"].to_pylist() == list(range(start, stop))
     assert 0 < sum(Metered.read) < heavy / 5
 
@@ -248,6 +249,31 @@ def test_expressions_that_name_no_column(columns, where, expected, tmp_path):
     assert in_file_and_in_memory(tmp_path, table, columns, where) == [expected] * 2
 
 
+NAN_FILTERS = {
+    "isnan(x)": [3],
+    "NOT isnan(x)": [1, 2],
+    "x < 0.5": [1, 2],
+    "x > 0.5": [3],
+    "x = 'nan'::DOUBLE": [3],
+    "isnan(s.x)": [3],
+    "s.x < 0.5": [1, 2],
+    "isnan(l[1])": [3],
+}
+
+
+@pytest.mark.parametrize("where", NAN_FILTERS)
+def test_filters_see_nan(where, tmp_path):
+    """Statistics of Parquet leave it out."""
+    values = [0.1, 0.2, math.nan, None]
+    table = pa.table({
+        "id": [1, 2, 3, 4], "x": values, "s": [{"x": value} for value in values],
+        "l": [[value] for value in values],
+    })  # fmt: skip
+    expected = {"id": NAN_FILTERS[where], "nan": [row == 3 for row in NAN_FILTERS[where]]}
+    found = in_file_and_in_memory(tmp_path, table, {"id": "id", "nan": "isnan(x)"}, where)
+    assert found == [expected] * 2
+
+
 @pytest.mark.parametrize(
     ("columns", "where", "label"),
     [
@@ -273,7 +299,7 @@ def test_a_file_that_is_damaged_is_not_taken_for_an_expression_that_fails(source
     rows = source_rows(file.url, 0, ROWS, schema, file, "id")
     op = Project((("id", "id"), ("x", "upper(lost)")), None)
     with pytest.raises(vd.errors.SourceError, match=r"cannot be read.*Write it again"):
-        scan_projected(op, rows, work(op, rows, schema))
+        project(op, rows, [], work(op, rows, schema))
 
 
 def test_what_sql_has_no_type_for_is_not_computed_with(tmp_path):
@@ -318,12 +344,21 @@ def test_files_whose_types_sql_sees_alike_are_read_together(tmp_path):
     assert found == [1000, 1]
 
 
+@pytest.mark.parametrize("name", ["file_row_number", "FILE_ROW_NUMBER"])
+def test_a_column_that_has_the_name_of_duckdbs_row_number(name, tmp_path):
+    table = pa.table({"id": [1, 2, 3], name: [7, 8, 9]})
+    file = str(write_source(tmp_path, table))
+    rows = source_rows(file, 1, 3, table.schema, listed_file(file, vd.parquet(file)), "id")
+    assert scan(rows, work(Gather(), rows, table.schema)).equals(table.slice(1))
+
+
 def test_names_of_folders_are_no_columns(tmp_path):
     file = str(write_source(tmp_path / "day=7" / "n=x", {"id": [1, 2], "day": [5, 6]}))
     schema = pa.schema([("id", pa.int64()), ("day", pa.int64())])
     rows = source_rows(file, 0, 1, schema, listed_file(file, vd.parquet(file)), "id")
     op = Project((("id", "id"), ("twice", "day * 2")), None)
-    assert scan_projected(op, rows, work(op, rows, schema)).to_pylist() == [{"id": 1, "twice": 10}]
+    found = project(op, rows, [], work(op, rows, schema))[0]
+    assert found.to_pylist() == [{"id": 1, "twice": 10}]
     assert scan(rows, work(Gather(), rows, schema))["day"].to_pylist() == [5]
 
 
@@ -337,8 +372,7 @@ def test_one_protocol_at_two_places_is_read_at_the_right_one(tmp_path):
         source = vd.parquet("dir://a.parquet", storage_options=options)
         file = listed_file(source.url, source)
         rows = source_rows(source.url, 0, 1, schema, file, "id", options)
-        project = Project((("id", "id"),), None)
-        found += scan_projected(project, rows, work(project, rows, schema))["id"].to_pylist()
+        found += scan(rows, work(Gather(), rows, schema))["id"].to_pylist()
 
     assert found == [ord("a"), ord("b"), ord("a")]
 
@@ -354,7 +388,7 @@ def test_a_file_that_was_replaced_since_it_was_planned_is_refused(tmp_path):
     with pytest.raises(vd.errors.SourceError, match="was replaced while the run read it"):
         scan(rows, work(Gather(), rows, schema))
     with pytest.raises(vd.errors.SourceError, match="was replaced while the run read it"):
-        scan_projected(op, rows, work(op, rows, schema))
+        project(op, rows, [], work(op, rows, schema))
 
 
 def work(op: Any, rows: SourceRows, schema: pa.Schema) -> Work:
