@@ -17,6 +17,7 @@ import pytest
 pytest.register_assert_rewrite("support")
 
 import vane_dagster as vd  # noqa: E402
+from support.data import SECRET  # noqa: E402
 from support.instances import cheap_instances  # noqa: E402
 from support.paths import TESTS  # noqa: E402
 from support.results import Run, materializing  # noqa: E402
@@ -131,13 +132,13 @@ def s3(s3_endpoint: str) -> dict[str, Any]:
     """Storage options of an S3 server whose bucket "lake" is empty."""
     import boto3
 
-    secrets = {"aws_access_key_id": "dummy", "aws_secret_access_key": "dummy"}
+    secrets = {"aws_access_key_id": "someone", "aws_secret_access_key": SECRET}
     connected = boto3.resource("s3", endpoint_url=s3_endpoint, region_name="us-east-1", **secrets)
     lake = connected.create_bucket(Bucket="lake")
     lake.objects.all().delete()
     return {
-        "key": "dummy",
-        "secret": "dummy",
+        "key": "someone",
+        "secret": SECRET,
         "endpoint_url": s3_endpoint,
         "client_kwargs": {"region_name": "us-east-1"},
     }

@@ -10,6 +10,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+SECRET = "a-secret-that-nobody-writes-down"
+"""The secret key of the tests' S3 server."""
+
 
 def write_source(
     folder: Path, table: pa.Table | Mapping[str, Any], name: str = "a.parquet", **kw: Any

@@ -129,7 +129,9 @@ def test_nothing_of_a_killed_run_is_left_behind(published, killed_in, monkeypatc
     assert published.ids == [4]
 
 
-@pytest.mark.parametrize("step", ["_replace", "commit", "retire", "clear", "forget_announced"])
+@pytest.mark.parametrize(
+    "step", ["_place", "_replace", "commit", "retire", "clear", "forget_announced"]
+)
 def test_a_publication_is_made_once_however_often_it_is_cut_off(published, step, monkeypatch):
     published.publish("p", {"a": [1], "b": [2]})
     before = [*published.versions()]
@@ -141,7 +143,9 @@ def test_a_publication_is_made_once_however_often_it_is_cut_off(published, step,
             made = published.manifest("p", {"b": [2], "c": [3]}, "2")
             assert not isinstance(published.commit("p", made), ManifestName)
     if before:
-        assert published.ids == ([1, 2] if step == "_replace" else [2, 3]), "nothing between"
+        assert published.ids == ([1, 2] if step in ("_place", "_replace") else [2, 3]), (
+            "nothing between"
+        )
     published.publish("p", {"b": [2], "c": [3]}, "2")
     assert published.ids == [2, 3]
     assert len(published.versions()) == len(before) + bool(before)

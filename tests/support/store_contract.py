@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Sequence
@@ -332,24 +331,6 @@ def test_publishing_replaces_a_partition_and_nothing_else(store):
     assert all(ManifestName.parse(name) for name in manifests), "nothing stays announced"
 
 
-@pytest.mark.parametrize("killed_in", ["promote", "commit", "retire"])
-def test_what_a_killed_run_published_goes_with_the_next(store, killed_in, monkeypatch):
-    """This also holds if the next run has other rows, so that it would not find them again."""
-    target = store.root.child("out", "p")
-    publish(store, target, {"a": [1], "b": [2]}, "1")
-    with monkeypatch.context() as patch:
-        if killed_in == "promote":
-            patch.setattr(target.__class__, "names", interrupted_after(3, Location.names))
-        elif killed_in == "commit":
-            patch.setattr(store, "commit", interrupted_after(0, None))
-        else:
-            patch.setattr(store, "published_before", interrupted_after(0, None))
-        assert isinstance(publish(store, target, {"c": [3]}, "2"), vd.errors.StoreError)
-    assert 3 in published(target)
-    publish(store, target, {"d": [4]}, "3")
-    assert published(target) == [4]
-
-
 def interrupted_after(calls: int, original: Any) -> Any:
     left = [calls]
 
@@ -360,18 +341,6 @@ def interrupted_after(calls: int, original: Any) -> Any:
         return original(*args)
 
     return wrapped
-
-
-def test_what_was_published_is_published_again_without_staging(store):
-    target = store.root.child("out", "p")
-    publish(store, target, {"a": [1]}, "1")
-    again = manifest(
-        [dataclasses.replace(info) for info in store.read(
-            "docs", "s", "p", store.latest("docs", "s", ["p"])["p"]).parts],
-        plan="2",
-    )  # fmt: skip
-    assert isinstance(commit(store, again, publish=publisher(target)), ManifestName)
-    assert published(target) == [1]
 
 
 @pytest.mark.parametrize("merged", [None, 1 << 20])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -80,20 +79,6 @@ def test_processes_whose_code_differs_have_models_of_their_own(tmp_path, ray_com
         made = rows(tmp_path, "out", key)
         assert made["out"].to_pylist() == [factor * n for n in range(100)]
         assert set(made["pid"].to_pylist()) == {pid}
-
-
-def test_stages_of_one_model_share_a_pool(tmp_path, local, materialize):
-    pipeline = docs(tmp_path)
-    add(pipeline, "one", tmp_path)
-    add(pipeline, "two", tmp_path, batch_size=7, columns=["id"])
-    add(pipeline, "other", tmp_path, factor=3)
-
-    materialize(pipeline, local)
-
-    assert len(noted(tmp_path / "loads")) == 2
-    pids = [set(rows(tmp_path, stage)["pid"].to_pylist()) for stage in ("one", "two", "other")]
-    assert pids[0] == pids[1]
-    assert pids[0] != pids[2]
 
 
 def test_an_idle_pool_ends_after_its_time(tmp_path, cluster, ray_compute, materialize):
@@ -201,30 +186,6 @@ def test_a_failing_constructor_fails_the_stage_and_leaves_nothing(
     weights.touch()
     materialize(pipeline(), compute_clean)
     assert rows(tmp_path, "bad")["out"].to_pylist() == [2 * n for n in range(60)]
-
-
-def exits(batch):
-    """As a script would."""
-    sys.exit("no more rows")
-
-
-def test_a_function_that_exits_fails_its_stage_not_its_worker(tmp_path, compute_clean, materialize):
-    pipeline = docs(tmp_path)
-    pipeline.map_batches("out", exits, schema=SCHEMA, concurrency=1)
-    message = failure(materialize(pipeline, compute_clean, raises=False))
-    assert "SystemExit: no more rows" in message
-    assert 'sys.exit("no more rows")' in message
-
-
-def test_more_than_the_cluster_has_is_refused_before_anything_is_loaded(
-    tmp_path, local, materialize
-):
-    pipeline = docs(tmp_path)
-    one = add(pipeline, "one", tmp_path, **ONE)
-    add(one, "two", tmp_path, Chained, plus=1, resources={"accelerator": 2})
-    message = failure(materialize(pipeline, local, raises=False))
-    assert "Chained: 1 worker of 2 accelerator was asked for; this machine has 1" in message
-    assert noted(tmp_path / "loads") == []
 
 
 def test_a_run_that_waits_for_a_lease_can_be_cancelled(ray_compute):

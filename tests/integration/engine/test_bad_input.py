@@ -34,13 +34,6 @@ class Faulty(Model):
         return {"id": batch["id"]}
 
 
-class Unavailable(Model):
-    """Imports what no worker has."""
-
-    def __init__(self, trace: str) -> None:
-        import a_package_that_nobody_has  # noqa: F401  # its absence is what is tested
-
-
 GOOD = {"id": [1, 2, 3], "n": [10, 20, 30], "text": ["a", "b", "c"]}
 
 
@@ -182,13 +175,6 @@ def test_a_folder_whose_name_is_a_pattern(pattern, tmp_path, refused):
 
 
 @pytest.mark.usefixtures("committed")
-def test_a_file_that_is_cut_short(tmp_path, refused):
-    whole = write_source(tmp_path / "src", {**GOOD, "id": [4, 5, 6]}, "b.parquet").read_bytes()
-    (tmp_path / "src/b.parquet").write_bytes(whole[: len(whole) // 2])
-    refused(make(tmp_path), "b.parquet'", "cannot be read as Parquet")
-
-
-@pytest.mark.usefixtures("committed")
 def test_a_file_with_broken_pages(tmp_path, refused):
     """Its footer is whole, so that it is found only when it is read."""
     table = pa.table({"id": range(4, 1004), "n": range(1000), "text": ["x" * 20] * 1000})
@@ -201,13 +187,6 @@ def test_a_file_with_broken_pages(tmp_path, refused):
         constructed=None,
     )  # fmt: skip
     assert "b.parquet" in result
-
-
-@pytest.mark.usefixtures("committed")
-def test_files_of_different_schemas(tmp_path, refused):
-    write_source(tmp_path / "src", {"id": [4], "text": ["d"], "n": ["10"]}, "b.parquet")
-    words = ("column 'n' is string in", "but int64 in", "b.parquet'", "a.parquet'")
-    refused(make(tmp_path), *words, "columns of the same or wider types")
 
 
 @pytest.mark.parametrize(
@@ -274,14 +253,6 @@ def test_a_column_that_does_not_come_back(tmp_path, refused):
         "returned: 'id'", constructed=True, select=["scaled"],
     )  # fmt: skip
     assert {path for path in manifests(tmp_path) if "/scaled/" in path} == before
-
-
-def test_names_that_meet_in_a_join(tmp_path, refused):
-    write_source(tmp_path / "src", GOOD)
-    docs = make(tmp_path)
-    docs.join("both", docs["clean"], docs.project("other", ["n"]))
-    both = "'docs/both': column 'n' comes from both 'clean' and 'other'"
-    refused(docs, both, "name the columns to take")
 
 
 # Ids
@@ -357,58 +328,7 @@ def test_an_id_in_two_fragments_of_a_file(tmp_path, refused):
     refused(docs, "ids 2 of 'id' are in more than one fragment")
 
 
-def test_an_id_may_be_in_two_partitions(tmp_path, local, materialize):
-    for key in "ab":
-        write_source(tmp_path / "src" / key, GOOD)
-        materialize(make(tmp_path, partitions=["a", "b"]), local, partition=key)
-    assert read_stage(tmp_path / "store", "docs", "scaled", "b")["id"].to_pylist() == [1, 2, 3]
-
-
 # Code and cluster
-
-
-@pytest.mark.usefixtures("committed")
-def test_code_that_a_worker_cannot_import(tmp_path, refused):
-    refused(
-        make(tmp_path, model=Unavailable),
-        "Unavailable could not be constructed in a worker: ModuleNotFoundError",
-        "Install 'a_package_that_nobody_has' where the workers run",
-        unchanged=["clean"],
-    )
-
-
-TOO_MUCH: dict[str, dict[str, Any]] = {
-    "1 worker of 1 GPU was asked for; this machine has 0 GPU": {"gpus": 1},
-    "3 workers of 1 CPU each were asked for; this machine has 2 CPU for": {
-        "num_cpus": 1, "concurrency": 3,
-    },
-    "1 worker of 64 CPU was asked for; this machine has 2 CPU for": {"num_cpus": 64},
-    " memory for subprocesses": {"memory": 1 << 60},
-    "1 worker of 1 tape was asked for; this machine has 0 tape": {"resources": {"tape": 1}},
-    "accelerator_type:H100 was asked for; this machine has 0 acc": {
-        "accelerator_type": "H100",
-    },
-}  # fmt: skip
-
-
-@pytest.mark.usefixtures("committed")
-def test_more_than_the_cluster_has(tmp_path, refused):
-    write_source(tmp_path / "src", {"id": [4], "n": [4], "text": ["d"]}, "b.parquet")
-    docs = make(tmp_path)
-    for number, asked in enumerate(TOO_MUCH.values()):
-        trace = {"trace": str(tmp_path / "constructed")}
-        docs["clean"].map_batches(
-            f"too_much_{number}", Model, schema={"scaled": "BIGINT"}, fn_constructor_kwargs=trace,
-            **grouped(asked),
-        )  # fmt: skip
-    text = refused(docs, *TOO_MUCH, "concurrency=(1, 3)")
-    for number in range(len(TOO_MUCH)):
-        assert f"stage 'docs/too_much_{number}': Model: " in text
-
-
-def test_an_unselected_upstream_that_was_never_made(tmp_path, refused):
-    write_source(tmp_path / "src", GOOD)
-    refused(make(tmp_path), "'scaled' reads 'clean'", "Select it too", select=["scaled"])
 
 
 # Ranges
@@ -453,15 +373,3 @@ def test_bad_partitions_leave_the_others(tmp_path, local, instance):
     write_source(tmp_path / "src/corrupt", GOOD)
     fixed = dg.materialize([docs.build_assets()], resources=resources, partition_key="corrupt")
     assert metadata(fixed, "scaled")["dagster/partition_row_count"] == 3
-
-
-def test_a_source_file_that_vanishes(tmp_path, local, materialize):
-    """Between two runs: what it gave is no longer part of the partition, and nothing fails."""
-    write_source(tmp_path / "src", GOOD)
-    extra = write_source(tmp_path / "src", {"id": [4], "n": [4], "text": ["d"]}, "b.parquet")
-    materialize(make(tmp_path), local)
-    (tmp_path / "constructed").unlink()  # an argument that names a file counts with its content
-    extra.unlink()
-    result = materialize(make(tmp_path), local)
-    assert metadata(result, "scaled")["fragments_computed"] == 0
-    assert read_stage(tmp_path / "store", "docs", "scaled")["id"].to_pylist() == [1, 2, 3]

@@ -8,7 +8,7 @@ import pytest
 
 import vane_dagster as vd
 from support.damage import parts
-from support.data import read_stage, write_source
+from support.data import write_source
 from support.results import failure, metadata
 
 
@@ -62,19 +62,6 @@ def test_parts_of_a_run_that_was_killed_keep_who_made_them(tmp_path, local, mate
     assert metadata(second, "double")["fragments_reused"] == 3
 
 
-def test_the_same_rows_have_the_same_name_whoever_wrote_them(tmp_path, local, materialize):
-    docs = pipeline(tmp_path)
-    materialize(docs, local)
-    before = {path.name for path in parts(tmp_path, "double")}
-    for path in parts(tmp_path, "double"):
-        path.unlink()
-    opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
-    folder = opened.manifests("docs", "double", None)
-    folder.delete(list(folder.names()))
-    materialize(docs, local)
-    assert {path.name for path in parts(tmp_path, "double")} == before
-
-
 def test_rows_that_vanish_from_a_part_above_are_missed(tmp_path, local, materialize):
     docs = pipeline(tmp_path)
     materialize(docs, local, select=["clean"])
@@ -106,28 +93,6 @@ def test_a_part_that_lost_rows_is_not_committed_by_a_later_run(tmp_path, local, 
     message = failure(materialize(docs, local, raises=False))
     assert "'docs/double'" in message
     assert opened.in_force("docs", "double", None) is None
-
-
-@pytest.mark.parametrize("kind", [pa.int64(), pa.string(), pa.large_string()])
-def test_joins_of_all_kinds_of_ids(kind, tmp_path, local, materialize):
-    ids = pa.array([str(i) for i in range(30)]).cast(kind)
-    write_source(
-        tmp_path / "source", {"id": ids, "x": range(30), "url": [f"u{i}" for i in range(30)]}
-    )
-    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id="id")
-    odd = docs.project("odd", {"x": "x", "k": "x % 3"}, where="x % 2 = 1")
-    even = docs.project("some", {"x": "x + 1"}, where="x < 20")
-    docs.join(
-        "both", odd, even, columns={"some": {"next": "x"}, "odd": ["x"]}, source_columns=["url"]
-    )
-    docs.join("alone", odd, source_columns=["url"], how="left")
-    materialize(docs, local)
-    table = read_stage(tmp_path / "store", "docs", "both")
-    assert table.schema.names == ["id", "x", "next", "url"]
-    assert table["x"].to_pylist() == [i for i in range(20) if i % 2]
-    assert table["next"].to_pylist() == [i + 1 for i in range(20) if i % 2]
-    assert table["url"].to_pylist() == [f"u{i}" for i in range(20) if i % 2]
-    assert read_stage(tmp_path / "store", "docs", "alone").schema.names == ["id", "x", "k", "url"]
 
 
 def test_columns_that_clash_or_are_not_there(tmp_path, local, materialize):

@@ -8,25 +8,12 @@ import pytest
 import vane_dagster as vd
 from support.arguments import grouped
 from support.data import read_stage
-from support.results import failure, metadata
+from support.results import metadata
 from support.sentences import ASIDE, TEXTS, pipeline, rows, split, words
 
 
 def split_unnumbered(batch: pa.Table) -> pa.Table:
     return split(batch).drop_columns(["word_id"])
-
-
-def split_twice(batch: pa.Table) -> pa.Table:
-    """Every row has the same ids below it, whatever it is."""
-    return pa.table({"word_id": ["x"] * len(batch), "id": batch["id"], "word": batch["text"]})
-
-
-def split_orphans(batch: pa.Table) -> pa.Table:
-    return pa.table({"word_id": ["x"], "id": [999], "word": ["?"]})
-
-
-def no_parent(batch: pa.Table) -> pa.Table:
-    return pa.table({"word_id": batch["text"], "word": batch["text"]})
 
 
 def letters(batch: pa.Table) -> pa.Table:
@@ -206,28 +193,3 @@ def test_one_row_a_child_with_the_parents_columns(tmp_path, local, materialize):
     assert rows(table, "word_id", "id", "text", "word") == [
         (a, b, None if b == 4 else TEXTS[b], c) for a, b, c in expected()
     ]
-
-
-@pytest.mark.parametrize(
-    ("fn", "message"),
-    [
-        (split_orphans, "returned 1 ids that it was not given: 999"),
-        (split_twice, "ids more than once: 'x'"),
-        (no_parent, "without 'id', the id of the row that each was made from"),
-    ],
-)
-def test_wrong_children_are_refused(fn, message, tmp_path, local, materialize):
-    docs = pipeline(tmp_path)
-    words(docs.project("clean", {"text": "text", "word": "text"}), fn=fn)
-    assert message in failure(materialize(docs, local, raises=False))
-
-
-def test_an_id_in_two_fragments_is_found_when_the_partition_is_complete(
-    tmp_path, local, materialize
-):
-    docs = pipeline(tmp_path)
-    words(docs, fn=split_twice, batch_size=1)
-    docs_of_one = vd.Pipeline("ones", source=docs.source, id="id", fragment_rows=1)
-    words(docs_of_one, fn=split_twice)
-    message = failure(materialize(docs_of_one, local, raises=False))
-    assert "ids 'x' of 'word_id' are in more than one fragment" in message

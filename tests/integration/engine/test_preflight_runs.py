@@ -5,22 +5,19 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import dagster as dg
 import pyarrow as pa
-import pytest
 import ray
-from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
 from support.arguments import grouped
 from support.data import write_source
 from support.results import failure
 from vane_dagster.compute.local_head import LocalHead
+from vane_dagster.storage.filesystem import Location
 from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.code_digest import versions
 from vane_dagster.worker.pools import PoolRequest
@@ -121,34 +118,18 @@ def test_a_store_that_cannot_be_written_fails_the_plan(tmp_path, local):
     assert f"'{NOBODY_WRITES}/docs' cannot be written" in text
 
 
-@pytest.fixture
-def s3() -> Iterator[dict[str, Any]]:
-    """A real S3 endpoint with one bucket, "there"."""
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    options = {"key": "k", "secret": "s", "endpoint_url": f"http://{host}:{port}"}
-    client = boto3.client(
-        "s3", endpoint_url=options["endpoint_url"], region_name="us-east-1",
-        aws_access_key_id="k", aws_secret_access_key="s",
-    )  # fmt: skip
-    client.create_bucket(Bucket="there")
-    yield {"options": options, "client": client}
-    server.stop()
-
-
 def test_a_bucket_that_is_missing(tmp_path, local, materialize, s3):
     """A listing of it finds nothing, as of an empty one: only writing tells."""
     write_source(tmp_path / "src", ROWS)
     docs = make(tmp_path, on_gpus={"gpus": 8})
-    docs["clean"].write("lost", "s3://missing/docs", storage_options=s3["options"])
-    docs["clean"].write("kept", "s3://there/docs", storage_options=s3["options"])
+    docs["clean"].write("lost", "s3://missing/docs", storage_options=s3)
+    docs["clean"].write("kept", "s3://lake/docs", storage_options=s3)
     text = failure(materialize(docs, local, raises=False))
     assert "2 problems prevent this run" in text
     assert text.count("target of stage 'docs/lost': 's3://missing/docs/_vane_staging'") == 1
     assert "NoSuchBucket" in text or "bucket does not exist" in text
     assert "docs/kept" not in text
-    assert "Contents" not in s3["client"].list_objects_v2(Bucket="there"), "the probe is deleted"
+    assert Location("s3://lake", s3).entries() == {}, "the probe is deleted"
 
 
 # Models that cannot start

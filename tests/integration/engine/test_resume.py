@@ -105,27 +105,6 @@ def test_a_dataset_is_what_the_manifest_names_and_nothing_else(tmp_path, local, 
     assert store.dataset("docs/published").to_table()["n"].to_pylist() == [0, 3, 6, 9, 12]
 
 
-def test_a_publication_that_was_cut_off_is_ended_by_the_next_run(
-    tmp_path, local, materialize, monkeypatch
-):
-    """Its manifest was in force already, and the former files were still there."""
-    from vane_dagster.storage.publish.parquet import FolderPublisher
-
-    def cut_off(*args: object) -> None:
-        raise OSError("the store went away")
-
-    write_source(tmp_path / "src", {"id": range(10)})
-    materialize(_publishing(tmp_path, "id < 5"), local)
-    with monkeypatch.context() as patch:
-        patch.setattr(FolderPublisher, "retire", cut_off)
-        assert not materialize(_publishing(tmp_path, "id < 8"), local, raises=False).success
-    assert _published(tmp_path) != list(range(8))
-
-    materialize(_publishing(tmp_path, "id < 8"), local)
-
-    assert _published(tmp_path) == list(range(8))
-
-
 def _publishing(tmp_path: Path, where: str) -> vd.Pipeline:
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
     pipeline.project("clean", ["id"], where=where).write("published", str(tmp_path / "out"))

@@ -114,15 +114,6 @@ def test_the_first_run_infers_pins_and_shows_the_schema(tmp_path, compute, mater
     assert files(tmp_path) == before
 
 
-def test_pasting_the_code_computes_nothing(tmp_path, local, materialize):
-    materialize(docs(tmp_path), local, select=["clean", "labels"])
-    made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
-    clean = made.project("clean", {"text": "text", "n": "n"})
-    schema = {"label": "VARCHAR", "score": "DOUBLE"}
-    clean.map("labels", label, schema=schema, include_columns=["n"])
-    assert computed(materialize(made, local), "clean", "labels") == [0, 0]
-
-
 def test_an_edit_infers_again_and_so_do_the_stages_downstream(tmp_path, local, materialize):
     materialize(docs(tmp_path), local)
     result = materialize(docs(tmp_path, label_counted), local)
@@ -164,12 +155,6 @@ def test_a_stage_has_one_pin_whether_it_runs_alone_or_not(tmp_path, local, mater
         resources={"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))},
     )
     assert [evaluation.passed for evaluation in checked.get_asset_check_evaluations()] == [True]
-
-
-def test_a_filter_may_drop_the_first_rows(tmp_path, local, materialize):
-    result = materialize(docs(tmp_path, where="n >= 50"), local)
-    assert json.loads(pins(tmp_path, "labels")[0].read_text())["rows"] == 10
-    assert metadata(result, "labels")["dagster/row_count"] == 10
 
 
 def small_files(tmp_path: Path, count: int = 40) -> vd.Pipeline:
@@ -247,49 +232,6 @@ def test_another_type_than_the_pinned_one_is_refused(tmp_path, local, materializ
         assert words in message
 
 
-@pytest.mark.parametrize("method", ["map", "map_batches"])
-def test_a_column_that_comes_after_the_first_rows_is_refused(tmp_path, local, materialize, method):
-    def by_row(n: int) -> Any:
-        return {"label": n} if n < 16 else {"label": n, "score": n / 2}
-
-    def by_batch(batch: dict[str, Any]) -> dict[str, Any]:
-        found = {"label": batch["n"]}
-        return found if batch["n"].max() < 16 else {**found, "score": batch["n"] / 2}
-
-    def made(schema: Any) -> vd.Pipeline:
-        pipeline = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
-        if method == "map":
-            pipeline.map("labels", by_row, schema=schema)
-        else:
-            pipeline.map_batches("labels", by_batch, schema=schema, batch_format="numpy")
-        return pipeline
-
-    message = failure(materialize(made("infer"), local, raises=False))
-    for words in (
-        "stage 'docs/labels'",
-        "returned column 'score', which the pinned schema lacks",
-        "with None where there is no value, or declare the schema",
-    ):
-        assert words in message
-    materialize(made({"label": "BIGINT"}), local)
-    labels = read_stage(tmp_path / "store", "docs", "labels")
-    assert labels.schema.names == ["id", "label"]
-
-
-def test_rows_that_fail_do_not_keep_a_schema_from_being_inferred(tmp_path, local, materialize):
-    def fails(text: str) -> Any:
-        if text == "t3":
-            raise ValueError("three")
-        return {"label": text}
-
-    made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
-    made.map("labels", fails, schema="infer", on_error=vd.Failures("null", max_error_rate=0.1))
-    materialize(made, local)
-    table = read_stage(tmp_path / "store", "docs", "labels")
-    assert table.schema.names == ["id", "label", "error"]
-    assert table["label"].null_count == 1
-
-
 def test_if_all_rows_fail_the_error_is_shown(tmp_path, local, materialize):
     def fails(text: str) -> Any:
         raise ValueError("no luck")
@@ -299,27 +241,6 @@ def test_if_all_rows_fail_the_error_is_shown(tmp_path, local, materialize):
     message = failure(materialize(made, local, raises=False))
     assert "none of the first" in message
     assert "no luck" in message
-
-
-def test_a_column_of_nulls_is_named(tmp_path, local, materialize):
-    def empty(text: str) -> Any:
-        return {"label": text, "tags": [], "meta": {}, "note": None}
-
-    message = failure(materialize(docs(tmp_path, empty), local, raises=False))
-    assert "stage 'docs/labels': the type of 'tags', 'meta', 'note' cannot be inferred" in message
-    assert 'schema={"label": "VARCHAR", "tags": ..., "meta": ..., "note": ...}' in message
-
-
-@pytest.mark.parametrize("kind", ["map", "flat_map"])
-def test_results_of_none_alone_are_named(tmp_path, local, materialize, kind):
-    def nothing(text: str) -> Any:
-        return None
-
-    made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
-    options = {"id": "letter_id"} if kind == "flat_map" else {}
-    getattr(made, kind)("labels", nothing, schema="infer", **options)
-    message = failure(materialize(made, local, raises=False))
-    assert "nothing returned no column of its own for the first 16 rows" in message
 
 
 def test_empty_partitions_may_come_first(tmp_path, local, materialize):
@@ -340,22 +261,6 @@ def test_empty_partitions_may_come_first(tmp_path, local, materialize):
     materialize(made, local, tags=tags)
     assert read_stage(tmp_path / "store", "docs", "labels", "p5").num_rows == 20
     assert read_stage(tmp_path / "store", "docs", "labels", "p0").schema.names == ["id", "labels"]
-
-
-def test_rows_of_an_inferred_stage_are_computed_again(tmp_path, local, materialize):
-    made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
-    made.map(
-        "labels", label, schema="infer", asset=vd.Asset(checks=[vd.checks.Reproducible(rows=5)])
-    )
-    materialize(made, local)
-    result = dg.materialize(
-        [made.build_assets()],
-        selection=dg.AssetSelection.checks(dg.AssetCheckKey(made["labels"].key, "reproducible")),
-        resources={"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))},
-    )
-    (evaluation,) = result.get_asset_check_evaluations()
-    assert evaluation.passed
-    assert evaluation.metadata["rows"].value == 5
 
 
 # Previews
@@ -388,13 +293,6 @@ def test_a_preview_leaves_an_empty_store_empty(tmp_path):
     store = vd.FragmentStore(root=str(tmp_path / "store"))
     assert docs(tmp_path)["letters"].preview(4, store=store).num_rows == 4
     assert files(tmp_path) == []  # nor has it decided how files are cut into fragments
-
-
-def test_a_preview_of_a_stage_that_is_up_to_date(tmp_path, local, materialize):
-    made = docs(tmp_path)
-    materialize(made, local, select=["clean", "labels"])
-    store = vd.FragmentStore(root=str(tmp_path / "store"))
-    assert made["labels"].preview(2, store=store)["label"].to_pylist() == ["T0", "T1"]
 
 
 def test_a_preview_of_a_join_matches_rows_beyond_the_first_ones(tmp_path, local, materialize):

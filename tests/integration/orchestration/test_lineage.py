@@ -86,6 +86,12 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path, local, materi
     assert lineage(events["flat"])["text"] == {"docs/clean:text"}
     assert lineage(events["flat"])["vector"] == {"docs/scored:vector"}
 
+    columns = events["clean"].metadata["dagster/column_schema"].value.columns
+    assert {c.name: c.description for c in columns} == {
+        "id": "from docs/source: id",
+        "text": "from docs/source: text",
+        "long": "from docs/source: n, text",
+    }
     columns = events["scored"].metadata["dagster/column_schema"].value.columns
     assert [(c.name, c.type) for c in columns] == [
         ("chunk_id", "VARCHAR"),

@@ -13,7 +13,6 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
 from pydantic import SecretStr
 
 import vane_dagster as vd
@@ -132,19 +131,10 @@ def _workers() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture
-def secrets(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
+def secrets(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
     (tmp_path / "dagster").mkdir()
-    made = Planted(endpoint, tmp_path / "dagster")
+    made = Planted(s3_endpoint, tmp_path / "dagster")
     monkeypatch.setenv("DEPLOYMENT", made.values["variable"])
     monkeypatch.setenv("DEPLOY_API_KEY", made.values["named"])
     monkeypatch.setenv("DEPLOY_SECRET_KEY", made.values["secret"])

@@ -78,21 +78,7 @@ def test_a_column_of_conversations(tmp_path, local, server, endpoint, materializ
     assert roles == [["system", "user", "assistant", "user"]] * len(TEXTS)
 
 
-def test_a_field_that_the_source_does_not_have(tmp_path, local, materialize):
-    pipeline = docs(tmp_path)
-    pipeline.prompt("asked", "{title}", provider=Reversed, model="m")
-
-    assert "has no column 'title'" in failure(materialize(pipeline, local, raises=False))
-
-
 # Providers
-
-
-def test_more_gpus_than_there_are(tmp_path, local, materialize):
-    pipeline = docs(tmp_path)
-    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus=64)
-    message = failure(materialize(pipeline, local, raises=False))
-    assert "stage 'docs/asked': Reversed('m'): 1 worker of 64 GPU was asked for" in message
 
 
 # An endpoint
@@ -380,16 +366,6 @@ def test_an_endpoint_that_is_not_there_is_named(tmp_path, local, monkeypatch, ma
     assert "http://127.0.0.1:9/v1/chat/completions: Cannot connect to host" in message
 
 
-def test_a_limit_by_the_minute_of_an_endpoint(tmp_path, local, server, endpoint, materialize):
-    pipeline = docs(tmp_path, [f"text {i}" for i in range(4)])
-    limits = {"requests_per_minute": 1200, "tokens_per_minute": 600_000}
-    asked(pipeline, endpoint[1], options=limits, concurrency=2)
-
-    materialize(pipeline, local)
-
-    assert read(tmp_path).num_rows == 4
-
-
 # Structured answers
 
 
@@ -479,16 +455,6 @@ def test_vectors_have_the_size_that_the_first_run_finds(tmp_path, local, materia
     messages = {row["id"]: row["message"] for row in aside}
     assert "fixed_size_list<item: float>[4]" in messages[4]
     assert read(tmp_path)["id"].to_pylist() == [0, 1, 3]
-
-
-def test_first_rows_with_vectors_of_several_sizes_are_refused(tmp_path, local, materialize):
-    pipeline = docs(tmp_path, ["a", "short"])
-    options = {"provider": Lengths, "model": "m", "on_error": "quarantine", "batch_size": 1}
-    pipeline.embed("asked", "text", **options)
-
-    result = materialize(pipeline, local, raises=False)
-
-    assert "the vectors of the first 2 rows differ in size. Declare dimensions=" in failure(result)
 
 
 def test_a_prompt_and_an_embedding_of_one_model_share_its_worker(tmp_path, local, materialize):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
 from click.testing import CliRunner
 from PIL import Image
@@ -148,15 +147,6 @@ def test_rows_of_a_rewritten_file_have_the_ids_of_their_new_places(
     }  # fmt: skip
 
 
-def test_another_id_computes_all_rows_again(tmp_path, folder, local, materialize):
-    materialize(docs(folder, DOC_PAGE), local)
-    for id in (["page", "doc"], vd.row_id("id")):
-        result = materialize(docs(folder, id), local)
-        assert metadata(result, "kept")["fragments_computed"] == 1
-    kept = read_stage(tmp_path / "store", "docs", "kept")
-    assert kept["id"].to_pylist()[0] == f"file://{folder}/1.parquet#0"
-
-
 def test_ids_that_are_null_or_repeated(tmp_path, local, materialize):
     data = {"doc": ["a", "a", None], "page": [1, 1, 2], "text": ["x", "y", "z"]}
     write_source(tmp_path / "src", data)
@@ -240,24 +230,3 @@ def test_files_that_cannot_be_read_have_ids(tmp_path, local, materialize):
     ]
     made, failed = [[id.rpartition("/")[2] for id in ids.to_pylist()] for ids in tables]
     assert (sorted(made), failed) == (["a.png#0", "b.png#0"], ["c.png#0"])
-
-
-def test_partitions_previews_and_observations_of_computed_ids(tmp_path, local, materialize):
-    for day in ("1", "2"):
-        pages(tmp_path / day, "a.parquet", [f"d{day}"])
-    days = dg.StaticPartitionsDefinition(["1", "2"])
-    source = vd.parquet(f"{tmp_path}/{{partition_key}}")
-    for id, expected in ((DOC_PAGE, "d2|1"), (vd.row_id("id"), f"file://{tmp_path}/2/a.parquet#1")):
-        docs = vd.Pipeline("docs", source=source, id=id, partitions_def=days)
-        kept = docs.project("kept", ["text"], where="page = 1")
-        kept.map(
-            "loud", shout, schema="infer", asset=vd.Asset(checks=[vd.checks.Reproducible(rows=1)])
-        )
-        assert docs["loud"].preview(1, partition="2")["id"].to_pylist() == [expected]
-        for day in ("1", "2"):
-            assert materialize(docs, local, day).success
-        store = str(tmp_path / "store")
-        assert vd.load("docs/loud", "2", store=store)["id"].to_pylist() == [expected]
-        assert vd.trace("docs/loud", expected, "2", store=store).steps[0].row == 1
-        observed = dg.materialize([docs.build_source()], instance=dg.DagsterInstance.ephemeral())
-        assert observed.success

@@ -14,7 +14,7 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 
 import vane_dagster as vd
 from support.data import read_stage
@@ -248,17 +248,6 @@ def test_a_filter_over_deleted_rows(tmp_path, local, materialize):
     assert found["id"].to_pylist() == [12, 14, 16, 18, 22, 24]
 
 
-def test_a_table_for_each_partition(tmp_path, local, materialize):
-    write_deltalake(tmp_path / "lake" / "a", rows(range(3)))
-    write_deltalake(tmp_path / "lake" / "b", rows(range(3, 6)))
-    pipeline = docs(f"{tmp_path}/lake/{{partition_key}}", keys=["a", "b", "c"])
-    for key, expected in (("a", [0, 1, 2]), ("b", [3, 4, 5])):
-        materialize(pipeline, local, partition=key)
-        assert ids(tmp_path, key) == expected
-    text = failure(materialize(pipeline, local, partition="c", raises=False))
-    assert f"Delta table '{tmp_path}/lake/c' does not exist" in text
-
-
 def test_columns_that_are_added_and_widened(tmp_path, local, materialize):
     table = tmp_path / "t"
     write_deltalake(table, rows(range(5)))
@@ -295,55 +284,6 @@ def test_only_the_columns_that_are_read_count(tmp_path, local, materialize):
     assert metadata(result, "clean")["fragments_computed"] == 1
     result = materialize(docs(table, ("text", "extra")), local)
     assert metadata(result, "clean")["fragments_computed"] == 2
-
-
-def test_an_id_that_files_lack_is_refused(tmp_path, local, materialize):
-    table = tmp_path / "t"
-    write_deltalake(table, rows(range(5)).drop_columns("id"))
-    write_deltalake(table, rows(range(5)), mode="append", schema_mode="merge")
-    text = failure(materialize(docs(table), local, raises=False))
-    assert "the source has 5 null ids in 'id'" in text
-
-
-def test_a_rewrite_computes_the_rewritten_files(tmp_path, local, materialize):
-    table = tmp_path / "t"
-    for first in range(0, 20, 5):
-        write_deltalake(table, rows(range(first, first + 5)), mode="append")
-    materialize(docs(table), local)
-    DeltaTable(str(table)).optimize.compact()
-    result = materialize(docs(table), local)
-    assert metadata(result, "clean")["fragments_computed"] == 2
-    assert ids(tmp_path) == list(range(20))
-    DeltaTable(str(table)).delete("id = 3")
-    materialize(docs(table), local)
-    assert ids(tmp_path) == [i for i in range(20) if i != 3]
-
-
-def test_the_observable_asset_and_the_schema(tmp_path):
-    table = tmp_path / "t"
-    write_deltalake(table, rows(range(5)))
-    pipeline = docs(table)
-    assert pipeline["clean"].schema == rows([]).schema
-    preview = pipeline["clean"].preview(rows=2)
-    assert preview["id"].to_pylist() == [0, 1]
-    listed = [pipeline.source.list_files([None], "here")[None] for _ in range(2)]
-    write_deltalake(table, rows(range(100, 105)), mode="append")
-    listed.append(pipeline.source.list_files([None], "here")[None])
-    assert listed[0] == listed[1]
-    assert set(listed[0]) < set(listed[2])
-    source = pipeline.build_source()
-    store = vd.FragmentStore(root=str(tmp_path / "store"))
-    result = (
-        dg.Definitions(
-            assets=[source],
-            jobs=[dg.define_asset_job("observe", [dg.AssetKey(["docs", "source"])])],
-            resources={"store": store},
-        )
-        .resolve_job_def("observe")
-        .execute_in_process()
-    )
-    (event,) = result.get_asset_observation_events()
-    assert event.asset_observation_data.asset_observation.tags["dagster/data_version"]
 
 
 def test_a_table_on_s3(tmp_path, local, materialize, s3):

@@ -201,15 +201,3 @@ def test_the_source_asset_reports_changed_files(tmp_path):
         assert reports() == 0
         (tmp_path / "may/00.txt").write_text("changed")
         assert reports() == 1
-
-
-def test_an_empty_partition_is_computed_if_it_is_allowed(tmp_path, local, materialize):
-    write_texts(tmp_path / "may", 2)
-    source = vd.files(f"{tmp_path}/{{partition_key}}/*.txt", allow_empty=True)
-    raw = vd.Pipeline("raw", source=source, partitions_def=DAYS)
-    raw.map("counted", words)
-    assert materialize(raw, local, "june").success
-    assert vd.load(raw["counted"], store=str(tmp_path / "store"), partition="june").num_rows == 0
-    write_texts(tmp_path / "june", 1)
-    assert materialize(raw, local, "june").success
-    assert vd.load(raw["counted"], store=str(tmp_path / "store"), partition="june").num_rows == 1

@@ -112,32 +112,6 @@ def test_equality_deletes_are_refused(tmp_path, catalog, local, materialize):
     assert "or compact the table" in text
 
 
-def test_partitions_by_filter(tmp_path, catalog, local, materialize):
-    with_day = rows(range(20), day=pa.array(["it's"] * 10 + ["b"] * 10))
-    table = opened(catalog).create_table("db.docs", with_day.schema)
-    with table.update_spec() as spec:
-        spec.add_identity("day")
-    table.append(with_day)
-    table.append(rows(range(100, 105), day=pa.array(["it's"] * 5)))
-    keys = ["it's", "b", "none"]
-
-    def filtered(text: str) -> vd.Pipeline:
-        return docs(catalog, ("n", "day"), keys, filter=text)
-
-    by_day = "day = '{partition_key}'"
-    for key, expected in zip(keys, ([*range(10), *range(100, 105)], list(range(10, 20)))):
-        result = materialize(filtered(by_day), local, partition=key)
-        assert result.success
-        assert ids(tmp_path, key) == expected
-    assert "\"test.db.docs where day = 'none'\" has no rows" in failure(
-        materialize(filtered(by_day), local, partition="none", raises=False)
-    )
-    # Rows that do not follow from the partition are counted by reading the filter's columns.
-    narrowed = f"{by_day} and (n < 30 or n > 1020)"
-    materialize(filtered(narrowed), local, partition="it's")
-    assert ids(tmp_path, "it's") == [0, 1, 2, 103, 104]
-
-
 def test_columns_are_read_by_field_id(tmp_path, catalog, local, materialize):
     table = opened(catalog).create_table("db.docs", rows([]).schema)
     table.append(rows(range(5)))
@@ -298,7 +272,7 @@ def test_null_partition_values_are_filtered_as_null_values(where, tmp_path, cata
     assert sorted(pa.concat_tables(read)["id"].to_pylist()) == [1, 3]
 
 
-def test_an_observable_source_and_its_errors(tmp_path, catalog, local, materialize):
+def test_tables_and_snapshots_that_are_missing_or_empty(tmp_path, catalog, local, materialize):
     text = failure(materialize(docs(catalog), local, raises=False))
     assert "Iceberg table 'test.db.docs' does not exist, or not in the version" in text
     table = opened(catalog).create_table("db.docs", rows([]).schema)
@@ -310,22 +284,6 @@ def test_an_observable_source_and_its_errors(tmp_path, catalog, local, materiali
     assert materialize(docs(catalog, snapshot="release"), local).success
     text = failure(materialize(docs(catalog, snapshot=17), local, raises=False))
     assert "has no snapshot 17; it has 'main', 'release'" in text
-
-    source = docs(catalog).build_source()
-    assert "iceberg" in source.get_asset_spec().kinds
-    resources = {"store": vd.FragmentStore(root=str(tmp_path / "store")), "compute": local}
-    definitions = dg.Definitions(
-        [source], jobs=[dg.define_asset_job("observe", [source.key])], resources=resources
-    )
-    versions = []
-    for added in ([], [10], []):
-        if added:
-            table.append(rows(added))
-        result = definitions.resolve_job_def("observe").execute_in_process()
-        (event,) = result.get_asset_observation_events()
-        found = event.event_specific_data.asset_observation
-        versions.append(found.tags["dagster/data_version"])
-    assert versions[0] != versions[1] == versions[2]
 
 
 def test_a_file_that_is_gone(tmp_path, catalog, local, materialize):
@@ -368,30 +326,6 @@ def test_rows_without_an_id(tmp_path, catalog, local, materialize):
     assert ids[24] == f"{path}#22"
     step = vd.trace(docs["clean"], ids[24], store=str(tmp_path / "store")).steps[0]
     assert (step.url, step.row) == (path, 22)
-
-
-def test_previews_and_inferred_schemas(tmp_path, catalog, local, materialize):
-    table = opened(catalog).create_table("db.docs", rows([]).schema)
-    table.append(rows(range(25)))
-    docs = vd.Pipeline("docs", source=vd.iceberg(catalog, "db.docs", filter="id > 3"), id="id")
-
-    def longer(row: dict[str, Any]) -> dict[str, Any]:
-        return {"longer": row["text"] + "!"}
-
-    docs.map("longer", longer, schema="infer")
-    assert docs["longer"].preview(rows=2)["longer"].to_pylist() == ["text 4!", "text 5!"]
-    materialize(docs, local)
-    found = read_stage(tmp_path / "store", "docs", "longer")
-    assert found.num_rows == 21
-    assert found.schema.field("longer").type == pa.string()
-
-
-def test_a_forced_run_reads_everything_again(tmp_path, catalog, local, materialize):
-    table = opened(catalog).create_table("db.docs", rows([]).schema)
-    table.append(rows(range(25)))
-    materialize(docs(catalog), local)
-    again = materialize(docs(catalog), local, config={"force": True})
-    assert metadata(again, "clean")["fragments_computed"] == 3
 
 
 def test_workers_that_have_loaded_the_table_before(tmp_path, catalog, compute, materialize):

@@ -7,26 +7,21 @@ import decimal
 import json
 import shutil
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import dagster as dg
 import lance
 import pyarrow as pa
 import pytest
-from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
-from support.data import read_stage
+from support.data import SECRET, read_stage
 from support.results import failure, metadata
 from vane_dagster.sources.lance import LanceSource
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import driver_options
 from vane_dagster.storage.store import Store
-
-SECRET = "a-secret-that-nobody-writes-down"
 
 
 def rows(ids: Any, **more: Any) -> pa.Table:
@@ -152,19 +147,6 @@ def test_partitions_by_filter(tmp_path, url, local, materialize):
     assert "Check the filter" in text
 
 
-def test_a_table_for_each_partition(tmp_path, local, materialize):
-    for key, first in (("a", 0), ("b", 100)):
-        append(f"{tmp_path}/lake/{key}.lance", range(first, first + 5))
-    pipeline = docs(f"{tmp_path}/lake/{{partition_key}}.lance", keys=["a", "b", "..", "c"])
-    for key, first in (("a", 0), ("b", 100)):
-        materialize(pipeline, local, partition=key)
-        assert ids(tmp_path, key) == list(range(first, first + 5))
-    text = failure(materialize(pipeline, local, partition="c", raises=False))
-    assert f"Lance table '{tmp_path}/lake/c.lance' does not exist" in text
-    text = failure(materialize(pipeline, local, partition="..", raises=False))
-    assert "would leave the source's folder" in text
-
-
 def test_versions_and_tags(tmp_path, url, local, materialize):
     append(url, range(5))
     lance.dataset(url).tags.create("release", 1)
@@ -193,19 +175,6 @@ def test_a_run_reads_the_version_that_it_planned(tmp_path, url, local, materiali
     monkeypatch.setattr(LanceSource, "for_workers", raced)
     materialize(docs(url), local)
     assert ids(tmp_path) == list(range(25))
-
-
-def test_only_named_columns_count(tmp_path, url, local, materialize):
-    append(url, range(5))
-    given = {"columns": ["id", "n"]}
-    materialize(docs(url, ["n"], **given), local)
-    lance.dataset(url).add_columns({"more": "n + 1"})
-    assert computed(materialize(docs(url, ["n"], **given), local)) == 0
-    assert computed(materialize(docs(url, ["n", "more"]), local)) == 1
-    with pytest.raises(
-        vd.errors.SourceError, match="has no column 'm'; it has 'id', 'n', 'text', 'more'"
-    ):
-        vd.lance(url, columns=["m"]).schema("here")
 
 
 @pytest.mark.parametrize("storage_version", ["2.1", "2.2"])
@@ -244,46 +213,12 @@ def test_rows_of_all_types(tmp_path, url, local, materialize):
     assert found.schema.field("vector").type == pa.list_(pa.float32(), 2)
 
 
-def test_what_write_published_is_a_source(tmp_path, local, materialize):
-    """A pipeline downstream of the table recomputes the rows that a publication has changed."""
-    append(f"{tmp_path}/raw.lance", range(20))
-    first = docs(f"{tmp_path}/raw.lance")
-    first["clean"].write("out", f"{tmp_path}/out", format="lance")
-    materialize(first, local)
-    second = vd.Pipeline("more", source=vd.lance(f"{tmp_path}/out", asset="docs/out"), id="id")
-    second.project("doubled", {"double": "n * 2"})
-    materialize(second, local)
-    append(f"{tmp_path}/raw.lance", [50])
-    materialize(first, local)
-    result = materialize(second, local)
-    assert metadata(result, "doubled")["fragments_computed"] == 1
-    found = read_stage(tmp_path / "store", "more", "doubled")
-    assert sorted(found["double"].to_pylist()) == [*range(0, 400, 20), 1000]
-
-
-def test_an_observable_source_and_its_errors(tmp_path, url, local, materialize):
+def test_a_table_that_is_missing_or_empty(tmp_path, url, local, materialize):
     text = failure(materialize(docs(url), local, raises=False))
     assert f"Lance table {url!r} does not exist, or not in" in text
     lance.write_dataset(rows([]), url)
     assert "has no rows. Check the filter" in failure(materialize(docs(url), local, raises=False))
     assert materialize(docs(url, allow_empty=True), local).success
-    append(url, range(3))
-
-    source = docs(url).build_source()
-    assert "lance" in source.get_asset_spec().kinds
-    resources = {"store": vd.FragmentStore(root=str(tmp_path / "store")), "compute": local}
-    definitions = dg.Definitions(
-        [source], jobs=[dg.define_asset_job("observe", [source.key])], resources=resources
-    )
-    versions = []
-    for added in ([], [10], []):
-        if added:
-            append(url, added)
-        result = definitions.resolve_job_def("observe").execute_in_process()
-        (event,) = result.get_asset_observation_events()
-        found = event.event_specific_data.asset_observation
-        versions.append(found.tags["dagster/data_version"])
-    assert versions[0] != versions[1] == versions[2]
 
 
 def test_rows_that_are_gone(tmp_path, url, local, materialize):
@@ -298,24 +233,6 @@ def test_rows_that_are_gone(tmp_path, url, local, materialize):
     assert not file.exists()
     text = str(vd.trace(docs(url)["clean"], 20, store=str(tmp_path / "store")))
     assert "the file is gone since" in text
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    """Storage options of an S3 server with the bucket "lake"."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    _, port = server.get_host_and_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    secrets = {"aws_access_key_id": "someone", "aws_secret_access_key": SECRET}
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **secrets)
-    client.create_bucket(Bucket="lake")
-    yield {
-        "key": "someone",
-        "secret": SECRET,
-        "client_kwargs": {"region_name": "us-east-1", "endpoint_url": endpoint},
-    }
-    server.stop()
 
 
 def test_a_table_on_s3(tmp_path, local, materialize, s3):

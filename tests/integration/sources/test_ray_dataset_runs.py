@@ -238,12 +238,3 @@ def test_an_observation_makes_nothing(load, calls):
     assert result.success
     assert len(result.get_asset_observation_events()) == 1
     assert calls() == []
-
-
-def test_an_s3_store(s3, load, calls, ray_compute):
-    store = vd.FragmentStore(root="s3://lake/store", storage_options=s3)
-    for _ in range(2):
-        given = {"compute": ray_compute, "store": store}
-        result = dg.materialize([docs(load().make).build_assets()], resources=given)
-        assert metadata(result, "plus")["dagster/row_count"] == 2_000
-    assert calls() == ["made-0"]

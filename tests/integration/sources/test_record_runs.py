@@ -5,13 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import fsspec
 import pyarrow as pa
-import pytest
 
 import vane_dagster as vd
 from support.data import read_stage
@@ -137,74 +135,3 @@ def test_partitions_of_json_lines_on_s3(tmp_path, local, materialize, s3):
 
     step = vd.trace(pipeline["loud"], 130, partition="tue", store=str(tmp_path / "store")).steps[0]
     assert (step.url, step.row) == ("s3://lake/in/tue/a.jsonl", 30)
-
-
-def test_text_with_paths(tmp_path, local, materialize):
-    (tmp_path / "src").mkdir()
-    for n in range(4):
-        (tmp_path / "src" / f"{n}.txt").write_text(f"line {n}\n")
-    source = vd.text(str(tmp_path / "src"), include_paths=True)
-    pipeline = vd.Pipeline("docs", source=source, id="path")
-    pipeline.map_batches("loud", shout, schema={"loud": "VARCHAR"})
-    materialize(pipeline, local)
-    found = read_stage(tmp_path / "store", "docs", "loud")
-    assert found["loud"].to_pylist() == [f"LINE {n}" for n in range(4)]
-
-
-def test_previews_and_inferred_columns(tmp_path, local):
-    (tmp_path / "a.csv").write_bytes(csv_of(0, 20))
-    pipeline = docs(vd.csv(str(tmp_path / "a.csv")))
-    inferred = pipeline["kept"].map_batches("sized", shout, schema="infer")
-    assert inferred.preview(rows=3)["loud"].to_pylist() == ["TEXT\n0", "TEXT\n1", "TEXT\n2"]
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"id,text\n1,a\n2\n", "a.csv': row 2 has 1 fields, expected 2"),
-        (b"id,text\n", "hold no rows"),
-        (b"id,other\n1,a\n", "text"),
-        (b"id,text\n1,a\n1,b\n", "1 ids more than once"),
-    ],
-)
-def test_bad_files_fail_the_run(data, expected, tmp_path: Path, local, materialize):
-    (tmp_path / "a.csv").write_bytes(data)
-    error = failure(materialize(docs(vd.csv(f"{tmp_path}/a.csv")), local, raises=False))
-    assert expected in error
-
-
-def test_lines_of_text_have_the_file_and_row_number_as_id(tmp_path, local, materialize):
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "a.txt").write_text("one\ntwo\n" * 60)
-    (tmp_path / "src" / "b.txt").write_text("three\n")
-    source = vd.text(str(tmp_path / "src"))
-    pipeline = vd.Pipeline("docs", source=source, id=vd.row_id(), fragment_rows=50)
-    pipeline.map_batches("loud", shout, schema={"loud": "VARCHAR"})
-    materialize(pipeline, local)
-    found = read_stage(tmp_path / "store", "docs", "loud")
-    assert found["loud"].to_pylist() == ["ONE", "TWO"] * 60 + ["THREE"]
-    last = found[found.column_names[0]].to_pylist()[-2]
-    step = vd.trace(pipeline["loud"], last, store=str(tmp_path / "store")).steps[0]
-    assert (step.url, step.row) == (f"file://{tmp_path}/src/a.txt", 119)
-
-
-def test_the_source_is_observable(tmp_path):
-    (tmp_path / "a.csv").write_bytes(csv_of(0, 5))
-    observable = docs(vd.csv(f"{tmp_path}/a.csv")).build_source()
-    spec = observable.get_asset_spec()
-    assert "csv" in spec.kinds
-    assert spec.description == f"CSV files at {tmp_path}/a.csv"
-    store = vd.FragmentStore(root=str(tmp_path / "store"))
-    job = dg.define_asset_job("observe", [spec.key])
-    defs = dg.Definitions(assets=[observable], jobs=[job], resources={"store": store})
-
-    def observed() -> str:
-        result = defs.resolve_job_def("observe").execute_in_process()
-        (event,) = result.get_asset_observation_events()
-        tags = event.asset_observation_data.asset_observation.tags
-        return str(tags["dagster/data_version"])
-
-    first = observed()
-    assert observed() == first
-    (tmp_path / "a.csv").write_bytes(csv_of(0, 6))
-    assert observed() != first

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import dagster as dg
 import duckdb
 import lance
@@ -21,19 +18,16 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
 from support.arguments import grouped
-from support.data import write_source
+from support.data import SECRET, write_source
 from support.published import docs
 from support.results import failure, metadata
 from vane_dagster import retries
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.publish.parquet import FolderPublisher
 from vane_dagster.storage.store import Store
 
-SECRET = "a-secret-that-nobody-writes-down"
 FORMATS = ("parquet", "delta")
 PLACES: dict[str, dict[str, Any]] = {
     "parts": {},
@@ -271,23 +265,6 @@ def test_a_table_that_never_had_rows_has_its_columns(tmp_path, local, materializ
     assert table.num_rows == 0
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_increments_add_their_rows(tmp_path, local, materialize, format):
-    write_source(tmp_path / "src", rows(range(40)))
-    pipeline = docs(tmp_path, format=format, target_file_bytes=5000)
-    materialize(pipeline, local)
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.parquet")}
-
-    write_source(tmp_path / "src", rows(range(40, 60)), "b.parquet")
-    result = materialize(pipeline, local)
-
-    assert metadata(result, "clean")["fragments_computed"] == 2
-    assert read(tmp_path, format) == list(range(60))
-    if format == "parquet":
-        after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.parquet")}
-        assert before.items() & after.items(), "files of the same parts are left as they are"
-
-
 # Sizes and codecs
 
 
@@ -419,50 +396,6 @@ def test_checks_read_the_rows_before_they_are_published(tmp_path, local, materia
 # Killed between the steps
 
 
-def cut_off(*args: Any, **given: Any) -> None:
-    raise OSError("the machine went away")
-
-
-@pytest.mark.parametrize(
-    ("format", "target", "step"),
-    [
-        ("parquet", None, "move"),
-        ("parquet", 3000, "commit"),
-        ("delta", None, "transaction"),
-        ("delta", 3000, "commit"),
-    ],
-)
-def test_a_publication_that_is_cut_off_is_ended_by_the_next_run(
-    tmp_path, local, materialize, monkeypatch, format, target, step
-):
-    write_source(tmp_path / "src", rows(range(40)))
-    given = {"format": format, "target_file_bytes": target}
-    materialize(docs(tmp_path, **given), local)
-    commit = Store.commit
-
-    def only_others(store: Store, manifest: Any) -> Any:
-        return cut_off() if manifest.stage == "out" else commit(store, manifest)
-
-    places = {
-        "move": (FolderPublisher, "require", cut_off),
-        "transaction": (DeltaTable, "create_write_transaction", cut_off),
-        "commit": (Store, "commit", only_others),
-    }
-    with monkeypatch.context() as patch:
-        patch.setattr(*places[step])
-        result = materialize(docs(tmp_path, where="id < 15", **given), local, raises=False)
-        assert not result.success
-
-    result = materialize(docs(tmp_path, where="id < 15", **given), local)
-
-    assert read(tmp_path, format) == list(range(15))
-    assert metadata(result, "clean")["fragments_computed"] == 0
-    if format == "delta":
-        assert DeltaTable(tmp_path / "out").version() == 2, "the table, and two transactions"
-    assert not staged(tmp_path)
-    assert not list((tmp_path / "store").rglob("publishing-*"))
-
-
 # Two writers
 
 
@@ -580,24 +513,6 @@ def test_a_column_of_a_join_that_meets_the_partitions(tmp_path):
 # Elsewhere
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    """Storage options of an S3 server with the bucket "lake"."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    _, port = server.get_host_and_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    secrets = {"aws_access_key_id": "someone", "aws_secret_access_key": SECRET}
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **secrets)
-    client.create_bucket(Bucket="lake")
-    yield {
-        "key": "someone",
-        "secret": SECRET,
-        "client_kwargs": {"region_name": "us-east-1", "endpoint_url": endpoint},
-    }
-    server.stop()
-
-
 def test_published_on_s3(tmp_path, local, materialize, s3):
     from vane_dagster.storage.table_options import table_options
 
@@ -661,10 +576,3 @@ def test_vacuum_passes_over_what_is_staged(tmp_path, local, materialize):
     )
     assert found == ["alien.parquet"]
     assert (folder / "x.parquet").exists()
-
-
-def test_the_store_knows_the_target(tmp_path, local, materialize):
-    write_source(tmp_path / "src/a", rows(range(3)))
-    materialize(docs(tmp_path, keys=["a"]), local, partition="a")
-    kept = json.loads((tmp_path / "store/docs/out/target.json").read_bytes())
-    assert kept == {"url": f"{tmp_path}/out/{{partition_key}}", "publisher": "parquet"}

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
-import signal
-import subprocess
-import sys
-import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -15,24 +10,14 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.types import StringType
 
 import vane_dagster as vd
-from support.data import write_source
+from support.data import SECRET, write_source
 from support.iceberg_tables import catalog_in, opened
-from support.paths import TESTS
 from support.published import docs
 from support.results import failure, metadata
-from support.store_contract import interrupted_after
-from vane_dagster import retries
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.gc import GcPolicy, collect
-from vane_dagster.storage.store import Store
-
-DAY = 86_400.0
-SECRET = "a-secret-that-nobody-writes-down"
 
 
 def rows(ids: Any) -> dict[str, Any]:
@@ -162,16 +147,9 @@ def test_a_type_that_iceberg_cannot_hold_is_refused_before_anything_runs(
     assert not list((tmp_path / "store").rglob("*.parquet"))
 
 
-def test_tables_that_do_not_fit(tmp_path, local, materialize):
+def test_a_table_of_other_partitions_is_refused(tmp_path, local, materialize):
     write_source(tmp_path / "src", rows(range(20)))
     materialize(published(tmp_path), local)
-    changed = published(tmp_path, columns={"n": "n::VARCHAR", "text": "text"})
-    text = failure(materialize(changed, local, raises=False))
-    assert "'docs/out': column 'n' is string here, but int64 in the Iceberg table" in text
-    assert "table.update_schema()" in text
-    text = failure(materialize(published(tmp_path, columns=["n"]), local, raises=False))
-    assert "column 'text' is no column here, but string in the Iceberg table" in text
-
     write_source(tmp_path / "src/a", rows(range(20)))
     other = published(tmp_path, keys=["a"])
     text = failure(materialize(other, local, partition="a", raises=False))
@@ -199,117 +177,10 @@ def test_a_table_of_others_with_the_columns_is_taken(tmp_path, local, materializ
 # Killed between the steps
 
 
-KILLED = """
-import os, signal, sys
-import dagster as dg
-from pyiceberg.table import Table
-from pyiceberg.table.update import snapshot
-import vane_dagster as vd
-from support.iceberg_tables import catalog_in
-from vane_dagster.storage.publish.iceberg import IcebergPublisher
-from pathlib import Path
-
-root, moment = sys.argv[1:]
-owner, name, happens = {
-    "before the move": (IcebergPublisher, "_place", False),
-    "after the move": (IcebergPublisher, "_place", True),
-    "in the manifests": (snapshot, "write_manifest_list", False),
-    "before the commit": (Table, "_do_commit", False),
-    "after the commit": (Table, "_do_commit", True),
-}[moment]
-real = getattr(owner, name)
-
-def killed(*args, **given):
-    if happens:
-        real(*args, **given)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-setattr(owner, name, killed)
-docs = vd.Pipeline("docs", source=vd.parquet(f"{root}/src"), id="id", fragment_rows=10)
-clean = docs.project("clean", ["n", "text"], where="id < 15")
-catalog = catalog_in(Path(root) / "lake")
-clean.write("out", f"{root}/out", format="iceberg", options={"catalog": catalog, "table": "db.out"})
-store = vd.FragmentStore(root=f"{root}/store")
-resources = {"compute": vd.LocalCompute(num_cpus=1), "store": store}
-dg.materialize([docs.build_assets()], resources=resources)
-"""
-
-
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "before the move",
-        "after the move",
-        "in the manifests",
-        "before the commit",
-        "after the commit",
-    ],
-)
-def test_a_process_that_is_killed_while_it_publishes(tmp_path, local, materialize, moment):
-    write_source(tmp_path / "src", rows(range(40)))
-    materialize(published(tmp_path), local)
-    before = len(table_in(tmp_path).snapshots())
-    process = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), moment],
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
-        check=False,
-    )
-    assert process.returncode == -signal.SIGKILL
-    assert read(tmp_path) == list(range(15 if moment == "after the commit" else 40))
-
-    materialize(published(tmp_path, where="id < 15"), local)
-
-    assert read(tmp_path) == list(range(15))
-    assert len(table_in(tmp_path).snapshots()) == before + 1
-    assert not staged(tmp_path)
-    assert not list((tmp_path / "store").rglob("publishing-*"))
-
-
 # Two writers
 
 
-def test_many_partitions_of_one_run(tmp_path, local, materialize):
-    keys = [f"k{n}" for n in range(6)]
-    for n, key in enumerate(keys):
-        write_source(tmp_path / "src" / key, rows(range(n * 10, n * 10 + 10)))
-    ends = {"start": keys[0], "end": keys[-1]}
-    tags = {f"dagster/asset_partition_range_{end}": key for end, key in ends.items()}
-    materialize(published(tmp_path, keys=keys), local, tags=tags)
-    assert read(tmp_path) == list(range(60))
-
-
-def test_a_conflict_that_does_not_end(tmp_path, local, materialize, monkeypatch):
-    def conflict(*args: Any, **given: Any) -> None:
-        raise CommitFailedException("somebody was faster")
-
-    write_source(tmp_path / "src", rows(range(20)))
-    materialize(published(tmp_path, where="id < 3"), local)
-    with table_in(tmp_path).transaction() as transaction:
-        transaction.set_properties({"commit.retry.num-retries": "0"})
-    monkeypatch.setattr(Table, "_do_commit", conflict)
-    monkeypatch.setattr(retries, "TRANSACTION_ATTEMPTS", 3)
-    result = materialize(published(tmp_path), local, raises=False)
-    assert "changed the same partition 3 times" in failure(result)
-    assert "Iceberg table 'test.db.out'" in failure(result)
-
-
 # Elsewhere
-
-
-def test_staged_parts_of_a_killed_run_are_collected(tmp_path, local, materialize, monkeypatch):
-    write_source(tmp_path / "src", rows(range(20)))
-    materialize(published(tmp_path), local)
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "announce", interrupted_after(0, None))
-        changed = published(tmp_path, columns={"n": "n + 1", "text": "text"})
-        assert not materialize(changed, local, raises=False).success
-    assert len(staged(tmp_path)) == 2
-    store = Store(Location(str(tmp_path / "store")))
-    for days in (8, 10):
-        policy = GcPolicy(keep=7 * DAY, grace=DAY, now=time.time() + days * DAY)
-        assert list(collect(store, policy))
-    assert not staged(tmp_path)
-    assert read(tmp_path) == list(range(20))
 
 
 def test_published_on_s3(tmp_path, local, materialize, s3_endpoint):

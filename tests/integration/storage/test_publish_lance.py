@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import datetime
-import signal
-import subprocess
-import sys
-import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import dagster as dg
 import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
-from support.data import write_source
+from support.data import SECRET, write_source
 from support.published import docs
-from support.results import failure, materializing, metadata
+from support.results import failure, metadata
 from vane_dagster import retries
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.lance_table import driver_options, open_table
+from vane_dagster.storage.lance_table import driver_options
 from vane_dagster.storage.publish import lance as lance_publisher
 from vane_dagster.storage.publish.lance import LancePublisher
 from vane_dagster.storage.publish.lance_index import VectorIndex
 
-SECRET = "a-secret-that-nobody-writes-down"
 DIMENSION = 16
 INDEX = {"column": "e", "metric": "cosine"}
 
@@ -127,25 +119,6 @@ def test_files_of_unchanged_rows_stay(tmp_path, local, materialize):
     materialize(published(tmp_path), local)
     assert ids(tmp_path) == list(range(45))
     assert before < files(tmp_path)
-
-
-def test_chunks_of_a_document_that_shrank_are_gone(tmp_path, local, materialize):
-    def pipeline() -> vd.Pipeline:
-        made = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id")
-
-        def chunks(text: str) -> list[dict[str, str]]:
-            return [{"word": word} for word in text.split()]
-
-        chunked = made.flat_map("chunk", chunks, id="chunk_id", schema={"word": pa.string()})
-        chunked.write("out", f"{tmp_path}/out", format="lance")
-        return made
-
-    write_source(tmp_path / "src", {"id": [1, 2], "text": ["a b c", "d e"]})
-    materialize(pipeline(), local)
-    assert opened(tmp_path).count_rows() == 5
-    write_source(tmp_path / "src", {"id": [1, 2], "text": ["a b", "d e"]})
-    materialize(pipeline(), local)
-    assert sorted(opened(tmp_path).to_table()["word"].to_pylist()) == ["a", "b", "d", "e"]
 
 
 def test_a_table_that_was_compacted_or_changed_by_others(tmp_path, local, materialize):
@@ -259,46 +232,6 @@ def test_a_commit_is_made_once_if_its_index_is_cut_off(tmp_path, local, material
     assert not list((tmp_path / "store").rglob("publishing-*"))
 
 
-KILLED = """
-import os, signal, sys
-import lance
-import dagster as dg
-import vane_dagster as vd
-
-root, moment = sys.argv[1:]
-commit = lance.LanceDataset.commit
-
-def killed(*args, **given):
-    if moment == "after":
-        commit(*args, **given)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-lance.LanceDataset.commit = killed
-docs = vd.Pipeline("docs", source=vd.parquet(f"{root}/src"), id="id", fragment_rows=10)
-docs.project("clean", ["n", "e"], where="id < 15").write("out", f"{root}/out", format="lance")
-store = vd.FragmentStore(root=f"{root}/store")
-resources = {"compute": vd.LocalCompute(num_cpus=1), "store": store}
-dg.materialize([docs.build_assets()], resources=resources)
-"""
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_process_that_is_killed_around_its_commit(tmp_path, local, materialize, moment):
-    write_source(tmp_path / "src", rows(range(40)))
-    materialize(published(tmp_path), local)
-    before = opened(tmp_path).version
-    process = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), moment], check=False)
-    assert process.returncode == -signal.SIGKILL
-    assert ids(tmp_path) == list(range(40 if moment == "before" else 15))
-
-    materialize(published(tmp_path, where="id < 15"), local)
-
-    assert ids(tmp_path) == list(range(15))
-    assert opened(tmp_path).version == before + 1
-    assert not staged(tmp_path)
-    assert not list((tmp_path / "store").rglob("publishing-*"))
-
-
 # Several writers
 
 
@@ -326,35 +259,6 @@ def test_one_partition_published_twice_at_once_is_in_the_table_once(
     first_time(monkeypatch, LancePublisher, "_replace", other)
     materialize(published(tmp_path, where="id < 5"), local)
     assert ids(tmp_path) == list(range(5))
-
-
-def test_many_publications_at_the_same_time(tmp_path):
-    """Each claims the table's commit, so none is lost and no reader sees half of one."""
-    keys = [f"k{n}" for n in range(8)]
-    for n, key in enumerate(keys):
-        write_source(tmp_path / "src" / key, rows(range(n * 100, n * 100 + 30)))
-    failed: list[BaseException] = []
-
-    def run(key: str) -> None:
-        try:
-            pipeline = published(tmp_path, keys=keys)
-            compute = vd.LocalCompute(num_cpus=1)
-            materializing(tmp_path)(pipeline, compute, partition=key)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(key,)) for key in keys[:3]]
-    for thread in threads:
-        thread.start()
-    sizes = set()
-    while any(thread.is_alive() for thread in threads):
-        if (table := open_table(Location(str(tmp_path / "out")))) is not None:
-            sizes.add(table.count_rows())
-    for thread in threads:
-        thread.join()
-    assert not failed
-    assert sizes <= {0, 30, 60, 90}
-    assert len(ids(tmp_path)) == 90
 
 
 def test_a_fragment_that_no_table_has_makes_commits_conflict(tmp_path):
@@ -448,60 +352,10 @@ def test_vectors_that_are_null_train_nothing(tmp_path):
     assert not table.describe_indices()
 
 
-@pytest.mark.parametrize(
-    ("index", "words"),
-    [
-        ({"column": "missing"}, "there is no column 'missing'"),
-        ({"column": "n"}, "column 'n' is int64, and an index needs vectors of one length"),
-        ({"column": "e", "num_sub_vectors": 5}, "does not divide the 16 dimensions"),
-    ],
-)
-def test_an_index_that_does_not_fit_is_refused_before_anything_runs(
-    tmp_path, local, materialize, index, words
-):
-    write_source(tmp_path / "src", rows(range(3)))
-    source = vd.parquet(f"{tmp_path}/src")
-    pipeline = vd.Pipeline("docs", source=source, id="id")
-    clean = pipeline.project("clean", {"one": "1"}, include_columns=True)
-    clean.write("out", f"{tmp_path}/out", format="lance", options={"index": index})
-    text = failure(materialize(pipeline, local, raises=False))
-    assert words in text
-    assert not list((tmp_path / "store").rglob("*.parquet"))
-
-
 # Tables that do not fit
 
 
-def test_a_table_with_other_columns_is_refused_before_anything_runs(tmp_path, local, materialize):
-    write_source(tmp_path / "src", rows(range(20)))
-    materialize(published(tmp_path), local)
-    changed = published(tmp_path, columns={"n": "n::VARCHAR", "e": "e"})
-    text = failure(materialize(changed, local, raises=False))
-    assert "'docs/out': column 'n' is string here, but int64 in the Lance table" in text
-    text = failure(materialize(published(tmp_path, columns=["n"]), local, raises=False))
-    assert "is no column here, but fixed_size_list<item: float>[16] in the Lance table" in text
-    assert ids(tmp_path) == list(range(20))
-
-
 # Elsewhere
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    """Storage options of an S3 server with the bucket "lake"."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    _, port = server.get_host_and_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    secrets = {"aws_access_key_id": "someone", "aws_secret_access_key": SECRET}
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **secrets)
-    client.create_bucket(Bucket="lake")
-    yield {
-        "key": "someone",
-        "secret": SECRET,
-        "client_kwargs": {"region_name": "us-east-1", "endpoint_url": endpoint},
-    }
-    server.stop()
 
 
 def test_published_on_s3(tmp_path, local, materialize, s3):

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
-from support.data import write_source
+from support.data import SECRET, write_source
 from support.results import metadata
 
 # F403: all tests of the contract run here, on S3.
@@ -53,8 +53,8 @@ def test_a_server_that_is_not_there(s3):
 
 
 def test_credentials_are_not_shown(s3):
-    assert "dummy" not in repr(Location("s3://lake", s3))
-    assert "dummy" not in repr(vd.parquet("s3://lake", storage_options=s3))
+    assert SECRET not in repr(Location("s3://lake", s3))
+    assert SECRET not in repr(vd.parquet("s3://lake", storage_options=s3))
 
 
 # End to end

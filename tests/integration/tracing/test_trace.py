@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -519,14 +517,6 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path, local, material
     assert row_at(trace(tmp_path, "docs/below", 8, None).steps[0])["id"] == 8
 
 
-def test_in_a_notebook_and_as_json(traced):
-    found = trace(traced, "docs/embedded", 42)
-    assert found._repr_markdown_() == f"```text\n{found}\n```"
-    exported = json.loads(json.dumps(found.to_dict()))
-    assert [step["row"] for step in exported["steps"]] == [step.row for step in found.steps]
-    assert exported["id"] == 42
-
-
 def test_the_command(traced):
     run = CliRunner()
     options = ["--partition", "2026-01-02", "--store", str(traced / "store")]
@@ -545,21 +535,6 @@ def test_the_command(traced):
     wrong = run.invoke(main, ["trace", "docs/published", "--id", "45", *options])
     assert wrong.exit_code == 1
     assert wrong.output.startswith("Error: 'docs/published', partition '2026-01-02' has no row")
-
-
-def test_the_command_in_a_process_with_the_default_store(traced):
-    command = Path(sys.executable).parent / "vane-dagster"
-    environment = {**os.environ, "VANE_DAGSTER_STORE": str(traced / "store")}
-    code = "import sys; from vane_dagster.cli.main import main; main(); "
-    arguments = ["trace", "docs/clean", "--partition=2026-01-02", "--id=42"]
-    words = (
-        [str(command), *arguments] if command.exists() else [sys.executable, "-c", code, *arguments]
-    )
-
-    shown = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-
-    assert shown.stdout == f"{trace(traced, 'docs/clean', 42)}\n"
-    assert shown.stderr == ""
 
 
 def test_the_command_of_a_materialization(traced):

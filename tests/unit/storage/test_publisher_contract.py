@@ -20,6 +20,7 @@ from support.published import docs
 from support.publisher_contract import *  # noqa: F403  # the contract's tests
 from support.publisher_contract import Published
 from support.store_contract import interrupted_after
+from vane_dagster.errors import SchemaError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import ManifestName
 from vane_dagster.storage.store import Store
@@ -119,3 +120,17 @@ def test_a_fragment_with_several_files_is_replaced_by_new_ones(published, tmp_pa
     published.publish("p", {"b": [1, 2], "c": [3]}, "2")
     assert files() == second
     assert published.ids == [1, 2, 3, 9]
+
+
+@pytest.mark.parametrize(
+    "published", [("delta", None), ("iceberg", None), ("lance", None)], indirect=True
+)
+def test_a_table_with_other_columns_is_refused(published):
+    published.publish("p", {"a": [1]})
+    for schema, words in (
+        (pa.schema([("id", pa.string())]), "column 'id' is string here, but "),
+        (pa.schema([("id", pa.int64()), ("n", pa.int64())]), "here, but no column in the "),
+        (pa.schema([]), "column 'id' is no column here, but "),
+    ):
+        with pytest.raises(SchemaError, match=words):
+            published.publisher("p").check(schema, "here")
