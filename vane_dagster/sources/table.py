@@ -81,7 +81,8 @@ def _rows(data: Any, partition_column: str | None) -> Rows:
         found = _as_arrow(data)
         schema = plain_schema(found.schema)
         check_storable(schema, _LABEL)
-        encoded_rows(empty_table(schema).columns)
+        encoded_rows(empty_table(schema).columns)  # refuses types without an identity
+        rows = found.cast(schema)
     except VaneError as error:
         raise SourceError(str(error)) from error
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -89,7 +90,6 @@ def _rows(data: Any, partition_column: str | None) -> Rows:
             f"{_LABEL}: the rows cannot be converted to Arrow: {error}. Give each column values of "
             "one type, and all of them as many"
         ) from error
-    rows = found.cast(schema)
     if partition_column is not None:  # rows are taken from all over it
         rows = rows.combine_chunks()
 
@@ -105,9 +105,8 @@ def _described(data: Any) -> str:
     """Return what an object is, for messages."""
     form = form_of_value(data)
     is_list = isinstance(data, Sequence) and not isinstance(data, (str, bytes))
-    if (form not in (None, NEEDS_RAY) or isinstance(data, (Mapping, pa.RecordBatch))) or (
-        is_list and all(isinstance(row, Mapping) for row in data)
-    ):
+    is_rows = is_list and all(isinstance(row, Mapping) for row in data)
+    if is_rows or isinstance(data, (Mapping, pa.RecordBatch)) or form not in (None, NEEDS_RAY):
         return f"a {form or type(data).__name__} in memory"
     if inspect.isfunction(data) and not inspect.signature(data).parameters:
         return f"the table of {data.__qualname__}()"

@@ -83,7 +83,7 @@ class TextStream:
                 at = line + error.object.count(b"\n", 0, error.start)
             raise self.refused(
                 f"it is not valid {self.encoding.upper()}. Set encoding= to the file's encoding, "
-                f"such as 'latin-1' or 'utf-16'; a compressed file has a name that ends in "
+                "such as 'latin-1' or 'utf-16'; a compressed file has a name that ends in "
                 f"{', '.join(_COMPRESSIONS)}, and Parquet is read by vd.parquet",
                 at,
             ) from error

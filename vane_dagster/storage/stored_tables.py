@@ -4,9 +4,9 @@ Below ``<root>/~tables``:
 
 | path | content |
 |---|---|
-| ``made/<identity>/<attempt>-<number>.parquet`` | rows of a table that the driver has written |
+| ``made/<identity>/*.parquet`` | rows of a table that the driver has written |
 | ``made/<identity>-<attempt>/*.parquet`` | rows of a table that one execution on Ray has written |
-| ``files/<attempt>-<number>.parquet`` | rows of versions of files of another format |
+| ``files/<partition>/*.parquet`` | rows of versions of files of another format |
 | ``records/<identity>/<name>.json`` | where the rows of a table are |
 
 A table's identity is that of its content, or of the code that makes it. Each run that needs a table
