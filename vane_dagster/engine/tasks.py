@@ -322,7 +322,8 @@ class WorkBuilder:
         (folder, compression), key = self._folder(run, spec), plan.keys[run.index]
         measured = spec.made_columns(self._pipeline, self._schema(run, task_state))
         id = self._pipeline[spec.name].id
-        return PartTarget(folder, key, id, measured, compression, salt, spec.sums)
+        sums = {} if (usage := spec.usage) is None else usage.sums
+        return PartTarget(folder, key, id, measured, compression, salt, sums)
 
     def _input(
         self, run: FragmentState, task_state: StageTaskState, upstream: str, position: int
