@@ -140,8 +140,8 @@ class WaveProgress:
         stats = self._state.stats[run.partition, stage]
         stats.computed += 1
         stats.copied += part.copied
-        if written.spec.sums:
-            stats.spent.update(written.spec.used(part.spent))
+        if (usage := written.spec.usage) is not None:
+            stats.spent.update(usage.used(part.spent))
         for name, task_state in run.task_states.items():
             if task_state.spec.upstream == (stage,):
                 self.set_input_rows(run, name, rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -32,13 +31,13 @@ def computation_figures(spec: StageSpec, manifest: Manifest, stats: StageStats) 
         found["batches"] = stats.batches
         found["seconds_in_user_code"] = round(stats.call_seconds, 3)
         found["milliseconds_per_batch"] = round(1000 * stats.call_seconds / stats.batches, 2)
-    if spec.sums and stats.computed:
-        used = spec.used(merge_measures(part.measures for part in manifest.parts))
+    if (usage := spec.usage) is not None and stats.computed:
+        used = usage.used(merge_measures(part.measures for part in manifest.parts))
         if stats.computed == len(manifest.parts) and stats.spent == used:
-            of_partition = spec.usage_metadata(used, None)
-            timed = spec.usage_metadata(used, stats.seconds)
+            of_partition = usage.metadata(used, None)
+            timed = usage.metadata(used, stats.seconds)
             found |= {name: timed[name] for name in timed.keys() - of_partition.keys()}
-        found |= partial_usage("spent", spec, stats.spent)
+        found |= usage.partial("spent", stats.spent)
     if stats.computed and spec.runs_udf and spec.udf.stateful:
         found["model_loads"] = stats.loads.loads
         found["model_load_seconds"] = round(stats.loads.load_seconds, 3)
@@ -50,10 +49,3 @@ def computation_figures(spec: StageSpec, manifest: Manifest, stats: StageStats) 
         found["server_restarts"] = stats.servers.restarts
         found["servers"] = [asdict(replica) for replica in stats.servers.replicas]
     return found
-
-
-def partial_usage(kind: str, spec: StageSpec, used: Counter[str]) -> dict[str, Any]:
-    """Return a part of a partition's usage, with its cost."""
-    names = {name for fields in spec.sums.values() for name in fields} | {"cost"}
-    found = spec.usage_metadata(used, None)
-    return {f"{name}_{kind}": value for name, value in found.items() if name in names}

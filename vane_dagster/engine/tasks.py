@@ -355,7 +355,8 @@ class WorkBuilder:
             folder, compression = publisher.staging, publisher.compression
         measured = spec.made_columns(self._pipeline, partition.schemas[task.stage])
         id = self._pipeline[task.stage].id
-        return PartTarget(folder, plan.keys[index], id, measured, compression, salt, spec.sums)
+        sums = {} if (usage := spec.usage) is None else usage.sums
+        return PartTarget(folder, plan.keys[index], id, measured, compression, salt, sums)
 
     def _input(self, task: Task, upstream: str, position: int) -> tuple[Rows, list[Any]]:
         """The rows that a stage reads, from memory if they are there.

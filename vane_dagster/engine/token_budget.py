@@ -18,13 +18,12 @@ class TokenBudget:
 
     def record(self, stage: str, part: PartInfo) -> BudgetError | None:
         """Add a part; return the error to stop with when a budget is exhausted, once per stage."""
-        spec = self._pipeline[stage].spec
-        if not spec.sums:
+        if (usage := self._pipeline[stage].spec.usage) is None:
             return None
         used = self._used.setdefault(stage, Counter())
-        was_over = bool(used) and spec.over_budget(used) is not None
-        used.update(spec.used(part.spent))
-        message = spec.over_budget(used)
+        was_over = bool(used) and usage.over_budget(used) is not None
+        used.update(usage.used(part.spent))
+        message = usage.over_budget(used)
         if message is None or was_over:
             return None
         return BudgetError(

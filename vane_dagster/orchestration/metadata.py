@@ -9,7 +9,6 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from vane_dagster.engine.figures import partial_usage
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.storage.column_stats import merge_measures
 from vane_dagster.storage.manifest import Manifest, ManifestName
@@ -134,12 +133,12 @@ def stage_metadata(
         found["rows_nulled"] = nulled
     if unread := sum(part.unread for part in manifest.parts):
         found["rows_unread"] = unread
-    if spec.sums:
-        used = spec.used(merge_measures(part.measures for part in manifest.parts))
-        found |= spec.usage_metadata(used, None)
-        inherited = spec.used(merge_measures(part.inherited for part in manifest.parts))
+    if (usage := spec.usage) is not None:
+        used = usage.used(merge_measures(part.measures for part in manifest.parts))
+        found |= usage.metadata(used, None)
+        inherited = usage.used(merge_measures(part.inherited for part in manifest.parts))
         if any(inherited.values()):
-            found |= partial_usage("inherited", spec, inherited)
+            found |= usage.partial("inherited", inherited)
     found |= figures
     if "servers" in figures:
         found["servers"] = dg.MetadataValue.md(servers_table(figures["servers"]))

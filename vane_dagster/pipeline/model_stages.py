@@ -30,7 +30,7 @@ from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class
-from vane_dagster.providers.usage import over_budget, usage_metadata
+from vane_dagster.providers.usage import UsageAccount
 from vane_dagster.storage.manifest import Component
 from vane_dagster.types.callables import check_call
 
@@ -161,24 +161,16 @@ class ModelStageSpec(MapBatchesSpec):
         return tuple(getattr(self.provider, "PACKAGES", ()))
 
     @property
-    def sums(self) -> Mapping[str, Sequence[str]]:
-        """The fields that the model task names."""
-        return dict(self.model_task.sums)
+    def usage(self) -> UsageAccount | None:
+        """That of the model task's column, with the budgets of the model."""
+        column, model = self.model_task.usage, self.model
+        budgets = (model.prices or {}, model.token_budget, model.cost_budget)
+        return None if column is None else UsageAccount(column, *budgets)
 
     @property
     def description(self) -> str | None:
         """The request to the model."""
         return str(self.model_task.describe(self.udf.name))
-
-    def over_budget(self, used: Mapping[str, int]) -> str | None:
-        """Describe the token or cost budget that is exhausted."""
-        model = self.model
-        prices, tokens, cost = model.prices or {}, model.token_budget, model.cost_budget
-        return over_budget(used, prices, tokens, cost) if self.sums else None
-
-    def usage_metadata(self, used: Mapping[str, int], seconds: float | None) -> dict[str, Any]:
-        """Tokens, throughput and cost."""
-        return usage_metadata(used, self.model.prices or {}, seconds) if self.sums else {}
 
 
 class ModelStageRows:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
@@ -20,6 +19,7 @@ from vane_dagster.storage.manifest import Component
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
+    from vane_dagster.providers.usage import UsageAccount
     from vane_dagster.storage.publish.base import Publisher
 
 SOURCE = "source"
@@ -190,24 +190,9 @@ class StageKind(abc.ABC):
         return None
 
     @property
-    def sums(self) -> Mapping[str, Sequence[str]]:
-        """Fields of its struct columns that are summed for each part, among the part's measures."""
-        return {}
-
-    def used(self, measures: Mapping[str, Mapping[str, float]]) -> Counter[str]:
-        """Return the usage of rows, by the names of `sums`."""
-        total: Counter[str] = Counter()
-        for column, fields in self.sums.items():
-            total.update({name: int(measures.get(column, {}).get(name, 0)) for name in fields})
-        return total
-
-    def over_budget(self, used: Mapping[str, int]) -> str | None:
-        """Describe the budget of a run that is exhausted; None if there is none."""
+    def usage(self) -> UsageAccount | None:
+        """The usage of a model's answers, with its budgets; None if the stage has none."""
         return None
-
-    def usage_metadata(self, used: Mapping[str, int], seconds: float | None) -> dict[str, Any]:
-        """Return a partition's usage as metadata of its asset."""
-        return {}
 
 
 def named_in(include: IncludeColumns) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -37,8 +37,8 @@ class ModelTask(Protocol):
         """The preferred order of rows (`RowOrder`); None if the order does not matter."""
 
     @property
-    def sums(self) -> Mapping[str, Sequence[str]]:
-        """Fields of its added struct columns that are summed for each part."""
+    def usage(self) -> str | None:
+        """The column with the usage of its answers, which is summed for each part."""
 
     def keyed(self, include: Any) -> Mapping[str, Any]:
         """Return the values that change the output, in a frozen order."""

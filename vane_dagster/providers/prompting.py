@@ -113,11 +113,6 @@ class PromptTask:
         """
         return None if self.function else PrefixOrder(self.template)
 
-    @property
-    def sums(self) -> Mapping[str, Sequence[str]]:
-        """The counts of the answers' usage."""
-        return {self.usage: COUNTS}
-
     def keyed(self, include: Any) -> Mapping[str, Any]:
         """See `ModelTask`."""
         return {

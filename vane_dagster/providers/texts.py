@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ class TextTask:
     classes = ()
     functions = ()
     preloaded = ()
-    sums: ClassVar[Mapping[str, Sequence[str]]] = {}
+    usage = None
     declared_sampling: ClassVar[Mapping[str, Any]] = {}
 
     @property

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -100,42 +101,65 @@ def parse_budget(where: str, cost_budget: Any, prices: Mapping[str, float]) -> f
     return float(cost_budget)
 
 
-def over_budget(
-    used: Mapping[str, int],
-    prices: Mapping[str, float],
-    token_budget: int | None,
-    cost_budget: float | None,
-) -> str | None:
-    """Describe the budget of a run that is exhausted; None if there is none."""
-    tokens = used["prompt_tokens"] + used["completion_tokens"]
-    if token_budget is not None and tokens >= token_budget:
-        return f"this run has used {tokens} tokens, token_budget={token_budget}"
-    paid = cost(used, prices)
-    if cost_budget is not None and paid >= cost_budget:
-        return f"this run has cost {paid:g}, cost_budget={cost_budget:g}"
-    return None
+@dataclass(frozen=True)
+class UsageAccount:
+    """The usage of a stage's answers, with its prices and budgets.
 
+    Attributes:
+        column: The column of `USAGE`.
+        prices: The price of a million tokens by kind.
+        token_budget: Tokens that a run may use.
+        cost_budget: The cost that a run may have.
+    """
 
-def usage_metadata(
-    used: Mapping[str, int], prices: Mapping[str, float], seconds: float | None
-) -> dict[str, Any]:
-    """Return the usage of a partition's answers as metadata of its asset."""
-    found: dict[str, Any] = dict(used)
-    if used["prompt_tokens"]:
-        found["cache_hit_rate"] = round(used["cached_tokens"] / used["prompt_tokens"], 4)
-    if seconds:
-        found["tokens_per_second"] = round(used["completion_tokens"] / seconds, 1)
-    if prices:
-        found["cost"] = round(cost(used, prices), 6)
-    return found
+    column: str
+    prices: Mapping[str, float]
+    token_budget: int | None = None
+    cost_budget: float | None = None
 
+    @property
+    def sums(self) -> Mapping[str, Sequence[str]]:
+        """The fields of struct columns that are summed for each part, among its measures."""
+        return {self.column: COUNTS}
 
-def cost(used: Mapping[str, float], prices: Mapping[str, float]) -> float:
-    """Return the cost of tokens. Without a "cached" price, cached tokens cost as much as others."""
-    cached = used["cached_tokens"] if "cached" in prices else 0
-    fresh = used["prompt_tokens"] - cached
-    return (
-        fresh * prices.get("prompt", 0.0)
-        + cached * prices.get("cached", 0.0)
-        + used["completion_tokens"] * prices.get("completion", 0.0)
-    ) / _MILLION
+    def used(self, measures: Mapping[str, Mapping[str, float]]) -> Counter[str]:
+        """Return the usage of rows, by the names of `COUNTS`."""
+        found = measures.get(self.column, {})
+        return Counter({name: int(found.get(name, 0)) for name in COUNTS})
+
+    def over_budget(self, used: Mapping[str, int]) -> str | None:
+        """Describe the budget of a run that is exhausted; None if there is none."""
+        tokens = used["prompt_tokens"] + used["completion_tokens"]
+        if self.token_budget is not None and tokens >= self.token_budget:
+            return f"this run has used {tokens} tokens, token_budget={self.token_budget}"
+        paid = self.cost(used)
+        if self.cost_budget is not None and paid >= self.cost_budget:
+            return f"this run has cost {paid:g}, cost_budget={self.cost_budget:g}"
+        return None
+
+    def metadata(self, used: Mapping[str, int], seconds: float | None) -> dict[str, Any]:
+        """Return the usage of a partition's answers as metadata of its asset."""
+        found: dict[str, Any] = dict(used)
+        if used["prompt_tokens"]:
+            found["cache_hit_rate"] = round(used["cached_tokens"] / used["prompt_tokens"], 4)
+        if seconds:
+            found["tokens_per_second"] = round(used["completion_tokens"] / seconds, 1)
+        if self.prices:
+            found["cost"] = round(self.cost(used), 6)
+        return found
+
+    def partial(self, kind: str, used: Mapping[str, int]) -> dict[str, Any]:
+        """Return a part of a partition's usage as metadata, with its cost."""
+        found = self.metadata(used, None)
+        return {f"{n}_{kind}": value for n, value in found.items() if n in (*COUNTS, "cost")}
+
+    def cost(self, used: Mapping[str, float]) -> float:
+        """Return the cost of tokens. Without a "cached" price, cached tokens cost as others do."""
+        prices = self.prices
+        cached = used["cached_tokens"] if "cached" in prices else 0
+        fresh = used["prompt_tokens"] - cached
+        return (
+            fresh * prices.get("prompt", 0.0)
+            + cached * prices.get("cached", 0.0)
+            + used["completion_tokens"] * prices.get("completion", 0.0)
+        ) / _MILLION

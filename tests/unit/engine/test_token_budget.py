@@ -6,7 +6,7 @@ import pytest
 
 import vane_dagster as vd
 from vane_dagster.engine.token_budget import TokenBudget
-from vane_dagster.providers.usage import over_budget, usage_metadata
+from vane_dagster.providers.usage import UsageAccount
 from vane_dagster.storage.manifest import PartInfo
 
 USED = {"requests": 2, "prompt_tokens": 40, "completion_tokens": 10, "cached_tokens": 20}
@@ -39,14 +39,18 @@ def test_stages_without_a_budget_use_nothing(pipeline):
 
 
 def test_costs_count_by_the_million_and_cached_tokens_have_their_own_price():
-    assert over_budget(USED, PRICES, None, None) is None
-    assert over_budget(USED, PRICES, 51, 50.1e-6) is None
-    assert over_budget(USED, PRICES, None, 50e-6) == "this run has cost 5e-05, cost_budget=5e-05"
+    def over_budget(*budgets: float | None) -> str | None:
+        return UsageAccount("u", PRICES, *budgets).over_budget(USED)  # type: ignore[arg-type]
+
+    assert over_budget(None, None) is None
+    assert over_budget(51, 50.1e-6) is None
+    assert over_budget(None, 50e-6) == "this run has cost 5e-05, cost_budget=5e-05"
 
 
 def test_metadata_has_rates_where_they_are_known():
-    assert usage_metadata(USED, {}, None) == {**USED, "cache_hit_rate": 0.5}
-    assert usage_metadata(USED, PRICES, 4.0) == {
+    free, priced = UsageAccount("u", {}), UsageAccount("u", PRICES)
+    assert free.metadata(USED, None) == {**USED, "cache_hit_rate": 0.5}
+    assert priced.metadata(USED, 4.0) == {
         **USED, "cache_hit_rate": 0.5, "tokens_per_second": 2.5, "cost": 50e-6
     }  # fmt: skip
-    assert usage_metadata(dict.fromkeys(USED, 0), {}, None) == dict.fromkeys(USED, 0)
+    assert free.metadata(dict.fromkeys(USED, 0), None) == dict.fromkeys(USED, 0)

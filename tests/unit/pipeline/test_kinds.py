@@ -56,7 +56,7 @@ def attribute_by_stage(pipeline: vd.Pipeline, name: str) -> dict[str, object]:
         ("isolates_rows", {"chunks"}),
         ("quarantines", {"chunks"}),
         ("row_order", {"asked"}),
-        ("sums", {"asked"}),
+        ("usage", {"asked"}),
     ],
 )
 def test_a_property_holds_for_its_kinds_alone(pipeline, name, stages):

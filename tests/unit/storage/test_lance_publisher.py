@@ -126,7 +126,7 @@ def test_an_index_is_part_of_the_definition(tmp_path):
 
 def test_other_formats_take_no_index():
     with pytest.raises(
-        vd.DefinitionError, match="options has 'index', which format='parquet' does not take"
+        vd.DefinitionError, match="options has 'index'; format='parquet' takes none"
     ):
         docs("/somewhere", index={"column": "e"})
 
